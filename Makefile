@@ -1,0 +1,40 @@
+# Everything a checkout needs: `make run`, `make test`. Each target sets itself up.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := $(wildcard src/polybus/scan/*.pyx) pyproject.toml setup.py
+
+.PHONY: run test test-fast lint docs bench clean
+
+run: .venv/ready
+	$(BIN)/polybus serve --demo
+
+test: .venv/ready
+	$(BIN)/pytest
+
+test-fast: .venv/ready
+	$(BIN)/pytest -m "not slow"
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python -m polybus.cli.reference --check docs/reference
+
+docs: .venv/ready
+	$(BIN)/python -m polybus.cli.reference docs/reference
+
+bench: .venv/ready
+	$(BIN)/polybus bench
+
+clean:
+	rm -rf .venv build dist src/polybus/scan/*.so src/polybus/scan/*.c bench/loadgen
+
+.venv/ready: $(SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Polybus needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up .venv (once; a minute or so) ..."
+	@test -d .venv || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

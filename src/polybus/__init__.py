@@ -1,0 +1,26 @@
+"""Polybus: one message bus, five wire protocols, one durable log.
+
+async def main():
+    async with polybus.connect("boson://127.0.0.1:55545") as c:
+        await c.publish("news", "hello", receipt=True)
+        async for message in c.subscribe("news", start="earliest"):
+            print(message.position, message.text)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polybus.client import Client, Message, Position, Subscription, connect
+
+__version__ = "0.1.0"
+__all__ = ["Client", "Message", "Position", "Subscription", "__version__", "connect"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the client when it is first asked for: the bus itself does not need it."""
+    if name in __all__:
+        return getattr(importlib.import_module("polybus.client"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,146 @@
+"""Batch: many messages of one topic in one buffer, the unit of work from codec to subscriber.
+
+A batch never holds a Python object per message. Its messages are spans of `buffer`: message `i` is
+`buffer[spans[2*i]:spans[2*i + 1]]`. The buffer is whatever the messages arrived in (a socket read,
+an Arrow column) and is never written to once a batch refers to it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from polybus import scan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Buffer = bytes | bytearray | memoryview
+Headers = Mapping[str, bytes]
+
+
+class Batch:
+    """Messages of one topic, in order.
+
+    Attributes:
+        topic: the topic's name, lower case.
+        buffer, spans: where the values are (see the module docstring); `spans` holds C ints.
+        keys, headers: None when no message has any, else one entry per message.
+        receipt_ids: None, or spans like `spans` of the receipt id each message asked for; an empty
+            span means none was asked.
+        protocol, sender: which wire protocol and which peer the messages came from.
+        timestamp_us: when the bus took them, in microseconds since 1970, UTC.
+        epoch, first_offset: set by the log's append; message `i` has offset `first_offset + i`.
+        stored: the log's rows this batch was read from, when it was (then `protocol`, `sender` and
+            `timestamp_us` are only those of the first row; the columns have each row's).
+    """
+
+    __slots__ = (
+        "_encodings",
+        "buffer",
+        "epoch",
+        "first_offset",
+        "headers",
+        "keys",
+        "protocol",
+        "receipt_ids",
+        "sender",
+        "spans",
+        "stored",
+        "timestamp_us",
+        "topic",
+    )
+
+    def __init__(self, topic: str, buffer: Buffer, spans: array[int]) -> None:
+        self.topic = topic
+        self.buffer = buffer
+        self.spans = spans
+        self.keys: Sequence[bytes | None] | None = None
+        self.headers: Sequence[Headers | None] | None = None
+        self.receipt_ids: array[int] | None = None
+        self.protocol = ""
+        self.sender = ""
+        self.timestamp_us = 0
+        self.epoch = 0
+        self.first_offset = -1
+        self.stored: pa.RecordBatch | None = None
+        self._encodings: dict[str, Buffer] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        values: Sequence[bytes],
+        *,
+        headers: Sequence[Headers | None] | None = None,
+        keys: Sequence[bytes | None] | None = None,
+    ) -> Batch:
+        """Build a batch from separate values: for slow paths and tests."""
+        spans = array("i")
+        end = 0
+        for value in values:
+            spans.append(end)
+            end += len(value)
+            spans.append(end)
+        batch = cls(topic, b"".join(values), spans)
+        if headers is not None and any(headers):
+            batch.headers = headers
+        if keys is not None and any(key is not None for key in keys):
+            batch.keys = keys
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.spans) // 2
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.topic!r} {self.epoch}:{self.first_offset} of {len(self)}>"
+
+    @property
+    def value_bytes(self) -> int:
+        """The size of all values together."""
+        return scan.spans_bytes(self.spans)
+
+    @property
+    def last_offset(self) -> int:
+        return self.first_offset + len(self) - 1
+
+    def value(self, index: int) -> bytes:
+        return bytes(self.buffer[self.spans[2 * index] : self.spans[2 * index + 1]])
+
+    def values(self) -> Iterator[bytes]:
+        """Each value as bytes: for protocols and callers that must look at single messages."""
+        view = memoryview(self.buffer)
+        spans = self.spans
+        for index in range(0, len(spans), 2):
+            yield bytes(view[spans[index] : spans[index + 1]])
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Messages `start` to `stop` (exclusive) as a batch over the same buffer."""
+        part = Batch(self.topic, self.buffer, self.spans[2 * start : 2 * stop])
+        part.keys = None if self.keys is None else self.keys[start:stop]
+        part.headers = None if self.headers is None else self.headers[start:stop]
+        part.protocol = self.protocol
+        part.sender = self.sender
+        part.timestamp_us = self.timestamp_us
+        part.epoch = self.epoch
+        if self.first_offset >= 0:
+            part.first_offset = self.first_offset + start
+        if self.stored is not None:
+            part.stored = self.stored.slice(start, stop - start)
+        return part
+
+    def encoded(self, protocol: str, encode: Callable[[Batch], Buffer]) -> Buffer:
+        """The batch in a protocol's bytes, made once however many subscribers there are."""
+        if self._encodings is None:
+            self._encodings = {}
+        encoding = self._encodings.get(protocol)
+        if encoding is None:
+            encoding = self._encodings[protocol] = encode(self)
+        return encoding
+
+    def carry_encoding(self, protocol: str, encoding: Buffer) -> None:
+        """Remember the bytes the batch arrived in as its encoding in that protocol."""
+        if self._encodings is None:
+            self._encodings = {}
+        self._encodings[protocol] = encoding

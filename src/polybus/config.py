@@ -1,0 +1,272 @@
+"""Settings: one frozen model, read from TOML or JSON, checked once.
+
+The goMS files of old load unchanged (`topic-config`, `connectors` with `protocoll`). An unknown
+key is an error that names it. `POLYBUS_…` in the environment overrides (two underscores go one
+level down: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from polybus import names
+from polybus.errors import ConfigError, UsageError
+
+PORT = 55545
+Speaks = Literal["goms", "boson-frames", "boson-properties", "http", "queue"]
+DETECTED: tuple[Speaks, ...] = ("goms", "boson-frames", "boson-properties", "http")
+DETECTABLE_MESSAGE_BYTES_MAX = 256 << 20
+# In the environment too, but for the scanner and for clients.
+NOT_SETTINGS = ("POLYBUS_PURE", "POLYBUS_URL")
+
+
+class Settings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True
+):
+    """The base of every settings group: kebab-case keys, nothing unknown."""
+
+
+class Tls(Settings, frozen=True):
+    """A certificate chain and its key, in PEM files."""
+
+    cert: str
+    key: str
+
+
+class Connector(Settings, frozen=True):
+    """A listener: an address, a transport, and the protocols spoken there."""
+
+    protocol: Literal["tcp", "udp"] = "tcp"
+    ip: str = "127.0.0.1"
+    port: int = PORT
+    speaks: list[Speaks] | Speaks = msgspec.field(default_factory=lambda: list(DETECTED))
+    topic: str | None = None
+    """The topic a queue connector bridges to."""
+    default_topic: str | None = None
+    """Where Boson messages with an empty topic go; without it they are an error."""
+    reg_ack: bool = False
+    """Answer every goMS register with a reg-ack, asked for or not."""
+    tls: Tls | None = None
+
+    @property
+    def protocols(self) -> tuple[Speaks, ...]:
+        return (self.speaks,) if isinstance(self.speaks, str) else tuple(self.speaks)
+
+
+class Limits(Settings, frozen=True):
+    """Every bound, with its default. docs/architecture.md says what happens at each."""
+
+    message_bytes_max: int = 64 << 20
+    topic_bytes_max: int = names.TOPIC_BYTES_MAX
+    topics_per_request_max: int = 1024
+    topics_max: int = 100_000
+    parts_max: int = 100_000
+    parts_bytes_max: int = 64 << 20
+    properties_max: int = 1024
+    json_depth_max: int = 64
+    outbox_bytes_max: int = 16 << 20
+    connections_max: int = 50_000
+    subscriptions_per_connection_max: int = 100_000
+    assembly_bytes_max: int = 32 << 20
+    """Unfinished messages of all connections together, beyond 64 KiB each."""
+    memory_bytes_max: int = 48 << 20
+    """Outboxes and uncommitted messages together; over it nobody is read from."""
+    udp_peers_max: int = 10_000
+    udp_idle_s: float = 300.0
+    detect_timeout_s: float = 10.0
+    message_timeout_s: float = 30.0
+    """How long an unfinished message may stand still before its connection is closed."""
+    shutdown_timeout_s: float = 10.0
+    error_lines_per_s: int = 10
+
+
+class Retention(Settings, frozen=True):
+    """When history is removed; None keeps it for ever. A topic may set its own."""
+
+    age_s: float | None = None
+    bytes: int | None = None
+
+
+class Journal(Settings, frozen=True):
+    """How the log commits and rolls."""
+
+    segment_bytes_max: int = 256 << 20
+    segment_age_s: float = 600.0
+    commit_bytes: int = 1 << 20
+    commit_delay_ms: float = 5.0
+    fsync_interval_ms: float = 50.0
+    handover_interval_s: float = 30.0
+    memory_log_bytes_max: int = 256 << 20
+    """What `durability = "memory"` keeps over all topics; the oldest messages go first."""
+
+
+class Msgstream(Settings, frozen=True):
+    heartbeat_s: float = 60.0
+    session_ttl_s: float = 660.0
+    session_packs_max: int = 10_000
+    session_bytes_max: int = 64 << 20
+
+
+class Http(Settings, frozen=True):
+    cors_origins: list[str] = []
+
+
+class Topic(Settings, frozen=True):
+    """A topic declared in the config, with its own retention."""
+
+    name: str
+    retention: Retention = Retention()
+
+
+class Config(Settings, frozen=True):
+    """All settings of a bus."""
+
+    data: str = "./polybus-data"
+    topic_config: str | None = None
+    topics: list[str | Topic] = []
+    connectors: list[Connector] = msgspec.field(
+        default_factory=lambda: [Connector(), Connector(protocol="udp", speaks="goms")]
+    )
+    durability: Literal["fsync", "interval", "memory"] = "fsync"
+    slow_subscriber: Literal["disconnect", "drop-oldest", "wait"] = "disconnect"
+    """What happens to a subscriber whose outbox is full (`wait`: its publishers wait instead)."""
+    limits: Limits = Limits()
+    retention: Retention = Retention()
+    journal: Journal = Journal()
+    msgstream: Msgstream = Msgstream()
+    http: Http = Http()
+
+    def topic_list(self) -> list[Topic]:
+        """The declared topics, names in their canonical spelling, each once."""
+        topics: dict[str, Topic] = {}
+        for entry in self.topics:
+            topic = Topic(name=entry) if isinstance(entry, str) else entry
+            try:
+                name = names.canonical(topic.name, topic_bytes_max=self.limits.topic_bytes_max)
+            except UsageError as error:
+                raise ConfigError(
+                    "config.topic", f"topics: {topic.name!r}: {error.text}"
+                ) from error
+            if names.is_reserved(name):
+                raise ConfigError("config.topic", f"topics: {name!r}: `$` names are the system's")
+            topics.setdefault(name, Topic(name=name, retention=topic.retention))
+        return list(topics.values())
+
+
+def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> Config:
+    """Read a config file (none: the defaults), apply the environment, check everything.
+
+    Raises:
+        ConfigError: with a sentence that names the key.
+    """
+    raw: dict[str, Any] = {}
+    base = Path()
+    if path is not None:
+        raw = _read_file(Path(path), "config")
+        base = Path(path).resolve().parent
+    _apply_environment(raw, os.environ if environ is None else environ)
+    _accept_old_spellings(raw)
+    topic_file = raw.get("topic-config")
+    if isinstance(topic_file, str):
+        raw["topics"] = [*raw.get("topics", []), *_read_topics(topic_file, base)]
+    try:
+        config = msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError("config.invalid", _say(error)) from error
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Check what types cannot say. Raises ConfigError."""
+    for number, connector in enumerate(config.connectors):
+        key = f"connectors[{number}]"
+        if not 0 <= connector.port <= 65535:
+            text = f"{key}.port is {connector.port}; it must be 0 (any free port) to 65535"
+            raise ConfigError("config.range", text)
+        if not connector.protocols:
+            raise ConfigError("config.invalid", f"{key}.speaks is empty")
+        if "queue" in connector.protocols and (
+            connector.topic is None or len(connector.protocols) > 1 or connector.protocol == "udp"
+        ):
+            text = f"{key}: a queue connector speaks only queue, over tcp, and names its topic"
+            raise ConfigError("config.invalid", text)
+        big = config.limits.message_bytes_max > DETECTABLE_MESSAGE_BYTES_MAX
+        if big and len(connector.protocols) > 1:
+            text = (
+                f"{key}.speaks must name one protocol while limits.message-bytes-max is over "
+                "256 MiB: protocols can then no longer be told apart by their first bytes"
+            )
+            raise ConfigError("config.invalid", text)
+    for group in (config.limits, config.journal, config.msgstream, config.retention):
+        for field in msgspec.structs.fields(group):
+            value = getattr(group, field.name)
+            if isinstance(value, int | float) and value <= 0:
+                text = f"{field.encode_name} is {value}; it must be more than 0"
+                raise ConfigError("config.range", text)
+    config.topic_list()
+
+
+def _read_file(path: Path, what: str) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("config.file", f"{what}: cannot read {path}: {error.strerror}") from error
+    try:
+        if path.suffix == ".toml":
+            return tomllib.loads(content.decode())
+        loaded = msgspec.json.decode(content)
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("config.syntax", f"{what}: {path}: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError("config.syntax", f"{what}: {path}: not an object")
+    return cast(dict[str, Any], loaded)
+
+
+def _read_topics(topic_file: str, base: Path) -> list[Any]:
+    path = base / topic_file
+    # goMS took the path from the working directory; beside the config file is what people expect.
+    if not path.exists() and Path(topic_file).exists():
+        path = Path(topic_file)
+    loaded = _read_file(path, "topic-config")
+    unknown = set(loaded) - {"topics"}
+    if unknown or not isinstance(loaded.get("topics"), list):
+        text = f'topic-config: {path} must be {{"topics": [...]}} and nothing else'
+        raise ConfigError("config.invalid", text)
+    return cast(list[Any], loaded["topics"])
+
+
+def _accept_old_spellings(raw: dict[str, Any]) -> None:
+    connectors = raw.get("connectors")
+    for connector in connectors if isinstance(connectors, list) else []:
+        if isinstance(connector, dict) and "protocoll" in connector:
+            connector.setdefault("protocol", connector.pop("protocoll"))
+
+
+def _apply_environment(raw: dict[str, Any], environ: Mapping[str, str]) -> None:
+    for name, text in sorted(environ.items()):
+        if not name.startswith("POLYBUS_") or name in NOT_SETTINGS:
+            continue
+        path = [part.lower().replace("_", "-") for part in name[len("POLYBUS_") :].split("__")]
+        target = raw
+        for part in path[:-1]:
+            target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise ConfigError("config.environment", f"{name}: {part} is not a group")
+        try:
+            target[path[-1]] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            target[path[-1]] = text
+
+
+def _say(error: msgspec.ValidationError) -> str:
+    """msgspec's sentence with the key in front: `limits.x: expected int, got str`."""
+    text, _, where = str(error).partition(" - at `$")
+    where = where.rstrip("`").lstrip(".")
+    return f"{where}: {text}" if where else text

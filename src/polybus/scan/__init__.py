@@ -1,0 +1,66 @@
+"""The scanner: the loops that touch every message, compiled.
+
+Each compiled module (`_frames`, `_columns`, `_lines`, `_objects`) has a pure-Python twin with the
+same contract (`frames_py`, `columns_py`, …); one test suite runs on both. The twin is used when the
+extension is not there, or when POLYBUS_PURE=1 asks for it; `polybus doctor` says which runs.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "COMPILED",
+    "ObjectScanner",
+    "encode_frames",
+    "encode_lines",
+    "encode_properties",
+    "encode_queue",
+    "encode_receipts",
+    "gather",
+    "integer_runs",
+    "is_utf8",
+    "join_queue",
+    "offset_runs",
+    "scan_frames",
+    "scan_lines",
+    "scan_properties",
+    "scan_queue",
+    "spans_bytes",
+    "spans_of_offsets",
+    "split_queue",
+    "string_runs",
+]
+
+COMPILED = os.environ.get("POLYBUS_PURE", "") in ("", "0")
+if COMPILED:
+    try:
+        from polybus.scan._columns import (
+            gather,
+            integer_runs,
+            offset_runs,
+            spans_bytes,
+            spans_of_offsets,
+            string_runs,
+        )
+        from polybus.scan._frames import encode_frames, encode_receipts, scan_frames
+        from polybus.scan._lines import encode_lines, is_utf8, scan_lines
+        from polybus.scan._objects import ObjectScanner
+        from polybus.scan._properties import encode_properties, scan_properties
+        from polybus.scan._queue import encode_queue, join_queue, scan_queue, split_queue
+    except ImportError:
+        COMPILED = False
+if not COMPILED:
+    from polybus.scan.columns_py import (
+        gather,
+        integer_runs,
+        offset_runs,
+        spans_bytes,
+        spans_of_offsets,
+        string_runs,
+    )
+    from polybus.scan.frames_py import encode_frames, encode_receipts, scan_frames
+    from polybus.scan.lines_py import encode_lines, is_utf8, scan_lines
+    from polybus.scan.objects_py import ObjectScanner  # type: ignore[assignment]
+    from polybus.scan.properties_py import encode_properties, scan_properties
+    from polybus.scan.queue_py import encode_queue, join_queue, scan_queue, split_queue

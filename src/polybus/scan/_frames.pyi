@@ -1,0 +1,9 @@
+from array import array
+
+from polybus.scan.frames_py import Buffer, Group
+
+def scan_frames(
+    buffer: Buffer, start: int, stop: int, message_bytes_max: int, topic_bytes_max: int
+) -> tuple[int, list[Group]]: ...
+def encode_frames(topic: bytes, buffer: Buffer, spans: array[int]) -> bytes: ...
+def encode_receipts(buffer: Buffer, ids: array[int], epoch: int, first_offset: int) -> bytes: ...

@@ -1,0 +1,129 @@
+"""The scan of Boson frames: one contract, the compiled module and its twin."""
+
+from __future__ import annotations
+
+from array import array
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.scan import _frames, frames_py
+
+BOTH = pytest.mark.parametrize("scan", [_frames, frames_py], ids=["compiled", "pure"])
+LIMIT = 1000
+
+
+def frame(topic: bytes, content: bytes, flag: int = 0) -> bytes:
+    return frames_py.HEADER.pack(len(content), flag, len(topic)) + topic + content
+
+
+def found(scan: ModuleType, data: bytes) -> tuple[int, dict[bytes, list[bytes]]]:
+    stop, groups = scan.scan_frames(data, 0, len(data), LIMIT, 255)
+    return stop, {
+        group.topic: [
+            data[group.spans[i] : group.spans[i + 1]] for i in range(0, len(group.spans), 2)
+        ]
+        for group in groups
+    }
+
+
+@BOTH
+def test_a_scan_gathers_messages_by_topic_in_order(scan: ModuleType) -> None:
+    data = frame(b"a", b"1") + frame(b"b", b"2") + frame(b"a", b"") + frame(b"a", b"4")
+    assert found(scan, data) == (len(data), {b"a": [b"1", b"", b"4"], b"b": [b"2"]})
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "other",
+    [
+        frame(b"a", b"part", flag=1),
+        frame(b"$subscribe", b"a"),
+        frame(b"", b"no topic"),
+        frame(b"a?receipt=", b"no id"),
+        frame(b"a?receipt=" + b"i" * 256, b"long id"),
+        frame(b"a?other=1", b"no receipt"),
+        frame(b"?receipt=1", b"no topic"),
+        frame(b"t" * 256, b"long topic"),
+        frame(b"a", b"x" * (LIMIT + 1)),
+        b"\xff\xff\xff\xff\x00\x00\x01a",
+        frame(b"a", b"unfinished")[:-1],
+        b"\x00\x00\x00",
+    ],
+)
+def test_a_scan_stops_at_what_is_not_plain(scan: ModuleType, other: bytes) -> None:
+    plain = frame(b"a", b"1")
+    assert found(scan, plain + other) == (len(plain), {b"a": [b"1"]})
+
+
+@BOTH
+def test_receipt_requests_are_found_beside_messages_without(scan: ModuleType) -> None:
+    data = frame(b"a", b"1") + frame(b"a?receipt=x7", b"2") + frame(b"a", b"3")
+    _, [group] = scan.scan_frames(data, 0, len(data), LIMIT, 255)
+    ids = group.receipts
+    assert group.topic == b"a"
+    assert [data[ids[i] : ids[i + 1]] for i in range(0, len(ids), 2)] == [b"", b"x7", b""]
+
+
+@BOTH
+def test_a_scan_never_looks_behind_its_end(scan: ModuleType) -> None:
+    data = frame(b"a", b"1")
+    assert scan.scan_frames(data, 0, len(data) - 1, LIMIT, 255) == (0, [])
+
+
+def test_spans_outside_the_buffer_are_refused() -> None:
+    with pytest.raises(IndexError):
+        _frames.encode_frames(b"a", b"short", array("i", [0, 99]))
+    with pytest.raises(IndexError):
+        _frames.encode_receipts(b"short", array("i", [-1, 3]), 1, 1)
+    with pytest.raises(IndexError):
+        _frames.scan_frames(b"short", 0, 99, LIMIT, 255)
+
+
+@BOTH
+def test_thousands_of_topics_in_one_scan_are_kept_apart(scan: ModuleType) -> None:
+    topics = [b"topic-%d" % number for number in range(5000)]
+    data = b"".join(frame(topic, topic * 2) for topic in [*topics, *reversed(topics)])
+    _, groups = found(scan, data)
+    assert groups == {topic: [topic * 2, topic * 2] for topic in topics}
+
+
+@BOTH
+def test_receipts_name_each_messages_own_offset(scan: ModuleType) -> None:
+    receipts = scan.encode_receipts(b"abc", array("i", [0, 1, 1, 1, 1, 3]), 17, 1000)
+    assert receipts == frame(b"$receipt", b"a 17:1000") + frame(b"$receipt", b"bc 17:1002")
+
+
+chunks = st.lists(
+    st.tuples(
+        st.sampled_from([b"a", b"bb", b"a?receipt=1", b"$x", b"", b"\xff"]),
+        st.binary(max_size=20),
+        st.integers(0, 4),
+    ),
+    max_size=12,
+)
+
+
+@given(chunks, st.binary(max_size=12), st.integers(0, 40))
+def test_both_twins_find_the_same(
+    frames: list[tuple[bytes, bytes, int]], garbage: bytes, cut: int
+) -> None:
+    data = b"".join(frame(topic, content, flag) for topic, content, flag in frames) + garbage
+    data = data[: max(len(data) - cut, 0)]
+    expected = frames_py.scan_frames(data, 0, len(data), 15, 255)
+    assert _frames.scan_frames(data, 0, len(data), 15, 255) == expected
+
+
+@given(st.binary(min_size=1, max_size=300), st.lists(st.binary(max_size=50), max_size=20))
+def test_what_is_encoded_scans_back(topic: bytes, values: list[bytes]) -> None:
+    buffer = b"".join(values)
+    spans = array("i")
+    end = 0
+    for value in values:
+        spans.extend((end, end + len(value)))
+        end += len(value)
+    compiled = _frames.encode_frames(topic, buffer, spans)
+    assert compiled == frames_py.encode_frames(topic, buffer, spans)
+    assert compiled == b"".join(frame(topic, value) for value in values)
