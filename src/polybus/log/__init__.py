@@ -1,0 +1,1 @@
+"""Storage: the shared journal, each topic's history, and the memory log."""

@@ -1,0 +1,333 @@
+"""FileLog: the Log on a local disk. A shared journal in front, each topic's history behind it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from polybus import config
+from polybus.batch import Batch
+from polybus.errors import StorageError
+from polybus.log import retention
+from polybus.log.disk import Disk, OsDisk
+from polybus.log.history import History
+from polybus.log.index import read_index
+from polybus.log.interface import Bounds, TopicSettings
+from polybus.log.journal import Journal, Written
+from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
+from polybus.log.maintenance import Maintenance
+from polybus.log.places import Place
+from polybus.log.recovery import recover
+from polybus.log.restore import restore
+from polybus.log.segment import SegmentWriter
+from polybus.log.topic_log import Shared, TopicLog
+from polybus.log.topics import TopicStore, storage_error, unknown
+
+logger = logging.getLogger("polybus.log")
+T = TypeVar("T")
+
+RECENT_BYTES_MAX = 8 << 20
+"""How much of what was committed last is kept in memory for `read_recent`."""
+REREAD_BYTES_MAX = 8 << 20
+"""How much of what was read from the journal last is kept for the next reader."""
+
+
+class FileLog:
+    """The Log on disk (polybus.log.interface has the promises).
+
+    `create_topic` and `delete_topic` sync small files, so they may take some milliseconds.
+
+    Attributes:
+        data: the data directory, locked while the log is open.
+        held_from: may be set: the first offset of a topic that a consumer still needs, which
+            retention then keeps.
+    """
+
+    def __init__(  # noqa: PLR0913 - all named by the caller
+        self,
+        data: Path,
+        *,
+        durability: Literal["fsync", "interval"],
+        journal: config.Journal,
+        retention: config.Retention,
+        clock: Callable[[], int],
+        disk: Disk | None = None,
+        maintenance: bool = True,
+    ) -> None:
+        """Open the data directory, creating what is not there, and recover what a crash left.
+
+        Raises:
+            StorageError: `log.locked`, `log.format`, `log.damaged` (no topic could be trusted),
+                `log.full` or `log.failed`.
+        """
+        self.data = data
+        self.on_durable: Callable[[int], None] | None = None
+        self.on_failed: Callable[[StorageError], None] | None = None
+        self.held_from: Callable[[str], int | None] | None = None
+        self._clock = clock
+        self._retention = retention
+        self._disk = disk or OsDisk()
+        self._shared = Shared(recent_bytes_max=RECENT_BYTES_MAX, reread_bytes_max=REREAD_BYTES_MAX)
+        self._shared.on_damage = self._freeze_all_in
+        self._topics: dict[str, TopicLog] = {}
+        self._sealed: list[Path] = []
+        self._journal = Journal(
+            journal_folder(data),
+            durability=durability,
+            settings=journal,
+            disk=self._disk,
+            events=self,
+        )
+        self._maintenance = Maintenance(
+            self,
+            interval_s=journal.handover_interval_s,
+            retention_bytes=retention.bytes,
+            clock_us=clock,
+        )
+        try:
+            self._disk.make_folder(journal_folder(data))
+            self._lock = DataLock(data)
+        except OSError as error:
+            raise storage_error(error, f"cannot use {data}") from error
+        try:
+            self._open()
+        except OSError as error:
+            self._lock.release()
+            raise storage_error(error, f"cannot open {data}") from error
+        except BaseException:
+            self._lock.release()
+            raise
+        if maintenance:
+            self._maintenance.start()
+
+    def _open(self) -> None:
+        self._store = TopicStore(self.data, clock=self._clock, disk=self._disk)
+        for topic in self._store.names():
+            self._topics[topic] = self._topic_log(topic)
+        recovered = recover(self.data, self._disk)
+        restore(self._topics, recovered)
+        self._sealed = [segment.path for segment in recovered.segments if segment.sealed]
+        live = recovered.live
+        writer = None
+        if live is not None:
+            writer = SegmentWriter(
+                live.path,
+                self._disk,
+                end=live.end,
+                index_end=live.index_bytes,
+                count=len(live.entries),
+            )
+        self._journal.start(recovered.next_commit, writer)
+
+    def _topic_log(self, topic: str) -> TopicLog:
+        epoch = self._store.epoch(topic)
+        try:
+            history = History(topic_folder(self.data, topic))
+        except StorageError as error:
+            logger.error("%s", error.text)
+            log = TopicLog(topic, epoch, None, self._shared)
+            log.freeze(error.text)
+            return log
+        return TopicLog(topic, epoch, history, self._shared)
+
+    # The Log.
+
+    def topics(self) -> Iterable[str]:
+        return list(self._topics)
+
+    def settings(self, topic: str) -> TopicSettings:
+        return self._store.settings(topic)
+
+    def describe(self, topic: str) -> dict[str, int]:
+        log = self._log_of(topic)
+        files = [] if log.history is None else log.history.manifest.files
+        return {
+            "history-files": len(files),
+            "history-bytes": sum(file.bytes for file in files),
+            "handed-over": log.handed_over,
+        }
+
+    def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
+        epoch = self._store.create(topic, settings)
+        self._topics[topic] = self._topic_log(topic)
+        return Bounds(epoch, 0, 0)
+
+    def delete_topic(self, topic: str) -> None:
+        self._store.delete(topic)
+        del self._topics[topic]
+
+    def bounds(self, topic: str) -> Bounds:
+        log = self._log_of(topic)
+        if log.frozen is not None:
+            raise log.frozen
+        # `start` first: it never passes a `stop` that is read later.
+        start = log.start
+        return Bounds(log.epoch, start, log.stop)
+
+    def append(self, batch: Batch, *, urgent: bool = False) -> int:
+        log = self._topics.get(batch.topic)
+        if log is None:
+            raise unknown(batch.topic)
+        if log.frozen is not None:
+            raise log.frozen
+        if self._journal.failure is not None:
+            raise self._journal.failure
+        if not batch.timestamp_us:
+            batch.timestamp_us = self._clock()
+        batch.epoch = log.epoch
+        batch.first_offset = log.stop
+        if not batch.spans:
+            return self._journal.last_ticket
+        # The tail before `stop`: whoever sees the new end finds the messages.
+        log.tail.append(batch)
+        log.stop += len(batch.spans) >> 1
+        return self._journal.append(batch, urgent)
+
+    @property
+    def durable(self) -> int:
+        return self._journal.durable
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._journal.pending_bytes
+
+    def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
+        log = self._log_of(topic)
+        try:
+            return log.read(offset, bytes_max=bytes_max)
+        except (StorageError, OSError):
+            # A topic that is deleted while it is read loses its files.
+            if self._topics.get(topic) is not log:
+                raise unknown(topic) from None
+            raise
+
+    def read_recent(self, topic: str, offset: int) -> list[Batch] | None:
+        return self._log_of(topic).read_recent(offset)
+
+    def offset_at(self, topic: str, timestamp_us: int) -> int:
+        return self._log_of(topic).offset_at(timestamp_us)
+
+    def sync(self) -> None:
+        self._journal.sync()
+
+    def close(self) -> None:
+        self._maintenance.stop()
+        try:
+            self._journal.close()
+        finally:
+            self._lock.release()
+
+    # Beyond the Log: health, and what maintenance needs.
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why nothing can be appended now, or None. The log tries again by itself."""
+        return self._journal.failure
+
+    @property
+    def frozen(self) -> dict[str, StorageError]:
+        """The damaged topics, each with the reason."""
+        logs = list(self._topics.values())
+        return {log.name: log.frozen for log in logs if log.frozen is not None}
+
+    def seal(self) -> None:
+        """End the live segment now, so that it can be handed over. Blocks like `sync`."""
+        self._journal.seal()
+
+    def sealed_segments(self) -> list[Path]:
+        return list(self._sealed)
+
+    def after_handover(self, segments: list[Path]) -> None:
+        """Read the manifests anew; forget and delete these segments."""
+        for log in list(self._topics.values()):
+            if log.history is not None and log.places.start is not None:
+                log.history.reload()
+        for segment in segments:
+            if self._is_handed_over(segment):
+                self._forget(segment)
+        if segments:
+            self._disk.sync_folder(journal_folder(self.data))
+
+    def _is_handed_over(self, segment: Path) -> bool:
+        """Never trust another process with the only copy: look at every topic's manifest."""
+        for log in list(self._topics.values()):
+            with self._shared.lock:
+                stop = log.places.stop_in(segment)
+            if stop is not None and stop > log.handed_over:
+                logger.error("%s is kept: topic %r is not handed over", segment.name, log.name)
+                return False
+        return True
+
+    def _forget(self, segment: Path) -> None:
+        with self._shared.lock:
+            for log in list(self._topics.values()):
+                log.places.forget(segment)
+            # Under the lock, as in `sealed`: the committer may add to the list meanwhile.
+            self._sealed = [path for path in self._sealed if path != segment]
+        self._shared.recent.forget(segment)
+        self._shared.reread.forget(segment)
+        self._disk.unlink(segment)
+        self._disk.unlink(index_path(segment))
+
+    def apply_retention(self, now_us: int) -> None:
+        settings = {topic: self._store.settings(topic) for topic in self._store.names()}
+        changed = retention.apply(
+            self.data, settings, self._retention, now_us=now_us, held_from=self.held_from
+        )
+        for topic in changed:
+            log = self._topics.get(topic)
+            if log is not None and log.history is not None:
+                log.history.reload()
+
+    # What the committer tells us, on its thread.
+
+    def committed(self, segment: Path, written: list[Written]) -> None:
+        for one in written:
+            self._shared.recent.put(segment, one.entry.position, one.rows)
+        with self._shared.lock:
+            for one in written:
+                for rows in one.entry.topics:
+                    log = self._topics.get(rows.topic)
+                    if log is not None and log.epoch == rows.epoch:
+                        log.add(segment, one.entry, rows)
+
+    def sealed(self, segment: Path) -> None:
+        with self._shared.lock:
+            self._sealed = [*self._sealed, segment]
+        self._maintenance.nudge()
+
+    def durable_to(self, ticket: int) -> None:
+        if self.on_durable is not None:
+            _tell(self.on_durable, ticket)
+
+    def failed(self, error: StorageError) -> None:
+        if self.on_failed is not None:
+            _tell(self.on_failed, error)
+
+    # Damage.
+
+    def _log_of(self, topic: str) -> TopicLog:
+        log = self._topics.get(topic)
+        if log is None:
+            raise unknown(topic)
+        return log
+
+    def _freeze_all_in(self, place: Place, error: StorageError) -> None:
+        """A commit turned out to be damaged: freeze every topic that has messages in it."""
+        logger.error("%s", error.text)
+        for entry in read_index(index_path(place.segment)).entries:
+            if entry.position == place.position:
+                for rows in entry.topics:
+                    log = self._topics.get(rows.topic)
+                    if log is not None and log.epoch == rows.epoch:
+                        log.freeze(error.text)
+
+
+def _tell(listener: Callable[[T], None], news: T) -> None:
+    """A listener that fails (its loop is closed, say) must not look like a failing disk."""
+    try:
+        listener(news)
+    except Exception:
+        logger.exception("a listener of the log failed")

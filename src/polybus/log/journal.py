@@ -1,0 +1,356 @@
+"""The committer: one thread that writes what was appended, one write and one fsync for all topics.
+
+A batch is queued by the bus's thread, taken into a commit with whatever else waits, written,
+synced, indexed, and only then durable. While a sync runs, more is queued: the next commit.
+
+    queued → (commit_bytes, commit_delay_ms, or somebody waits) → written → synced → indexed
+
+With durability "fsync" each commit is synced by itself; with "interval" the commits of
+`fsync_interval_ms` are synced together. When the disk fails, what is not known to be safe is cut
+off and kept in memory, nothing more is taken, and it is tried again every second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from polybus import config, scan
+from polybus.batch import Batch
+from polybus.errors import StorageError
+from polybus.log.commit import Encoder
+from polybus.log.disk import Disk
+from polybus.log.index import CommitEntry
+from polybus.log.layout import segment_path
+from polybus.log.segment import SegmentWriter
+from polybus.log.topics import storage_error
+
+logger = logging.getLogger("polybus.log")
+
+RETRY_S = 1.0
+NEVER = 1 << 62
+BATCH_OVERHEAD_BYTES = 512
+MESSAGE_OVERHEAD_BYTES = 32
+COMMIT_BYTES_FACTOR = 2
+"""A commit that finds much waiting takes up to this many times `commit_bytes`; what is more goes
+into further commits under the same sync. Larger ones are slower: they no longer fit the caches."""
+UNSYNCED_BYTES_MAX = 16 << 20
+"""So much is synced without waiting for more."""
+
+
+class Written(NamedTuple):
+    """A commit in the file that is not synced yet, and the batches in it, should it be undone."""
+
+    entry: CommitEntry
+    rows: pa.RecordBatch
+    batches: list[Batch]
+    weight: int
+
+
+class JournalEvents(Protocol):
+    """What the committer tells its log, from its own thread."""
+
+    def committed(self, segment: Path, written: list[Written]) -> None:
+        """The commits are durable."""
+
+    def sealed(self, segment: Path) -> None:
+        """The segment will not grow any more."""
+
+    def durable_to(self, ticket: int) -> None: ...
+
+    def failed(self, error: StorageError) -> None: ...
+
+
+class Journal:
+    """The journal's writing side. `append` is for one thread, everything else for any."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durability: Literal["fsync", "interval"],
+        settings: config.Journal,
+        disk: Disk,
+        events: JournalEvents,
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._each_synced = durability == "fsync"
+        self._disk = disk
+        self._events = events
+        self._encoder = Encoder()
+        # The bus's thread writes these; the committer reads.
+        self._queue: deque[tuple[Batch, int]] = deque()
+        self._ticket = 0
+        self._appended_bytes = 0
+        self._urgent = False
+        # The committer writes these.
+        self.durable = 0
+        self.failure: StorageError | None = None
+        self._taken_bytes = 0
+        self._released_bytes = 0
+        self._wake_at = NEVER
+        self._groups: deque[tuple[list[Batch], int]] = deque()
+        self._unsynced: list[Written] = []
+        self._commit = 0
+        self._gathering_since = 0.0
+        self._synced_at = 0.0
+        self._opened_at = 0.0
+        self._retry_at = 0.0
+        self._writer: SegmentWriter | None = None
+        self._event = threading.Event()
+        self._settled = threading.Condition()
+        self._flush = 0
+        self._seal_wanted = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="polybus-committer", daemon=True)
+
+    def start(self, next_commit: int, live: SegmentWriter | None) -> None:
+        """Go on in the live segment, or begin a new one, and start the thread. Raises OSError."""
+        self._commit = next_commit
+        self._writer = live or self._begin_segment()
+        self._opened_at = time.monotonic()
+        self._thread.start()
+
+    @property
+    def last_ticket(self) -> int:
+        return self._ticket
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._appended_bytes - self._released_bytes
+
+    @property
+    def live_segment(self) -> Path | None:
+        return None if self._writer is None else self._writer.path
+
+    def append(self, batch: Batch, urgent: bool) -> int:
+        spans = batch.spans
+        weight = (
+            scan.spans_bytes(spans)
+            + len(spans) * (MESSAGE_OVERHEAD_BYTES // 2)
+            + BATCH_OVERHEAD_BYTES
+        )
+        self._queue.append((batch, weight))
+        self._ticket += 1
+        self._appended_bytes += weight
+        if urgent and self._each_synced:
+            self._urgent = True
+        # Waking a thread costs more than all of the above: only if it sleeps and has reason to go.
+        if self._wake_at != NEVER and (
+            self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
+        ):
+            self._wake_at = NEVER
+            self._event.set()
+        return self._ticket
+
+    def sync(self) -> None:
+        """Block until everything appended so far is durable. Raises StorageError if it fails."""
+        ticket = self._ticket
+        with self._settled:
+            while self.durable < ticket:
+                if self.failure is not None:
+                    raise self.failure
+                self._flush = max(self._flush, ticket)
+                self._event.set()
+                self._settled.wait(1.0)
+
+    def seal(self) -> None:
+        """Make all durable and end the segment, if it holds anything. Raises StorageError."""
+        self.sync()
+        with self._settled:
+            self._seal_wanted = True
+            while self._seal_wanted:
+                if self.failure is not None:
+                    raise self.failure
+                self._event.set()
+                self._settled.wait(1.0)
+
+    def close(self) -> None:
+        """Sync and stop. Raises StorageError if something could not be made durable."""
+        try:
+            self.sync()
+        finally:
+            self._closing = True
+            self._event.set()
+            self._thread.join()
+            if self._writer is not None:
+                self._writer.close()
+
+    # The committer's thread from here on.
+
+    def _run(self) -> None:
+        while self._wait():
+            try:
+                if self.failure is not None:
+                    self._rewind()
+                self._work()
+                if self.failure is not None:
+                    logger.warning("the journal can be written again")
+                    self.failure = None
+            except OSError as error:
+                self._fail(storage_error(error, "the journal cannot be written"))
+            except Exception as error:
+                # A defect of ours must not end the thread in silence: receipts would just stop.
+                logger.exception("the committer failed")
+                self._fail(StorageError("log.failed", f"the committer failed: {error!r}"))
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False when it is time to stop."""
+        while not self._closing:
+            self._event.clear()
+            queued = bool(self._queue)
+            if not queued:
+                self._gathering_since = 0.0
+            elif not self._gathering_since:
+                self._gathering_since = time.monotonic()
+            self._wake_at = self._settings.commit_bytes if queued else 1
+            if queued != bool(self._queue):
+                continue
+            timeout_s = self._due_in_s()
+            if timeout_s is not None and timeout_s <= 0:
+                break
+            self._event.wait(timeout_s)
+        self._wake_at = NEVER
+        return not self._closing
+
+    def _due_in_s(self) -> float | None:
+        """How long there is nothing to do; None: until something is appended."""
+        now = time.monotonic()
+        if self.failure is not None:
+            return self._retry_at - now
+        due = []
+        if self._queue:
+            if self._commit_wanted():
+                return 0.0
+            due.append(self._gathering_since + self._settings.commit_delay_ms / 1000)
+        if self._groups or self._seal_wanted:
+            return 0.0
+        if self._unsynced:
+            if self._flush > self.durable:
+                return 0.0
+            due.append(self._synced_at + self._settings.fsync_interval_ms / 1000)
+        if self._writer is not None and self._writer.commit_count:
+            due.append(self._opened_at + self._settings.segment_age_s)
+        return min(due) - now if due else None
+
+    def _commit_wanted(self) -> bool:
+        waiting = self._appended_bytes - self._taken_bytes
+        return self._urgent or waiting >= self._settings.commit_bytes or self._flush > self.durable
+
+    def _work(self) -> None:
+        if self._writer is None or self._writer.ended:
+            self._roll()
+        self._urgent = False
+        self._take()
+        while self._groups:
+            self._write(*self._groups[0])
+            self._groups.popleft()
+            if self._sync_is_due():
+                self._sync()
+        self._gathering_since = 0.0
+        if self._unsynced and self._sync_is_due():
+            self._sync()
+        if self._seal_wanted or self._roll_is_due():
+            self._roll()
+
+    def _take(self) -> None:
+        """Take what is queued into groups, each a commit."""
+        group: list[Batch] = []
+        weight = 0
+        weight_max = self._settings.commit_bytes * COMMIT_BYTES_FACTOR
+        for _ in range(len(self._queue)):
+            batch, batch_weight = self._queue.popleft()
+            if group and weight + batch_weight > weight_max:
+                self._groups.append((group, weight))
+                group, weight = [], 0
+            group.append(batch)
+            weight += batch_weight
+            self._taken_bytes += batch_weight
+        if group:
+            self._groups.append((group, weight))
+
+    def _write(self, batches: list[Batch], weight: int) -> None:
+        writer = self._writer
+        assert writer is not None
+        synced = self._commit - 1 - len(self._unsynced)
+        encoded = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
+        if not self._unsynced:
+            self._synced_at = time.monotonic()
+        position = writer.append(encoded.message)
+        entry = CommitEntry(self._commit, position, len(encoded.message), encoded.topics)
+        self._unsynced.append(Written(entry, encoded.rows, batches, weight))
+        self._commit += 1
+
+    def _sync_is_due(self) -> bool:
+        if self._flush > self.durable or self._seal_wanted or self._roll_is_due():
+            return True
+        if sum([one.weight for one in self._unsynced]) >= UNSYNCED_BYTES_MAX:
+            return True
+        if self._each_synced:
+            return not self._groups
+        return time.monotonic() >= self._synced_at + self._settings.fsync_interval_ms / 1000
+
+    def _sync(self) -> None:
+        assert self._writer is not None
+        self._writer.sync()
+        written, self._unsynced = self._unsynced, []
+        self._writer.index([one.entry for one in written])
+        self._events.committed(self._writer.path, written)
+        self._released_bytes += sum([one.weight for one in written])
+        self.durable += sum([len(one.batches) for one in written])
+        with self._settled:
+            self._settled.notify_all()
+        self._events.durable_to(self.durable)
+        if self._writer.bytes >= self._settings.segment_bytes_max:
+            self._roll()
+
+    def _roll_is_due(self) -> bool:
+        if self._writer is None or not (self._writer.commit_count or self._unsynced):
+            return False
+        if self._writer.bytes >= self._settings.segment_bytes_max:
+            return True
+        return time.monotonic() >= self._opened_at + self._settings.segment_age_s
+
+    def _roll(self) -> None:
+        """End the segment and begin the next; all is synced."""
+        writer = self._writer
+        if writer is not None and writer.commit_count:
+            writer.seal()
+            writer.close()
+            self._writer = None
+            self._events.sealed(writer.path)
+        if self._writer is None:
+            self._writer = self._begin_segment()
+        with self._settled:
+            self._seal_wanted = False
+            self._settled.notify_all()
+
+    def _begin_segment(self) -> SegmentWriter:
+        self._opened_at = time.monotonic()
+        return SegmentWriter.create(segment_path(self._folder, self._commit), self._disk)
+
+    def _rewind(self) -> None:
+        """Go back to what is known to be safe; the rest is written again."""
+        undone = [(one.batches, one.weight) for one in self._unsynced]
+        self._commit -= len(undone)
+        self._unsynced = []
+        self._groups.extendleft(reversed(undone))
+        if self._writer is not None:
+            self._writer.rewind()
+
+    def _fail(self, failure: StorageError) -> None:
+        self._retry_at = time.monotonic() + RETRY_S
+        if self.failure is not None:
+            return
+        self.failure = failure
+        logger.error("%s; trying again every %g s", failure.text, RETRY_S)
+        with self._settled:
+            self._settled.notify_all()
+        self._events.failed(failure)

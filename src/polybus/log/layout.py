@@ -1,0 +1,87 @@
+"""Where everything lies in a data directory, and who may write to it.
+
+DATA/polybus.json                                   the format, the largest epoch deleted
+DATA/lock                                           held by whoever writes
+DATA/journal/<first commit>.arrows, .index          the shared journal
+DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
+                                     manifest.json  the history's files
+                                     history/…      Parquet
+DATA/trash/                                         deleted topics on their way out
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from polybus import names
+from polybus.errors import StorageError
+
+FORMAT = 1
+SEGMENT_SUFFIX = ".arrows"
+INDEX_SUFFIX = ".index"
+
+
+def journal_folder(data: Path) -> Path:
+    return data / "journal"
+
+
+def topics_folder(data: Path) -> Path:
+    return data / "accounts" / names.ACCOUNT / "topics"
+
+
+def topic_folder(data: Path, topic: str) -> Path:
+    return topics_folder(data) / names.folder_of(topic)
+
+
+def trash_folder(data: Path) -> Path:
+    return data / "trash"
+
+
+def segment_path(journal: Path, first_commit: int) -> Path:
+    return journal / f"{first_commit:020d}{SEGMENT_SUFFIX}"
+
+
+def index_path(segment: Path) -> Path:
+    return segment.with_suffix(INDEX_SUFFIX)
+
+
+def first_commit_of(segment: Path) -> int:
+    return int(segment.stem)
+
+
+def segments(data: Path) -> list[Path]:
+    """All segment files of the journal, oldest first."""
+    found = journal_folder(data).glob(f"*{SEGMENT_SUFFIX}")
+    return sorted(path for path in found if path.stem.isdigit())
+
+
+class DataLock:
+    """The lock on a data directory: one writer, or any number of checkers of a stopped bus."""
+
+    def __init__(self, data: Path, *, shared: bool = False) -> None:
+        """Take the lock.
+
+        Raises:
+            StorageError: `log.locked`, somebody else holds it.
+        """
+        self._descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(self._descriptor, mode | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._descriptor)
+            text = f"{data} is in use by another process (a running bus?)"
+            raise StorageError("log.locked", text) from error
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> DataLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

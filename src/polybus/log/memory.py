@@ -1,0 +1,248 @@
+"""MemoryLog: the Log in memory. Messages go when the bus ends; topics may be kept on disk."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from polybus import scan
+from polybus.batch import Batch
+from polybus.errors import StorageError, UsageError
+from polybus.log.interface import Bounds, TopicSettings
+from polybus.log.layout import DataLock
+from polybus.log.rows import cut_batch
+from polybus.log.topics import TopicStore, storage_error, unknown
+
+_BATCH_OVERHEAD_BYTES = 512
+_DROPPED_MAX = 1024
+
+
+class MemoryTopic:
+    """A topic's batches. One thread appends and drops; any thread reads.
+
+    `parts` is (first offsets, batches), two lists that only grow, and are replaced when half of
+    what is in them was dropped: a reader that holds the old pair is not disturbed.
+    """
+
+    __slots__ = ("bytes", "dropped", "epoch", "parts", "start", "stop")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.start = 0
+        self.stop = 0
+        self.bytes = 0
+        self.dropped = 0
+        self.parts: tuple[array[int], list[Batch | None]] = (array("q"), [])
+
+    def drop_oldest(self) -> None:
+        firsts, batches = self.parts
+        batches[self.dropped] = None
+        self.dropped += 1
+        whole = self.dropped < len(firsts)
+        self.start = firsts[self.dropped] if whole else self.stop
+        if self.dropped >= _DROPPED_MAX and self.dropped * 2 >= len(firsts):
+            self.parts = (firsts[self.dropped :], batches[self.dropped :])
+            self.dropped = 0
+
+    def from_offset(self, offset: int) -> list[Batch]:
+        """All batches from an offset on; the first is cut to begin with it."""
+        # `stop` before the lists: they have at least what it promises.
+        stop = self.stop
+        if not self.start <= offset <= stop:
+            text = f"offset {offset}; the topic holds {self.start} to {stop}"
+            raise UsageError("log.offset-unknown", text)
+        if offset == stop:
+            return []
+        firsts, batches = self.parts
+        found = batches[bisect_right(firsts, offset) - 1 : len(firsts)]
+        kept = [batch for batch in found if batch is not None]
+        if len(kept) < len(found):
+            raise UsageError("log.offset-unknown", f"offset {offset} was dropped just now")
+        kept[0] = kept[0].slice(offset - kept[0].first_offset, len(kept[0]))
+        return kept
+
+
+class MemoryLog:
+    """The Log in memory (polybus.log.interface has the promises).
+
+    Everything is durable at once, in the sense that nothing is: a crash loses all messages. When
+    all topics together hold more than `bytes_max`, the oldest batches are dropped. With `data`,
+    topics survive a restart, each with a new epoch, since its messages did not.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], int], bytes_max: int, data: Path | None = None
+    ) -> None:
+        """Raises StorageError like FileLog, when there is a data directory."""
+        self.on_durable: Callable[[int], None] | None = None
+        self.on_failed: Callable[[StorageError], None] | None = None
+        self._clock = clock
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._ticket = 0
+        self._order: deque[tuple[MemoryTopic, int]] = deque()
+        self._lock: DataLock | None = None
+        try:
+            if data is not None:
+                data.mkdir(parents=True, exist_ok=True)
+                self._lock = DataLock(data)
+            self._store = TopicStore(data, clock=clock)
+            self._store.renew_epochs()
+        except OSError as error:
+            self._release()
+            raise storage_error(error, f"cannot open {data}") from error
+        except StorageError:
+            self._release()
+            raise
+        self._topics = {
+            topic: MemoryTopic(self._store.epoch(topic)) for topic in self._store.names()
+        }
+
+    def topics(self) -> Iterable[str]:
+        return list(self._topics)
+
+    def settings(self, topic: str) -> TopicSettings:
+        return self._store.settings(topic)
+
+    def describe(self, topic: str) -> dict[str, int]:
+        return {
+            "history-files": 0,
+            "history-bytes": 0,
+            "memory-bytes": self._topic(topic).bytes,
+        }
+
+    def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
+        epoch = self._store.create(topic, settings)
+        self._topics[topic] = MemoryTopic(epoch)
+        return Bounds(epoch, 0, 0)
+
+    def delete_topic(self, topic: str) -> None:
+        self._store.delete(topic)
+        gone = self._topics.pop(topic)
+        self._bytes -= gone.bytes
+        self._order = deque(entry for entry in self._order if entry[0] is not gone)
+
+    def bounds(self, topic: str) -> Bounds:
+        log = self._topic(topic)
+        start = log.start
+        return Bounds(log.epoch, start, log.stop)
+
+    def append(self, batch: Batch, *, urgent: bool = False) -> int:
+        """Store the batch. `on_durable` is called, before this returns, only if it is urgent."""
+        log = self._topics.get(batch.topic)
+        if log is None:
+            raise unknown(batch.topic)
+        if not batch.timestamp_us:
+            batch.timestamp_us = self._clock()
+        batch.epoch = log.epoch
+        batch.first_offset = log.stop
+        self._ticket += 1
+        if batch.spans:
+            self._keep(log, batch)
+        if urgent and self.on_durable is not None:
+            self.on_durable(self._ticket)
+        return self._ticket
+
+    def _keep(self, log: MemoryTopic, batch: Batch) -> None:
+        kept, weight = _own(batch)
+        firsts, batches = log.parts
+        batches.append(kept)
+        firsts.append(batch.first_offset)
+        log.stop += len(batch.spans) >> 1
+        log.bytes += weight
+        self._bytes += weight
+        self._order.append((log, weight))
+        while self._bytes > self._bytes_max and len(self._order) > 1:
+            oldest, weight = self._order.popleft()
+            oldest.drop_oldest()
+            oldest.bytes -= weight
+            self._bytes -= weight
+
+    @property
+    def durable(self) -> int:
+        return self._ticket
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0
+
+    @property
+    def failure(self) -> StorageError | None:
+        return None
+
+    @property
+    def frozen(self) -> dict[str, StorageError]:
+        return {}
+
+    def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
+        found = []
+        for batch in self._topic(topic).from_offset(offset):
+            part = cut_batch(batch, bytes_max=bytes_max)
+            found.append(_same(part, part.buffer))
+            bytes_max -= part.value_bytes
+            if bytes_max <= 0 or part is not batch:
+                break
+        return found
+
+    def read_recent(self, topic: str, offset: int) -> list[Batch] | None:
+        return [_same(batch, batch.buffer) for batch in self._topic(topic).from_offset(offset)]
+
+    def offset_at(self, topic: str, timestamp_us: int) -> int:
+        log = self._topic(topic)
+        stop = log.stop
+        firsts, batches = log.parts
+        for batch in batches[: len(firsts)]:
+            if batch is not None and batch.timestamp_us >= timestamp_us:
+                return batch.first_offset
+        return stop
+
+    def sync(self) -> None:
+        if self.on_durable is not None:
+            self.on_durable(self._ticket)
+
+    def close(self) -> None:
+        self._topics = {}
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _topic(self, topic: str) -> MemoryTopic:
+        log = self._topics.get(topic)
+        if log is None:
+            raise unknown(topic)
+        return log
+
+
+def _own(batch: Batch) -> tuple[Batch, int]:
+    """The batch as the log keeps it, and what it weighs.
+
+    A few messages in a large read must not keep all of it in memory, nor must the encodings that
+    subscribers made of the batch.
+    """
+    spans_bytes = len(batch.spans) * 4 + _BATCH_OVERHEAD_BYTES
+    value_bytes = scan.spans_bytes(batch.spans)
+    buffer_bytes = len(batch.buffer)
+    if buffer_bytes <= 2 * value_bytes:
+        return _same(batch, batch.buffer), buffer_bytes + spans_bytes
+    values, ends = scan.gather([batch.buffer], [batch.spans])
+    kept = _same(batch, values)
+    kept.spans = scan.spans_of_offsets(ends, 0, len(batch))
+    return kept, value_bytes + spans_bytes
+
+
+def _same(batch: Batch, buffer: bytes | bytearray | memoryview) -> Batch:
+    """A batch with the same messages and nothing cached."""
+    same = Batch(batch.topic, buffer, batch.spans)
+    same.keys = batch.keys
+    same.headers = batch.headers
+    same.protocol = batch.protocol
+    same.sender = batch.sender
+    same.timestamp_us = batch.timestamp_us
+    same.epoch = batch.epoch
+    same.first_offset = batch.first_offset
+    return same

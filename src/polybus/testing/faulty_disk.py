@@ -1,0 +1,261 @@
+"""FaultyDisk: a disk for tests that loses what was not synced, and fails when told to.
+
+It works on real files. Reading sees everything at once, as an operating system's cache shows it;
+`crash()` then does to the files what a power cut does:
+
+- bytes appended but not synced are gone, or there in part, or there with holes (zeros or rubbish);
+- bytes whose fsync failed are not synced by the next one, unless they were written again;
+- a truncation that was not synced may not have happened;
+- a file created, renamed or removed without a sync of its folder may be as it was before: of the
+  changes to one folder, in order, some first ones survive and the others never happened.
+
+What survives is drawn from the seed, so a failure can be played again.
+
+    disk = FaultyDisk(seed=7)
+    log = FileLog(data, ..., disk=disk)
+    disk.fail("fsync", errno.EIO, after=3)      # the fourth fsync fails, and all after it
+    disk.heal()
+    disk.crash()                                # the power is cut: abandon the log, open it again
+"""
+
+from __future__ import annotations
+
+import errno as errors
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from polybus.batch import Buffer
+
+Operation = Literal["write", "fsync", "open", "rename"]
+
+
+class PowerCut(OSError):
+    """What an operation of a disk raises when its power is off."""
+
+    def __init__(self) -> None:
+        super().__init__(errors.EIO, "the power is off")
+
+
+class FaultyFile:
+    """A file of a FaultyDisk; all that is not synced may be lost."""
+
+    def __init__(self, disk: FaultyDisk, path: Path) -> None:
+        self._disk = disk
+        self._state = disk.state_of(path)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+
+    def append(self, data: Buffer) -> None:
+        with self._disk.lock:
+            part = self._disk.allow_write(memoryview(data).cast("B"))
+            os.write(self._descriptor, part)
+            self._disk.check("write")
+
+    def sync(self) -> None:
+        with self._disk.lock:
+            state = self._state
+            try:
+                self._disk.check("fsync")
+            except OSError:
+                state.doubtful_bytes = self.size()
+                raise
+            if state.doubtful_bytes <= state.safe_bytes:
+                state.safe_bytes = self.size()
+                state.cut_off = b""
+
+    def truncate(self, size: int) -> None:
+        with self._disk.lock:
+            self._disk.check("write")
+            state = self._state
+            if size < state.safe_bytes:
+                lost = os.pread(self._descriptor, state.safe_bytes - size, size)
+                state.cut_off = lost + state.cut_off
+                state.safe_bytes = size
+            state.doubtful_bytes = min(state.doubtful_bytes, size)
+            os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _State:
+    """What a power cut leaves of a file: `safe_bytes`, and perhaps what was cut off after them.
+
+    After a failed fsync the system forgets that the bytes up to `doubtful_bytes` are not on disk:
+    another fsync does nothing for them, only writing them again does.
+    """
+
+    def __init__(self, path: Path, safe_bytes: int) -> None:
+        self.path = path
+        self.safe_bytes = safe_bytes
+        self.doubtful_bytes = 0
+        self.cut_off = b""
+
+
+class FaultyDisk:
+    """A polybus.log.disk.Disk whose power can be cut and whose operations can fail.
+
+    Attributes:
+        writes, fsyncs: how many there were, for choosing a moment.
+    """
+
+    def __init__(self, *, seed: int) -> None:
+        self.seed = seed
+        self.writes = 0
+        self.fsyncs = 0
+        self.lock = threading.RLock()
+        self._random = random.Random(seed)
+        self._states: dict[Path, _State] = {}
+        self._undo: dict[Path, list[Callable[[], None]]] = {}
+        self._faults: dict[Operation, tuple[int, int]] = {}
+        self._power_at: int | None = None
+        self._off = False
+
+    # Faults.
+
+    def fail(self, operation: Operation, error: int, *, after: int = 0) -> None:
+        """Let `after` more operations of the kind succeed and fail all that follow, until `heal`.
+
+        A write that fails with ENOSPC may have written some of its bytes.
+        """
+        with self.lock:
+            self._faults[operation] = (after, error)
+
+    def heal(self) -> None:
+        with self.lock:
+            self._faults = {}
+
+    def cut_power_after(self, operations: int) -> None:
+        """Switch off after so many more operations; call `crash` then to see what is left."""
+        with self.lock:
+            self._power_at = operations
+
+    def crash(self) -> None:
+        """Cut the power, and leave the files as the next start would find them."""
+        with self.lock:
+            self._off = True
+            for state in self._states.values():
+                if state.path.exists():
+                    self._lose_bytes(state)
+            for changes in self._undo.values():
+                survivors = self._random.randint(0, len(changes))
+                for undo in reversed(changes[survivors:]):
+                    undo()
+            self._states = {}
+            self._undo = {}
+
+    def _lose_bytes(self, state: _State) -> None:
+        draw = self._random
+        content = state.path.read_bytes()
+        safe, unsafe = content[: state.safe_bytes], content[state.safe_bytes :]
+        if state.cut_off and draw.random() < 0.5:
+            # The truncation never happened, nor did what was written after it.
+            state.path.write_bytes(safe + state.cut_off)
+            return
+        kept = bytearray(unsafe[: draw.randint(0, len(unsafe))])
+        if kept and draw.random() < 0.5:
+            start = draw.randrange(len(kept))
+            stop = min(len(kept), start + draw.randint(1, 4096))
+            rubbish = draw.randbytes(stop - start) if draw.random() < 0.5 else bytes(stop - start)
+            kept[start:stop] = rubbish
+        if draw.random() < 0.2:
+            kept = bytearray(unsafe)
+        state.path.write_bytes(safe + kept)
+
+    # The Disk.
+
+    def open(self, path: Path) -> FaultyFile:
+        with self.lock:
+            self.check("open")
+            if not path.exists():
+                self._remember(path.parent, lambda: path.unlink(missing_ok=True))
+            return FaultyFile(self, path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        with self.lock:
+            self.check("rename")
+            before = target.read_bytes() if target.is_file() else None
+
+            def undo() -> None:
+                target.rename(source)
+                if before is not None:
+                    target.write_bytes(before)
+
+            source.rename(target)
+            self._remember(target.parent, undo)
+            if source in self._states:
+                state = self._states[target] = self._states.pop(source)
+                state.path = target
+
+    def unlink(self, path: Path) -> None:
+        with self.lock:
+            self.check("rename")
+            if not path.exists():
+                return
+            content = path.read_bytes()
+            path.unlink()
+            self._states.pop(path, None)
+            self._remember(path.parent, lambda: _write_back(path, content))
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def remove_folder(self, path: Path) -> None:
+        with self.lock:
+            self._states = {
+                known: state for known, state in self._states.items() if path not in known.parents
+            }
+            shutil.rmtree(path, ignore_errors=True)
+
+    def sync_folder(self, path: Path) -> None:
+        with self.lock:
+            self.check("fsync")
+            self._undo.pop(path, None)
+
+    # For FaultyFile.
+
+    def state_of(self, path: Path) -> _State:
+        if path not in self._states:
+            size = path.stat().st_size if path.exists() else 0
+            self._states[path] = _State(path, size)
+        return self._states[path]
+
+    def allow_write(self, data: memoryview) -> memoryview:
+        """How much of a write gets through; `check` raises right after it if that is not all."""
+        if self._off:
+            return data[:0]
+        if self._power_at == 0 or self._faults.get("write", (1, 0))[0] == 0:
+            return data[: self._random.randint(0, len(data))]
+        return data
+
+    def check(self, operation: Operation) -> None:
+        """Count an operation, and raise OSError if it is to fail."""
+        if self._power_at is not None:
+            if self._power_at == 0:
+                self._off = True
+            self._power_at -= 1
+        if self._off:
+            raise PowerCut
+        self.writes += operation == "write"
+        self.fsyncs += operation == "fsync"
+        if operation in self._faults:
+            after, error = self._faults[operation]
+            if after == 0:
+                raise OSError(error, os.strerror(error))
+            self._faults[operation] = (after - 1, error)
+
+    def _remember(self, folder: Path, undo: Callable[[], None]) -> None:
+        self._undo.setdefault(folder, []).append(undo)
+
+
+def _write_back(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -1,0 +1,88 @@
+"""A peer that speaks raw bytes: for tests of what happens on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import TracebackType
+from typing import Any
+
+from polybus.scan.frames_py import HEADER, HEADER_BYTES
+
+
+class ScriptedPeer:
+    """A TCP connection to the bus that sends and expects exact bytes.
+
+    Use it as `async with ScriptedPeer(port) as peer`. Every read has a time limit.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1", *, timeout_s: float = 5.0) -> None:
+        self._address = (host, port)
+        self._timeout_s = timeout_s
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> ScriptedPeer:
+        self._reader, self._writer = await asyncio.open_connection(*self._address, limit=1 << 26)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+
+    @property
+    def name(self) -> str:
+        """The sender name the bus gives this connection."""
+        host, port = self._writer.get_extra_info("sockname")[:2]
+        return f"{host}:{port}"
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def send_eof(self) -> None:
+        self._writer.write_eof()
+
+    async def read(self, size: int) -> bytes:
+        """Exactly so many bytes."""
+        return await asyncio.wait_for(self._reader.readexactly(size), self._timeout_s)
+
+    async def read_to_end(self) -> bytes:
+        """Everything until the bus closes the connection."""
+        return await asyncio.wait_for(self._reader.read(-1), self._timeout_s)
+
+    async def hears_nothing(self, seconds: float = 0.2) -> bool:
+        """Whether nothing arrives for a while."""
+        try:
+            data = await asyncio.wait_for(self._reader.read(1), seconds)
+        except TimeoutError:
+            return True
+        return data == b""
+
+    # Boson frames
+
+    async def send_frame(self, topic: str | bytes, content: bytes = b"", flag: int = 0) -> None:
+        name = topic.encode() if isinstance(topic, str) else topic
+        await self.send(HEADER.pack(len(content), flag, len(name)) + name + content)
+
+    async def read_frame(self) -> tuple[str, bytes]:
+        """Topic and content of the next frame, whose flag must be 0."""
+        length, flag, topic_bytes = HEADER.unpack(await self.read(HEADER_BYTES))
+        assert flag == 0, f"the bus sent flag {flag}"
+        topic = await self.read(topic_bytes)
+        return topic.decode(), await self.read(length)
+
+    # goMS
+
+    async def send_json(self, message: Any) -> None:
+        await self.send(json.dumps(message).encode() + b"\n")
+
+    async def read_line(self) -> bytes:
+        return await asyncio.wait_for(self._reader.readline(), self._timeout_s)
+
+    async def read_json(self) -> Any:
+        return json.loads(await self.read_line())

@@ -1,0 +1,352 @@
+"""The promises of the Log, as tests. An implementation subclasses LogContract and gives `open_log`.
+
+`open_log()` opens the log, and after a `close()` opens the same one again. `keeps_messages` says
+whether messages are there again then. Nothing here knows of files, so a log over a network can
+pass it too; whatever may take time is waited for with `sync`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from polybus.batch import Batch
+from polybus.errors import PolybusError, UsageError
+from polybus.log.interface import Log, TopicSettings
+
+OpenLog = Callable[[], Log]
+
+
+def values_from(log: Log, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[bytes]:
+    """All values from an offset to the end, in as many reads as it takes."""
+    found: list[bytes] = []
+    stop = log.bounds(topic).stop
+    while offset < stop:
+        batches = log.read(topic, offset, bytes_max=bytes_max)
+        assert batches, f"no progress at {offset} of {stop}"
+        for batch in batches:
+            assert batch.first_offset == offset
+            found += batch.values()
+            offset += len(batch)
+    return found
+
+
+def numbered(topic: str, first: int, count: int) -> Batch:
+    return Batch.of(topic, [b"%s-%d" % (topic.encode(), n) for n in range(first, first + count)])
+
+
+def timed(topic: str, timestamp_us: int, values: list[bytes]) -> Batch:
+    batch = Batch.of(topic, values)
+    batch.timestamp_us = timestamp_us
+    return batch
+
+
+class LogContract:
+    """Subclass me. Every test is a promise of polybus.log.interface."""
+
+    keeps_messages = True
+
+    @pytest.fixture
+    def open_log(self) -> OpenLog:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def log(self, open_log: OpenLog) -> Iterator[Log]:
+        log = open_log()
+        log.create_topic("a")
+        log.create_topic("b")
+        yield log
+        log.close()
+
+    # Offsets.
+
+    def test_a_new_topic_holds_nothing_and_starts_at_zero(self, log: Log) -> None:
+        bounds = log.bounds("a")
+        assert (bounds.start, bounds.stop) == (0, 0)
+        assert bounds.epoch > 0
+        assert log.read("a", 0) == []
+
+    def test_offsets_count_up_without_gaps_in_the_order_of_append(self, log: Log) -> None:
+        firsts = []
+        for count in (3, 1, 2):
+            batch = numbered("a", 0, count)
+            log.append(batch)
+            firsts.append(batch.first_offset)
+        assert firsts == [0, 3, 4]
+        assert log.bounds("a").stop == 6
+
+    def test_each_topic_counts_for_itself(self, log: Log) -> None:
+        for number in range(3):
+            log.append(numbered("a", 2 * number, 2))
+            log.append(numbered("b", number, 1))
+        log.sync()
+        assert values_from(log, "a", 0) == [b"a-%d" % n for n in range(6)]
+        assert values_from(log, "b", 0) == [b"b-%d" % n for n in range(3)]
+
+    def test_append_sets_epoch_and_first_offset_on_the_batch(self, log: Log) -> None:
+        batch = numbered("a", 0, 1)
+        log.append(batch)
+        assert (batch.epoch, batch.first_offset) == (log.bounds("a").epoch, 0)
+
+    def test_an_empty_batch_takes_no_offset(self, log: Log) -> None:
+        log.append(Batch.of("a", []))
+        log.append(numbered("a", 0, 1))
+        log.sync()
+        assert values_from(log, "a", 0) == [b"a-0"]
+
+    # Tickets.
+
+    def test_tickets_ascend_over_all_topics(self, log: Log) -> None:
+        tickets = [log.append(numbered(topic, 0, 1)) for topic in "abab"]
+        assert tickets == sorted(set(tickets))
+        assert tickets[0] > 0
+
+    def test_after_sync_every_ticket_is_durable(self, log: Log) -> None:
+        ticket = log.append(numbered("a", 0, 10))
+        log.sync()
+        assert log.durable >= ticket
+        assert log.pending_bytes == 0
+
+    @pytest.mark.parametrize("urgent", [False, True])
+    def test_on_durable_hears_of_a_ticket_without_anybody_calling_sync(
+        self, log: Log, urgent: bool
+    ) -> None:
+        heard = threading.Event()
+        ticket = -1
+        log.on_durable = lambda durable: heard.set()
+        ticket = log.append(numbered("a", 0, 1), urgent=urgent)
+        # An urgent ticket is told of; of others it is enough that they become durable.
+        while not (heard.wait(0.01) or (not urgent and log.durable >= ticket)):
+            pass
+        assert log.durable >= ticket
+
+    def test_on_durable_never_goes_back(self, log: Log) -> None:
+        heard: list[int] = []
+        log.on_durable = heard.append
+        last = 0
+        for number in range(50):
+            last = log.append(numbered("a", number, 1), urgent=True)
+        log.sync()
+        assert heard == sorted(heard)
+        assert heard[-1] == last
+
+    # Reading.
+
+    def test_what_was_appended_is_visible_at_once(self, log: Log) -> None:
+        log.append(numbered("a", 0, 3))
+        assert values_from(log, "a", 1) == [b"a-1", b"a-2"]
+
+    def test_durable_and_fresh_messages_read_as_one_sequence(self, log: Log) -> None:
+        log.append(numbered("a", 0, 5))
+        log.sync()
+        log.append(numbered("a", 5, 5))
+        for offset in range(11):
+            assert values_from(log, "a", offset) == [b"a-%d" % n for n in range(offset, 10)]
+
+    def test_a_read_begins_at_its_offset_exactly(self, log: Log) -> None:
+        log.append(numbered("a", 0, 10))
+        log.sync()
+        batch = log.read("a", 7)[0]
+        assert (batch.first_offset, batch.value(0), batch.epoch) == (
+            7,
+            b"a-7",
+            log.bounds("a").epoch,
+        )
+
+    @pytest.mark.parametrize("synced", [False, True])
+    def test_a_read_stops_at_about_bytes_max_but_gives_one_message_at_least(
+        self, log: Log, synced: bool
+    ) -> None:
+        log.append(Batch.of("a", [b"x" * 1000 for _ in range(100)]))
+        if synced:
+            log.sync()
+        some = log.read("a", 0, bytes_max=10_000)
+        assert sum(len(batch) for batch in some) == 10
+        one = log.read("a", 5, bytes_max=1)
+        assert [len(batch) for batch in one] == [1]
+        assert len(values_from(log, "a", 0, bytes_max=2500)) == 100
+
+    def test_offsets_outside_the_bounds_are_refused_by_code(self, log: Log) -> None:
+        log.append(numbered("a", 0, 2))
+        for offset in (-1, 3):
+            with pytest.raises(UsageError) as caught:
+                log.read("a", offset)
+            assert caught.value.code == "log.offset-unknown"
+        assert log.read("a", 2) == []
+
+    def test_read_recent_gives_everything_to_the_end_or_nothing(self, log: Log) -> None:
+        log.append(numbered("a", 0, 2))
+        log.sync()
+        log.append(numbered("a", 2, 2))
+        recent = log.read_recent("a", 1)
+        if recent is not None:
+            assert [value for batch in recent for value in batch.values()] == [
+                b"a-1", b"a-2", b"a-3",
+            ]  # fmt: skip
+        assert log.read_recent("a", 4) == []
+
+    @pytest.mark.parametrize("synced", [False, True])
+    def test_everything_about_a_message_survives(self, log: Log, synced: bool) -> None:
+        batch = Batch.of(
+            "a",
+            [b"", b"\x00\xff\x80", b"plain"],
+            keys=[None, b"k", b""],
+            headers=[{"h": b"\xfe", "i": b""}, None, {"ü": b"1"}],
+        )
+        batch.protocol, batch.sender, batch.timestamp_us = "goms", "10.0.0.1:9", 1_234_567
+        log.append(batch)
+        log.append(numbered("a", 3, 1))
+        if synced:
+            log.sync()
+        read = log.read("a", 0)[0].slice(0, 3)
+        assert list(read.values()) == [b"", b"\x00\xff\x80", b"plain"]
+        assert list(read.keys or ()) == [None, b"k", b""]
+        assert [dict(one or {}) for one in read.headers or ()] == [
+            {"h": b"\xfe", "i": b""}, {}, {"ü": b"1"},
+        ]  # fmt: skip
+        assert (read.protocol, read.sender, read.timestamp_us) == ("goms", "10.0.0.1:9", 1_234_567)
+
+    def test_a_batch_without_a_time_gets_the_clocks(self, log: Log) -> None:
+        log.append(numbered("a", 0, 1))
+        assert log.read("a", 0)[0].timestamp_us > 0
+
+    # Time.
+
+    @pytest.mark.parametrize("synced", [False, True])
+    def test_reading_by_time_finds_the_first_message_at_or_after_it(
+        self, log: Log, synced: bool
+    ) -> None:
+        for time_us in (1000, 2000, 3000):
+            log.append(timed("a", time_us, [b"x", b"y"]))
+            if synced:
+                log.sync()
+        found = [log.offset_at("a", time_us) for time_us in (0, 1000, 1001, 2000, 3000, 3001)]
+        assert found == [0, 0, 2, 2, 4, 6]
+
+    @pytest.mark.parametrize("synced", [False, True])
+    def test_a_clock_set_back_disturbs_neither_offsets_nor_reading_by_time(
+        self, log: Log, synced: bool
+    ) -> None:
+        for time_us in (5000, 1000, 2000, 7000, 6000):
+            log.append(timed("a", time_us, [b"%d" % time_us]))
+            if synced:
+                log.sync()
+        assert values_from(log, "a", 0) == [b"5000", b"1000", b"2000", b"7000", b"6000"]
+        assert [log.offset_at("a", time_us) for time_us in (1, 5000, 5001, 6500, 7001)] == [
+            0, 0, 3, 3, 5,
+        ]  # fmt: skip
+
+    # Topics.
+
+    def test_unknown_topics_are_refused_by_code_everywhere(self, log: Log) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: log.append(numbered("nobody", 0, 1)),
+            lambda: log.bounds("nobody"),
+            lambda: log.read("nobody", 0),
+            lambda: log.read_recent("nobody", 0),
+            lambda: log.offset_at("nobody", 0),
+            lambda: log.settings("nobody"),
+            lambda: log.describe("nobody"),
+            lambda: log.delete_topic("nobody"),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError) as caught:
+                call()
+            assert caught.value.code == "topic.unknown"
+
+    def test_a_description_counts_the_history(self, log: Log) -> None:
+        figures = log.describe("a")
+        assert figures["history-files"] == figures["history-bytes"] == 0
+
+    def test_a_topic_exists_once(self, log: Log) -> None:
+        with pytest.raises(UsageError) as caught:
+            log.create_topic("a")
+        assert caught.value.code == "topic.exists"
+        assert sorted(log.topics()) == ["a", "b"]
+
+    def test_a_recreated_topic_has_a_larger_epoch_and_shows_nothing_of_the_old(
+        self, log: Log
+    ) -> None:
+        log.append(numbered("a", 0, 3))
+        old = log.bounds("a").epoch
+        log.delete_topic("a")
+        assert "a" not in log.topics()
+        bounds = log.create_topic("a")
+        log.sync()
+        assert bounds.epoch > old
+        assert log.bounds("a") == bounds
+        log.append(Batch.of("a", [b"new"]))
+        log.sync()
+        assert values_from(log, "a", 0) == [b"new"]
+
+    def test_topics_and_their_settings_survive_a_restart(self, open_log: OpenLog) -> None:
+        log = open_log()
+        settings = TopicSettings(retention_age_s=60.0, retention_bytes=1000)
+        log.create_topic("kept topic/ü", settings)
+        log.create_topic("deleted")
+        log.delete_topic("deleted")
+        log.close()
+        log = open_log()
+        assert list(log.topics()) == ["kept topic/ü"]
+        assert log.settings("kept topic/ü") == settings
+        log.close()
+
+    def test_a_restart_shows_all_messages_in_the_same_epoch_or_none_in_a_new_one(
+        self, open_log: OpenLog
+    ) -> None:
+        log = open_log()
+        before = log.create_topic("a")
+        log.append(numbered("a", 0, 3))
+        log.close()
+        log = open_log()
+        after = log.bounds("a")
+        if self.keeps_messages:
+            assert (after.epoch, after.stop) == (before.epoch, 3)
+            assert values_from(log, "a", 0) == [b"a-0", b"a-1", b"a-2"]
+        else:
+            assert after.epoch > before.epoch
+            assert (after.start, after.stop) == (0, 0)
+        log.append(numbered("a", 3, 1))
+        assert log.bounds("a").stop == after.stop + 1
+        log.close()
+
+    def test_an_epoch_is_never_used_twice(self, open_log: OpenLog) -> None:
+        epochs = []
+        for _ in range(3):
+            log = open_log()
+            epochs.append(log.create_topic("a").epoch)
+            log.delete_topic("a")
+            epochs.append(log.create_topic("a").epoch)
+            log.delete_topic("a")
+            log.close()
+        assert epochs == sorted(set(epochs))
+
+    # Threads.
+
+    def test_readers_on_other_threads_see_a_gapless_sequence_while_it_grows(self, log: Log) -> None:
+        total = 3000
+        wrong: list[object] = []
+
+        def follow() -> None:
+            offset = 0
+            try:
+                while offset < total:
+                    for batch in log.read("a", offset, bytes_max=4096):
+                        for value in batch.values():
+                            assert value == b"a-%d" % offset
+                            offset += 1
+                    log.offset_at("a", 1)
+            except (AssertionError, PolybusError, RuntimeError) as error:
+                wrong.append(error)
+
+        readers = [threading.Thread(target=follow) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for first in range(0, total, 3):
+            log.append(numbered("a", first, 3), urgent=first % 5 == 0)
+        for reader in readers:
+            reader.join(30)
+        assert not wrong
+        assert not any(reader.is_alive() for reader in readers)

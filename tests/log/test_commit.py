@@ -1,0 +1,115 @@
+"""The bytes of a commit: what goes in comes out, and no flipped bit gets through."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polybus.batch import Batch
+from polybus.log import commit
+from polybus.log.commit import HEAD, SCHEMA, Damaged, Encoder
+
+VALUES = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
+BATCHES = st.lists(st.tuples(st.sampled_from(["a", "b", '{"commit":', "ü"]), VALUES), min_size=1)
+
+
+def batches_of(described: list[tuple[str, list[bytes]]]) -> list[Batch]:
+    """Batches with the offsets a log would give them."""
+    stops: dict[str, int] = {}
+    batches = []
+    for number, (topic, values) in enumerate(described):
+        batch = Batch.of(topic, values)
+        batch.first_offset = stops.get(topic, 0)
+        batch.epoch, batch.timestamp_us = 7, 1000 + number
+        batch.protocol, batch.sender = "goms", f"peer-{number}"
+        stops[topic] = batch.first_offset + len(values)
+        batches.append(batch)
+    return batches
+
+
+@given(BATCHES)
+@settings(max_examples=50, deadline=None)
+def test_rows_come_back_grouped_by_topic_in_order(described: list[tuple[str, list[bytes]]]) -> None:
+    encoded = Encoder().encode(3, 2, batches_of(described))
+    message = bytes(encoded.message)
+    commit.verify(message)
+    rows = commit.rows_of(message)
+    rows.validate(full=True)
+    note = commit.note_of(message)
+    assert (note.commit, note.synced, note.topics) == (3, 2, encoded.topics)
+    assert commit.size_of(message) == len(message)
+    for topic_rows in note.topics:
+        part = rows.slice(topic_rows.first_row, topic_rows.count)
+        expected = [value for topic, values in described if topic == topic_rows.topic
+                    for value in values]  # fmt: skip
+        assert part["value"].to_pylist() == expected
+        assert part["offset"].to_pylist() == list(range(len(expected)))
+        assert set(part["topic"].to_pylist()) == {topic_rows.topic}
+
+
+def test_a_stream_of_head_and_commits_is_plain_arrow() -> None:
+    encoder = Encoder()
+    stream = HEAD
+    for number in range(3):
+        stream += bytes(encoder.encode(number, 0, batches_of([("a", [b"x"] * 3)])).message)
+    table = pa.ipc.open_stream(stream).read_all()
+    assert table.schema.equals(SCHEMA)
+    assert table.num_rows == 9
+
+
+@pytest.mark.slow
+def test_every_single_flipped_bit_of_a_commit_is_detected() -> None:
+    batches = batches_of([("topic", [b"value-%d" % n for n in range(20)])])
+    message = bytearray(Encoder().encode(1, 0, batches).message)
+    for bit in range(len(message) * 8):
+        message[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            commit.verify(message)
+        message[bit // 8] ^= 1 << bit % 8
+    commit.verify(message)
+
+
+def test_flipped_bits_of_a_commit_are_detected_here_and_there() -> None:
+    draw = random.Random(1)
+    message = bytearray(Encoder().encode(1, 0, batches_of([("topic", [b"x" * 100] * 50)])).message)
+    for bit in draw.sample(range(len(message) * 8), 500):
+        message[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            commit.verify(message)
+        message[bit // 8] ^= 1 << bit % 8
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_rubbish_is_damage_and_nothing_else(rubbish: bytes) -> None:
+    for data in (rubbish, commit.CONTINUATION + rubbish):
+        for look in (commit.verify, commit.size_of, commit.note_of):
+            with pytest.raises(Damaged):
+                look(data)
+
+
+def test_values_that_do_not_compress_fit_too() -> None:
+    draw = random.Random(1)
+    encoder = Encoder()
+    for size in (1, 1000, 1 << 20, 10 << 20):
+        batch = Batch("a", draw.randbytes(size), array("i", [0, size]))
+        batch.first_offset = 0
+        message = encoder.encode(1, 0, [batch]).message
+        commit.verify(message)
+        assert commit.rows_of(message)["value"][0].as_py() == batch.buffer
+
+
+def test_keys_and_headers_of_some_batches_do_not_move_to_others() -> None:
+    plain, rich = (
+        Batch.of("a", [b"1", b"2"]),
+        Batch.of("a", [b"3"], keys=[b"k"], headers=[{"h": b"v"}]),
+    )
+    plain.first_offset, rich.first_offset = 0, 2
+    rows = commit.rows_of(bytes(Encoder().encode(1, 0, [plain, rich]).message))
+    assert rows["key"].to_pylist() == [None, None, b"k"]
+    assert rows["headers"].to_pylist() == [None, None, [("h", b"v")]]

@@ -1,0 +1,438 @@
+"""The hand-over: sealed segments become Parquet, each message exactly once, killed or not."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from segments_kit import (
+    DAY_US,
+    NOON_US,
+    expected_values,
+    history_of,
+    make_segment,
+    make_topic,
+    read_history,
+    rows_batch,
+    values_across,
+)
+
+from polybus.errors import BusyError, StorageError, UsageError
+from polybus.log import layout, parquet
+from polybus.log import manifest as manifests
+from polybus.log.commit import HEAD, SCHEMA
+from polybus.log.handover import compact, delete_segments, hand_over
+from polybus.log.manifest import HistoryLock
+
+HOSTILE_NAMES = [
+    "..",
+    ".",
+    "a/b",
+    "../../etc",
+    " spaces ",
+    "größe/日本",
+    "%2e",
+    "x" * 255,
+    "ü" * 127,
+]
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("history/**/*.parquet"))
+
+
+def handover_process(data: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "polybus.log.handover", "--data", str(data)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_every_topic_of_a_sealed_segment_is_handed_over(tmp_path: Path) -> None:
+    for topic in ("news", "sport"):
+        make_topic(tmp_path, topic)
+    segment = make_segment(
+        tmp_path,
+        1,
+        [[rows_batch("news", 0, 5), rows_batch("sport", 0, 7)], [rows_batch("news", 5, 5)]],
+    )
+    assert hand_over(tmp_path) == [segment]
+    for topic, count in (("news", 10), ("sport", 7)):
+        table = read_history(history_of(tmp_path, topic))
+        assert table.column("value").to_pylist() == expected_values(topic, count)
+        assert table.column("offset").to_pylist() == list(range(count))
+
+
+def test_the_live_segment_is_left_alone(tmp_path: Path) -> None:
+    make_topic(tmp_path, "news")
+    make_segment(tmp_path, 1, [[rows_batch("news", 0, 5)]], sealed=False)
+    assert hand_over(tmp_path) == []
+    assert history_of(tmp_path, "news").handed_over == 0
+
+
+def test_duckdb_and_plain_pyarrow_read_the_history(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news")
+    days = [[rows_batch("news", n * 10, 10, timestamp_us=NOON_US + n * DAY_US)] for n in range(3)]
+    make_segment(tmp_path, 1, days)
+    hand_over(tmp_path)
+    found = (
+        duckdb.connect()
+        .execute(
+            'SELECT count(*), count(DISTINCT "offset"), min(value::VARCHAR), count(DISTINCT date) '
+            f"FROM read_parquet('{folder}/history/**/*.parquet')"
+        )
+        .fetchall()
+    )
+    assert found == [(30, 30, "news:1:0", 3)]
+    for path in parquet_files(folder):
+        with pq.ParquetFile(path) as file:
+            assert file.schema_arrow.equals(SCHEMA)
+            column = file.metadata.row_group(0).column(2)
+            assert (column.path_in_schema, column.compression) == ("offset", "ZSTD")
+            assert column.statistics.max - column.statistics.min == 9
+
+
+def test_a_new_file_begins_when_the_day_changes_even_backwards(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news")
+    before, after = 20_000 * DAY_US - 1, 20_000 * DAY_US
+    batches = [
+        rows_batch("news", n, 1, timestamp_us=t)
+        for n, t in enumerate([before, after, before, before])
+    ]
+    make_segment(tmp_path, 1, [batches])
+    hand_over(tmp_path)
+    assert [str(path.relative_to(folder)) for path in parquet_files(folder)] == [
+        f"history/date=2024-10-03/{0:020d}-{0:020d}.parquet",
+        f"history/date=2024-10-03/{2:020d}-{3:020d}.parquet",
+        f"history/date=2024-10-04/{1:020d}-{1:020d}.parquet",
+    ]
+    table = read_history(history_of(tmp_path, "news"))
+    assert table.column("offset").to_pylist() == [0, 1, 2, 3]
+
+
+def test_small_files_of_a_day_grow_together(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news")
+    for number in range(6):
+        make_segment(tmp_path, number + 1, [[rows_batch("news", number * 10, 10)]])
+        delete_segments(hand_over(tmp_path, grace_s=0))
+    assert [path.name for path in parquet_files(folder)] == [f"{0:020d}-{59:020d}.parquet"]
+    table = read_history(history_of(tmp_path, "news"))
+    assert table.column("value").to_pylist() == expected_values("news", 60)
+
+
+def test_a_replaced_file_leaves_history_at_once_and_the_disk_after_a_grace(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news")
+    make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    hand_over(tmp_path)
+    make_segment(tmp_path, 2, [[rows_batch("news", 10, 10)]])
+    hand_over(tmp_path)
+    assert len(parquet_files(folder)) == 1
+    assert len(list(folder.glob("scratch/*.replaced"))) == 1
+    hand_over(tmp_path, grace_s=0)
+    assert not (folder / "scratch").exists()
+
+
+def test_a_large_file_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_topic(tmp_path, "news")
+    monkeypatch.setattr("polybus.log.handover_topic.SMALL_FILE_BYTES", 1)
+    for number in range(3):
+        make_segment(tmp_path, number + 1, [[rows_batch("news", number * 10, 10)]])
+        hand_over(tmp_path)
+    assert len(parquet_files(folder)) == 3
+
+
+def test_a_damaged_small_file_is_not_merged_away(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news")
+    make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    delete_segments(hand_over(tmp_path))
+    parquet_files(folder)[0].write_bytes(b"PAR1 not any more PAR1")
+    make_segment(tmp_path, 2, [[rows_batch("news", 10, 10)]])
+    hand_over(tmp_path)
+    history = history_of(tmp_path, "news")
+    assert len(parquet_files(folder)) == 2
+    assert read_history(history, 10).num_rows == 10
+
+
+def test_a_file_is_closed_when_it_gets_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_topic(tmp_path, "news")
+    monkeypatch.setattr(parquet, "FILE_BYTES_MAX", 1)
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
+    make_segment(tmp_path, 1, [[rows_batch("news", n * 10, 10)] for n in range(5)])
+    hand_over(tmp_path)
+    assert len(parquet_files(folder)) == 5
+    assert read_history(history_of(tmp_path, "news")).num_rows == 50
+
+
+def test_run_again_it_changes_nothing(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news")
+    segment = make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    hand_over(tmp_path)
+    before = (folder / "manifest.json").stat().st_ino
+    assert hand_over(tmp_path) == [segment]
+    assert (folder / "manifest.json").stat().st_ino == before
+
+
+def test_rows_of_a_deleted_or_recreated_topic_are_left_behind(tmp_path: Path) -> None:
+    make_topic(tmp_path, "news", epoch=2)
+    segment = make_segment(
+        tmp_path,
+        1,
+        [
+            [rows_batch("news", 0, 10, epoch=1), rows_batch("gone", 0, 5)],
+            [rows_batch("news", 0, 3, epoch=2)],
+        ],
+    )
+    assert hand_over(tmp_path) == [segment]
+    table = read_history(history_of(tmp_path, "news"))
+    assert table.column("value").to_pylist() == expected_values("news", 3, epoch=2)
+    assert not layout.topic_folder(tmp_path, "gone").exists()
+
+
+def test_the_files_of_an_older_epoch_go(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news", epoch=1)
+    make_segment(tmp_path, 1, [[rows_batch("news", 0, 10, epoch=1, timestamp_us=NOON_US + DAY_US)]])
+    delete_segments(hand_over(tmp_path))
+    make_topic(tmp_path, "news", epoch=2)
+    make_segment(tmp_path, 2, [[rows_batch("news", 0, 3, epoch=2)]])
+    hand_over(tmp_path)
+    assert [path.name for path in parquet_files(folder)] == [f"{0:020d}-{2:020d}.parquet"]
+
+
+def test_a_topic_deleted_at_work_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_topic(tmp_path, "news")
+    segment = make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    real = parquet.FileWriter.flush
+
+    def flush_after_delete(writer: parquet.FileWriter) -> None:
+        folder.rename(tmp_path / "trash")
+        real(writer)
+
+    monkeypatch.setattr(parquet.FileWriter, "flush", flush_after_delete)
+    assert hand_over(tmp_path) == [segment]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_hostile_name_stays_inside_its_folder(tmp_path: Path, name: str) -> None:
+    data = tmp_path / "data"
+    folder = make_topic(data, name)
+    make_segment(data, 1, [[rows_batch(name, 0, 10)]])
+    hand_over(data)
+    assert folder.parent == layout.topics_folder(data)
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+    assert [path.parent.parent.parent for path in tmp_path.rglob("*.parquet")] == [folder]
+    assert read_history(history_of(data, name)).num_rows == 10
+
+
+def test_a_damaged_commit_keeps_its_segment_and_stops_only_its_topics(tmp_path: Path) -> None:
+    for topic in ("news", "sport"):
+        make_topic(tmp_path, topic)
+    segment = make_segment(
+        tmp_path,
+        1,
+        [
+            [rows_batch("news", 0, 10), rows_batch("sport", 0, 10)],
+            [rows_batch("news", 10, 10)],
+            [rows_batch("news", 20, 10), rows_batch("sport", 10, 10)],
+        ],
+    )
+    later = make_segment(tmp_path, 4, [[rows_batch("sport", 20, 5)], [rows_batch("news", 30, 5)]])
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"news:1:10")] ^= 1
+    segment.write_bytes(content)
+    told: list[str] = []
+    assert hand_over(tmp_path, progress=told.append) == []
+    assert history_of(tmp_path, "news").handed_over == 10
+    assert history_of(tmp_path, "sport").handed_over == 25
+    assert any(line.startswith("damaged") and segment.name in line for line in told)
+    assert any("'news'" in line and "offsets 10 to 29" in line for line in told)
+    assert later.exists()
+
+
+def test_a_lost_manifest_does_not_cost_the_files(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, "news")
+    make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    delete_segments(hand_over(tmp_path))
+    (folder / "manifest.json").unlink()
+    make_segment(tmp_path, 2, [[rows_batch("news", 10, 10)]])
+    assert hand_over(tmp_path) == []
+    assert len(parquet_files(folder)) == 1
+
+
+def test_many_topics_are_handed_over_in_bounded_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polybus.log.handover._GROUP_BYTES_MAX", 4000)
+    topics = [f"t{number}" for number in range(30)]
+    for topic in topics:
+        make_topic(tmp_path, topic)
+    commits = [[rows_batch(topic, n * 4, 4) for topic in topics] for n in range(5)]
+    segment = make_segment(tmp_path, 1, commits)
+    assert hand_over(tmp_path) == [segment]
+    for topic in topics:
+        table = read_history(history_of(tmp_path, topic))
+        assert table.column("value").to_pylist() == expected_values(topic, 20)
+
+
+def test_only_one_hand_over_works_at_a_time(tmp_path: Path) -> None:
+    with HistoryLock(tmp_path), pytest.raises(BusyError, match=r"log\.history-busy"):
+        hand_over(tmp_path)
+
+
+def test_compact_hands_over_the_live_segment_too(tmp_path: Path) -> None:
+    make_topic(tmp_path, "news")
+    make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    make_segment(tmp_path, 2, [[rows_batch("news", 10, 10)]], sealed=False)
+    assert len(compact(tmp_path)) == 2
+    assert layout.segments(tmp_path) == []
+    assert list(layout.journal_folder(tmp_path).iterdir()) == []
+    table = read_history(history_of(tmp_path, "news"))
+    assert table.column("value").to_pylist() == expected_values("news", 20)
+
+
+def test_compact_refuses_while_a_bus_runs_and_without_data(tmp_path: Path) -> None:
+    with layout.DataLock(tmp_path), pytest.raises(StorageError, match=r"log\.locked"):
+        compact(tmp_path)
+    with pytest.raises(UsageError, match=r"log\.no-data"):
+        compact(tmp_path / "nowhere")
+
+
+def test_compact_of_an_empty_journal_does_nothing(tmp_path: Path) -> None:
+    make_segment(tmp_path, 1, [], sealed=False)
+    assert compact(tmp_path) == []
+    assert layout.segments(tmp_path)[0].stat().st_size == len(HEAD)
+
+
+def test_the_process_says_in_json_which_segments_are_done(tmp_path: Path) -> None:
+    make_topic(tmp_path, "news")
+    segment = make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    with handover_process(tmp_path) as process:
+        output, errors = process.communicate(timeout=30)
+    lines = [msgspec.json.decode(line) for line in output.splitlines()]
+    assert (process.returncode, errors) == (0, b"")
+    assert {"segment": str(segment)} in lines
+    with HistoryLock(tmp_path), handover_process(tmp_path) as process:
+        output, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b"log.history-busy" in errors
+
+
+KILLED_AT_STEP = """
+import os, sys
+from polybus.log.handover import hand_over
+step = int(sys.argv[2])
+def count(event, arguments):
+    global step
+    writes = event == "open" and isinstance(arguments[1], str) and "r" not in arguments[1]
+    if event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.utime") or writes:
+        step -= 1
+        if step < 0:
+            os._exit(9)
+sys.addaudithook(count)
+from pathlib import Path
+hand_over(Path(sys.argv[1]), grace_s=0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_killed_before_any_step_on_the_disk_it_completes_when_run_again(tmp_path: Path) -> None:
+    """A merge and a new day, killed before each rename, removal and new file, one after another."""
+    killed = 0
+    while True:
+        data = tmp_path / str(killed)
+        folder = make_topic(data, "news")
+        make_segment(data, 1, [[rows_batch("news", 0, 10)]])
+        delete_segments(hand_over(data))
+        commits = [
+            [rows_batch("news", 10, 10), rows_batch("news", 20, 10, timestamp_us=NOON_US + DAY_US)]
+        ]
+        segment = make_segment(data, 2, commits)
+        process = subprocess.run(
+            [sys.executable, "-c", KILLED_AT_STEP, str(data), str(killed)], timeout=30, check=False
+        )
+        assert values_across(data, "news") == expected_values("news", 30)
+        assert hand_over(data, grace_s=0) == [segment]
+        assert values_across(data, "news") == expected_values("news", 30)
+        names = [path.name for path in parquet_files(folder)]
+        assert names == [f"{0:020d}-{19:020d}.parquet", f"{20:020d}-{29:020d}.parquet"]
+        assert not (folder / "scratch").exists()
+        if process.returncode == 0:
+            break
+        assert process.returncode == 9
+        killed += 1
+    assert killed >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_killed_at_any_moment_each_message_is_there_exactly_once(tmp_path: Path) -> None:
+    """kill -9 at random moments, run again, new segments now and then; all from one seed."""
+    seed = int(os.environ.get("POLYBUS_SEED", time.time_ns() % 1_000_000))
+    sys.stdout.write(f"POLYBUS_SEED={seed}\n")
+    chance = random.Random(seed)
+    topics = ["news", "sport", "a/b"]
+    for topic in topics:
+        make_topic(tmp_path, topic)
+    counts = dict.fromkeys(topics, 0)
+    next_commit = 1
+    for _ in range(12):
+        commits = []
+        for _ in range(10):
+            batches = []
+            for topic in topics:
+                when = NOON_US + chance.choice([0, 0, 0, DAY_US])
+                batches.append(rows_batch(topic, counts[topic], 500, timestamp_us=when))
+                counts[topic] += 500
+            commits.append(batches)
+        make_segment(tmp_path, next_commit, commits)
+        next_commit += 10
+        with handover_process(tmp_path) as process:
+            # The process takes about 0.4 s to start and as long to work.
+            time.sleep(chance.uniform(0.3, 0.9))
+            process.kill()
+            process.communicate(timeout=30)
+        for topic in topics:
+            assert values_across(tmp_path, topic) == expected_values(topic, counts[topic]), seed
+        if chance.random() < 0.5:
+            delete_segments(hand_over(tmp_path, grace_s=0))
+    delete_segments(hand_over(tmp_path, grace_s=0))
+    assert layout.segments(tmp_path) == []
+    for topic in topics:
+        folder = layout.topic_folder(tmp_path, topic)
+        assert values_across(tmp_path, topic) == expected_values(topic, counts[topic]), seed
+        found = manifests.load(folder)
+        assert found is not None
+        assert {str(path.relative_to(folder)) for path in parquet_files(folder)} == {
+            file.path for file in found.files
+        }
+        assert not (folder / "scratch").exists()
+
+
+def test_a_hand_over_ends_when_its_bus_is_gone() -> None:
+    child = (
+        "import os, time, threading; from polybus.log.handover import _end_with_parent;"
+        "print('started', flush=True); _end_with_parent(os.getppid())"
+    )
+    code = (
+        "import subprocess, sys, time;"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as bus:
+        assert bus.stdout is not None
+        assert bus.stdout.readline() == b"started\n"
+        bus.kill()
+        assert bus.stdout.read() == b"", "the pipe ends when the last process that has it does"

@@ -1,0 +1,267 @@
+"""FileLog keeps the Log's promises; the journal on disk is what it says it is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pytest
+from log_contract import LogContract, OpenLog, numbered, values_from
+
+from polybus import config
+from polybus.batch import Batch
+from polybus.errors import StorageError
+from polybus.log import layout
+from polybus.log.files import FileLog
+from polybus.log.handover import hand_over
+from polybus.log.segment import SegmentReader
+from polybus.testing.clock import ManualClock
+
+Durability = Literal["fsync", "interval"]
+Opener = Callable[..., FileLog]
+
+
+@pytest.fixture
+def opener(tmp_path: Path) -> Iterator[Opener]:
+    """Opens the log of the test's data directory; closes at the end what the test left open."""
+    clock = ManualClock()
+    opened: list[FileLog] = []
+
+    def open_log(durability: Durability = "fsync", **settings: Any) -> FileLog:
+        log = FileLog(
+            tmp_path / "data",
+            durability=durability,
+            journal=config.Journal(**{"fsync_interval_ms": 10.0, **settings}),
+            retention=config.Retention(),
+            clock=clock,
+            maintenance=False,
+        )
+        opened.append(log)
+        return log
+
+    yield open_log
+    for log in opened:
+        with contextlib.suppress(StorageError):
+            log.close()
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+class FileLogContract(LogContract):
+    durability: Durability
+
+    @pytest.fixture
+    def open_log(self, opener: Opener) -> OpenLog:
+        return lambda: opener(self.durability)
+
+
+class TestFsync(FileLogContract):
+    durability = "fsync"
+
+
+class TestInterval(FileLogContract):
+    durability = "interval"
+
+
+class TestTinySegments(FileLogContract):
+    """The same promises when every commit rolls the segment."""
+
+    durability = "fsync"
+
+    @pytest.fixture
+    def open_log(self, opener: Opener) -> OpenLog:
+        return lambda: opener("fsync", segment_bytes_max=1000)
+
+
+class TestHandedOver(FileLogContract):
+    """The same promises when every sync moves all there is into history."""
+
+    durability = "fsync"
+
+    @pytest.fixture
+    def open_log(self, opener: Opener) -> OpenLog:
+        def open_log() -> FileLog:
+            log = opener("fsync")
+            sync = log.sync
+
+            def sync_and_hand_over() -> None:
+                sync()
+                log.seal()
+                log.after_handover(hand_over(log.data))
+
+            log.sync = sync_and_hand_over  # type: ignore[method-assign]
+            return log
+
+        return open_log
+
+
+def read_stream(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as source:
+        return pa.ipc.open_stream(source).read_all()
+
+
+def test_plain_pyarrow_reads_a_live_segment_and_a_sealed_one(opener: Opener) -> None:
+    log = opener()
+    log.create_topic("a")
+    log.append(numbered("a", 0, 3))
+    log.sync()
+    (live,) = layout.segments(log.data)
+    assert read_stream(live)["value"].to_pylist() == [b"a-0", b"a-1", b"a-2"]
+    log.append(numbered("a", 3, 1))
+    log.seal()
+    (sealed,) = log.sealed_segments()
+    assert sealed == live
+    assert read_stream(sealed)["offset"].to_pylist() == [0, 1, 2, 3]
+    assert read_stream(layout.segments(log.data)[-1]).num_rows == 0
+
+
+def test_one_commit_holds_all_topics_that_waited_their_rows_grouped(opener: Opener) -> None:
+    log = opener(commit_delay_ms=200.0)
+    for topic in "abc":
+        log.create_topic(topic)
+    for number in range(5):
+        for topic in "abc":
+            log.append(numbered(topic, number, 1))
+    log.sync()
+    (entry,) = SegmentReader(layout.segments(log.data)[0]).entries()
+    assert [(rows.topic, rows.first_row, rows.count) for rows in entry.topics] == [
+        ("a", 0, 5), ("b", 5, 5), ("c", 10, 5),
+    ]  # fmt: skip
+
+
+def test_segments_roll_by_size_and_commit_numbers_go_on(opener: Opener) -> None:
+    log = opener(segment_bytes_max=5000)
+    log.create_topic("a")
+    for number in range(20):
+        log.append(numbered("a", number, 1))
+        log.sync()
+    paths = layout.segments(log.data)
+    assert len(paths) > 2
+    numbers = [entry.commit for path in paths for entry in SegmentReader(path).entries()]
+    assert numbers == list(range(1, 21))
+    assert [layout.first_commit_of(path) for path in paths] == sorted(
+        layout.first_commit_of(path) for path in paths
+    )
+    assert all(SegmentReader(path).sealed for path in paths[:-1])
+    assert not SegmentReader(paths[-1]).sealed
+
+
+def test_a_quiet_segment_is_sealed_by_its_age_and_an_empty_one_never(opener: Opener) -> None:
+    log = opener(segment_age_s=0.05)
+    log.create_topic("a")
+    log.append(numbered("a", 0, 1))
+    wait_until(lambda: len(log.sealed_segments()) == 1)
+    log.append(numbered("a", 1, 1))
+    wait_until(lambda: len(log.sealed_segments()) == 2)
+    with pytest.raises(AssertionError):
+        wait_until(lambda: len(log.sealed_segments()) == 3, timeout_s=0.2)
+
+
+def test_a_reopened_log_goes_on_in_its_last_segment(opener: Opener) -> None:
+    for number in range(3):
+        log = opener()
+        if not number:
+            log.create_topic("a")
+        log.append(numbered("a", number, 1))
+        log.close()
+    log = opener()
+    assert len(layout.segments(log.data)) == 1
+    assert values_from(log, "a", 0) == [b"a-0", b"a-1", b"a-2"]
+
+
+def test_handed_over_segments_are_deleted_and_offsets_go_on_from_the_manifest(
+    opener: Opener,
+) -> None:
+    log = opener()
+    log.create_topic("a")
+    log.append(numbered("a", 0, 5))
+    log.seal()
+    log.after_handover(hand_over(log.data))
+    assert log.sealed_segments() == []
+    assert len(layout.segments(log.data)) == 1
+    log.close()
+    log = opener()
+    assert log.bounds("a").stop == 5
+    log.append(numbered("a", 5, 1))
+    assert values_from(log, "a", 0) == [b"a-%d" % n for n in range(6)]
+
+
+def test_a_segment_that_is_not_in_history_is_never_deleted(opener: Opener) -> None:
+    log = opener()
+    log.create_topic("a")
+    log.append(numbered("a", 0, 5))
+    log.seal()
+    log.after_handover(log.sealed_segments())
+    assert len(log.sealed_segments()) == 1
+    assert values_from(log, "a", 0) == [b"a-%d" % n for n in range(5)]
+
+
+def test_rows_of_a_deleted_topic_are_not_seen_by_its_successor_after_a_restart(
+    opener: Opener,
+) -> None:
+    log = opener()
+    log.create_topic("a")
+    log.append(numbered("a", 0, 5))
+    log.sync()
+    log.delete_topic("a")
+    bounds = log.create_topic("a")
+    log.close()
+    log = opener()
+    assert log.bounds("a") == bounds
+    assert not list((log.data / "trash").glob("*"))
+
+
+def test_a_second_bus_on_the_same_data_is_refused(opener: Opener) -> None:
+    opener()
+    with pytest.raises(StorageError) as caught:
+        opener()
+    assert caught.value.code == "log.locked"
+
+
+def test_data_of_a_newer_format_is_refused(opener: Opener) -> None:
+    log = opener()
+    log.close()
+    (log.data / "polybus.json").write_text('{"format": 2}')
+    with pytest.raises(StorageError) as caught:
+        opener()
+    assert caught.value.code == "log.format"
+
+
+def test_pending_bytes_counts_what_is_held_and_comes_back_to_zero(opener: Opener) -> None:
+    log = opener(commit_delay_ms=60_000.0, commit_bytes=1 << 30)
+    log.create_topic("a")
+    log.append(Batch.of("a", [b"x" * 1000] * 10))
+    assert log.pending_bytes >= 10_000
+    log.sync()
+    assert log.pending_bytes == 0
+
+
+def test_recent_messages_are_served_from_memory_and_old_ones_are_not(opener: Opener) -> None:
+    log = opener()
+    log.create_topic("a")
+    for _ in range(20):
+        log.append(Batch.of("a", [b"x" * (1 << 20)]))
+        log.sync()
+    assert log.read_recent("a", 0) is None
+    recent = log.read_recent("a", 18)
+    assert recent is not None
+    assert [batch.first_offset for batch in recent] == [18, 19]
+
+
+def test_a_message_of_a_hundred_megabytes_is_one_commit(opener: Opener) -> None:
+    log = opener()
+    log.create_topic("a")
+    log.append(Batch.of("a", [bytes(100 << 20)]))
+    log.append(numbered("a", 1, 1))
+    log.sync()
+    assert len(log.read("a", 0, bytes_max=1)[0].value(0)) == 100 << 20
+    assert values_from(log, "a", 1) == [b"a-1"]
