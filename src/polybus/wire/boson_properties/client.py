@@ -1,0 +1,113 @@
+"""The client's side: what a server sends, to events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polybus.batch import Buffer
+from polybus.config import Limits
+from polybus.errors import PeerError
+from polybus.wire.boson_properties.codec import ERROR, OFFSET, POSITION, RECEIPT
+from polybus.wire.boson_properties.framing import Framer
+from polybus.wire.boson_properties.versions import Properties, decode
+from polybus.wire.codec import Bad
+from polybus.wire.positions import At, parse_start
+
+# A delivery has properties that its publish had not, and headers may come from other protocols.
+_PROPERTIES_MAX = 1 << 16
+_ROOM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message of a subscription; `position` is None from a server that tells none."""
+
+    topic: str
+    content: bytes
+    headers: dict[str, bytes]
+    position: At | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The message that asked with this id is stored there, and safe."""
+
+    topic: str
+    receipt_id: bytes
+    position: At
+
+
+@dataclass(frozen=True, slots=True)
+class Positioned:
+    """Where the next message of a subscription stands."""
+
+    topic: str
+    position: At
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server's complaint."""
+
+    code: str
+    text: str
+
+
+Event = Delivered | Receipt | Positioned | Refused | Bad
+
+
+class BosonPropertiesClientCodec:
+    """The client's side of one connection; wire/codec.py has the contract."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._framer = Framer(limits.message_bytes_max + _ROOM_BYTES, _PROPERTIES_MAX)
+        self._failed = False
+
+    @property
+    def unfinished_bytes(self) -> int:
+        return self._framer.held_bytes
+
+    def receive(self, data: Buffer) -> list[Event]:
+        if self._failed:
+            return []
+        events: list[Event] = []
+        try:
+            for buffer, places, _ in self._framer.feed(data):
+                try:
+                    events.append(_event(buffer, decode(buffer, places)))
+                except PeerError as problem:
+                    events.append(Bad(problem))
+        except PeerError as error:
+            self._failed = True
+            events.append(Bad(error))
+        return events
+
+    def take_carry(self) -> bytes:
+        return self._framer.take_carry()
+
+    def close(self) -> list[Event]:
+        """An unfinished message is dropped."""
+        self._framer.drop()
+        return []
+
+
+def _event(buffer: Buffer, message: Properties) -> Event:
+    flags = {flag: bytes(buffer[start:end]) for flag, (start, end) in message.flags.items()}
+    topic = message.topic.decode("utf-8", "replace")
+    if ERROR in flags:
+        code, _, text = flags[ERROR].decode("utf-8", "replace").partition(" ")
+        return Refused(code, text)
+    if RECEIPT in flags:
+        return Receipt(topic, flags[RECEIPT], _at(flags.get(OFFSET, b"")))
+    if POSITION in flags:
+        return Positioned(topic, _at(flags[POSITION]))
+    start, end = message.content
+    position = _at(flags[OFFSET]) if OFFSET in flags else None
+    return Delivered(topic, bytes(buffer[start:end]), message.headers, position)
+
+
+def _at(value: bytes) -> At:
+    position = parse_start(value.decode("ascii", "replace"))
+    if not isinstance(position, At):
+        raise PeerError("position.invalid", "a position is EPOCH:OFFSET", final=False)
+    return position
