@@ -1,0 +1,1 @@
+"""The bus: topics, subscriptions and receipts. Synchronous, single-writer, no I/O."""

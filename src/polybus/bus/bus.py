@@ -1,0 +1,222 @@
+"""The bus: publishes go to the log and to subscribers, a batch at a time.
+
+Synchronous and single-writer: everything here runs on one thread, so there are no locks. Nothing
+here knows a socket, a clock or a protocol's bytes; edges call in, and subscribers are called back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from polybus import names
+from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import ReceiptTaker, Subscriber
+from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log.interface import Bounds, Log, TopicSettings
+
+NOTHING = Batch("", b"", array("i"))
+
+
+class Topic:
+    """A topic while the bus runs: who listens, and what went through."""
+
+    __slots__ = ("messages_in", "name", "subscribers")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # A tuple, replaced on change: delivery may go on over the old one meanwhile.
+        self.subscribers: tuple[Subscriber, ...] = ()
+        self.messages_in = 0
+
+
+class Bus:
+    """Topics, subscriptions and receipts over one log."""
+
+    def __init__(self, log: Log, *, clock_us: Callable[[], int], topics_max: int = 100_000) -> None:
+        self.log = log
+        self._clock_us = clock_us
+        self._topics_max = topics_max
+        self._topics = {name: Topic(name) for name in log.topics()}
+        self._everything: list[Subscriber] = []
+        self._last_ticket = 0
+        # Receipts fall due in ticket order: the journal is one, and so is its order.
+        self._receipts: deque[tuple[int, Batch, ReceiptTaker]] = deque()
+
+    # Topics
+
+    def topics(self) -> list[Topic]:
+        return sorted(self._topics.values(), key=lambda topic: topic.name)
+
+    def has_topic(self, name: str) -> bool:
+        return name in self._topics
+
+    def create_topic(self, name: str, settings: TopicSettings | None = None) -> Bounds:
+        """Create a topic that survives a restart.
+
+        Raises:
+            UsageError: `topic.invalid`, `topic.reserved`, `topic.exists` or `topic.too-many`.
+        """
+        name = names.canonical(name)
+        if names.is_reserved(name):
+            raise UsageError("topic.reserved", f"{name}: names that begin with $ are the system's")
+        if len(self._topics) >= self._topics_max:
+            raise UsageError("topic.too-many", f"there are {self._topics_max} topics (topics-max)")
+        bounds = self.log.create_topic(name, settings)
+        topic = self._topics[name] = Topic(name)
+        for subscriber in self._everything:
+            subscriber.topic_created(name)
+        topic.subscribers = tuple(self._everything)
+        return bounds
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic, its messages and its subscriptions. Raises UsageError `topic.unknown`."""
+        self.log.delete_topic(name)
+        topic = self._topics.pop(name)
+        for subscriber in topic.subscribers:
+            subscriber.topic_deleted(name)
+
+    # Subscriptions
+
+    def subscribe(self, name: str, subscriber: Subscriber) -> None:
+        """Attach at the live end. Raises UsageError `topic.unknown`."""
+        topic = self._topic(name)
+        if subscriber not in topic.subscribers:
+            topic.subscribers = (*topic.subscribers, subscriber)
+
+    def subscribe_new(self, subscriber: Subscriber) -> None:
+        """Attach to every topic that will be created."""
+        self._everything.append(subscriber)
+
+    def unsubscribe(self, name: str, subscriber: Subscriber) -> None:
+        topic = self._topics.get(name)
+        if topic is not None and subscriber in topic.subscribers:
+            topic.subscribers = tuple(one for one in topic.subscribers if one is not subscriber)
+
+    def unsubscribe_new(self, subscriber: Subscriber) -> None:
+        if subscriber in self._everything:
+            self._everything.remove(subscriber)
+
+    def attach_if_recent(self, name: str, subscriber: Subscriber, offset: int) -> bool:
+        """Go live from `offset` if memory holds all from there on; say whether it did.
+
+        The batches between `offset` and the end are delivered before this returns, so a replay that
+        reached `offset` continues with no gap and no repeat.
+        """
+        recent = self.log.read_recent(name, offset)
+        if recent is None:
+            return False
+        for batch in recent:
+            subscriber.deliver(batch)
+        self.subscribe(name, subscriber)
+        return True
+
+    # Publishing
+
+    def publish(
+        self, batches: Sequence[Batch], publisher: Subscriber, whole: Buffer | None = None
+    ) -> int:
+        """Log the batches and hand them to their subscribers; return the last ticket, 0 if none.
+
+        A batch that is not taken is refused to its publisher, and the others go on. `whole` is all
+        batches in the publisher's own encoding, for subscribers that take them all.
+        """
+        taken = []
+        ticket = 0
+        for batch in batches:
+            topic = self._topics.get(batch.topic)
+            if topic is None:
+                publisher.refuse(batch, unknown_topic(batch.topic))
+                continue
+            added = self._append(batch, publisher)
+            if added:
+                ticket = added
+                topic.messages_in += len(batch)
+                taken.append((topic, batch))
+        if not taken:
+            return ticket
+        subscribers = taken[0][0].subscribers
+        if (
+            whole is not None
+            and len(taken) == len(batches)
+            and all(topic.subscribers == subscribers for topic, _ in taken)
+        ):
+            for subscriber in subscribers:
+                if subscriber is not publisher or subscriber.takes_own:
+                    subscriber.deliver_whole(batches, whole)
+            return ticket
+        for topic, batch in taken:
+            for subscriber in topic.subscribers:
+                if subscriber is not publisher or subscriber.takes_own:
+                    subscriber.deliver(batch)
+        return ticket
+
+    def publish_joint(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
+        """Publish one message to several topics; a subscriber of several gets it as one delivery.
+
+        The batches are the same message, one batch per topic, all of known topics.
+        """
+        joint: dict[Subscriber, list[Batch]] = {}
+        ticket = 0
+        for batch in batches:
+            topic = self._topic(batch.topic)
+            added = self._append(batch, publisher)
+            if not added:
+                continue
+            ticket = added
+            topic.messages_in += len(batch)
+            for subscriber in topic.subscribers:
+                if subscriber is not publisher or subscriber.takes_own:
+                    joint.setdefault(subscriber, []).append(batch)
+        for subscriber, its_batches in joint.items():
+            subscriber.deliver_joint(its_batches)
+        return ticket
+
+    def _append(self, batch: Batch, publisher: Subscriber) -> int:
+        batch.timestamp_us = self._clock_us()
+        wants_receipt = batch.receipt_ids is not None
+        try:
+            ticket = self._last_ticket = self.log.append(batch, urgent=wants_receipt)
+        except (StorageError, UsageError) as error:
+            publisher.refuse(batch, error)
+            return 0
+        if wants_receipt:
+            self.expect_receipt(ticket, batch, publisher)
+        return ticket
+
+    # Receipts
+
+    def expect_receipt(self, ticket: int, batch: Batch, publisher: ReceiptTaker) -> None:
+        """Call `publisher.receipt(batch)` once everything up to the ticket is durable."""
+        if ticket <= self.log.durable:
+            publisher.receipt(batch)
+        else:
+            self._receipts.append((ticket, batch, publisher))
+
+    def when_all_durable(self, waiter: ReceiptTaker) -> None:
+        """Call `waiter.receipt` once everything published so far is durable."""
+        self.expect_receipt(self._last_ticket, NOTHING, waiter)
+
+    def settle(self, durable: int) -> None:
+        """Give the receipts that are due: everything up to ticket `durable` is safe."""
+        receipts = self._receipts
+        while receipts and receipts[0][0] <= durable:
+            _, batch, publisher = receipts.popleft()
+            publisher.receipt(batch)
+
+    @property
+    def receipts_waiting(self) -> int:
+        return len(self._receipts)
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise unknown_topic(name)
+        return topic
+
+
+def unknown_topic(name: str) -> PolybusError:
+    if names.is_reserved(name):
+        return UsageError("topic.reserved", f"{name[:40]} is a system topic")
+    return UsageError("topic.unknown", f"there is no topic {name[:40]!r}")

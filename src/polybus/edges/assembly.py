@@ -1,0 +1,96 @@
+"""Unfinished messages: bounded in total, and none may stand still for ever.
+
+A connection may hold a little of an unfinished message for free. Beyond that all connections share
+one pool. When the pool is used up, the connections that want more wait, all but one: somebody must
+be able to finish, or nobody ever would.
+
+A message that was begun must go on: after `message-timeout-s` it needs an average of at least
+RATE_LEAST bytes a second. A connection must show what it speaks within `detect-timeout-s` of its
+first byte, and send a first byte within SILENT_S.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+from polybus.config import Limits
+
+FREE_BYTES = 64 << 10
+RATE_LEAST = 1 << 10
+SILENT_S = 60.0
+GATE = "assembly"
+
+
+class Assembling(Protocol):
+    """A connection that receives messages."""
+
+    def too_slow(self) -> None: ...
+
+    def hold(self, gate: Hashable) -> bool: ...
+
+    def release(self, gate: Hashable) -> None: ...
+
+
+class Assembly:
+    """What all connections have received of messages that are not complete."""
+
+    def __init__(self, limits: Limits, clock_s: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock_s = clock_s
+        self._deadlines: dict[Assembling, float] = {}
+        self._pool_bytes = 0
+        self._leader: Assembling | None = None
+        self._waiting: deque[Assembling] = deque()
+
+    def connected(self, connection: Assembling) -> None:
+        """Expect a first byte."""
+        self._deadlines[connection] = self._clock_s() + SILENT_S
+
+    def detecting(self, connection: Assembling) -> None:
+        """Its first byte is here: expect it to show its protocol."""
+        self._deadlines[connection] = self._clock_s() + self._limits.detect_timeout_s
+
+    def update(self, connection: Assembling, before: int, now: int, *, completed: bool) -> None:
+        """Its unfinished message went from `before` to `now` bytes; `completed`: one ended."""
+        if not now:
+            self._deadlines.pop(connection, None)
+        elif completed or not before:
+            self._deadlines[connection] = self._clock_s() + self._limits.message_timeout_s
+        elif connection in self._deadlines:
+            self._deadlines[connection] += max(now - before, 0) / RATE_LEAST
+        if before > FREE_BYTES or now > FREE_BYTES:
+            self._count(connection, max(before - FREE_BYTES, 0), max(now - FREE_BYTES, 0))
+
+    def forget(self, connection: Assembling) -> None:
+        """It is gone; its bytes were counted out by an update to 0 before."""
+        self._deadlines.pop(connection, None)
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+        if self._leader is connection:
+            self._next_leader()
+
+    def overdue(self) -> list[Assembling]:
+        """The connections whose time is up."""
+        now = self._clock_s()
+        return [one for one, deadline in self._deadlines.items() if deadline < now]
+
+    def _count(self, connection: Assembling, before: int, now: int) -> None:
+        self._pool_bytes += now - before
+        if not now and self._leader is connection:
+            self._next_leader()
+        elif now > before and self._pool_bytes > self._limits.assembly_bytes_max:
+            if self._leader is None:
+                self._leader = connection
+            elif self._leader is not connection and connection.hold(GATE):
+                self._waiting.append(connection)
+
+    def _next_leader(self) -> None:
+        self._leader = None
+        while self._waiting:
+            connection = self._waiting.popleft()
+            connection.release(GATE)
+            if self._pool_bytes > self._limits.assembly_bytes_max:
+                self._leader = connection
+                return

@@ -1,0 +1,38 @@
+"""What bad peers did: counted always, logged at most so many times a second."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+logger = logging.getLogger("polybus.peers")
+
+
+class BadPeers:
+    """Counts errors by code, and keeps a flood of bad input from becoming a flood of log lines."""
+
+    def __init__(self, *, lines_per_s: int, clock_s: Callable[[], float]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lines_per_s = lines_per_s
+        self._clock_s = clock_s
+        self._second = 0
+        self._lines = 0
+        self._suppressed = 0
+
+    def count(self, code: str, events: int) -> None:
+        """Count what needs no log line."""
+        self.counts[code] += events
+
+    def note(self, peer: str, protocol: str, code: str, text: str) -> None:
+        self.counts[code] += 1
+        second = int(self._clock_s())
+        if second != self._second:
+            if self._suppressed:
+                logger.warning("%d more lines about bad peers suppressed", self._suppressed)
+            self._second, self._lines, self._suppressed = second, 0, 0
+        if self._lines >= self._lines_per_s - 1:
+            self._suppressed += 1
+            return
+        self._lines += 1
+        logger.warning("%s (%s): %s: %s", peer, protocol, code, text)

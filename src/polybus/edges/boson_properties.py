@@ -1,0 +1,51 @@
+"""Boson properties on the bus.
+
+topic, content   publish             hbfs   subscribe
+hbfr             publish, receipt    hbfu   unsubscribe
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polybus.batch import Batch, Buffer
+from polybus.edges.translator import Peer, Translator
+from polybus.wire import boson_properties as wire
+from polybus.wire.codec import Bad, Publish
+
+if TYPE_CHECKING:
+    from polybus.config import Connector
+    from polybus.edges.server import Server
+
+
+class BosonPropertiesTranslator(Translator):
+    protocol = wire.PROTOCOL
+
+    def __init__(self, server: Server, peer: Peer, connector: Connector) -> None:
+        super().__init__(server, peer)
+        self.codec = wire.BosonPropertiesCodec(server.config.limits, connector.default_topic)
+
+    def handle(self, event: wire.Event) -> None:
+        match event:
+            case Publish(batches):
+                self.publish(batches)
+            case Bad(error):
+                self.bad(error)
+            case wire.Subscribe(lines):
+                self.subscribe_lines(lines)
+            case wire.Unsubscribe(lines):
+                self.unsubscribe_lines(lines)
+            case wire.ReceiptOwed(topic, receipt_id):
+                self.owe_receipt(receipt_id, topic)
+
+    def encode(self, batch: Batch) -> Buffer:
+        return wire.encode(batch)
+
+    def receipt(self, batch: Batch) -> None:
+        self.peer.send(wire.encode_receipts(batch))
+
+    def send_error(self, code: str, text: str) -> None:
+        self.peer.send(wire.encode_error(code, text))
+
+    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
+        self.peer.send(wire.encode_position(topic, epoch, offset))

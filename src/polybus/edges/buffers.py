@@ -1,0 +1,41 @@
+"""Read buffers that batches may keep: reused only when nobody refers to them any more."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+READ_BYTES = 512 << 10
+_SPARE_MAX = 64
+_TRIES = 4
+
+
+class ReadBuffers:
+    """Hands out buffers for socket reads.
+
+    A batch's messages stay in the buffer they were read into, perhaps until a slow subscriber has
+    taken them or the committer has written them, so a buffer is written to again only when its
+    reference count says that it is ours alone.
+    """
+
+    def __init__(self, size_bytes: int = READ_BYTES) -> None:
+        self._size_bytes = size_bytes
+        self._spare: deque[bytearray] = deque(maxlen=_SPARE_MAX)
+        self.current = bytearray(size_bytes)
+        self.view = memoryview(self.current)
+
+    def replace(self) -> None:
+        """Leave the current buffer to those who refer to it and take another."""
+        self.view.release()
+        self._spare.append(self.current)
+        spare = self._spare
+        for _ in range(min(len(spare), _TRIES)):
+            buffer = spare.popleft()
+            # Two references: the name `buffer` and getrefcount's own argument.
+            if sys.getrefcount(buffer) == 2:
+                break
+            spare.append(buffer)
+        else:
+            buffer = bytearray(self._size_bytes)
+        self.current = buffer
+        self.view = memoryview(buffer)

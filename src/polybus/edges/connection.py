@@ -1,0 +1,333 @@
+"""A TCP connection: detect the protocol, then read, decode, hand on, write.
+
+One loop drives every stream protocol. Bytes go up through the layers (TLS, gzip) to the codec, its
+events to the translator; what the translator sends goes down through the outbox and the layers.
+
+An idle connection owns no buffer at all. A read lands behind the bytes its codec left over, in the
+server's current buffer; if batches may refer to it afterwards, the server takes another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+
+from polybus.batch import Buffer
+from polybus.edges.boson_frames import BosonFramesTranslator
+from polybus.edges.boson_properties import BosonPropertiesTranslator
+from polybus.edges.goms import GomsTranslator
+from polybus.edges.layers import GzipLayer, Layer, TlsLayer
+from polybus.edges.outbox import Outbox
+from polybus.edges.translator import Translator
+from polybus.errors import PeerError
+from polybus.wire.detect import detect
+
+if TYPE_CHECKING:
+    from polybus.edges.listener import Listener
+
+READ_BYTES_FIRST = 64 << 10
+READ_BYTES_LEAST = 8 << 10
+READ_S_MAX = 0.01
+# A small read is copied, so that few messages do not keep a whole read buffer alive.
+SMALL_BYTES = 32 << 10
+CARRY_BYTES_MAX = 64 << 10
+CLOSE_TIMEOUT_S = 2.0
+WRITE_HIGH_BYTES = 1 << 20
+BACKLOG_GATE = "backlog"
+
+TRANSLATORS = {
+    "boson-frames": BosonFramesTranslator,
+    "boson-properties": BosonPropertiesTranslator,
+    "goms": GomsTranslator,
+}
+
+
+class _Drain:
+    """Somebody who waits for an outbox to drain."""
+
+    def __init__(self, drained: asyncio.Future[None]) -> None:
+        self._drained = drained
+
+    def release(self, gate: Hashable) -> None:
+        if not self._drained.done():
+            self._drained.set_result(None)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One peer over TCP. Implements translator.Peer and outbox.Waiter."""
+
+    __slots__ = (
+        "_carry",
+        "_closing",
+        "_head",
+        "_held_by",
+        "_layers",
+        "_listener",
+        "_read_bytes",
+        "_server",
+        "_transport",
+        "_unfinished",
+        "name",
+        "outbox",
+        "translator",
+    )
+    _transport: asyncio.Transport
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._server = listener.server
+        self.name = ""
+        self.translator: Translator | None = None
+        self._layers: list[Layer] = []
+        self._head = b""
+        self._carry = b""
+        self._read_bytes = READ_BYTES_FIRST
+        self._held_by: set[Hashable] = set()
+        self._unfinished = 0
+        self._closing = False
+
+    # asyncio calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transport is one in all but inheritance.
+        transport = cast(asyncio.Transport, transport)
+        self._transport = transport
+        server = self._server
+        address = transport.get_extra_info("peername")
+        self.name = f"{address[0]}:{address[1]}" if address else "unknown"
+        self.outbox = Outbox(server.outboxes, self._write, self._on_overflow)
+        transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)
+        if not server.admit(self):
+            self._closing = True
+            transport.abort()
+            return
+        protocols = self._listener.protocols
+        if len(protocols) == 1 and self._listener.tls is None and protocols[0] == "goms":
+            self._speak_protocol("goms")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        view = self._server.buffers.view
+        carried = len(self._carry)
+        if carried:
+            view[:carried] = self._carry
+        return view[carried : carried + self._read_bytes]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        buffers = self._server.buffers
+        size = len(self._carry) + nbytes
+        self._carry = b""
+        data: Buffer
+        if size <= SMALL_BYTES:
+            data = bytes(buffers.view[:size])
+        else:
+            data = memoryview(buffers.current)[:size]
+            buffers.replace()
+        began = perf_counter()
+        try:
+            self._receive(data)
+        except PeerError as error:
+            self._answer_last(error)
+        if nbytes >= self._read_bytes:
+            self._adapt(perf_counter() - began)
+
+    def eof_received(self) -> bool:
+        if self.translator is not None and not self._closing:
+            while self.translator.codec.backlog:
+                self._understand(b"")
+            for event in self.translator.codec.close():
+                self.translator.handle(event)
+        # The peer may still read: a publisher that shuts down its side waits for its receipts.
+        self._server.half_closed(self)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        if self.translator is not None:
+            self.translator.codec.close()
+            self.translator.leave_all()
+        self._count_unfinished(0)
+        self.outbox.close()
+        self._server.forget(self)
+
+    def pause_writing(self) -> None:
+        self.outbox.pause()
+
+    def resume_writing(self) -> None:
+        self.outbox.resume()
+
+    # Reading
+
+    def _receive(self, data: Buffer) -> None:
+        if self._closing:
+            return
+        if self._layers:
+            self._climb(data, 0)
+            owed = self._layers[0].owed()
+            if owed:
+                self._transport.write(owed)
+        else:
+            self._understand(data)
+
+    def _climb(self, data: Buffer, level: int) -> None:
+        """Pass bytes up through the layers."""
+        for plain in self._layers[level].receive(data):
+            if level + 1 < len(self._layers):
+                self._climb(plain, level + 1)
+            else:
+                self._understand(plain)
+            if self._closing:
+                return
+
+    def _understand(self, data: Buffer) -> None:
+        translator = self.translator
+        if translator is None:
+            self._detect(data)
+            return
+        server = self._server
+        server.publishing = self
+        codec = translator.codec
+        events = codec.receive(data)
+        for event in events:
+            translator.handle(event)
+        server.publishing = None
+        if codec.backlog:
+            # Others first: the rest of this read waits for the next turn of the loop.
+            self.hold(BACKLOG_GATE)
+            server.loop.call_soon(self._go_on)
+            return
+        unfinished = codec.unfinished_bytes
+        if unfinished or self._unfinished:
+            if unfinished < CARRY_BYTES_MAX and not self._layers:
+                self._carry = codec.take_carry()
+            self._count_unfinished(unfinished, completed=bool(events))
+        if server.over_memory():
+            server.hold_for_memory(self)
+
+    def _go_on(self) -> None:
+        """Go on with a read that the codec did not finish."""
+        if self._closing:
+            return
+        self._understand(b"")
+        if self.translator is not None and not self.translator.codec.backlog:
+            self.release(BACKLOG_GATE)
+
+    def _detect(self, data: Buffer) -> None:
+        self._head += data
+        server = self._server
+        limit = server.config.limits.message_bytes_max
+        wrapped = {layer.name for layer in self._layers}
+        speaks = self._listener.protocols
+        if "gzip" in wrapped:
+            speaks = tuple(one for one in speaks if one.startswith("boson"))
+        found = detect(self._head, speaks, limit)
+        if found is None:
+            if len(self._head) == len(data):
+                server.assembly.detecting(self)
+            return
+        head, self._head = self._head, b""
+        if found == "tls" and self._listener.tls is not None and not wrapped:
+            self._layers.append(TlsLayer(self._listener.tls))
+            self._receive(head)
+        elif found == "gzip" and "gzip" not in wrapped:
+            self._layers.append(GzipLayer())
+            self._climb(head, len(self._layers) - 1)
+        elif found in TRANSLATORS:
+            self._speak_protocol(found)
+            self._understand(head)
+        else:
+            self._listener.reject(self, found)
+
+    def _speak_protocol(self, protocol: str) -> None:
+        self.translator = TRANSLATORS[protocol](self._server, self, self._listener.connector)
+        self._server.assembly.update(self, 0, 0, completed=True)
+
+    def _adapt(self, elapsed_s: float) -> None:
+        """Read more at once while that is cheap, less when a read keeps the loop from others."""
+        if elapsed_s > READ_S_MAX:
+            self._read_bytes = max(self._read_bytes // 4, READ_BYTES_LEAST)
+        elif elapsed_s < READ_S_MAX / 2:
+            self._read_bytes = min(self._read_bytes * 2, self._listener.read_bytes_max)
+
+    def _count_unfinished(self, unfinished: int, *, completed: bool = False) -> None:
+        before, self._unfinished = self._unfinished, unfinished
+        self._server.assembly.update(self, before, unfinished, completed=completed)
+
+    def _answer_last(self, error: PeerError) -> None:
+        """A layer broke: say so if anything can still be said, and close."""
+        if self.translator is not None:
+            self.translator.bad(error)
+        else:
+            self._server.bad_peers.note(self.name, "unknown", error.code, error.text)
+        self.close()
+
+    # Writing
+
+    async def drained(self) -> None:
+        if self.outbox.paused and not self.outbox.closed:
+            drained = self._server.loop.create_future()
+            self.outbox.add_waiter(_Drain(drained))
+            await drained
+
+    def send(self, data: Buffer, messages: int = 0) -> None:
+        self.outbox.send(data, messages)
+        publisher = self._server.publishing
+        if publisher is not None and self.outbox.wants_wait() and publisher.hold(self.outbox):
+            self.outbox.add_waiter(publisher)
+
+    def _write(self, data: Buffer) -> None:
+        for layer in reversed(self._layers):
+            data = layer.send(data)
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once what was sent is out, or after a moment if the peer does not read."""
+        if self._closing:
+            return
+        self._closing = True
+        self.outbox.flush()
+        self._transport.close()
+        self._server.loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def _on_overflow(self, messages: int) -> None:
+        if self.translator is None:
+            return
+        if self._server.config.slow_subscriber == "drop-oldest":
+            self.translator.lost(messages)
+            return
+        text = "you read too slowly and your outbox is full (outbox-bytes-max)"
+        self._server.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
+        self.outbox.paused = False
+        self.translator.send_error("outbox.full", text)
+        self.translator.leave_all()
+        self.close()
+
+    # Backpressure: this connection as a publisher
+
+    def hold(self, gate: Hashable) -> bool:
+        """Stop reading until the gate lets go; say whether that is new."""
+        if gate in self._held_by or self._closing:
+            return False
+        if not self._held_by:
+            self._transport.pause_reading()
+        self._held_by.add(gate)
+        return True
+
+    def release(self, gate: Hashable) -> None:
+        self._held_by.discard(gate)
+        if not self._held_by and not self._closing:
+            self._transport.resume_reading()
+
+    def stop_reading(self) -> None:
+        """For good: the bus shuts down."""
+        self.hold("shutdown")
+
+    def too_slow(self) -> None:
+        """An unfinished message, or an unknown protocol, has taken too long."""
+        error = PeerError("peer.too-slow", "what you began to send did not come in time")
+        self._answer_last(error)

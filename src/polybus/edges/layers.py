@@ -1,0 +1,91 @@
+"""Layers below a protocol: TLS and gzip. Bytes in, bytes out; the connection owns the socket."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from typing import Protocol
+
+from polybus.batch import Buffer
+from polybus.config import Tls
+from polybus.errors import ConfigError, PeerError
+from polybus.wire.gzip_stream import GzipStream
+
+_CHUNK_BYTES = 256 << 10
+
+
+class Layer(Protocol):
+    name: str
+
+    def receive(self, data: Buffer) -> Iterator[bytes]:
+        """What the bytes mean, piece by piece. Raises PeerError, always final."""
+        ...
+
+    def send(self, data: Buffer) -> bytes: ...
+
+    def owed(self) -> bytes:
+        """Bytes the layer itself has to say: a handshake."""
+        ...
+
+
+class GzipLayer:
+    name = "gzip"
+
+    def __init__(self) -> None:
+        self._stream = GzipStream()
+
+    def receive(self, data: Buffer) -> Iterator[bytes]:
+        return self._stream.decompress(data)
+
+    def send(self, data: Buffer) -> bytes:
+        return self._stream.compress(data)
+
+    def owed(self) -> bytes:
+        return b""
+
+
+class TlsLayer:
+    """TLS over memory buffers, so that it can begin after the first bytes were looked at."""
+
+    name = "tls"
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._shaken = False
+
+    def receive(self, data: Buffer) -> Iterator[bytes]:
+        self._incoming.write(data)
+        try:
+            if not self._shaken:
+                self._tls.do_handshake()
+                self._shaken = True
+            while plain := self._tls.read(_CHUNK_BYTES):
+                yield plain
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLZeroReturnError:
+            return
+        except ssl.SSLError as error:
+            raise PeerError("tls.failed", f"TLS: {error.reason or 'handshake failed'}") from error
+
+    def send(self, data: Buffer) -> bytes:
+        if self._shaken and len(data):
+            self._tls.write(data)
+        return self._outgoing.read()
+
+    def owed(self) -> bytes:
+        return self._outgoing.read()
+
+
+def tls_context(settings: Tls) -> ssl.SSLContext:
+    """Load a connector's certificate. Raises ConfigError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.cert, settings.key)
+    except (OSError, ssl.SSLError) as error:
+        text = f"tls: cannot load {settings.cert} and {settings.key}: {error}"
+        raise ConfigError("config.tls", text) from error
+    return context

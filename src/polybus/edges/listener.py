@@ -1,0 +1,44 @@
+"""A listener: one configured connector and what is spoken there."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+from polybus.config import Connector
+from polybus.edges.buffers import READ_BYTES
+from polybus.edges.connection import CARRY_BYTES_MAX, Connection
+from polybus.edges.layers import tls_context
+
+if TYPE_CHECKING:
+    from polybus.edges.server import Server
+
+_NO_HTTP_TEXT = b"This bus does not speak HTTP on this port.\n"
+NO_HTTP = (
+    b"HTTP/1.1 501 Not Implemented\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_NO_HTTP_TEXT), _NO_HTTP_TEXT)
+)
+
+
+class Listener:
+    """Makes the connections of one TCP connector."""
+
+    def __init__(self, server: Server, connector: Connector) -> None:
+        self.server = server
+        self.connector = connector
+        self.protocols = connector.protocols
+        self.tls: ssl.SSLContext | None = (
+            tls_context(connector.tls) if connector.tls is not None else None
+        )
+        self.read_bytes_max = READ_BYTES - CARRY_BYTES_MAX
+
+    def connect(self) -> Connection:
+        return Connection(self)
+
+    def reject(self, connection: Connection, found: str) -> None:
+        """Close a connection that speaks nothing this connector does."""
+        if found == "http":
+            connection.send(NO_HTTP)
+        text = f"first bytes are {found}; this connector speaks {', '.join(self.protocols)}"
+        self.server.bad_peers.note(connection.name, "unknown", "detect.unknown", text)
+        connection.close()

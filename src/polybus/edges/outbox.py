@@ -1,0 +1,267 @@
+"""What a peer is still to be sent: bounded, written once a loop turn, with a policy for the slow.
+
+A transport takes what its socket takes plus about a mebibyte. Beyond that it pauses us, and
+messages wait here. A subscriber that stays behind meets its policy at `outbox-bytes-max`:
+
+    disconnect    it is told so in its protocol and its connection is closed
+    drop-oldest   the oldest waiting messages go, and it is told how many
+    wait          its publishers wait for it; only one that stands still is disconnected
+
+Publishers also wait a little for a subscriber that may be disconnected, so that a short burst costs
+nobody a connection. That patience is a budget: half a second, refilled at a tenth of the time that
+passes, so a subscriber that is always behind does not hold back the others for long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from polybus.batch import Buffer
+
+Policy = Literal["disconnect", "drop-oldest", "wait"]
+
+WRITE_BYTES = 1 << 20
+PATIENCE_S = 0.5
+PATIENCE_REFILL = 0.1
+STANDSTILL_S = 10.0
+
+
+class Waiter(Protocol):
+    """A publisher, or a replay, that waits for a slow peer."""
+
+    def release(self, gate: Hashable) -> None: ...
+
+
+class Ledger:
+    """How many bytes wait in all outboxes, each buffer counted once however many share it."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._holders: dict[int, int] = {}
+
+    def hold(self, data: Buffer) -> None:
+        holders = self._holders.get(id(data), 0)
+        if not holders:
+            self.bytes += len(data)
+        self._holders[id(data)] = holders + 1
+
+    def release(self, data: Buffer) -> None:
+        holders = self._holders[id(data)] - 1
+        if holders:
+            self._holders[id(data)] = holders
+        else:
+            del self._holders[id(data)]
+            self.bytes -= len(data)
+
+
+class Flusher:
+    """Writes every outbox that has something once per loop turn, not once per message."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._call_soon = call_soon
+        self._outboxes: list[Outbox] = []
+
+    def add(self, outbox: Outbox) -> None:
+        if not self._outboxes:
+            self._call_soon(self._flush)
+        self._outboxes.append(outbox)
+
+    def _flush(self) -> None:
+        outboxes, self._outboxes = self._outboxes, []
+        for outbox in outboxes:
+            outbox.flush()
+
+
+@dataclass(slots=True)
+class Outboxes:
+    """What all outboxes of a bus share."""
+
+    flusher: Flusher
+    ledger: Ledger
+    policy: Policy
+    bytes_max: int
+    congested: set[Outbox] = field(default_factory=set)
+
+
+class Outbox:
+    """One peer's pending bytes. `bytes` counts what waits here, beyond what the transport holds."""
+
+    __slots__ = (
+        "_congested",
+        "_counts",
+        "_dropped",
+        "_flusher",
+        "_ledger",
+        "_limit",
+        "_on_overflow",
+        "_pending",
+        "_policy",
+        "_scheduled",
+        "_waiters",
+        "_write",
+        "bytes",
+        "closed",
+        "paused",
+        "patience_s",
+        "quiet_s",
+    )
+
+    def __init__(
+        self,
+        outboxes: Outboxes,
+        write: Callable[[Buffer], None],
+        on_overflow: Callable[[int], None],
+    ) -> None:
+        self._write = write
+        self._on_overflow = on_overflow
+        self._flusher = outboxes.flusher
+        self._ledger = outboxes.ledger
+        self._congested = outboxes.congested
+        self._policy = outboxes.policy
+        self._limit = outboxes.bytes_max
+        self._pending: deque[Buffer] = deque()
+        self._counts: deque[int] = deque()
+        self._waiters: list[Waiter] = []
+        self._dropped = 0
+        self._scheduled = False
+        self.bytes = 0
+        self.paused = False
+        self.closed = False
+        self.patience_s = PATIENCE_S
+        self.quiet_s = 0.0
+
+    def send(self, data: Buffer, messages: int = 0) -> None:
+        """Queue bytes that carry so many messages; they go out at the end of the loop turn."""
+        if self.closed:
+            return
+        self._pending.append(data)
+        self._counts.append(messages)
+        self.bytes += len(data)
+        if self.paused:
+            self._ledger.hold(data)
+            if self.bytes > self._limit:
+                self._overflow()
+        elif not self._scheduled:
+            self._scheduled = True
+            self._flusher.add(self)
+
+    def wants_wait(self) -> bool:
+        """Whether publishers should wait for this peer now."""
+        if not self.paused or self._policy == "drop-oldest" or 4 * self.bytes < self._limit:
+            return False
+        return self._policy == "wait" or self.patience_s > 0
+
+    def add_waiter(self, waiter: Waiter) -> None:
+        self._waiters.append(waiter)
+        self._congested.add(self)
+
+    def flush(self) -> None:
+        """Write what is pending, in large pieces, until the transport has enough."""
+        self._scheduled = False
+        pending = self._pending
+        if self.paused or self.closed or not pending:
+            return
+        if len(pending) == 1:
+            data = pending.popleft()
+            self._counts.clear()
+            self.bytes = 0
+            self._write(data)
+            return
+        self._write_pieces(held=False)
+
+    def pause(self) -> None:
+        """The transport has enough. Everything that waits is counted from now on."""
+        if not self.paused:
+            self.paused = True
+            self._congested.add(self)
+            self.quiet_s = 0.0
+            for data in self._pending:
+                self._ledger.hold(data)
+
+    def resume(self) -> None:
+        """The transport takes more."""
+        if self.closed:
+            return
+        self.paused = False
+        self.quiet_s = 0.0
+        self._write_pieces(held=True)
+        if not self.paused:
+            self._congested.discard(self)
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                self._on_overflow(dropped)
+        if 8 * self.bytes < self._limit:
+            self.release_waiters()
+
+    def tick(self, elapsed_s: float) -> bool:
+        """Let time pass for a congested outbox; say whether it has stood still for too long."""
+        self.quiet_s += elapsed_s
+        if self._waiters and self._policy != "wait":
+            self.patience_s -= elapsed_s
+            if self.patience_s <= 0:
+                self.release_waiters()
+        else:
+            self.patience_s = min(PATIENCE_S, self.patience_s + PATIENCE_REFILL * elapsed_s)
+        stuck = self.quiet_s > STANDSTILL_S and 4 * self.bytes > self._limit
+        return self._policy == "wait" and stuck
+
+    def give_up(self) -> None:
+        """Publishers waited for this peer, and it stands still: it must go."""
+        self._on_overflow(self.drop_all())
+
+    def release_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.release(self)
+
+    def drop_all(self) -> int:
+        """Forget what waits; return how many messages that were."""
+        messages = sum(self._counts)
+        if self.paused:
+            for data in self._pending:
+                self._ledger.release(data)
+        self._pending.clear()
+        self._counts.clear()
+        self.bytes = 0
+        return messages
+
+    def close(self) -> None:
+        """Forget everything; nobody waits for this peer any more."""
+        if self.closed:
+            return
+        self.drop_all()
+        self.closed = True
+        self._congested.discard(self)
+        self.release_waiters()
+
+    def _write_pieces(self, *, held: bool) -> None:
+        pending = self._pending
+        while pending and not self.paused:
+            piece: list[Buffer] = []
+            piece_bytes = 0
+            while pending and piece_bytes < WRITE_BYTES:
+                data = pending.popleft()
+                self._counts.popleft()
+                piece_bytes += len(data)
+                piece.append(data)
+                if held:
+                    self._ledger.release(data)
+            self.bytes -= piece_bytes
+            self._write(piece[0] if len(piece) == 1 else b"".join(piece))
+            if self.paused and held:
+                # pause() has counted what is left a second time.
+                for data in pending:
+                    self._ledger.release(data)
+
+    def _overflow(self) -> None:
+        if self._policy == "drop-oldest":
+            while self.bytes > self._limit and len(self._pending) > 1:
+                data = self._pending.popleft()
+                self._dropped += self._counts.popleft()
+                self._ledger.release(data)
+                self.bytes -= len(data)
+        elif self._policy == "disconnect" and len(self._pending) > 1:
+            self._on_overflow(self.drop_all())

@@ -1,0 +1,80 @@
+"""Replay: a subscription that begins in the past reads the log until it has caught up.
+
+The log is read on a thread, a piece at a time, and no faster than the peer takes it. When memory
+holds all from the replay's offset on, the bus attaches the subscriber in the same step, so nothing
+is missed and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from polybus.errors import PolybusError
+from polybus.log.interface import Log
+from polybus.wire.positions import At, Earliest, Latest, Since, Start, parse_start
+
+if TYPE_CHECKING:
+    from polybus.edges.translator import Translator
+
+PIECE_BYTES = 1 << 20
+
+
+class Replay:
+    """One subscription on its way from the past to the live end."""
+
+    def __init__(self, translator: Translator, topic: str, start: str, *, tell: bool) -> None:
+        self._translator = translator
+        self._topic = topic
+        self._start = parse_start(start)
+        self._tell = tell
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        translator, topic = self._translator, self._topic
+        try:
+            await self._follow()
+        except PolybusError as error:
+            translator.complain(error.code, error.text)
+            translator.subscriptions.discard(topic)
+        translator.replay_ended(topic)
+
+    async def _follow(self) -> None:
+        translator, topic = self._translator, self._topic
+        log = translator.bus.log
+        epoch, offset = await asyncio.to_thread(resolve, log, topic, self._start)
+        if self._tell:
+            translator.tell_position(topic, epoch, offset)
+        while not translator.bus.attach_if_recent(topic, translator, offset):
+            batches = await asyncio.to_thread(log.read, topic, offset, bytes_max=PIECE_BYTES)
+            for batch in batches:
+                translator.deliver(batch)
+                offset = batch.last_offset + 1
+            await translator.peer.drained()
+
+
+def resolve(log: Log, topic: str, start: Start) -> tuple[int, int]:
+    """The epoch and offset a start means now. May block.
+
+    A position the topic no longer has (another epoch, before its first message) means its first
+    message, and one it does not have yet means its end: the subscriber is told where it stands.
+    """
+    bounds = log.bounds(topic)
+    match start:
+        case Earliest():
+            return bounds.epoch, bounds.start
+        case Latest():
+            return bounds.epoch, bounds.stop
+        case Since(timestamp_us):
+            return bounds.epoch, max(bounds.start, log.offset_at(topic, timestamp_us))
+        case At(epoch, offset):
+            if epoch != bounds.epoch:
+                return bounds.epoch, bounds.start
+            return bounds.epoch, min(max(offset, bounds.start), bounds.stop)

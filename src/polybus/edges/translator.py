@@ -1,0 +1,213 @@
+"""What all protocols' translators share: one peer's subscriptions, replays and replies.
+
+A translator stands between a peer and the bus. It turns its codec's events into bus calls and the
+bus's batches into its protocol's bytes; its subclass has the table of words (goMS says register
+where the bus says subscribe).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from polybus import names
+from polybus.batch import Batch, Buffer
+from polybus.edges.replay import Replay
+from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.wire.codec import Codec
+from polybus.wire.positions import SubscribeLine
+
+if TYPE_CHECKING:
+    from polybus.edges.server import Server
+
+EVERYTHING = "*"
+
+
+class Peer(Protocol):
+    """Where a translator's bytes go: a TCP connection or a UDP address."""
+
+    name: str
+
+    async def drained(self) -> None:
+        """Wait until the peer takes more."""
+        ...
+
+    def send(self, data: Buffer, messages: int = 0) -> None: ...
+
+    def close(self) -> None:
+        """Close once everything sent before is out."""
+        ...
+
+
+class Translator:
+    """One peer's side of the bus, in one protocol."""
+
+    protocol: ClassVar[str]
+    takes_own = True
+    codec: Codec[Any]
+
+    def __init__(self, server: Server, peer: Peer) -> None:
+        self.server = server
+        self.bus = server.bus
+        self.peer = peer
+        self.subscriptions: set[str] = set()
+        self._everything = False
+        self._replays: dict[str, Replay] = {}
+        # Ticket, epoch and offset of the last message that did not go out in a whole read.
+        self._last: tuple[int, int, int] | None = None
+
+    # What a subclass says in its own words
+
+    def handle(self, event: Any) -> None:
+        """Act on one event of the codec."""
+        raise NotImplementedError
+
+    def encode(self, batch: Batch) -> Buffer:
+        raise NotImplementedError
+
+    def send_error(self, code: str, text: str) -> None:
+        raise NotImplementedError
+
+    def receipt(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
+        """Tell where a subscription stands, in protocols that can and to peers that asked."""
+
+    # The bus calls these
+
+    def deliver(self, batch: Batch) -> None:
+        self.peer.send(batch.encoded(self.protocol, self.encode), len(batch))
+
+    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
+        for batch in batches:
+            self.deliver(batch)
+
+    def deliver_joint(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.deliver(batch)
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        text = error.text if len(batch) == 1 else f"{error.text} ({len(batch)} messages)"
+        self.complain(error.code, text)
+
+    def topic_deleted(self, topic: str) -> None:
+        self.subscriptions.discard(topic)
+
+    def lost(self, messages: int) -> None:
+        """The peer was too slow and so many messages were dropped."""
+        text = f"{messages} messages were dropped because you read too slowly"
+        self.complain("outbox.dropped", text)
+        for topic in self.subscriptions:
+            bounds = self.bus.log.bounds(topic)
+            self.tell_position(topic, bounds.epoch, bounds.stop)
+
+    # Publishing
+
+    def publish(self, batches: Sequence[Batch], whole: Buffer | None = None) -> None:
+        """Publish as this peer."""
+        for batch in batches:
+            batch.protocol = self.protocol
+            batch.sender = self.peer.name
+        ticket = self.bus.publish(batches, self, whole)
+        if whole is None:
+            last = batches[-1]
+            stored = last.first_offset >= 0
+            self._last = (ticket, last.epoch, last.last_offset) if stored else None
+
+    def owe_receipt(self, receipt_id: bytes, topic: str = "") -> None:
+        """Parts that were published one by one have ended: give the last one's receipt."""
+        if self._last is None:
+            return
+        owed = Batch(topic, receipt_id, array("i", [0, 0]))
+        owed.receipt_ids = array("i", [0, len(receipt_id)])
+        ticket, owed.epoch, owed.first_offset = self._last
+        self.bus.expect_receipt(ticket, owed, self)
+
+    # Subscribing
+
+    def subscribe_lines(self, lines: Sequence[SubscribeLine]) -> None:
+        """Subscribe as Boson's `$subscribe` and `hbfs` ask: known topics are taken, others told."""
+        for line in lines:
+            try:
+                if line.topic == EVERYTHING:
+                    self.subscribe_everything(line.start, tell=line.tell)
+                else:
+                    name = names.canonical(line.topic)
+                    self.subscribe(name, line.start, tell=line.tell)
+            except (UsageError, PeerError) as error:
+                self.complain(error.code, error.text)
+
+    def unsubscribe_lines(self, lines: Sequence[SubscribeLine]) -> None:
+        if not lines or any(line.topic == EVERYTHING for line in lines):
+            self.leave_all()
+            return
+        for line in lines:
+            self.unsubscribe(line.topic.lower())
+
+    def subscribe(self, topic: str, start: str = "latest", *, tell: bool = False) -> None:
+        """Subscribe from a position.
+
+        Raises:
+            UsageError: `topic.unknown`, `subscription.too-many`.
+            PeerError: not final, a start that is none.
+        """
+        limit = self.server.config.limits.subscriptions_per_connection_max
+        if len(self.subscriptions) >= limit:
+            text = f"{limit} subscriptions (subscriptions-per-connection-max)"
+            raise UsageError("subscription.too-many", text)
+        bounds = self.bus.log.bounds(topic)
+        if topic in self.subscriptions:
+            return
+        if start == "latest":
+            self.subscriptions.add(topic)
+            if tell:
+                self.tell_position(topic, bounds.epoch, bounds.stop)
+            self.bus.subscribe(topic, self)
+            return
+        replay = Replay(self, topic, start, tell=tell)
+        self.subscriptions.add(topic)
+        self._replays[topic] = replay
+        replay.begin()
+
+    def subscribe_everything(self, start: str, *, tell: bool) -> None:
+        for topic in self.bus.topics():
+            self.subscribe(topic.name, start, tell=tell)
+        if not self._everything:
+            self._everything = True
+            self.bus.subscribe_new(self)
+
+    def unsubscribe(self, topic: str) -> None:
+        replay = self._replays.pop(topic, None)
+        if replay is not None:
+            replay.cancel()
+        self.bus.unsubscribe(topic, self)
+        self.subscriptions.discard(topic)
+
+    def topic_created(self, topic: str) -> None:
+        """A topic has come to be while the peer listens to everything."""
+        self.subscriptions.add(topic)
+
+    def leave_all(self) -> None:
+        """End every subscription."""
+        for topic in list(self.subscriptions):
+            self.unsubscribe(topic)
+        if self._everything:
+            self._everything = False
+            self.bus.unsubscribe_new(self)
+
+    def replay_ended(self, topic: str) -> None:
+        self._replays.pop(topic, None)
+
+    # Errors
+
+    def bad(self, error: PeerError) -> None:
+        """Answer a peer that broke its protocol; after a final error the connection closes."""
+        self.complain(error.code, error.text)
+        if error.final:
+            self.peer.close()
+
+    def complain(self, code: str, text: str) -> None:
+        self.server.bad_peers.note(self.peer.name, self.protocol, code, text)
+        self.send_error(code, text)

@@ -1,0 +1,143 @@
+"""goMS over UDP: a datagram holds whole objects, and an address is a client.
+
+An address that has not been heard of for `udp-idle-s` is forgotten with its registrations. An
+answer to an address that anybody could have forged is never larger than the request, so that the
+bus is of no use for reflection; addresses of this very machine are trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from typing import TYPE_CHECKING
+
+from polybus.batch import Buffer
+from polybus.config import Connector
+from polybus.edges.goms import GomsTranslator
+from polybus.errors import ConfigError
+from polybus.wire.goms import decode_datagram
+
+if TYPE_CHECKING:
+    from polybus.edges.server import Server
+
+DATAGRAM_BYTES_MAX = 65507
+SWEEP_S = 5.0
+Address = tuple[str, int]
+
+
+class UdpPeer:
+    """One address. Implements translator.Peer."""
+
+    __slots__ = ("_address", "_edge", "_local", "allowance", "heard_s", "name", "translator")
+
+    def __init__(self, edge: UdpEdge, address: Address) -> None:
+        self._edge = edge
+        self._address = address
+        self._local = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+        self.name = f"{address[0]}:{address[1]}"
+        self.heard_s = 0.0
+        # Bytes that may be answered to the datagram at hand; None while messages are delivered.
+        self.allowance: int | None = None
+        self.translator = GomsTranslator(edge.server, self, edge.connector)
+
+    def send(self, data: Buffer, messages: int = 0) -> None:
+        if self.allowance is not None and not self._local and not messages:
+            if len(data) > self.allowance:
+                self._edge.server.bad_peers.count("udp.answer-withheld", 1)
+                return
+            self.allowance -= len(data)
+        self._edge.send(data, self._address)
+
+    async def drained(self) -> None:
+        """Nothing waits for a UDP peer."""
+
+    def close(self) -> None:
+        self._edge.forget(self._address)
+
+
+class UdpEdge(asyncio.DatagramProtocol):
+    """One UDP connector."""
+
+    def __init__(self, server: Server, connector: Connector) -> None:
+        self.server = server
+        self.connector = connector
+        self._peers: dict[Address, UdpPeer] = {}
+        self._transport: asyncio.DatagramTransport | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def listen(self) -> int:
+        """Open the socket and return its port."""
+        if "goms" not in self.connector.protocols:
+            text = f"a udp connector speaks goms, not {', '.join(self.connector.protocols)}"
+            raise ConfigError("config.invalid", f"connectors: {text}")
+        transport, _ = await self.server.loop.create_datagram_endpoint(
+            lambda: self, local_addr=(self.connector.ip, self.connector.port)
+        )
+        self._transport = transport
+        self._sweep = self.server.loop.call_later(SWEEP_S, self._forget_idle)
+        port: int = transport.get_extra_info("sockname")[1]
+        return port
+
+    def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for address in list(self._peers):
+            self.forget(address)
+        if self._transport is not None:
+            self._transport.close()
+
+    def datagram_received(self, data: bytes, addr: Address) -> None:
+        peer = self._peers.get(addr)
+        if peer is None:
+            if len(self._peers) >= self.server.config.limits.udp_peers_max:
+                self.server.bad_peers.note(
+                    addr[0], "goms", "udp.too-many", "too many addresses (udp-peers-max)"
+                )
+                return
+            peer = self._peers[addr] = UdpPeer(self, addr)
+        peer.heard_s = self.server.loop.time()
+        peer.allowance = len(data)
+        translator = peer.translator
+        for event in decode_datagram(data, self.server.config.limits):
+            translator.handle(event)
+        peer.allowance = None
+        if not translator.subscriptions:
+            # Nothing to remember: a flood of forged addresses leaves nothing behind.
+            self.forget(addr)
+
+    def error_received(self, exc: Exception) -> None:
+        """An ICMP refusal: the address will be forgotten when it is idle."""
+
+    def send(self, data: Buffer, address: Address) -> None:
+        """Send lines, as many whole ones as fit in each datagram."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if len(data) <= DATAGRAM_BYTES_MAX:
+            self._transport.sendto(data, address)
+            return
+        lines = bytes(data).splitlines(keepends=True)
+        packet: list[bytes] = []
+        size = 0
+        for line in lines:
+            if size + len(line) > DATAGRAM_BYTES_MAX and packet:
+                self._transport.sendto(b"".join(packet), address)
+                packet, size = [], 0
+            if len(line) > DATAGRAM_BYTES_MAX:
+                self.server.bad_peers.count("udp.message-too-large", 1)
+                continue
+            packet.append(line)
+            size += len(line)
+        if packet:
+            self._transport.sendto(b"".join(packet), address)
+
+    def forget(self, address: Address) -> None:
+        peer = self._peers.pop(address, None)
+        if peer is not None:
+            peer.translator.leave_all()
+
+    def _forget_idle(self) -> None:
+        self._sweep = self.server.loop.call_later(SWEEP_S, self._forget_idle)
+        oldest = self.server.loop.time() - self.server.config.limits.udp_idle_s
+        for address, peer in list(self._peers.items()):
+            if peer.heard_s < oldest:
+                self.forget(address)
