@@ -1,0 +1,162 @@
+/* The load generator of `polybus bench`: one program that drives every broker the same way.
+ *
+ *   loadgen run    publishers and subscribers; every delivery is checked; one JSON line at the end
+ *   loadgen idle   many subscribers that do nothing; what each costs the server in memory
+ *   loadgen relay  a server that forwards bytes and understands nothing: the upper limit
+ *
+ * One thread publishes, one subscribes. Publishes are encoded before the clock starts; while it
+ * runs only a few digits of each are rewritten, so that no two messages of a run are the same.
+ *
+ * A payload, all of it text that JSON needs not escape:
+ *   0..8    pass: how often the publisher has been round its ring, 8 hex digits, rewritten
+ *   8..12   publisher, 12..16 slot in its ring: 4 hex digits each
+ *   16..32  when it was sent, nanoseconds, 16 hex digits, rewritten (paced runs; else filler)
+ *   32..    filler: random text, different for every slot
+ */
+#ifndef LOADGEN_H
+#define LOADGEN_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    PASS_AT = 0,
+    PUBLISHER_AT = 8,
+    SLOT_AT = 12,
+    TIME_AT = 16,
+    FILLER_AT = 32,
+    PAYLOAD_BYTES_MIN = 40,
+    PAYLOAD_BYTES_MAX = 65536,
+    TOPIC_BYTES = 10, /* "bench.0000" */
+    TOPICS_MAX = 10000,
+    PUBLISHERS_MAX = 1024,
+    RING_SLOTS_MAX = 65536,
+    ID_BYTES = 8,
+    READ_BYTES = 256 << 10,
+    WRITE_BYTES = 64 << 10,
+};
+#define PROBE_ID UINT32_MAX
+
+struct options {
+    const struct protocol *protocol;
+    const char *host;
+    int port;
+    int subscribe_port; /* differs from `port` only for the relay */
+    int publishers;
+    int subscribers;
+    int topics;
+    size_t payload_bytes;
+    double duration_s;
+    uint64_t messages_max;  /* of all publishers together; 0: until `duration_s` */
+    double deadline_s;      /* from the start of the program; then it gives up and says where */
+    size_t window_bytes;    /* published but not yet delivered, so that no broker has to drop */
+    uint32_t receipts;      /* unanswered receipts a publisher may have; 0: asks for none */
+    bool one_per_write;
+    double rate;            /* messages a second; 0: as fast as it goes */
+    int server_pid;         /* whose CPU time and memory are measured; 0: nobody's */
+    const char *fault;      /* relay only: "flip:AT", "drop:AT:BYTES", "repeat:AT:BYTES" */
+};
+extern struct options options;
+
+/* --- wire protocols (protocol.c and one file each) --- */
+
+enum kind { MESSAGE, RECEIPT, READY, OTHER, FAILURE };
+
+struct received {
+    enum kind kind;
+    const char *topic, *payload; /* of a MESSAGE; the text of a FAILURE is in `payload` */
+    size_t topic_bytes, payload_bytes;
+    uint32_t id; /* of a RECEIPT */
+};
+
+enum role { PUBLISHER, SUBSCRIBER };
+
+struct protocol {
+    const char *name;
+    /* What a connection says first; `ready_answers` of a publisher's must come back. */
+    size_t (*hello)(char *out, enum role role, int number);
+    int (*ready_answers)(int number);
+    /* One publish to `topic`; returns its size, and where the payload and the receipt id are. */
+    size_t (*publish)(char *out, const char *topic, const char *payload, int number,
+                      size_t *payload_at, size_t *id_at);
+    /* The next thing a broker sent: bytes used, 0 if it is not all there, -1 if it is nonsense. */
+    long (*parse)(const char *in, size_t bytes, struct received *received);
+    bool has_receipts;
+};
+extern const struct protocol boson, goms, jetstream, mqtt, nats, resp;
+const struct protocol *protocol_named(const char *name);
+void topic_name(char *out, int topic); /* TOPIC_BYTES and a zero */
+/* Room enough for any hello and any publish. */
+size_t hello_bytes_max(void);
+size_t publish_bytes_max(void);
+size_t append(char *out, size_t at, const void *bytes, size_t count);
+size_t append_text(char *out, size_t at, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* --- payloads and the publishers' rings (ring.c) --- */
+
+struct ring {
+    char *bytes;      /* `slots` encoded publishes, each `stride` bytes */
+    size_t stride;
+    size_t payload_at, id_at;
+    uint32_t slots;   /* a multiple of `options.topics`: slot s is for topic s % topics */
+};
+uint32_t ring_slots(void);
+void ring_make(struct ring *ring, int publisher);
+void payload_make(char *out, int publisher, uint32_t slot);
+void hex_write(char *out, uint64_t value, int digits);
+bool hex_read(const char *in, int digits, uint64_t *value);
+
+/* --- connections (net.c) --- */
+
+struct connection {
+    int fd;
+    char *in; /* what was read and not yet parsed */
+    size_t in_bytes, in_bytes_max;
+};
+void connection_open(struct connection *connection, int port, size_t in_bytes_max);
+bool connection_send(struct connection *connection, const char *bytes, size_t count);
+/* Read once, without waiting, and hand what came to `take`; false at the end of the stream. */
+typedef void take_fn(void *context, const struct received *received);
+bool connection_receive(struct connection *connection, take_fn *take, void *context);
+bool wait_readable(int fd, int timeout_ms);
+
+/* --- the run (run.c), its two sides (publish.c, subscribe.c), and the other modes --- */
+
+struct subscribers;
+struct subscribers *subscribers_open(int count, size_t in_bytes_max);
+void subscribers_start(struct subscribers *all); /* from here on a thread reads and checks */
+bool subscribers_probed(const struct subscribers *all);
+uint64_t subscribers_delivered_min(const struct subscribers *all);
+uint64_t subscribers_delivered_sum(const struct subscribers *all);
+/* Wait until all have what was published; returns when the last of it came. */
+int64_t subscribers_finish(struct subscribers *all, uint64_t published);
+uint32_t *subscribers_latencies_us(struct subscribers *all, size_t *count); /* sorted */
+
+struct publishers;
+struct publishers *publishers_open(int count);
+void publishers_probe(struct publishers *all, const struct subscribers *readers);
+/* Publish for as long as asked and wait for the receipts; returns how many messages. */
+uint64_t publishers_run(struct publishers *all, const struct subscribers *readers);
+uint64_t publishers_receipts(const struct publishers *all);
+
+int run_main(void);
+int idle_main(void);
+int relay_main(void);
+
+/* --- time, the server's account, failing (common.c) --- */
+
+int64_t now_ns(void);
+double server_cpu_s(void);
+long server_rss_kib(void);
+double own_cpu_s(void);
+/* Remember the first failure; every loop looks at `failed()` and leaves. */
+void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+bool failed(void);
+bool past_deadline(void);
+const char *failure_json(void); /* a JSON string, or null */
+void *checked_alloc(size_t bytes);
+
+#endif

@@ -1,0 +1,259 @@
+/* The publishing side: rings of encoded publishes, sent in large pieces or one at a time. */
+#include "loadgen.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum { READ_EVERY = 64 /* writes between two looks at what the broker answered */ };
+
+struct publisher {
+    struct connection connection;
+    struct ring ring;
+    int number;
+    uint32_t slot, pass;
+    size_t from, to;  /* bytes of the ring that are ready to go */
+    uint32_t next_id; /* of the next message that asks for a receipt */
+    uint32_t receipt_mask;
+    char *waiting;    /* by id, whether its receipt is still to come */
+    uint64_t published, receipts;
+    unsigned writes;
+    int ready_answers;
+};
+
+struct publishers {
+    struct publisher *each;
+    struct pollfd *polled;
+    int count;
+    uint64_t published;
+    uint64_t credit; /* messages that may follow before the window is looked at again */
+};
+
+static void take(void *context, const struct received *received) {
+    struct publisher *publisher = context;
+    if (received->kind == READY)
+        publisher->ready_answers++;
+    if (received->kind != RECEIPT || received->id == PROBE_ID)
+        return;
+    char *waiting = &publisher->waiting[received->id & publisher->receipt_mask];
+    if (!*waiting || received->id >= publisher->next_id)
+        fail("publisher %d got receipt %08x twice, or never asked for it", publisher->number,
+             received->id);
+    *waiting = 0;
+    publisher->receipts++;
+}
+
+static void receive(struct publisher *publisher) {
+    if (!connection_receive(&publisher->connection, take, publisher))
+        fail("the broker closed the connection of publisher %d", publisher->number);
+}
+
+/* How many messages may follow now, given unanswered receipts. */
+static uint32_t receipts_allowed(const struct publisher *publisher) {
+    if (!options.receipts)
+        return UINT32_MAX;
+    uint32_t open = (uint32_t)(publisher->published - publisher->receipts);
+    return open < options.receipts ? options.receipts - open : 0;
+}
+
+static uint32_t smaller(uint64_t a, uint64_t b) { return (uint32_t)(a < b ? a : b); }
+
+/* Make the next piece of the ring ready to go; returns how many messages it holds. */
+static uint32_t prepare(struct publisher *publisher, uint64_t allowed) {
+    struct ring *ring = &publisher->ring;
+    uint32_t piece = options.one_per_write ? 1 : (uint32_t)(WRITE_BYTES / ring->stride) + 1;
+    uint32_t count = smaller(piece, smaller(allowed, ring->slots - publisher->slot));
+    count = smaller(count, receipts_allowed(publisher));
+    char pass[8];
+    hex_write(pass, publisher->pass, 8);
+    for (uint32_t slot = publisher->slot; slot < publisher->slot + count; slot++) {
+        char *message = ring->bytes + slot * ring->stride;
+        memcpy(message + ring->payload_at + PASS_AT, pass, 8);
+        if (options.receipts) {
+            uint32_t id = publisher->next_id;
+            if (publisher->waiting[id & publisher->receipt_mask]) {
+                count = slot - publisher->slot; /* an old receipt is long overdue: wait for it */
+                break;
+            }
+            hex_write(message + ring->id_at, id, ID_BYTES);
+            publisher->waiting[id & publisher->receipt_mask] = 1;
+            publisher->next_id++;
+        }
+    }
+    publisher->from = publisher->slot * ring->stride;
+    publisher->to = publisher->from + count * ring->stride;
+    publisher->slot += count;
+    if (publisher->slot == ring->slots) {
+        publisher->slot = 0;
+        publisher->pass++;
+    }
+    publisher->published += count;
+    return count;
+}
+
+/* Send what is ready as far as the socket takes it; whether anything went out. */
+static bool push(struct publisher *publisher) {
+    ssize_t sent = send(publisher->connection.fd, publisher->ring.bytes + publisher->from,
+                        publisher->to - publisher->from, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno != EAGAIN)
+        fail("publisher %d cannot send: %s", publisher->number, strerror(errno));
+    if (sent <= 0)
+        return false;
+    publisher->from += (size_t)sent;
+    if (options.receipts || ++publisher->writes % READ_EVERY == 0)
+        receive(publisher);
+    return true;
+}
+
+/* Nothing could go out: wait until a socket takes more, an answer comes, or the window opens. */
+static void wait_for_room(struct publishers *all) {
+    for (int number = 0; number < all->count; number++) {
+        const struct publisher *publisher = &all->each[number];
+        all->polled[number].events = POLLIN;
+        if (publisher->from < publisher->to)
+            all->polled[number].events |= POLLOUT;
+    }
+    poll(all->polled, (nfds_t)all->count, 1);
+    for (int number = 0; number < all->count; number++)
+        if (all->polled[number].revents & (POLLIN | POLLHUP | POLLERR))
+            receive(&all->each[number]);
+    if (past_deadline())
+        fail("publishers stood still until the deadline");
+}
+
+/* How many messages may follow now, given what the slowest subscriber has and the count asked. */
+static uint64_t allowed_by_window(struct publishers *all, const struct subscribers *readers) {
+    if (!all->credit) {
+        uint64_t window = options.window_bytes / all->each[0].ring.stride + 1;
+        all->credit = subscribers_delivered_min(readers) + window - all->published;
+    }
+    uint64_t left = options.messages_max ? options.messages_max - all->published : UINT64_MAX;
+    return left < all->credit ? left : all->credit;
+}
+
+static void publish_fast(struct publishers *all, const struct subscribers *readers) {
+    int64_t end_ns = now_ns() + (int64_t)(options.duration_s * 1e9);
+    bool unsent = true, open = true;
+    while ((open || unsent) && !failed()) {
+        bool progress = false;
+        unsent = false;
+        open = now_ns() < end_ns &&
+               !(options.messages_max && all->published >= options.messages_max);
+        for (int number = 0; number < all->count && !failed(); number++) {
+            struct publisher *publisher = &all->each[number];
+            if (open && publisher->from == publisher->to) {
+                uint32_t count = prepare(publisher, allowed_by_window(all, readers));
+                all->published += count;
+                all->credit -= count;
+            }
+            if (publisher->from < publisher->to)
+                progress |= push(publisher);
+            unsent |= publisher->from < publisher->to;
+        }
+        if (!progress && (open || unsent))
+            wait_for_room(all);
+    }
+}
+
+static void publish_paced(struct publishers *all) {
+    struct publisher *publisher = &all->each[0];
+    uint64_t count = (uint64_t)(options.rate * options.duration_s);
+    int64_t start_ns = now_ns();
+    if (options.messages_max && options.messages_max < count)
+        count = options.messages_max;
+    prctl(PR_SET_TIMERSLACK, 1);
+    for (uint64_t done = 0; done < count && !failed(); done++) {
+        int64_t due_ns = start_ns + (int64_t)((double)done * 1e9 / options.rate);
+        struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
+        all->published += prepare(publisher, 1);
+        hex_write(publisher->ring.bytes + publisher->from + publisher->ring.payload_at + TIME_AT,
+                  (uint64_t)now_ns(), 16);
+        while (publisher->from < publisher->to && !failed())
+            if (!push(publisher))
+                wait_for_room(all);
+    }
+}
+
+uint64_t publishers_receipts(const struct publishers *all) {
+    uint64_t receipts = 0;
+    for (int number = 0; number < all->count; number++)
+        receipts += all->each[number].receipts;
+    return receipts;
+}
+
+uint64_t publishers_run(struct publishers *all, const struct subscribers *readers) {
+    if (options.rate > 0)
+        publish_paced(all);
+    else
+        publish_fast(all, readers);
+    while (options.receipts && !failed() && publishers_receipts(all) < all->published)
+        wait_for_room(all);
+    return all->published;
+}
+
+static void await_ready(struct publisher *publisher) {
+    int answers = options.protocol->ready_answers(publisher->number);
+    while (publisher->ready_answers < answers && !failed()) {
+        if (wait_readable(publisher->connection.fd, 50))
+            receive(publisher);
+        else if (past_deadline())
+            fail("publisher %d: the broker never answered its hello", publisher->number);
+    }
+}
+
+static void open_publisher(struct publisher *publisher, int number, char *hello) {
+    uint32_t receipts_kept = 1;
+    publisher->number = number;
+    ring_make(&publisher->ring, number);
+    while (receipts_kept < 4 * options.receipts)
+        receipts_kept *= 2;
+    publisher->receipt_mask = receipts_kept - 1;
+    publisher->waiting = checked_alloc(receipts_kept);
+    connection_open(&publisher->connection, options.port, WRITE_BYTES);
+    if (failed())
+        return;
+    size_t bytes = options.protocol->hello(hello, PUBLISHER, number);
+    connection_send(&publisher->connection, hello, bytes);
+    await_ready(publisher);
+}
+
+struct publishers *publishers_open(int count) {
+    struct publishers *all = checked_alloc(sizeof *all);
+    char *hello = checked_alloc(hello_bytes_max());
+    all->count = count;
+    all->each = checked_alloc(sizeof *all->each * (size_t)count);
+    all->polled = checked_alloc(sizeof *all->polled * (size_t)count);
+    for (int number = 0; number < count && !failed(); number++) {
+        open_publisher(&all->each[number], number, hello);
+        all->polled[number].fd = all->each[number].connection.fd;
+    }
+    free(hello);
+    return all;
+}
+
+/* A broker may subscribe a connection any time after it asked: publish until everyone saw one. */
+void publishers_probe(struct publishers *all, const struct subscribers *readers) {
+    char topic[TOPIC_BYTES + 1], payload[PAYLOAD_BYTES_MAX];
+    char *probe = checked_alloc(publish_bytes_max());
+    size_t payload_at, id_at;
+    topic_name(topic, options.topics - 1); /* asked for last, so the others are there too */
+    payload_make(payload, 0, 0);
+    memcpy(payload, "PROBE", 5);
+    size_t bytes = options.protocol->publish(probe, topic, payload, 0, &payload_at, &id_at);
+    for (int wait_ms = 20; !failed() && !subscribers_probed(readers); wait_ms *= 2) {
+        connection_send(&all->each[0].connection, probe, bytes);
+        int64_t until = now_ns() + wait_ms * 1000000LL;
+        while (!failed() && !subscribers_probed(readers) && now_ns() < until)
+            if (wait_readable(all->each[0].connection.fd, 1))
+                receive(&all->each[0]);
+        if (past_deadline())
+            fail("the subscribers did not get a first message before the deadline");
+    }
+    free(probe);
+}

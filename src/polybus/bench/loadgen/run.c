@@ -1,0 +1,44 @@
+/* `loadgen run`: set up, publish, check, and print what was measured. */
+#include "loadgen.h"
+
+#include <stdio.h>
+
+static void print_latency(struct subscribers *readers) {
+    size_t count;
+    uint32_t *sorted = subscribers_latencies_us(readers, &count);
+    if (count)
+        printf(",\"p50_us\":%u,\"p99_us\":%u", sorted[count / 2], sorted[count * 99 / 100]);
+}
+
+int run_main(void) {
+    double seconds = 0, server_s = 0, own_s = 0;
+    uint64_t published = 0, receipts = 0;
+    past_deadline(); /* starts its clock */
+    struct subscribers *readers = subscribers_open(options.subscribers, READ_BYTES);
+    struct publishers *writers = failed() ? NULL : publishers_open(options.publishers);
+    if (!failed()) {
+        subscribers_start(readers);
+        publishers_probe(writers, readers);
+        server_s = server_cpu_s();
+        own_s = own_cpu_s();
+        int64_t start_ns = now_ns();
+        published = publishers_run(writers, readers);
+        int64_t receipts_ns = now_ns();
+        int64_t last_ns = subscribers_finish(readers, published);
+        receipts = publishers_receipts(writers);
+        if (options.receipts && receipts_ns > last_ns)
+            last_ns = receipts_ns;
+        seconds = (double)(last_ns - start_ns) * 1e-9;
+        server_s = server_cpu_s() - server_s;
+        own_s = own_cpu_s() - own_s;
+    }
+    printf("{\"verified\":%s,\"error\":%s,\"messages\":%llu,\"delivered\":%llu,\"receipts\":%llu,"
+           "\"seconds\":%.6f,\"server_cpu_s\":%.2f,\"generator_cpu_s\":%.2f",
+           failed() ? "false" : "true", failure_json(), (unsigned long long)published,
+           (unsigned long long)subscribers_delivered_sum(readers), (unsigned long long)receipts,
+           seconds, server_s, own_s);
+    if (options.rate > 0 && !failed())
+        print_latency(readers);
+    puts("}");
+    return failed();
+}

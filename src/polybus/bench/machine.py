@@ -1,0 +1,88 @@
+"""What the figures were measured on: without it they mean nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+
+from polybus import scan
+from polybus.bench.brokers import Broker
+
+VERSION_TIMEOUT_S = 5.0
+SYNC_BYTES = 1 << 20
+SYNC_COUNT = 40
+
+
+def describe(brokers: dict[str, Broker], data_root: Path | None) -> dict[str, str]:
+    """The machine, the versions, and where the data goes, as names and texts."""
+    folder = data_root or Path(tempfile.gettempdir())
+    kind = _file_system(folder)
+    facts = {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "polybus": metadata.version("polybus"),
+        "scanner": "compiled" if scan.COMPILED else "pure Python (slow: see `polybus doctor`)",
+        "data": f"{folder} ({kind})"
+        + (": in memory, so fsync costs nothing; use --data-root" if kind == "tmpfs" else ""),
+    }
+    for broker in brokers.values():
+        if broker.package is not None:
+            facts[broker.program] = _version(broker)
+    return facts
+
+
+def sync_ms(data_root: Path | None) -> float:
+    """How long the disk takes to write and fsync a mebibyte, median.
+
+    Log and receipts can be no faster. On a shared disk it changes by the minute, so the report
+    shows it from before and after.
+    """
+    mebibyte = os.urandom(SYNC_BYTES)
+    taken = []
+    with tempfile.TemporaryFile(dir=data_root, buffering=0) as file:
+        for _ in range(SYNC_COUNT):
+            began = time.perf_counter()
+            file.write(mebibyte)
+            os.fsync(file.fileno())
+            taken.append(1000 * (time.perf_counter() - began))
+    return median(taken)
+
+
+def _version(broker: Broker) -> str:
+    program = broker.find()
+    if program is None:
+        return f"not installed (apt-get install {broker.package})"
+    # mosquitto has no option for its version alone; its help begins with it.
+    flag = "-h" if broker.program == "mosquitto" else "--version"
+    done = subprocess.run(
+        [program, flag], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+    )
+    found = re.search(r"\d+\.\d+[.\d]*", done.stdout + done.stderr)
+    return found[0] if found else "of unknown version"
+
+
+def _processor() -> str:
+    text = Path("/proc/cpuinfo").read_text(errors="replace")
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def _file_system(folder: Path) -> str:
+    """The type of file system a folder is on: the longest mount point that holds it."""
+    path = folder.resolve()
+    best, kind = -1, "unknown"
+    for line in Path("/proc/mounts").read_text(errors="replace").splitlines():
+        _, mount, mount_kind, *_ = line.split(" ")
+        # Of two mounts on one point the later one is seen.
+        if path.is_relative_to(mount) and len(mount) >= best:
+            best, kind = len(mount), mount_kind
+    return kind

@@ -1,0 +1,134 @@
+"""`polybus bench`: measure this machine, Polybus and its peers, in one run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from polybus.bench import generator, machine, measure, report
+from polybus.bench.brokers import Broker, all_brokers
+from polybus.bench.errors import BenchError
+from polybus.bench.scenarios import SCENARIOS, Scenario
+
+TABLE_WIDTH = 140
+
+
+@click.command("bench")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice([scenario.name for scenario in SCENARIOS]),
+    help="Measure this alone; may be given more than once.",
+)
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05, 60.0),
+    default=1.5,
+    show_default=True,
+    help="How long each run publishes.",
+)
+@click.option("--quick", is_flag=True, help="One round of half a second each: a first look.")
+@click.option(
+    "--data-root",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Where every broker keeps its data meanwhile (default: the temp folder).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with every sample.")
+def bench(
+    only: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    quick: bool,
+    data_root: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the bus against nats-server, redis-server, mosquitto and a bare relay.
+
+    All are driven by the same compiled load generator (a C compiler is needed), one after the other
+    in each round, and every delivery is checked. Only ratios within one run mean something. A
+    missed bar is said plainly; the exit code is 0 all the same, as this is no test.
+
+    \b
+    Examples:
+      polybus bench                        everything, some ten minutes
+      polybus bench --quick                everything once, about two minutes
+      polybus bench --only boson-1-1 --only latency --rounds 5
+      polybus bench --json > figures.json
+    """
+    signal.signal(signal.SIGTERM, _end)
+    chosen = [scenario for scenario in SCENARIOS if not only or scenario.name in only]
+    try:
+        program = generator.compiled()
+    except BenchError as error:
+        raise click.ClickException(str(error)) from error
+    plan = measure.Bench(
+        program=program,
+        data_root=data_root,
+        rounds=1 if quick else rounds,
+        run_s=0.5 if quick else seconds,
+    )
+    facts = machine.describe(all_brokers(program), data_root)
+    before_ms = machine.sync_ms(data_root)
+    measured = _measure(plan, chosen)
+    after_ms = machine.sync_ms(data_root)
+    facts["disk"] = f"write and fsync of 1 MiB: {before_ms:.2f} ms before, {after_ms:.2f} ms after"
+    rows = [row for scenario, outcomes in measured for row in report.rows_of(scenario, outcomes)]
+    if as_json:
+        _print_json(facts, rows, measured)
+        return
+    console = Console()
+    # A pipe says it is 80 wide; nobody looks at that through a window.
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    console.print(report.render(rows, facts))
+
+
+def _measure(
+    plan: measure.Bench, scenarios: Sequence[Scenario]
+) -> list[tuple[Scenario, list[measure.Outcome]]]:
+    measure.raise_file_limit()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as progress:
+        total = measure.run_count(scenarios, plan.rounds)
+        task = progress.add_task("starting", total=total, completed=-1)
+
+        def tell(scenario: Scenario, number: int, broker: Broker) -> None:
+            text = f"{scenario.name}, round {number + 1}: {broker.title}"
+            progress.update(task, description=text, advance=1)
+
+        return [(scenario, plan.measure(scenario, tell)) for scenario in scenarios]
+
+
+def _print_json(
+    facts: dict[str, str],
+    rows: Sequence[report.Row],
+    measured: Sequence[tuple[Scenario, list[measure.Outcome]]],
+) -> None:
+    document = {
+        "machine": facts,
+        "rows": [row.as_json() for row in rows],
+        "samples": {
+            scenario.name: [
+                {"who": outcome.entry.label or outcome.broker.title, "runs": outcome.samples}
+                for outcome in outcomes
+            ]
+            for scenario, outcomes in measured
+        },
+    }
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """Leave through every `finally`, so that no broker and no folder stays behind."""
+    sys.exit(128 + signum)

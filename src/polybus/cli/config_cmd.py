@@ -1,0 +1,76 @@
+"""`polybus config`: the settings a bus would run with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from polybus import config as configuration
+from polybus.cli.options import json_option
+from polybus.cli.output import echo_json
+
+config_option = click.option(
+    "--config", "config_path", type=click.Path(dir_okay=False), help="TOML or JSON file."
+)
+
+
+@click.group(epilog="Example: polybus config check --config server.json")
+def config() -> None:
+    """Show or check the settings: file, environment (POLYBUS_...) and defaults together."""
+
+
+@config.command(epilog="Example: polybus config show --config server.json > polybus.toml")
+@config_option
+@json_option
+def show(config_path: str | None, as_json: bool) -> None:
+    """Print the effective value of every setting, as TOML that can be used as it is."""
+    loaded = configuration.load(config_path)
+    # The topics file has been read into `topics`, so the output stands alone.
+    effective = msgspec.structs.replace(loaded, topic_config=None)
+    values = msgspec.to_builtins(effective)
+    echo_json(values) if as_json else click.echo(as_toml(values), nl=False)
+
+
+@config.command(epilog="Example: polybus config check --config server.json")
+@config_option
+@json_option
+def check(config_path: str | None, as_json: bool) -> None:
+    """Check the settings; exit 2 with one line that names the key if one is wrong."""
+    loaded = configuration.load(config_path)
+    summary = {"connectors": len(loaded.connectors), "topics": len(loaded.topic_list())}
+    if as_json:
+        echo_json({"ok": True} | summary)
+    else:
+        click.echo(f"ok: {summary['connectors']} connectors, {summary['topics']} topics")
+
+
+def as_toml(values: dict[str, Any]) -> str:
+    """Settings as TOML: plain keys first, then a table per group; what is not set is a comment."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    lines = [_assignment(key, value) for key, value in plain.items()]
+    for name, group in values.items():
+        if isinstance(group, dict):
+            lines += ["", f"[{name}]"]
+            lines += [_assignment(key, value) for key, value in group.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _assignment(key: str, value: Any) -> str:
+    if value is None:
+        return f"# {key} is not set"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        items = "".join(f"    {_value(item)},\n" for item in value)
+        return f"{key} = [\n{items}]"
+    return f"{key} = {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{key} = {_value(one)}" for key, one in value.items() if one is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    # TOML's strings, numbers and booleans are spelled as JSON's are.
+    return msgspec.json.encode(value).decode()

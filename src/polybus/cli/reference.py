@@ -1,0 +1,150 @@
+"""Makes docs/reference from the source: `python -m polybus.cli.reference [--check] FOLDER`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from polybus import config as configuration
+from polybus.cli import main as root
+from polybus.config import Settings
+from polybus.error_codes import GROUPS
+
+HELP_WIDTH = 88
+NOTE = "<!-- Made by `make docs` from the source; edit that instead. -->"
+
+
+@click.command(epilog="Example: python -m polybus.cli.reference --check docs/reference")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 if a page is out of date.")
+def reference(folder: Path, check: bool) -> None:
+    """Write the reference pages, or check that they are current."""
+    stale = []
+    for name, content in pages().items():
+        path = folder / name
+        if check:
+            if not path.exists() or path.read_text() != content:
+                stale.append(name)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+    if stale:
+        click.echo(f"out of date in {folder}: {', '.join(stale)}; run `make docs`", err=True)
+        sys.exit(1)
+
+
+def pages() -> dict[str, str]:
+    """File name to content."""
+    return {"cli.md": cli_page(), "config.md": config_page(), "errors.md": errors_page()}
+
+
+def cli_page() -> str:
+    lines = ["# Command line", "", NOTE, ""]
+    lines += ["Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. An error is one line"]
+    lines += ["`polybus: CODE: text` on standard error ([the codes](errors.md)).", ""]
+    for path, command in _commands(("polybus",), root, None):
+        lines += [f"{'#' * min(len(path) + 1, 4)} {' '.join(path)}", "", "```text"]
+        lines += [*_help(path, command).splitlines(), "```", ""]
+    return "\n".join(lines)
+
+
+def _commands(
+    path: tuple[str, ...], command: click.Command, parent: click.Context | None
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path[-1], parent=parent)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _commands((*path, name), found, context)
+
+
+def _help(path: tuple[str, ...], command: click.Command) -> str:
+    context = click.Context(
+        command, info_name=" ".join(path), terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH
+    )
+    return "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+
+
+def config_page() -> str:
+    lines = ["# Configuration", "", NOTE, "", inspect.getdoc(configuration) or "", ""]
+    tree = ast.parse(inspect.getsource(configuration))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for kind, heading in _groups():
+        lines += [f"## {heading}", "", inspect.getdoc(kind) or "", ""]
+        lines += ["| key | type | default | |", "|---|---|---|---|"]
+        notes = _notes(classes[kind.__name__])
+        for field in msgspec.structs.fields(kind):
+            type_text, note = notes[field.name]
+            cells = (f"`{field.encode_name}`", _code(type_text), _default(field), note)
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _groups() -> Iterator[tuple[type[Settings], str]]:
+    """The settings groups in the order a reader meets them, each with its heading."""
+    yield configuration.Config, "Top level"
+    yield configuration.Connector, "`[[connectors]]`"
+    yield configuration.Tls, "`tls` of a connector"
+    yield configuration.Topic, "`[[topics]]`"
+    for field in msgspec.structs.fields(configuration.Config):
+        if isinstance(field.type, type) and issubclass(field.type, Settings):
+            yield field.type, f"`[{field.encode_name}]`"
+
+
+def _notes(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
+    """Each field's type as written, and the docstring that follows it."""
+    notes = {}
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        note = ""
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            note = " ".join(str(following.value.value).split())
+        notes[statement.target.id] = ast.unparse(statement.annotation), note
+    return notes
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    value: Any = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    if value is msgspec.NODEFAULT:
+        return "required"
+    if isinstance(value, Settings):
+        return "see below"
+    if value is None:
+        return "not set"
+    text = msgspec.json.encode(value).decode()
+    if field.name == "connectors":
+        return "TCP with detection and UDP for goMS, on 127.0.0.1:55545"
+    return _code(text)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|")
+
+
+def errors_page() -> str:
+    lines = ["# Error codes", "", NOTE, ""]
+    lines += ["Codes are stable; the sentences that come with them may improve.", ""]
+    for heading, group in GROUPS.items():
+        lines += [f"## {heading}", "", "| code | meaning | what to do |", "|---|---|---|"]
+        for code, meaning in group.items():
+            advice = meaning.advice.replace("|", "\\|")
+            lines.append(f"| `{code}` | {meaning.text} | {advice} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    reference()

@@ -1,0 +1,199 @@
+"""The client: one API over every protocol the bus speaks."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+from polybus import names
+from polybus.batch import Headers
+from polybus.client import transports, urls
+from polybus.client.message import Position
+from polybus.client.options import ErrorListener, Options
+from polybus.client.publisher import Publisher
+from polybus.client.starts import Start, start_text
+from polybus.client.subscription import Subscription
+from polybus.errors import UsageError
+
+Data = bytes | bytearray | memoryview | str
+
+
+def connect(
+    url: str = urls.DEFAULT_URL,
+    *,
+    reconnect: bool = True,
+    connect_timeout_s: float = 10.0,
+    name: str = "polybus-client",
+    ssl_context: ssl.SSLContext | None = None,
+    on_error: ErrorListener | None = None,
+) -> Client:
+    """A client of the bus at the URL: `async with polybus.connect("goms://host:55545") as c`.
+
+    Schemes are `boson`, `boson+properties` and `goms`, each also with `+tls`; the port is 55545
+    unless said. `?gzip=1` compresses a Boson stream.
+
+    Args:
+        reconnect: make a lost connection again, and resume subscriptions where they stood.
+        connect_timeout_s: how long connecting, and the answer to a subscription, may take.
+        name: what the client is called in log lines.
+        ssl_context: for `+tls`; the system's certificates are trusted without it.
+        on_error: called with each refusal of a message that was published without a receipt;
+            without it, a refusal is a log line.
+
+    Raises:
+        UsageError: `client.url` or `client.scheme`.
+    """
+    options = Options(
+        reconnect=reconnect,
+        connect_timeout_s=connect_timeout_s,
+        name=name,
+        tls=ssl_context,
+        on_error=on_error,
+    )
+    address = urls.parse(url)
+    transports.find(address.scheme)
+    return Client(address, options)
+
+
+class Client:
+    """A connected client; use it with `async with`, from one event loop.
+
+    Publishing has one connection and each subscription another. So a subscription that is read
+    slowly holds up nothing else, and on every protocol a client gets its own messages too if it
+    subscribes to the topic.
+    """
+
+    def __init__(self, address: urls.Address, options: Options) -> None:
+        self._address = address
+        self._options = options
+        self._publisher: Publisher | None = None
+        self._subscriptions: set[Subscription] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Client:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect, one attempt. Raises PolybusError `client.unreachable`."""
+        publisher = Publisher(self._address, self._options)
+        await publisher.open()
+        self._publisher = publisher
+
+    async def close(self) -> None:
+        """End all subscriptions, send what is still to be sent, and disconnect."""
+        self._closed = True
+        for subscription in list(self._subscriptions):
+            await subscription.aclose()
+        if self._publisher is not None:
+            await self._publisher.close()
+
+    async def publish(
+        self,
+        topic: str,
+        data: Data,
+        *,
+        headers: Mapping[str, bytes | str] | None = None,
+        receipt: bool = False,
+        retry: bool = False,
+    ) -> Position | None:
+        """Publish one message; text goes out as UTF-8.
+
+        Without a receipt this returns as soon as the message is on its way, usually at once, and a
+        connection that breaks may lose it. With `receipt` it returns the message's position once
+        the bus has it safely on disk.
+
+        Args:
+            retry: with a receipt, publish again when the connection broke before it came. The
+                message is then stored at least once, perhaps twice.
+
+        Raises:
+            PolybusError: the bus refused the message (its code, such as `topic.unknown`), or
+                `client.receipt-unknown`: the connection broke, and it may be stored or not.
+            UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`.
+        """
+        return await self.publish_many(
+            topic, (data,), headers=headers, receipt=receipt, retry=retry
+        )
+
+    async def publish_many(
+        self,
+        topic: str,
+        data: Iterable[Data],
+        *,
+        headers: Mapping[str, bytes | str] | None = None,
+        receipt: bool = False,
+        retry: bool = False,
+    ) -> Position | None:
+        """Publish many messages at once, all with the same headers.
+
+        The receipt, if asked for, covers them all; the position is the last one's. As `publish`
+        otherwise.
+        """
+        publisher = self._open_publisher()
+        name = names.canonical(topic)
+        if names.is_reserved(name):
+            raise UsageError("topic.reserved", f"{name}: names that begin with $ are the system's")
+        values = [_bytes(one) for one in data]
+        if not values:
+            return None
+        if receipt:
+            return await publisher.publish_safely(name, values, _headers(headers), retry=retry)
+        await publisher.publish(name, values, _headers(headers))
+        return None
+
+    async def flush(self) -> None:
+        """Wait until everything published so far has been handed to the operating system.
+
+        That is no promise of the bus: ask for a receipt for one.
+        """
+        await self._open_publisher().flush()
+
+    def subscribe(self, topics: str | Iterable[str], start: Start = "latest") -> Subscription:
+        """Messages of a topic, or of several: `async for message in c.subscribe("news")`.
+
+        `async with c.subscribe(...) as s` (or `s = await c.subscribe(...)`) waits until the bus has
+        confirmed the subscription, so that nothing published afterwards is missed.
+
+        Args:
+            start: `"latest"`, `"earliest"`, a Position or `"EPOCH:OFFSET"`, or a time: a datetime
+                or ISO text, with a time zone.
+
+        Raises:
+            UsageError: `position.invalid`, `topic.invalid`, `client.closed`.
+        """
+        self._open_publisher()
+        wanted = [topics] if isinstance(topics, str) else topics
+        text = start_text(start)
+        starts = {names.canonical(topic): text for topic in wanted}
+        if not starts or "*" in starts:
+            raise UsageError("topic.invalid", "name the topics to subscribe to, one or more")
+        subscription = Subscription(
+            self._address, self._options, starts, self._subscriptions.discard
+        )
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def _open_publisher(self) -> Publisher:
+        if self._publisher is None or self._closed:
+            raise UsageError("client.closed", "the client is not open; use `async with`")
+        return self._publisher
+
+
+def _bytes(data: Data) -> bytes:
+    return data.encode() if isinstance(data, str) else bytes(data)
+
+
+def _headers(headers: Mapping[str, bytes | str] | None) -> Headers | None:
+    if not headers:
+        return None
+    return {name: _bytes(value) for name, value in headers.items()}

@@ -1,0 +1,192 @@
+"""Link: one socket to a bus, and nothing of any protocol.
+
+What is written in one turn of the loop goes out as one write. Over `PENDING_BYTES_MAX` a writer is
+made to wait until the bus has taken it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from polybus.batch import Buffer
+from polybus.client.urls import Address
+from polybus.errors import PeerError
+from polybus.wire.gzip_stream import GzipStream
+
+PENDING_BYTES_MAX = 256 << 10
+WRITE_BYTES_MAX = 1 << 20
+KEEPALIVE_IDLE_S = 30
+TLS_CLOSE_TIMEOUT_S = 1.0
+# gzip reaches 1,032 at most; a message of zeros is no attack by the bus we chose.
+GZIP_RATIO_MAX = 1100
+log = logging.getLogger("polybus.client")
+
+
+class Link(asyncio.Protocol):
+    """One connection, from connecting to its loss.
+
+    Attributes:
+        lost: done when the connection is gone; its result is the reason, None after a clean end.
+    """
+
+    def __init__(self, on_data: Callable[[bytes], None], *, gzip: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._on_data = on_data
+        self._gzip = GzipStream(GZIP_RATIO_MAX) if gzip else None
+        self._transport: asyncio.Transport | None = None
+        self._pending: list[Buffer] = []
+        self._pending_bytes = 0
+        self._flush_due = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.lost: asyncio.Future[Exception | None] = loop.create_future()
+
+    # asyncio calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transport is one in all but inheritance.
+        transport = cast(asyncio.Transport, transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        _keep_alive(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._gzip is None:
+            self._on_data(data)
+            return
+        try:
+            for piece in self._gzip.decompress(data):
+                self._on_data(piece)
+        except PeerError as error:
+            log.warning("%s", error)
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._pending.clear()
+        self._writable.set()
+        if not self.lost.done():
+            self.lost.set_result(error)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # Writing
+
+    def write(self, data: Buffer) -> None:
+        """Send with everything else of this turn of the loop; dropped if the connection is gone."""
+        if self.lost.done():
+            return
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a writer should wait (`drain`) before it writes more."""
+        return self._pending_bytes > PENDING_BYTES_MAX
+
+    async def drain(self) -> None:
+        """Hand everything to the system and wait until it takes more; a lost link takes all."""
+        self._flush()
+        if self._writable.is_set():
+            await asyncio.sleep(0)  # others get their turn, however much one task publishes
+        else:
+            await self._writable.wait()
+
+    async def flush(self) -> None:
+        """Wait until the system has taken every byte, or the connection is lost."""
+        self._flush()
+        transport = self._transport
+        if transport is None or self.lost.done():
+            return
+        transport.set_write_buffer_limits(high=0)
+        try:
+            if transport.get_write_buffer_size():
+                await self._writable.wait()
+        finally:
+            transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if not pending or self._transport is None or self._transport.is_closing():
+            return
+        data = pending[0] if len(pending) == 1 else b"".join(pending)
+        self._transport.write(data if self._gzip is None else self._gzip.compress(data))
+
+    # Reading
+
+    def pause(self) -> None:
+        """Stop reading: the bus sees a subscriber that is not keeping up."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # Ending
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Send what is pending, end the stream, and read on until the bus ends it too.
+
+        Closing at once instead would throw away what the bus still sends, and a reset for those
+        bytes could overtake our last ones.
+        """
+        transport = self._transport
+        if transport is None or self.lost.done():
+            return
+        self._flush()
+        if self._gzip is not None:
+            transport.write(self._gzip.finish())
+        self.resume()
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:
+            # TLS cannot end one direction alone: say goodbye, and wait a moment for the answer.
+            transport.close()
+            timeout_s = min(timeout_s, TLS_CLOSE_TIMEOUT_S)
+        await asyncio.wait([self.lost], timeout=timeout_s)
+        self.abort()
+
+    def abort(self) -> None:
+        # A transport that is gone cannot be aborted once more.
+        if self._transport is not None and not self.lost.done():
+            self._transport.abort()
+
+
+async def open_link(
+    address: Address,
+    on_data: Callable[[bytes], None],
+    *,
+    tls: ssl.SSLContext | None,
+    timeout_s: float,
+) -> Link:
+    """Connect. Raises OSError (ssl.SSLError and TimeoutError are kinds of it)."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout_s):
+        _, link = await loop.create_connection(
+            lambda: Link(on_data, gzip=address.gzip), address.host, address.port, ssl=tls
+        )
+    return link
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Find out that a bus is gone even if its machine vanished without a word."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_IDLE_S // 3)

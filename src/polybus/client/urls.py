@@ -1,0 +1,73 @@
+"""The address of a bus: `scheme[+tls]://host[:port][?gzip=1&tls=1]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from polybus.config import PORT
+from polybus.errors import UsageError
+
+DEFAULT_URL = f"boson://127.0.0.1:{PORT}"
+_SWITCHES = {"1": True, "true": True, "0": False, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a bus is and how to speak to it; `scheme` is without `+tls`."""
+
+    scheme: str
+    host: str
+    port: int
+    tls: bool = False
+    gzip: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}{'+tls' if self.tls else ''}://{host}:{self.port}"
+
+
+def parse(url: str) -> Address:
+    """Read a URL; whether its scheme is known is for the caller to say.
+
+    Raises:
+        UsageError: `client.url`, with a sentence that names the part at fault.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise _wrong(url, str(error)) from error
+    if not parts.scheme or not parts.hostname:
+        raise _wrong(url, f"a URL is like {DEFAULT_URL}")
+    if parts.path not in ("", "/") or parts.fragment:
+        raise _wrong(url, "there is nothing to say after the port but ?options")
+    if parts.username or parts.password:
+        raise _wrong(url, "a user and password are not taken")
+    switches = _switches(url, parts.query)
+    scheme, plus, last = parts.scheme.rpartition("+")
+    tls_scheme = bool(plus) and last == "tls"
+    return Address(
+        scheme=scheme if tls_scheme else parts.scheme,
+        host=parts.hostname,
+        port=PORT if port is None else port,
+        tls=tls_scheme or switches.get("tls", False),
+        gzip=switches.get("gzip", False),
+    )
+
+
+def _switches(url: str, query: str) -> dict[str, bool]:
+    switches = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in ("tls", "gzip"):
+            raise _wrong(url, f"the option {name!r} is not known; there are gzip and tls")
+        if value not in _SWITCHES:
+            raise _wrong(url, f"{name} is 1 or 0")
+        switches[name] = _SWITCHES[value]
+    return switches
+
+
+def _wrong(url: str, text: str) -> UsageError:
+    # The part before @ may be a password.
+    shown = url.rpartition("@")[2][:80]
+    return UsageError("client.url", f"{shown}: {text}")

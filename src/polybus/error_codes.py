@@ -1,0 +1,210 @@
+"""Every error code: what it means, and what to do about it.
+
+Codes are public and stable. docs/reference/errors.md is made from this table, the command line
+shows the advice, and a test holds the table to the codes that the source really uses.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Meaning(NamedTuple):
+    text: str
+    advice: str = ""
+
+
+_TOPIC = {
+    "topic.unknown": Meaning(
+        "there is no such topic", "polybus topics create NAME creates it; polybus topics list"
+    ),
+    "topic.exists": Meaning("a topic of that name is there already", "use it, or another name"),
+    "topic.invalid": Meaning(
+        "the name is empty, too long or not printable", "use a-z 0-9 . _ - in the name"
+    ),
+    "topic.reserved": Meaning(
+        "names that begin with $ are the system's", "use a name that does not begin with $"
+    ),
+    "topic.empty": Meaning(
+        "a Boson message names no topic and the connector has no default-topic",
+        "name a topic, or set default-topic on the connector",
+    ),
+    "topic.too-many": Meaning(
+        "the bus holds as many topics as it may", "delete some, or raise limits.topics-max"
+    ),
+}
+
+_CLIENT = {
+    "client.url": Meaning("the URL cannot be understood", "a URL is like boson://127.0.0.1:55545"),
+    "client.scheme": Meaning(
+        "the URL names a protocol the client does not speak", "use one of the schemes named"
+    ),
+    "client.unreachable": Meaning(
+        "no bus answers at the address", "polybus serve starts one; polybus doctor looks at ports"
+    ),
+    "client.disconnected": Meaning(
+        "the bus ended the connection and reconnect is off", "connect again, or turn it on"
+    ),
+    "client.timeout": Meaning(
+        "the bus did not confirm a subscription in time",
+        "raise connect_timeout_s, or look at its load",
+    ),
+    "client.closed": Meaning("the client was closed or never opened", "use it inside `async with`"),
+    "client.receipt-unknown": Meaning(
+        "the connection broke before the receipt came; the message may be stored or not",
+        "publish again if twice is better than never, or use retry=True",
+    ),
+    "headers.invalid": Meaning(
+        "the protocol cannot carry these headers",
+        "use boson+properties:// or goms:// and other names",
+    ),
+    "position.invalid": Meaning(
+        "a start is not a position", "use earliest, latest, EPOCH:OFFSET or an ISO time with a zone"
+    ),
+    "input.unreadable": Meaning("the input to publish cannot be read", "look at the file"),
+}
+
+_CONFIG = {
+    "config.file": Meaning("a config file cannot be read", "look at the path and its rights"),
+    "config.syntax": Meaning("a config file is not TOML or JSON", "mend the place it names"),
+    "config.invalid": Meaning(
+        "a setting is unknown, of the wrong type, or at odds with another",
+        "docs/reference/config.md lists all settings",
+    ),
+    "config.range": Meaning("a number is outside its bounds", "mend the setting it names"),
+    "config.topic": Meaning("a declared topic's name is impossible", "mend it in topics"),
+    "config.environment": Meaning(
+        "a POLYBUS_ variable names a setting that cannot be", "unset or rename the variable"
+    ),
+    "config.address": Meaning(
+        "a connector's address cannot be listened on", "polybus doctor says which ports are free"
+    ),
+    "config.tls": Meaning("a certificate or key cannot be used", "look at tls.cert and tls.key"),
+}
+
+_LOG = {
+    "log.locked": Meaning(
+        "another process works on the data folder", "stop the bus first (SIGTERM), or wait"
+    ),
+    "log.no-data": Meaning("there is no such data folder", "name it with --data"),
+    "log.format": Meaning("a newer version wrote the data", "use that version or a newer one"),
+    "log.full": Meaning(
+        "the disk is full; nothing more is stored", "make space: the bus goes on by itself"
+    ),
+    "log.failed": Meaning(
+        "the disk failed; nothing more is stored", "look at the disk, then restart the bus"
+    ),
+    "log.damaged": Meaning(
+        "stored data is not what was written", "polybus verify names what is damaged"
+    ),
+    "log.frozen": Meaning(
+        "the topic is damaged and takes no writes", "polybus verify names what is damaged"
+    ),
+    "log.offset-unknown": Meaning(
+        "the position is outside what the topic holds", "start from earliest or latest"
+    ),
+    "log.history-busy": Meaning("another hand-over is at work", "wait until it has ended"),
+}
+
+_BOSON = {
+    "boson.length-negative": Meaning("a length is negative; the connection closes"),
+    "boson.flag-unknown": Meaning("a flag is not one of 0 to 3"),
+    "boson.message-too-large": Meaning(
+        "a message is over the limit; the connection closes", "raise limits.message-bytes-max"
+    ),
+    "boson.parts-too-many": Meaning(
+        "a message has too many parts; the connection closes", "raise limits.parts-max"
+    ),
+    "boson.parts-too-large": Meaning(
+        "a message's parts are too large; the connection closes", "raise limits.parts-bytes-max"
+    ),
+    "boson.answer-invalid": Meaning("the bus sent a client an answer without a meaning"),
+    "boson.count-invalid": Meaning("a count of properties is impossible; the connection closes"),
+    "boson.key-not-text": Meaning("a property's key is not UTF-8"),
+    "boson.receipt-id-invalid": Meaning("a receipt id is empty or over 255 bytes"),
+    "boson.version-missing": Meaning("a message's first property is not its version (hbfv)"),
+    "boson.version-invalid": Meaning("a message's version is not a number"),
+    "boson.version-unknown": Meaning("a message's major version is not known here"),
+    "gzip.invalid": Meaning("a stream that began as gzip is not; the connection closes"),
+    "gzip.bomb": Meaning("a gzip stream inflates to too much; the connection closes"),
+    "request.not-text": Meaning("a subscribe request is not UTF-8"),
+    "request.too-many-topics": Meaning(
+        "a request names too many topics", "use several, or raise limits.topics-per-request-max"
+    ),
+    "subscription.too-many": Meaning(
+        "a connection has too many subscriptions", "raise limits.subscriptions-per-connection-max"
+    ),
+    "outbox.full": Meaning(
+        "a subscriber read too slowly and is disconnected", "read faster, or raise outbox-bytes-max"
+    ),
+    "outbox.dropped": Meaning("a subscriber read too slowly and lost messages", "read faster"),
+}
+
+# On the wire only the digits.
+_GOMS = {
+    "goms.000001": Meaning("not a JSON object, or a field of the wrong type"),
+    "goms.000002": Meaning("unknown messagetype"),
+    "goms.000003": Meaning("too large"),
+    "goms.000401": Meaning("a login is needed, or failed"),
+    "goms.000403": Meaning("not allowed"),
+    "goms.000429": Meaning("slow down: you read too slowly"),
+    "goms.001001": Meaning("register to topics that do not exist (the list)"),
+    "goms.001002": Meaning("register to topics again (the list)"),
+    "goms.001003": Meaning("register from where the log has nothing, or nothing intact"),
+    "goms.002001": Meaning("the message could not be sent"),
+    "goms.002002": Meaning("a send without data"),
+    "goms.003001": Meaning("logout of topics that were not registered (the list)"),
+    "goms.ack-unknown": Meaning("the bus acknowledged a send that was none; the client reconnects"),
+    "goms.send-ignored": Meaning("counted: a send to a topic its sender is not registered to"),
+}
+
+_BUS = {
+    "admin.unreachable": Meaning(
+        "the bus on the data folder does not answer its administrator", "is it stopping? try again"
+    ),
+    "admin.verb-unknown": Meaning("the administrator asked for an unknown verb"),
+    "admin.request-invalid": Meaning("the administrator's request is malformed"),
+    "peer.too-slow": Meaning(
+        "a peer left a message unfinished for too long", "raise limits.message-timeout-s"
+    ),
+    "detect.unknown": Meaning("a connection's first bytes are of no protocol spoken there"),
+    "tls.failed": Meaning("a TLS handshake failed"),
+    "udp.answer-withheld": Meaning("counted: an answer larger than an unproven request"),
+    "udp.message-too-large": Meaning("counted: a message that no datagram can hold"),
+    "udp.too-many": Meaning("too many UDP addresses", "raise limits.udp-peers-max"),
+}
+
+_QUEUE = {
+    "queue.limit": Meaning("a limit of the queue framework is impossible"),
+    "queue.length-negative": Meaning("a message's length is negative; the connection closes"),
+    "queue.message-too-large": Meaning("a message is over the limit; the connection closes"),
+    "queue.closed": Meaning("this end of a queue has been closed"),
+    "queue.read-size": Meaning("a read of less than one byte"),
+    "queue.actions-full": Meaning("too many reads or writes wait on a channel", "try again later"),
+    "queue.name-taken": Meaning("there is a broker of that name already"),
+    "queue.outside-pump": Meaning("a call from outside the pump's tasks", "post it with a Task"),
+    "queue.pump-other": Meaning("brokers that meet must share one pump"),
+    "queue.port-invalid": Meaning("a port is out of range"),
+    "queue.message-type": Meaning("a message is not bytes"),
+    "queue.outbox-full": Meaning("too much waits to be sent on a queue", "wait for sent()"),
+    "queue.name-unknown": Meaning("no broker of that name is known"),
+    "queue.bind-failed": Meaning("the port of a broker cannot be listened on"),
+    "queue.pump-full": Meaning("too many runnables wait in a pump", "try again later"),
+    "queue.pump-not-running": Meaning("the pump does not run yet"),
+    "queue.pump-running": Meaning("a pump runs once"),
+    "queue.pump-stopped": Meaning("the pump is stopped"),
+}
+
+GROUPS: dict[str, dict[str, Meaning]] = {
+    "Topics": _TOPIC,
+    "Client and command line": _CLIENT,
+    "Configuration": _CONFIG,
+    "The log": _LOG,
+    "Boson": _BOSON,
+    "goMS": _GOMS,
+    "Queues": _QUEUE,
+    "The bus": _BUS,
+}
+CODES: dict[str, Meaning] = {
+    code: meaning for group in GROUPS.values() for code, meaning in group.items()
+}

@@ -1,0 +1,309 @@
+"""The benchmark: its generator finds every wrong delivery, its report says what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_brokers import SPEECHES, FakeBroker
+from rich.console import Console
+
+from polybus.bench import generator, report
+from polybus.bench.brokers import all_brokers, running
+from polybus.bench.errors import BenchError
+from polybus.bench.measure import Outcome
+from polybus.bench.scenarios import SCENARIOS, Entry, Load, Metric, Scenario
+from polybus.cli.bench import bench
+
+# A Boson frame of the generator: 7 bytes of header, 10 of topic, 100 of payload. Probes are as
+# long, so a multiple of it is always where a frame begins.
+FRAME_BYTES = 117
+HEADER_BYTES = 7
+MESSAGES = 3000
+
+
+@pytest.fixture(scope="session")
+def loadgen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generator, compiled with every warning an error."""
+    program = tmp_path_factory.mktemp("loadgen") / "loadgen"
+    compiler = shutil.which("cc")
+    assert compiler is not None
+    generator.compile_to(program, compiler, "-Werror", "-O1")
+    return program
+
+
+@contextmanager
+def relay(loadgen: Path, fault: str | None = None) -> Iterator[list[str]]:
+    """A running relay; gives the options that lead the generator to it."""
+    command = [str(loadgen), "relay", *(["--fault", fault] if fault else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        _, port, subscribe_port = process.stdout.readline().split()
+        try:
+            yield ["--protocol", "boson", "--port", port, "--subscribe-port", subscribe_port]
+        finally:
+            process.terminate()
+
+
+def drive(loadgen: Path, arguments: list[str], *more: str) -> Any:
+    few = ["--messages", str(MESSAGES)]
+    return generator.call(loadgen, "run", [*arguments, *few, *more], deadline_s=10.0)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        Load(),
+        Load(subscribers=8),
+        Load(topics=16),
+        Load(topics=1000, payload_bytes=1024),
+        Load(one_per_write=True),
+    ],
+)
+def test_a_faithful_broker_passes_with_every_message_counted(loadgen: Path, load: Load) -> None:
+    with relay(loadgen) as place:
+        result = drive(loadgen, place, *load.arguments())
+
+    assert result["verified"] is True
+    assert result["messages"] == MESSAGES
+    assert result["delivered"] == MESSAGES * load.subscribers
+    assert result["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (f"flip:{FRAME_BYTES * 500 + 80}", "wrong content"),
+        (f"flip:{FRAME_BYTES * 500 + HEADER_BYTES + 9}", "wrong topic"),
+        (f"flip:{FRAME_BYTES * 500 + HEADER_BYTES + 17}", "missing, repeated or out of order"),
+        (f"flip:{FRAME_BYTES * 500 + 3}", "wrong size"),
+        (f"drop:{FRAME_BYTES * 500}:{FRAME_BYTES}", "missing, repeated or out of order"),
+        (f"repeat:{FRAME_BYTES * 500}:{FRAME_BYTES}", "missing, repeated or out of order"),
+    ],
+)
+def test_one_wrong_delivery_fails_the_run_and_is_named(
+    loadgen: Path, fault: str, said: str
+) -> None:
+    with relay(loadgen, fault) as place, pytest.raises(BenchError, match=said):
+        drive(loadgen, place)
+
+
+def test_a_message_lost_at_the_very_end_is_found_by_the_deadline(loadgen: Path) -> None:
+    # The last frame of the stream: nothing follows that could be out of order.
+    with (
+        relay(loadgen, f"drop:{FRAME_BYTES * MESSAGES}:{FRAME_BYTES * 1000}") as place,
+        pytest.raises(BenchError, match=r"deadline: \d+ messages delivered"),
+    ):
+        generator.call(loadgen, "run", [*place, "--messages", str(MESSAGES)], deadline_s=0.4)
+
+
+def test_a_broker_that_never_answers_ends_the_run_at_the_deadline(loadgen: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = ["--protocol", "boson", "--port", str(silent.getsockname()[1])]
+        with pytest.raises(BenchError, match="did not get a first message before the deadline"):
+            generator.call(loadgen, "run", place, deadline_s=0.2)
+
+
+@pytest.mark.parametrize("protocol", sorted(SPEECHES))
+async def test_the_generator_speaks_every_protocol(loadgen: Path, protocol: str) -> None:
+    speech = SPEECHES[protocol]
+    server = await asyncio.start_server(FakeBroker(speech).serve, "127.0.0.1", 0)
+    async with server:
+        port = str(server.sockets[0].getsockname()[1])
+        arguments = ["--protocol", protocol, "--port", port, "--messages", "500", "--topics", "4"]
+        if speech.receipt and protocol != "resp":
+            arguments += ["--receipts", "64"]
+        arguments += ["--subscribers", "2"]
+        result = await asyncio.to_thread(generator.call, loadgen, "run", arguments, deadline_s=10.0)
+
+    assert result["delivered"] == 1000
+    assert result["receipts"] == (500 if "--receipts" in arguments else 0)
+
+
+def test_a_paced_run_measures_latency(loadgen: Path) -> None:
+    with relay(loadgen) as place:
+        result = drive(loadgen, place, "--rate", "20000", "--duration-s", "0.1")
+
+    assert result["messages"] == 2000
+    assert 0 < result["p50_us"] <= result["p99_us"] < 1_000_000
+
+
+def test_the_cpu_time_and_memory_of_the_server_are_measured(loadgen: Path, tmp_path: Path) -> None:
+    with running(all_brokers(loadgen)["relay"], tmp_path, []) as server:
+        place = ["--protocol", "boson", "--port", str(server.port)]
+        place += ["--subscribe-port", str(server.subscribe_port), "--server-pid", str(server.pid)]
+        result = generator.call(loadgen, "idle", [*place, "--subscribers", "20"], deadline_s=10.0)
+
+    assert result["connections"] == 20
+    assert result["before_kib"] > 0
+
+
+def test_the_generator_is_compiled_once_and_then_taken_from_the_cache(
+    loadgen: Path, tmp_path: Path
+) -> None:
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    program = generator.compiled(environ)
+
+    assert program.is_relative_to(tmp_path)
+    assert generator.compiled({**environ, "PATH": ""}) == program
+    assert [path.name for path in program.parent.iterdir()] == [program.name]
+
+
+def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="needs a C compiler: apt-get install gcc"):
+        generator.compiled({"XDG_CACHE_HOME": str(tmp_path), "PATH": ""})
+
+
+def test_a_broker_that_does_not_come_up_is_quoted(loadgen: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("not a folder")
+    with (
+        pytest.raises(BenchError, match="did not come up: .+"),
+        running(all_brokers(loadgen)["polybus"], tmp_path, ["$reserved"]),
+    ):
+        pass
+
+
+def outcome(loadgen: Path, broker: str, *rates: float, error: str | None = None) -> Outcome:
+    entry = next(entry for entry in RATE_SCENARIO.entries if entry.broker == broker)
+    samples = [
+        {"delivered": rate, "seconds": 1.0, "server_cpu_s": rate / 1e6 / 2} for rate in rates
+    ]
+    errors = [error] if error else []
+    return Outcome(entry, all_brokers(loadgen)[broker], samples, errors)
+
+
+RATE_SCENARIO = Scenario(
+    name="made-up",
+    title="made up work",
+    load=Load(),
+    entries=(
+        Entry(broker="polybus"),
+        Entry(broker="nats", bar=3.0),
+        Entry(broker="redis", bar=5.0),
+        Entry(broker="mosquitto", bar=35.0),
+    ),
+)
+
+
+def test_the_report_holds_medians_against_the_bars(loadgen: Path) -> None:
+    outcomes = [
+        outcome(loadgen, "polybus", 9e6, 6e6, 1e6),
+        outcome(loadgen, "nats", 2e6, 1e6, 9e6),
+        outcome(loadgen, "redis", 2e6),
+        outcome(loadgen, "mosquitto", error="not installed: apt-get install mosquitto"),
+    ]
+
+    bus, nats, redis, mosquitto = report.rows_of(RATE_SCENARIO, outcomes)
+
+    assert (bus.value, bus.cpu_s_per_million, bus.met) == (6e6, 0.5, None)
+    assert (nats.value, nats.ratio, nats.met) == (2e6, 3.0, True)
+    assert (redis.ratio, redis.met) == (3.0, False)
+    assert (mosquitto.value, mosquitto.met) == (None, None)
+    text = rendered([bus, nats, redis, mosquitto])
+    assert re.search(r"redis-server .* 2\.00 M/s .* 3\.00 × .* ≥ 5 × .* not met", text)
+    assert re.search(r"mosquitto .* not installed", text)
+    assert "1 of 2 bars met" in text
+    assert "Not met: made-up: 3.00 × redis-server, the bar is ≥ 5 ×." in text
+    assert "cores: 2" in text
+
+
+def test_a_bus_that_fails_misses_its_bars_and_the_report_says_why(loadgen: Path) -> None:
+    outcomes = [outcome(loadgen, "polybus", error="wrong content"), outcome(loadgen, "nats", 1e6)]
+
+    text = rendered(report.rows_of(RATE_SCENARIO, outcomes))
+
+    assert "0 of 1 bars met" in text
+    assert "Not met: made-up: the bus failed, the bar is ≥ 3 ×." in text
+    assert "Failed: made-up, polybus (interval): wrong content" in text
+
+
+def test_one_failed_run_of_the_bus_outweighs_its_good_ones(loadgen: Path) -> None:
+    outcomes = [
+        outcome(loadgen, "polybus", 9e6, 9e6, error="wrong content"),
+        outcome(loadgen, "nats", 1e6),
+    ]
+
+    _, nats = report.rows_of(RATE_SCENARIO, outcomes)
+
+    assert (nats.ratio, nats.met) == (9.0, False)
+
+
+def test_less_is_better_for_latency_and_memory(loadgen: Path) -> None:
+    latency, idle = (
+        next(scenario for scenario in SCENARIOS if scenario.metric is metric)
+        for metric in (Metric.LATENCY, Metric.MEMORY)
+    )
+    brokers = all_brokers(loadgen)
+    waits = [
+        Outcome(entry, brokers[entry.broker], [{"p50_us": p50_us, "p99_us": 900}])
+        for entry, p50_us in zip(latency.entries, (140, 100), strict=False)
+    ]
+    sizes = [Outcome(idle.entries[0], brokers["polybus"], [{"connection_bytes": 12289}])]
+
+    rows = report.rows_of(latency, waits) + report.rows_of(idle, sizes)
+
+    assert [row.met for row in rows] == [None, True, False]
+    assert rows[0].p99_us == 900
+    assert "≤ 12 KiB" in rendered(rows)
+
+
+def rendered(rows: list[report.Row]) -> str:
+    console = Console(width=160, color_system=None)
+    with console.capture() as capture:
+        console.print(report.render(rows, {"cores": "2"}))
+    return capture.get()
+
+
+def polybus(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    start = "from polybus.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", start, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environ},
+        timeout=50,
+        check=False,
+    )
+
+
+def test_help_has_examples_and_names_every_scenario() -> None:
+    done = polybus("bench", "--help")
+
+    assert done.returncode == 0
+    assert "polybus bench --quick" in done.stdout
+    assert all(scenario.name in done.stdout for scenario in SCENARIOS)
+
+
+def test_the_page_about_it_names_every_scenario_and_option() -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/benchmark.md").read_text()
+
+    assert [scenario.name for scenario in SCENARIOS if f"`{scenario.name}`" not in page] == []
+    options = {option for word in bench.params for option in word.opts}
+    assert [option for option in options if f"`{option}" not in page] == []
+
+
+def test_an_unknown_scenario_is_a_usage_error() -> None:
+    assert polybus("bench", "--only", "nonsense").returncode == 2
+
+
+@pytest.mark.slow
+def test_the_bus_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    options = ["--only", "memory-1-1", "--rounds", "1", "--seconds", "0.2", "--json"]
+    done = polybus("bench", *options, "--data-root", str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    rows = {row["who"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["polybus (memory)"]["value"] > 0
+    assert rows["bare relay"]["value"] > 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,150 @@
+"""Verbs that work on a data folder: topics, verify, compact, through the real command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_kit import polybus, serve
+
+from polybus.cli import admin, compact, options, topics, verify  # noqa: F401  what is tested
+
+pytestmark = pytest.mark.slow  # each test runs the command many times
+
+
+def listed(data: Path) -> dict[str, dict[str, object]]:
+    done = polybus("topics", "list", "--data", str(data), "--json")
+    assert done.returncode == 0, done.stderr
+    return {topic["name"]: topic for topic in json.loads(done.stdout)}
+
+
+def test_topics_of_a_running_bus_are_managed_and_survive_a_restart(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    with serve(tmp_path, "declared") as bus:
+        done = polybus("topics", "create", "News", "--retention-age-s", "60", "--data", data)
+        assert (done.returncode, done.stdout) == (0, b"created news\n")
+        polybus("publish", "news", "x", "--receipt", "--url", bus.url())
+        assert set(listed(tmp_path)) == {"declared", "news"}
+        assert listed(tmp_path)["news"]["stop"] == 1
+        done = polybus("topics", "delete", "declared", "--yes", "--data", data)
+        assert done.stdout == b"deleted declared\n"
+        done = polybus("topics", "describe", "news", "--json", "--data", data)
+        described = json.loads(done.stdout)
+        assert described["settings"] == {"retention-age-s": 60.0, "retention-bytes": None}
+        assert {"history-files", "history-bytes", "subscribers"} <= set(described)
+    with serve(tmp_path):
+        assert set(listed(tmp_path)) == {"news"}
+
+
+def test_topics_of_a_stopped_bus_are_managed_in_its_files(tmp_path: Path) -> None:
+    data = str(tmp_path / "new")
+    done = polybus("topics", "create", "a", "--retention-bytes", "9", "--json", "--data", data)
+    assert json.loads(done.stdout)["name"] == "a"
+    polybus("topics", "create", "b", "--data", data)
+    polybus("topics", "delete", "b", "--data", data, stdin=b"y\n")
+    assert set(listed(Path(data))) == {"a"}
+    done = polybus("topics", "describe", "a", "--data", data)
+    assert b'settings: {"retention-age-s":null,"retention-bytes":9}' in done.stdout
+    assert b"history-bytes: 0" in done.stdout
+    done = polybus("topics", "list", "--data", data)
+    heading, row = done.stdout.decode().splitlines()
+    assert heading.split()[:4] == ["name", "epoch", "start", "stop"]
+    assert row.split()[0] == "a"
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_cannot_be_done_to_topics_is_said_the_same_way(tmp_path: Path, running: bool) -> None:
+    data = str(tmp_path)
+
+    def refusals() -> list[tuple[int, str]]:
+        out = []
+        for arguments in (
+            ["create", "there"],
+            ["create", "$mine"],
+            ["delete", "nowhere", "--yes"],
+            ["describe", "nowhere"],
+        ):
+            done = polybus("topics", *arguments, "--data", data)
+            out.append((done.returncode, done.stderr.decode().split(": ")[1]))
+        return out
+
+    polybus("topics", "create", "there", "--data", data)
+    if running:
+        with serve(tmp_path):
+            told = refusals()
+    else:
+        told = refusals()
+    codes = ["topic.exists", "topic.reserved", "topic.unknown", "topic.unknown"]
+    assert told == [(1, code) for code in codes]
+
+
+def test_deleting_asks_first(tmp_path: Path) -> None:
+    polybus("topics", "create", "a", "--data", str(tmp_path))
+    done = polybus("topics", "delete", "a", "--data", str(tmp_path), stdin=b"n\n")
+    assert done.returncode == 1
+    assert set(listed(tmp_path)) == {"a"}
+
+
+def test_a_folder_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    for arguments in (["topics", "list"], ["verify"], ["compact"]):
+        done = polybus(*arguments, "--data", str(nowhere))
+        assert done.returncode == 1
+        assert b"polybus: log.no-data: " in done.stderr
+    assert not nowhere.exists()
+
+
+def test_leftovers_of_a_killed_bus_do_not_count_as_running(tmp_path: Path) -> None:
+    polybus("topics", "create", "a", "--data", str(tmp_path))
+    run = {"pid": 2**22 + 1, "addresses": [], "admin": str(tmp_path / "admin.sock")}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert set(listed(tmp_path)) == {"a"}
+
+
+def test_verify_refuses_a_running_bus_then_finds_all_intact(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    with serve(tmp_path, "news") as bus:
+        polybus("publish", "news", "x", "--count", "10", "--receipt", "--url", bus.url())
+        for verb in ("verify", "compact"):
+            done = polybus(verb, "--data", data)
+            assert done.returncode == 1
+            assert b"polybus: log.locked: " in done.stderr
+    done = polybus("verify", "--data", data)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"intact: 1 topics, 10 messages")
+    done = polybus("verify", "--data", data, "--json")
+    assert json.loads(done.stdout)["intact"] is True
+
+
+def test_verify_names_what_is_damaged(tmp_path: Path) -> None:
+    with serve(tmp_path, "news") as bus:
+        polybus("publish", "news", "x" * 500, "--count", "9", "--receipt", "--url", bus.url())
+    polybus("compact", "--data", str(tmp_path))
+    (file,) = tmp_path.glob("accounts/default/topics/news/history/**/*.parquet")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    done = polybus("verify", "--data", str(tmp_path))
+    assert done.returncode == 1
+    line = done.stdout.decode().splitlines()[0]
+    assert "topic 'news'" in line and file.name in line and "offsets 0 to 8" in line
+    done = polybus("verify", "--data", str(tmp_path), "--json")
+    (damage,) = json.loads(done.stdout)["damages"]
+    assert (done.returncode, damage["first"], damage["last"]) == (1, 0, 8)
+
+
+def test_compact_leaves_history_only_and_every_message(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    with serve(tmp_path, "news") as bus:
+        polybus("publish", "news", "x", "--count", "100", "--receipt", "--url", bus.url())
+    done = polybus("compact", "--data", data, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["segments"]) == 1
+    assert not list(tmp_path.glob("journal/*.arrows"))
+    report = json.loads(polybus("verify", "--data", data, "--json").stdout)
+    assert (report["messages"], report["segments"]) == (100, 0)
+    with serve(tmp_path) as bus:
+        arguments = ("tail", "news", "--from", "earliest", "--count", "100")
+        done = polybus(*arguments, "--url", bus.url())
+        assert done.stdout == b"x\n" * 100

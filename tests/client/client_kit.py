@@ -1,0 +1,90 @@
+"""What the client's tests share: every scheme, and a proxy that can break connections."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from polybus.client import Message, Subscription
+
+SCHEMES = ("boson", "boson+properties", "goms")
+
+
+def url_of(scheme: str, port: int) -> str:
+    return f"{scheme}://127.0.0.1:{port}"
+
+
+async def take(subscription: Subscription, count: int) -> list[Message]:
+    """The next so many messages, within a time limit."""
+    messages = []
+    async with asyncio.timeout(10):
+        async for message in subscription:
+            messages.append(message)
+            if len(messages) == count:
+                break
+    return messages
+
+
+class Proxy:
+    """Forwards TCP connections to a port until it is told to break them."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.connections_count = 0
+        self._server: asyncio.Server
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refusing = False
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cut()
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def port(self) -> int:
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def cut(self) -> None:
+        """Break all connections and refuse new ones until `mend`."""
+        self._refusing = True
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def mend(self) -> None:
+        self._refusing = False
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        self.connections_count += 1
+        there, back = await asyncio.open_connection("127.0.0.1", self.target_port)
+        self._writers += (writer, back)
+        for source, target in ((reader, back), (there, writer)):
+            task = asyncio.create_task(_forward(source, target))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+        target.write_eof()
+    except (ConnectionError, OSError):
+        target.transport.abort()

@@ -1,0 +1,190 @@
+"""A client that loses its connection: nothing twice, nothing missed, and gaps are told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from client_kit import SCHEMES, Proxy, take, url_of
+
+import polybus
+from polybus.errors import PolybusError
+from polybus.testing import run_bus
+
+
+@pytest.fixture(params=SCHEMES)
+def scheme(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+async def test_a_subscription_goes_on_after_the_last_message_it_saw(scheme: str) -> None:
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        direct = polybus.connect(url_of("boson", bus.tcp_port))
+        through = polybus.connect(url_of(scheme, proxy.port))
+        async with direct as publisher, through as reader:
+            async with reader.subscribe("news") as subscription:
+                await publisher.publish_many("news", ["0", "1", "2"], receipt=True)
+                before = await take(subscription, 3)
+                proxy.cut()
+                await publisher.publish_many("news", ["3", "4"], receipt=True)
+                proxy.mend()
+                after = await take(subscription, 2)
+                await publisher.publish("news", "5")
+                after += await take(subscription, 1)
+    assert [message.text for message in before + after] == ["0", "1", "2", "3", "4", "5"]
+    assert [message.offset for message in after] == [3, 4, 5]
+    assert not any(message.gap for message in before + after)
+
+
+async def test_a_subscription_that_saw_nothing_yet_misses_nothing(scheme: str) -> None:
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        direct = polybus.connect(url_of("boson", bus.tcp_port))
+        through = polybus.connect(url_of(scheme, proxy.port))
+        async with direct as publisher, through as reader:
+            await publisher.publish("news", "not for us", receipt=True)
+            async with reader.subscribe("news") as subscription:
+                proxy.cut()
+                await publisher.publish("news", "for us", receipt=True)
+                proxy.mend()
+                (message,) = await take(subscription, 1)
+    assert (message.text, message.gap) == ("for us", False)
+
+
+async def test_the_first_message_after_what_is_lost_says_so(scheme: str) -> None:
+    """The topic was recreated meanwhile: what was missed cannot be had any more."""
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        direct = polybus.connect(url_of("boson", bus.tcp_port))
+        through = polybus.connect(url_of(scheme, proxy.port))
+        async with direct as publisher, through as reader:
+            async with reader.subscribe("news") as subscription:
+                await publisher.publish("news", "old", receipt=True)
+                (old,) = await take(subscription, 1)
+                proxy.cut()
+                bus.server.bus.delete_topic("news")
+                bus.server.bus.create_topic("news")
+                await publisher.publish_many("news", ["new", "newer"], receipt=True)
+                proxy.mend()
+                new, newer = await take(subscription, 2)
+    assert (old.gap, new.gap, newer.gap) == (False, True, False)
+    assert (new.text, new.offset) == ("new", 0)
+    assert new.epoch > old.epoch
+
+
+async def test_a_restarted_bus_goes_on_where_it_was(scheme: str, tmp_path: Path) -> None:
+    async with run_bus("news", data=str(tmp_path)) as bus:
+        port = bus.tcp_port
+        client = polybus.connect(url_of(scheme, port))
+        await client.open()
+        subscription = await client.subscribe("news")
+        await client.publish("news", "before", receipt=True)
+        (before,) = await take(subscription, 1)
+    connectors = [{"protocol": "tcp", "port": port}]
+    async with run_bus("news", data=str(tmp_path), connectors=connectors):
+        async with asyncio.timeout(10):
+            await client.publish("news", "after", receipt=True, retry=True)
+        (after,) = await take(subscription, 1)
+        await client.close()
+    assert (before.text, after.text) == ("before", "after")
+    assert (after.epoch, after.offset, after.gap) == (before.epoch, 1, False)
+
+
+async def test_a_receipt_in_flight_when_the_connection_broke_is_unknown(scheme: str) -> None:
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        async with polybus.connect(url_of(scheme, proxy.port)) as c:
+            await c.publish("news", "registers on goMS", receipt=True)
+            waiting = asyncio.create_task(c.publish("news", "x", receipt=True))
+            await asyncio.sleep(0)
+            proxy.cut()
+            with pytest.raises(PolybusError) as caught:
+                await waiting
+            assert caught.value.code == "client.receipt-unknown"
+            proxy.mend()
+            async with asyncio.timeout(10):
+                assert await c.publish("news", "y", receipt=True) is not None
+
+
+async def test_retry_publishes_again_until_the_receipt_comes(scheme: str) -> None:
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        async with polybus.connect(url_of(scheme, proxy.port)) as c:
+            await c.publish("news", "registers on goMS", receipt=True)
+            waiting = asyncio.create_task(c.publish("news", "x", receipt=True, retry=True))
+            await asyncio.sleep(0)
+            proxy.cut()
+            proxy.mend()
+            async with asyncio.timeout(10):
+                position = await waiting
+    assert position is not None
+
+
+async def test_without_reconnect_a_lost_connection_is_an_error(scheme: str) -> None:
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        async with polybus.connect(url_of(scheme, proxy.port), reconnect=False) as c:
+            async with c.subscribe("news") as subscription:
+                proxy.cut()
+                with pytest.raises(PolybusError, match="client.disconnected"):
+                    await take(subscription, 1)
+                with pytest.raises(PolybusError, match="client.disconnected"):
+                    async with asyncio.timeout(10):
+                        while True:
+                            await c.publish("news", "x")
+                            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("scheme", ["boson+properties", "goms"])
+async def test_messages_dropped_for_a_slow_reader_are_a_gap(scheme: str) -> None:
+    """With the policy drop-oldest the bus drops, and the client says where."""
+    settings: Any = {"slow-subscriber": "drop-oldest", "limits": {"outbox-bytes-max": 1 << 20}}
+    async with run_bus("news", **settings) as bus:
+        url = url_of(scheme, bus.tcp_port)
+        async with polybus.connect(url) as c, polybus.connect(url) as reader:
+            async with reader.subscribe("news") as subscription:
+                size = 1 << 18
+                count = 200
+                for number in range(count):
+                    await c.publish("news", number.to_bytes(4, "big") + bytes(size), receipt=True)
+                seen = []
+                async with asyncio.timeout(20):
+                    async for message in subscription:
+                        seen.append(message)
+                        if message.offset == count - 1:
+                            break
+    assert len(seen) < count
+    expected = 0
+    for message in seen:
+        assert int.from_bytes(message.value[:4], "big") == message.offset
+        assert message.gap == (message.offset != expected)
+        expected = message.offset + 1
+
+
+async def test_a_connection_that_breaks_again_and_again_costs_no_message(scheme: str) -> None:
+    count = 3000
+    random = Random(7)
+
+    async def publish_all(url: str) -> None:
+        async with polybus.connect(url) as c:
+            for first in range(0, count, 50):
+                await c.publish_many("news", [str(n) for n in range(first, first + 50)])
+                await asyncio.sleep(0.01)
+
+    async def break_again_and_again(proxy: Proxy) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.01, 0.08))
+            proxy.cut()
+            proxy.mend()
+
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        async with polybus.connect(url_of(scheme, proxy.port)) as reader:
+            async with reader.subscribe("news") as subscription:
+                publishing = asyncio.create_task(publish_all(url_of("boson", bus.tcp_port)))
+                breaking = asyncio.create_task(break_again_and_again(proxy))
+                messages = await take(subscription, count)
+                breaking.cancel()
+                await publishing
+        assert proxy.connections_count > 5
+    assert [message.text for message in messages] == [str(n) for n in range(count)]
+    assert [message.offset for message in messages] == list(range(count))
+    assert not any(message.gap for message in messages)

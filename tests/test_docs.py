@@ -1,0 +1,134 @@
+"""If a document can be wrong, a test reads it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from polybus import config
+from polybus.cli import VERBS, main
+from polybus.cli.reference import pages
+from polybus.error_codes import CODES
+from polybus.wire.goms import Code
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+SOURCES = sorted((ROOT / "src" / "polybus").rglob("*.py"))
+CODE = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
+# Strings of the same shape that are files.
+FILES = re.compile(r".*\.(json|toml|lock|sock|py|md|c|exe)")
+
+
+@pytest.mark.parametrize("name", sorted(pages()))
+def test_the_reference_is_current(name: str) -> None:
+    path = DOCS / "reference" / name
+    assert path.exists() and path.read_text() == pages()[name], "run `make docs`"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_documented_with_all_its_options(verb: str) -> None:
+    page = (DOCS / "reference" / "cli.md").read_text()
+    command = main.get_command(click.Context(main), verb)
+    assert command is not None
+    assert f"## polybus {verb}\n" in page
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert all(name in page for name in parameter.opts)
+
+
+def settings_groups() -> list[type[config.Settings]]:
+    return [
+        value
+        for value in vars(config).values()
+        if isinstance(value, type)
+        and issubclass(value, config.Settings)
+        and value is not config.Settings
+    ]
+
+
+@pytest.mark.parametrize("group", settings_groups())
+def test_every_setting_is_documented(group: type[config.Settings]) -> None:
+    page = (DOCS / "reference" / "config.md").read_text()
+    for field in msgspec.structs.fields(group):
+        assert f"| `{field.encode_name}` |" in page
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_every_error_code_is_documented(code: str) -> None:
+    assert f"| `{code}` |" in (DOCS / "reference" / "errors.md").read_text()
+
+
+def codes_in_source() -> dict[str, str]:
+    """Every string in the source that has the shape of a code of a known kind, and where it is.
+
+    Docstrings do not count, nor the table of codes itself.
+    """
+    kinds = {code.partition(".")[0] for code in CODES}
+    found = {f"goms.{code}": "wire/goms/codes.py" for code in Code}
+    for path in SOURCES:
+        if path.name == "error_codes.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            text = node.value
+            if CODE.fullmatch(text) and not FILES.fullmatch(text) and text.split(".")[0] in kinds:
+                found[text] = str(path.relative_to(ROOT))
+    return found
+
+
+# Verbs of the administrator's socket, and the beginning of a family of codes.
+NOT_CODES = {"topics.list", "topics.create", "topics.delete", "topics.describe", "goms.001"}
+
+
+def test_every_code_in_the_source_has_a_meaning() -> None:
+    unknown = {
+        code: place
+        for code, place in codes_in_source().items()
+        if code not in CODES and code not in NOT_CODES
+    }
+    assert unknown == {}, "add them to src/polybus/error_codes.py, then run `make docs`"
+
+
+def test_every_code_with_a_meaning_is_in_the_source() -> None:
+    assert set(CODES) - set(codes_in_source()) == set()
+
+
+def raised_codes() -> list[tuple[str, str]]:
+    """The first argument of every `...Error("code", ...)` in the source, and where it is."""
+    raised = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or len(node.args) < 2:
+                continue
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            first = node.args[0]
+            is_text = isinstance(first, ast.Constant) and isinstance(first.value, str)
+            if name.endswith("Error") and is_text:
+                assert isinstance(first, ast.Constant)
+                raised.append((str(first.value), str(path.relative_to(ROOT))))
+    return raised
+
+
+def test_every_error_that_is_raised_has_a_known_code() -> None:
+    assert [(code, place) for code, place in raised_codes() if code not in CODES] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name
+)
+def test_python_in_documents_is_python(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
