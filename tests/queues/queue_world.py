@@ -28,7 +28,7 @@ from polybus.queues import (
 )
 
 T = TypeVar("T")
-UNTIL_S = 5.0
+UNTIL_S = 10.0
 SETTLE_S = 0.02
 PORT = 1
 
@@ -111,8 +111,9 @@ class Caller(ConnectListener):
 class World:
     """Everything a test needs, on one transport: "local" or "tcp"."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, until_s: float = UNTIL_S) -> None:
         self.kind = kind
+        self._until_s = until_s
         self.loop = asyncio.SelectorEventLoop()
         self.pump = EventPump()
         self.stopped = self.pump.run_in(self.loop)
@@ -159,7 +160,7 @@ class World:
         self.do(send_all)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline_s = self.loop.time() + UNTIL_S
+        deadline_s = self.loop.time() + self._until_s
         while not condition():
             assert self.loop.time() < deadline_s, "this did not happen in time"
             self.loop.run_until_complete(asyncio.sleep(0))

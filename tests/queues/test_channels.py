@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from queue_world import PORT, World, world
 
@@ -259,12 +261,13 @@ def test_a_write_to_a_closed_end_is_dropped_and_the_end_still_read(world: World)
 
 def test_a_channel_refuses_calls_from_outside(world: World) -> None:
     ours, log, _, _ = pair(world)
-    for call in (
+    calls: list[Callable[[], None]] = [
         lambda: ours.read(1),
         lambda: ours.write(b"x"),
         lambda: ours.set_listener(log),
-        lambda: ours.disconnect(),
-    ):
+        ours.disconnect,
+    ]
+    for call in calls:
         with pytest.raises(UsageError) as raised:
             call()
         assert raised.value.code == "queue.outside-pump"

@@ -29,7 +29,8 @@ def test_what_a_runnable_posts_runs_after_what_was_posted_before() -> None:
 
     def first() -> None:
         ran.append("first")
-        task.post(lambda: (ran.append("third"), pump.stop()))
+        task.post(lambda: ran.append("third"))
+        task.post(pump.stop)
 
     task.post(first)
     task.post(lambda: ran.append("second"))

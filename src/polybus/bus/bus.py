@@ -122,27 +122,31 @@ class Bus:
         A batch that is not taken is refused to its publisher, and the others go on. `whole` is all
         batches in the publisher's own encoding, for subscribers that take them all.
         """
+        topics = self._topics
+        now_us = self._clock_us()
         taken = []
         ticket = 0
+        shared: tuple[Subscriber, ...] | None = None
         for batch in batches:
-            topic = self._topics.get(batch.topic)
+            topic = topics.get(batch.topic)
             if topic is None:
                 publisher.refuse(batch, unknown_topic(batch.topic))
+                whole = None
                 continue
+            batch.timestamp_us = now_us
             added = self._append(batch, publisher)
-            if added:
-                ticket = added
-                topic.messages_in += len(batch)
-                taken.append((topic, batch))
-        if not taken:
-            return ticket
-        subscribers = taken[0][0].subscribers
-        if (
-            whole is not None
-            and len(taken) == len(batches)
-            and all(topic.subscribers == subscribers for topic, _ in taken)
-        ):
-            for subscriber in subscribers:
+            if not added:
+                whole = None
+                continue
+            ticket = added
+            topic.messages_in += len(batch)
+            taken.append((topic, batch))
+            if shared is None:
+                shared = topic.subscribers
+            elif whole is not None and topic.subscribers != shared:
+                whole = None
+        if whole is not None and shared is not None:
+            for subscriber in shared:
                 if subscriber is not publisher or subscriber.takes_own:
                     subscriber.deliver_whole(batches, whole)
             return ticket
@@ -159,8 +163,10 @@ class Bus:
         """
         joint: dict[Subscriber, list[Batch]] = {}
         ticket = 0
+        now_us = self._clock_us()
         for batch in batches:
             topic = self._topic(batch.topic)
+            batch.timestamp_us = now_us
             added = self._append(batch, publisher)
             if not added:
                 continue
@@ -174,7 +180,6 @@ class Bus:
         return ticket
 
     def _append(self, batch: Batch, publisher: Subscriber) -> int:
-        batch.timestamp_us = self._clock_us()
         wants_receipt = batch.receipt_ids is not None
         try:
             ticket = self._last_ticket = self.log.append(batch, urgent=wants_receipt)

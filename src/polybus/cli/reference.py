@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,11 @@ def config_page() -> str:
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     for kind, heading in _groups():
         lines += [f"## {heading}", "", inspect.getdoc(kind) or "", ""]
-        lines += ["| key | type | default | |", "|---|---|---|---|"]
+        lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         notes = _notes(classes[kind.__name__])
         for field in msgspec.structs.fields(kind):
-            type_text, note = notes[field.name]
-            cells = (f"`{field.encode_name}`", _code(type_text), _default(field), note)
+            name = f"`{field.encode_name}`"
+            cells = (name, _type(field.type), _default(field), notes[field.name])
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -93,16 +94,16 @@ def config_page() -> str:
 def _groups() -> Iterator[tuple[type[Settings], str]]:
     """The settings groups in the order a reader meets them, each with its heading."""
     yield configuration.Config, "Top level"
-    yield configuration.Connector, "`[[connectors]]`"
-    yield configuration.Tls, "`tls` of a connector"
-    yield configuration.Topic, "`[[topics]]`"
+    yield configuration.Connector, "`Connector`, in `[[connectors]]`"
+    yield configuration.Tls, "`Tls`, in a connector's `tls`"
+    yield configuration.Topic, "`Topic`, in `[[topics]]`"
     for field in msgspec.structs.fields(configuration.Config):
         if isinstance(field.type, type) and issubclass(field.type, Settings):
-            yield field.type, f"`[{field.encode_name}]`"
+            yield field.type, f"`{field.type.__name__}`, in `[{field.encode_name}]`"
 
 
-def _notes(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
-    """Each field's type as written, and the docstring that follows it."""
+def _notes(node: ast.ClassDef) -> dict[str, str]:
+    """The docstring that follows each field in the source."""
     notes = {}
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
@@ -110,8 +111,29 @@ def _notes(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
         note = ""
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             note = " ".join(str(following.value.value).split())
-        notes[statement.target.id] = ast.unparse(statement.annotation), note
+        notes[statement.target.id] = note.replace("|", "\\|")
     return notes
+
+
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`"}
+
+
+def _type(kind: Any) -> str:
+    """A type in words."""
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return " or ".join(f'`"{word}"`' for word in arguments)
+    if origin is list:
+        return f"list of {_type(arguments[0])}"
+    if arguments:
+        lists = [one for one in arguments if typing.get_origin(one) is list]
+        if lists and typing.get_args(lists[0])[0] in arguments:
+            return f"one or a list of {_type(typing.get_args(lists[0])[0])}"
+        return " or ".join(_type(one) for one in arguments if one is not type(None))
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        return f"table `{kind.__name__}`"
+    return _WORDS[kind]
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

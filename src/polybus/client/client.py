@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -121,9 +122,12 @@ class Client:
                 `client.receipt-unknown`: the connection broke, and it may be stored or not.
             UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`.
         """
-        return await self.publish_many(
-            topic, (data,), headers=headers, receipt=receipt, retry=retry
-        )
+        publisher = self._open_publisher()
+        name, value = _publishable(topic), _bytes(data)
+        if receipt:
+            return await publisher.publish_safely(name, (value,), _headers(headers), retry=retry)
+        await publisher.publish(name, (value,), _headers(headers))
+        return None
 
     async def publish_many(
         self,
@@ -140,9 +144,7 @@ class Client:
         otherwise.
         """
         publisher = self._open_publisher()
-        name = names.canonical(topic)
-        if names.is_reserved(name):
-            raise UsageError("topic.reserved", f"{name}: names that begin with $ are the system's")
+        name = _publishable(topic)
         values = [_bytes(one) for one in data]
         if not values:
             return None
@@ -189,7 +191,18 @@ class Client:
         return self._publisher
 
 
+@functools.lru_cache(maxsize=1024)
+def _publishable(topic: str) -> str:
+    """The topic's name as the bus spells it. Raises UsageError if nobody may publish there."""
+    name = names.canonical(topic)
+    if names.is_reserved(name):
+        raise UsageError("topic.reserved", f"{name}: names that begin with $ are the system's")
+    return name
+
+
 def _bytes(data: Data) -> bytes:
+    if isinstance(data, bytes):
+        return data
     return data.encode() if isinstance(data, str) else bytes(data)
 
 

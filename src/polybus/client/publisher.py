@@ -44,7 +44,7 @@ class Publisher:
 
     async def publish(self, topic: str, values: Sequence[bytes], headers: Headers | None) -> None:
         """Send without a receipt; returns at once unless the bus takes less than we send."""
-        transport = await self._ready(topic)
+        transport = self._usable(topic) or await self._ready(topic)
         self._connection.write(transport.publish(topic, values, headers, None))
         link = self._connection.link
         if link is not None and link.crowded:
@@ -78,22 +78,29 @@ class Publisher:
         if self._connection.link is not None:
             await self._connection.link.flush()
 
+    def _usable(self, topic: str) -> Transport | None:
+        """A transport that may publish to the topic this very moment, if there is one."""
+        transport = self._transport
+        if transport is None or self._failure is not None:
+            return None
+        if transport.registers:
+            registration = self._registrations.get(topic)
+            if registration is None or not registration.done() or registration.exception():
+                return None
+        return transport
+
     async def _ready(self, topic: str) -> Transport:
-        """A transport that may publish to the topic now."""
+        """Wait for a transport that may publish to the topic."""
         while True:
+            transport = self._usable(topic)
+            if transport is not None:
+                return transport
             if self._failure is not None:
                 raise self._failure
             if self._transport is None:
                 await self._up.wait()
-                continue
-            if not self._transport.registers:
-                return self._transport
-            transport = self._transport
-            registration = self._register(topic)
-            if not registration.done():
-                await self._wait_for(registration, topic)
-            elif registration.exception() is None:
-                return transport
+            else:
+                await self._wait_for(self._register(topic), topic)
 
     async def _wait_for(self, registration: asyncio.Future[None], topic: str) -> None:
         """Wait until it is settled; a connection that breaks meanwhile settles it too."""

@@ -31,7 +31,7 @@ READ_BYTES_FIRST = 64 << 10
 READ_BYTES_LEAST = 8 << 10
 READ_S_MAX = 0.01
 # A small read is copied, so that few messages do not keep a whole read buffer alive.
-SMALL_BYTES = 32 << 10
+SMALL_BYTES = 128 << 10
 CARRY_BYTES_MAX = 64 << 10
 CLOSE_TIMEOUT_S = 2.0
 WRITE_HIGH_BYTES = 1 << 20

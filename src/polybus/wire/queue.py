@@ -47,6 +47,9 @@ class Framing:
     An unfinished message takes as much memory as has arrived of it, whatever its length says.
     """
 
+    backlog = False
+    """No message needs a look of its own, so the scan never pauses."""
+
     def __init__(self, message_bytes_max: int) -> None:
         self._message_bytes_max = message_bytes_max
         self.error: PeerError | None = None
