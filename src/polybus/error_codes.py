@@ -29,6 +29,9 @@ _TOPIC = {
         "a Boson message names no topic and the connector has no default-topic",
         "name a topic, or set default-topic on the connector",
     ),
+    "topic.deleted": Meaning(
+        "a topic you were subscribed to was deleted", "subscribe again when it is back"
+    ),
     "topic.too-many": Meaning(
         "the bus holds as many topics as it may", "delete some, or raise limits.topics-max"
     ),

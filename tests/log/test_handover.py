@@ -424,8 +424,8 @@ def test_killed_at_any_moment_each_message_is_there_exactly_once(tmp_path: Path)
 
 def test_a_hand_over_ends_when_its_bus_is_gone() -> None:
     child = (
-        "import os, time, threading; from polybus.log.handover import _end_with_parent;"
-        "print('started', flush=True); _end_with_parent(os.getppid())"
+        "import os; from polybus.log.handover import _end_with_parent; parent = os.getppid();"
+        "print('started', flush=True); _end_with_parent(parent)"
     )
     code = (
         "import subprocess, sys, time;"

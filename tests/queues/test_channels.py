@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from queue_world import PORT, World, world
+from queue_world import PORT, World, tcp_world, world
 
 from polybus.errors import BusyError, UsageError
 from polybus.queues import (
@@ -18,8 +18,9 @@ from polybus.queues import (
 )
 from polybus.queues.channel import LIFE, Life
 from polybus.queues.ring import Buffer
+from polybus.queues.tcp_channel import TcpChannel
 
-__all__ = ["world"]
+__all__ = ["tcp_world", "world"]
 
 
 class Log(ChannelListener):
@@ -190,6 +191,7 @@ def test_a_listener_that_writes_for_ever_to_a_closed_end_does_not_stop_the_pump(
     world.do(lambda: ours.set_listener(endless))
     world.do(lambda: ours.write(b"first"))
     world.until(lambda: len(endless.was_written) > 50)
+    assert len(endless.was_written) < 1000, "the pump had no turn in between"
     world.do(ours.disconnect)
 
 
@@ -271,3 +273,27 @@ def test_a_channel_refuses_calls_from_outside(world: World) -> None:
         with pytest.raises(UsageError) as raised:
             call()
         assert raised.value.code == "queue.outside-pump"
+
+
+def test_a_stuck_write_ends_when_the_other_end_leaves_though_nobody_reads(world: World) -> None:
+    ours, log, theirs, _ = pair(world)
+    world.do(lambda: ours.write(bytes(30 << 20)))
+    world.settle()
+    assert log.was_written == []
+    world.do(theirs.disconnect)
+    world.until(lambda: len(log.was_written) == 1)
+
+
+def test_an_idle_tcp_channel_is_not_watched(tcp_world: World) -> None:
+    """A socket that is watched for what nobody waits for keeps the loop busy for ever."""
+    ours, log, theirs, reader = pair(tcp_world)
+    big = bytes(30 << 20)
+    tcp_world.do(lambda: ours.write(big))
+    tcp_world.do(lambda: theirs.read(len(big)))
+    tcp_world.until(lambda: len(log.was_written) == 1 and len(reader.was_read) == 1)
+    tcp_world.do(lambda: ours.write(b"nobody reads this"))
+    tcp_world.settle()
+    assert isinstance(ours, TcpChannel)
+    assert isinstance(theirs, TcpChannel)
+    assert not ours._watches_writes
+    assert not theirs._watches_reads

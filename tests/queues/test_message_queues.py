@@ -439,3 +439,20 @@ def test_sending_goes_by_its_table(world: World) -> None:
     assert client.queue._sending is SENDING[Sending.MESSAGE, "the message is written"]
     world.do(lambda: client.queue.close())
     assert client.queue._sending is SENDING[Sending.LENGTH, "close"]
+
+
+def test_a_close_with_unread_bytes_does_not_reset_what_is_on_its_way(tcp_world: World) -> None:
+    broker, server = tcp_world.broker("server"), Server()
+    tcp_world.do(lambda: broker.bind(PORT, server))
+    message = bytes(1 << 20)
+    with tcp_world.raw_peer("server") as peer:
+        tcp_world.until(lambda: bool(server.ends))
+        tcp_world.send(server.queues[0], message)
+        tcp_world.until(lambda: server.ends[0].sent_messages == [message])
+        peer.sendall(b"\0\0\0\6unread")
+        tcp_world.do(server.queues[0].close)
+        assert server.ends[0].received_messages == []
+        received = b""
+        while piece := peer.recv(1 << 20):
+            received += piece
+    assert len(received) == 4 + len(message)

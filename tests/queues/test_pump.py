@@ -222,3 +222,20 @@ def test_a_transport_serves_one_pump() -> None:
     with pytest.raises(UsageError) as raised:
         QueueBroker("two", EventPump(), transport=transport)
     assert raised.value.code == "queue.pump-other"
+
+
+async def test_a_runnable_that_posts_itself_for_ever_leaves_others_their_turn() -> None:
+    pump, rounds = EventPump(), list[int]()
+    task = Task(pump)
+
+    def again() -> None:
+        rounds.append(1)
+        task.post(again)
+
+    task.post(again)
+    done = pump.run_in(asyncio.get_running_loop())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    pump.stop()
+    await done
+    assert 1 <= len(rounds) <= 20

@@ -234,3 +234,11 @@ def test_a_host_name_is_resolved(tcp_world: World) -> None:
     tcp_world.registry.add("alias", host="localhost", ports={PORT: address[1]})
     tcp_world.connect(broker, "alias")
     tcp_world.until(lambda: len(server.queues) == 1)
+
+
+def test_who_connected_before_an_unbind_is_accepted(tcp_world: World) -> None:
+    broker, server = tcp_world.broker("server"), Server()
+    tcp_world.do(lambda: broker.bind(PORT, server))
+    with tcp_world.raw_peer("server"), tcp_world.raw_peer("server"):
+        tcp_world.do(lambda: broker.unbind(PORT))
+        tcp_world.until(lambda: len(server.queues) == 2)

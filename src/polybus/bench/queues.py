@@ -11,9 +11,10 @@ import multiprocessing
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
@@ -168,7 +169,7 @@ def _polybus_local(load: Load) -> float:
 # multiprocessing.connection
 
 
-def _take(load: Load, receive: Callable[[], bytes]) -> None:
+def _take(load: Load, receive: Callable[[], Sized]) -> None:
     total_bytes = 0
     for _ in range(load.count):
         total_bytes += len(receive())
@@ -220,27 +221,27 @@ def _zmq_pair(context: Any, load: Load) -> Any:
     return pair
 
 
-def _zmq_process(load: Load, ready: Connection) -> None:
+def _zmq_process(load: Load, ready: Connection, *, copy: bool = True) -> None:
     import zmq
 
     with zmq.Context() as context, _zmq_pair(context, load) as pair:
         ready.send((HOST, pair.bind_to_random_port(f"tcp://{HOST}")))
-        _take(load, pair.recv)
+        _take(load, partial(pair.recv, copy=copy))
         pair.send(ANSWER)
         # The other end closes first: what is on its way must not be dropped.
         ready.recv()
 
 
-def _zmq_tcp(load: Load) -> float:
+def _zmq_tcp(load: Load, *, copy: bool = True) -> float:
     import zmq
 
     with (
-        _process(_zmq_process, load) as (host, port),
+        _process(partial(_zmq_process, copy=copy), load) as (host, port),
         zmq.Context() as context,
         _zmq_pair(context, load) as pair,
     ):
         pair.connect(f"tcp://{host}:{port}")
-        return _give(load, pair.send, pair.recv)
+        return _give(load, partial(pair.send, copy=copy), pair.recv)
 
 
 def _zmq_local(load: Load) -> float:
@@ -298,6 +299,7 @@ def _thread(target: Callable[[], None]) -> Iterator[None]:
 MEASURES: dict[tuple[str, str], Callable[[Load], float]] = {
     ("tcp", "polybus"): _polybus_tcp,
     ("tcp", "pyzmq"): _zmq_tcp,
+    ("tcp", "pyzmq, no copy"): partial(_zmq_tcp, copy=False),
     ("tcp", "multiprocessing"): _connection_tcp,
     ("in process", "polybus"): _polybus_local,
     ("in process", "pyzmq"): _zmq_local,
@@ -324,7 +326,7 @@ def run_queue_bench(
 
     pyzmq is left out where it is not installed.
     """
-    measures = {key: run for key, run in MEASURES.items() if key[1] != "pyzmq" or has_zmq()}
+    measures = {key: run for key, run in MEASURES.items() if has_zmq() or "pyzmq" not in key[1]}
     rows = []
     for size in sizes:
         count = int(scale * min(MESSAGES_PER_RUN_MAX, BYTES_PER_RUN_MAX // size))

@@ -16,6 +16,7 @@ from polybus.bus.subscriptions import ReceiptTaker, Subscriber
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
 
+RECENT_BYTES_MAX = 1 << 20
 NOTHING = Batch("", b"", array("i"))
 
 
@@ -98,19 +99,23 @@ class Bus:
         if subscriber in self._everything:
             self._everything.remove(subscriber)
 
-    def attach_if_recent(self, name: str, subscriber: Subscriber, offset: int) -> bool:
-        """Go live from `offset` if memory holds all from there on; say whether it did.
+    def attach_if_recent(self, name: str, subscriber: Subscriber, offset: int) -> int | None:
+        """Deliver what memory holds from `offset` on, and go live if that is not much.
 
-        The batches between `offset` and the end are delivered before this returns, so a replay that
-        reached `offset` continues with no gap and no repeat.
+        Returns None when the subscriber is live now, with no gap and no repeat; else the offset to
+        go on from, when the subscriber has taken what it got.
         """
         recent = self.log.read_recent(name, offset)
         if recent is None:
-            return False
+            return offset
+        delivered_bytes = 0
         for batch in recent:
+            if delivered_bytes > RECENT_BYTES_MAX:
+                return batch.first_offset
             subscriber.deliver(batch)
+            delivered_bytes += batch.value_bytes
         self.subscribe(name, subscriber)
-        return True
+        return None
 
     # Publishing
 

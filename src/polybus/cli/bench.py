@@ -59,8 +59,8 @@ def bench(
 
     \b
     Examples:
-      polybus bench                        everything, some ten minutes
-      polybus bench --quick                everything once, about two minutes
+      polybus bench                        everything, about five minutes
+      polybus bench --quick                everything once, a minute or two
       polybus bench --only boson-1-1 --only latency --rounds 5
       polybus bench --json > figures.json
     """

@@ -46,7 +46,7 @@ class BosonFramesTranslator(Translator):
         if batches[0].protocol != self.protocol:
             super().deliver_whole(batches, whole)
             return
-        self.peer.send(whole, sum(map(len, batches)))
+        self.peer.send(whole, batches)
 
     def receipt(self, batch: Batch) -> None:
         self.peer.send(wire.encode_receipts(batch))

@@ -10,16 +10,16 @@ server's current buffer; if batches may refer to it afterwards, the server takes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
-from polybus.batch import Buffer
+from polybus.batch import Batch, Buffer
 from polybus.edges.boson_frames import BosonFramesTranslator
 from polybus.edges.boson_properties import BosonPropertiesTranslator
 from polybus.edges.goms import GomsTranslator
 from polybus.edges.layers import GzipLayer, Layer, TlsLayer
-from polybus.edges.outbox import Outbox
+from polybus.edges.outbox import Lost, Outbox
 from polybus.edges.translator import Translator
 from polybus.errors import PeerError
 from polybus.wire.detect import detect
@@ -167,6 +167,8 @@ class Connection(asyncio.BufferedProtocol):
             owed = self._layers[0].owed()
             if owed:
                 self._transport.write(owed)
+            if self._layers[0].ended:
+                self.eof_received()
         else:
             self._understand(data)
 
@@ -270,8 +272,8 @@ class Connection(asyncio.BufferedProtocol):
             self.outbox.add_waiter(_Drain(drained))
             await drained
 
-    def send(self, data: Buffer, messages: int = 0) -> None:
-        self.outbox.send(data, messages)
+    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
+        self.outbox.send(data, batches)
         publisher = self._server.publishing
         if publisher is not None and self.outbox.wants_wait() and publisher.hold(self.outbox):
             self.outbox.add_waiter(publisher)
@@ -288,17 +290,22 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self.outbox.flush()
         self._transport.close()
-        self._server.loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+        self._server.loop.call_later(CLOSE_TIMEOUT_S, self._abort_if_open)
 
     def abort(self) -> None:
         self._closing = True
         self._transport.abort()
 
-    def _on_overflow(self, messages: int) -> None:
+    def _abort_if_open(self) -> None:
+        """The peer did not read the last of what it was sent."""
+        if not self.outbox.closed:
+            self._transport.abort()
+
+    def _on_overflow(self, lost: Lost) -> None:
         if self.translator is None:
             return
-        if self._server.config.slow_subscriber == "drop-oldest":
-            self.translator.lost(messages)
+        if self._server.config.slow_subscriber == "drop-oldest" and lost.messages:
+            self.translator.lost(lost)
             return
         text = "you read too slowly and your outbox is full (outbox-bytes-max)"
         self._server.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)

@@ -144,7 +144,7 @@ class GomsTranslator(Translator):
             encoding = batch.encoded(WITH_OFFSETS, wire.encode_with_offsets)
         else:
             encoding = batch.encoded(self.protocol, wire.encode)
-        self.peer.send(encoding, len(batch))
+        self.peer.send(encoding, (batch,))
 
     def deliver_joint(self, batches: Sequence[Batch]) -> None:
         if len(batches) == 1:
@@ -156,7 +156,7 @@ class GomsTranslator(Translator):
             offsets = [At(batch.epoch, batch.first_offset) for batch in batches]
         headers = first.headers[0] if first.headers else None
         topics = [batch.topic for batch in batches]
-        self.peer.send(wire.encode_message(topics, first.value(0), headers, offsets), 1)
+        self.peer.send(wire.encode_message(topics, first.value(0), headers, offsets), batches)
 
     def receipt(self, batch: Batch) -> None:
         batches = self._acks.pop(batch)
@@ -170,6 +170,10 @@ class GomsTranslator(Translator):
             self.server.bad_peers.count("goms.send-ignored", len(batch))
             return
         self.complain("goms.002001", f"{error.code}: {error.text}")
+
+    def topic_deleted(self, topic: str) -> None:
+        self.subscriptions.discard(topic)
+        self.complain("goms.001001", topic)
 
     def send_error(self, code: str, text: str) -> None:
         own = code.removeprefix("goms.")

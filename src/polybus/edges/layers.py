@@ -16,6 +16,8 @@ _CHUNK_BYTES = 256 << 10
 
 class Layer(Protocol):
     name: str
+    ended: bool
+    """Whether the peer has said, in the layer's own words, that it sends no more."""
 
     def receive(self, data: Buffer) -> Iterator[bytes]:
         """What the bytes mean, piece by piece. Raises PeerError, always final."""
@@ -30,6 +32,7 @@ class Layer(Protocol):
 
 class GzipLayer:
     name = "gzip"
+    ended = False
 
     def __init__(self) -> None:
         self._stream = GzipStream()
@@ -54,6 +57,7 @@ class TlsLayer:
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._shaken = False
+        self.ended = False
 
     def receive(self, data: Buffer) -> Iterator[bytes]:
         self._incoming.write(data)
@@ -66,7 +70,7 @@ class TlsLayer:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLZeroReturnError:
-            return
+            self.ended = True
         except ssl.SSLError as error:
             raise PeerError("tls.failed", f"TLS: {error.reason or 'handshake failed'}") from error
 

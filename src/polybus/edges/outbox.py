@@ -15,11 +15,11 @@ passes, so a subscriber that is always behind does not hold back the others for 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from polybus.batch import Buffer
+from polybus.batch import Batch, Buffer
 
 Policy = Literal["disconnect", "drop-oldest", "wait"]
 
@@ -33,6 +33,19 @@ class Waiter(Protocol):
     """A publisher, or a replay, that waits for a slow peer."""
 
     def release(self, gate: Hashable) -> None: ...
+
+
+@dataclass(slots=True)
+class Lost:
+    """What a peer did not get: how many messages, and where each topic goes on."""
+
+    messages: int = 0
+    next_positions: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.messages += len(batch)
+            self.next_positions[batch.topic] = (batch.epoch, batch.last_offset + 1)
 
 
 class Ledger:
@@ -91,11 +104,11 @@ class Outbox:
 
     __slots__ = (
         "_congested",
-        "_counts",
-        "_dropped",
+        "_batches",
         "_flusher",
         "_ledger",
         "_limit",
+        "_lost",
         "_on_overflow",
         "_pending",
         "_policy",
@@ -113,7 +126,7 @@ class Outbox:
         self,
         outboxes: Outboxes,
         write: Callable[[Buffer], None],
-        on_overflow: Callable[[int], None],
+        on_overflow: Callable[[Lost], None],
     ) -> None:
         self._write = write
         self._on_overflow = on_overflow
@@ -123,9 +136,9 @@ class Outbox:
         self._policy = outboxes.policy
         self._limit = outboxes.bytes_max
         self._pending: deque[Buffer] = deque()
-        self._counts: deque[int] = deque()
+        self._batches: deque[Sequence[Batch]] = deque()
         self._waiters: list[Waiter] = []
-        self._dropped = 0
+        self._lost = Lost()
         self._scheduled = False
         self.bytes = 0
         self.paused = False
@@ -133,12 +146,12 @@ class Outbox:
         self.patience_s = PATIENCE_S
         self.quiet_s = 0.0
 
-    def send(self, data: Buffer, messages: int = 0) -> None:
-        """Queue bytes that carry so many messages; they go out at the end of the loop turn."""
+    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
+        """Queue the bytes of batches, or of a reply; they go out at the end of the loop turn."""
         if self.closed:
             return
         self._pending.append(data)
-        self._counts.append(messages)
+        self._batches.append(batches)
         self.bytes += len(data)
         if self.paused:
             self._ledger.hold(data)
@@ -166,7 +179,7 @@ class Outbox:
             return
         if len(pending) == 1:
             data = pending.popleft()
-            self._counts.clear()
+            self._batches.clear()
             self.bytes = 0
             self._write(data)
             return
@@ -187,12 +200,20 @@ class Outbox:
             return
         self.paused = False
         self.quiet_s = 0.0
+        if self._lost.messages:
+            # What was dropped is told before what comes after it.
+            lost, self._lost = self._lost, Lost()
+            held, held_batches = self._pending, self._batches
+            self._pending, self._batches, self._scheduled = deque(), deque(), True
+            self._on_overflow(lost)
+            for data in self._pending:
+                self._ledger.hold(data)
+            self._pending += held
+            self._batches += held_batches
+            self._scheduled = False
         self._write_pieces(held=True)
         if not self.paused:
             self._congested.discard(self)
-            if self._dropped:
-                dropped, self._dropped = self._dropped, 0
-                self._on_overflow(dropped)
         if 8 * self.bytes < self._limit:
             self.release_waiters()
 
@@ -217,16 +238,18 @@ class Outbox:
         for waiter in waiters:
             waiter.release(self)
 
-    def drop_all(self) -> int:
-        """Forget what waits; return how many messages that were."""
-        messages = sum(self._counts)
+    def drop_all(self) -> Lost:
+        """Forget what waits; return what that was."""
+        for batches in self._batches:
+            self._lost.add(batches)
         if self.paused:
             for data in self._pending:
                 self._ledger.release(data)
         self._pending.clear()
-        self._counts.clear()
+        self._batches.clear()
         self.bytes = 0
-        return messages
+        lost, self._lost = self._lost, Lost()
+        return lost
 
     def close(self) -> None:
         """Forget everything; nobody waits for this peer any more."""
@@ -244,7 +267,7 @@ class Outbox:
             piece_bytes = 0
             while pending and piece_bytes < WRITE_BYTES:
                 data = pending.popleft()
-                self._counts.popleft()
+                self._batches.popleft()
                 piece_bytes += len(data)
                 piece.append(data)
                 if held:
@@ -258,10 +281,24 @@ class Outbox:
 
     def _overflow(self) -> None:
         if self._policy == "drop-oldest":
-            while self.bytes > self._limit and len(self._pending) > 1:
-                data = self._pending.popleft()
-                self._dropped += self._counts.popleft()
-                self._ledger.release(data)
-                self.bytes -= len(data)
+            self._drop_oldest()
         elif self._policy == "disconnect" and len(self._pending) > 1:
+            self._on_overflow(self.drop_all())
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest messages until the rest fits; receipts and errors are never dropped."""
+        replies: list[Buffer] = []
+        while self.bytes > self._limit and len(self._pending) > 1:
+            data = self._pending.popleft()
+            batches = self._batches.popleft()
+            if not batches:
+                replies.append(data)
+                continue
+            self._lost.add(batches)
+            self._ledger.release(data)
+            self.bytes -= len(data)
+        self._pending.extendleft(reversed(replies))
+        self._batches.extendleft(() for _ in replies)
+        if self.bytes > 2 * self._limit:
+            # Nothing but replies, and the peer reads none of them.
             self._on_overflow(self.drop_all())

@@ -52,7 +52,14 @@ class Replay:
         epoch, offset = await asyncio.to_thread(resolve, log, topic, self._start)
         if self._tell:
             translator.tell_position(topic, epoch, offset)
-        while not translator.bus.attach_if_recent(topic, translator, offset):
+        while True:
+            reached = translator.bus.attach_if_recent(topic, translator, offset)
+            if reached is None:
+                return
+            if reached > offset:
+                offset = reached
+                await translator.peer.drained()
+                continue
             batches = await asyncio.to_thread(log.read, topic, offset, bytes_max=PIECE_BYTES)
             for batch in batches:
                 translator.deliver(batch)

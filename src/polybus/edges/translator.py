@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from polybus import names
 from polybus.batch import Batch, Buffer
+from polybus.edges.outbox import Lost
 from polybus.edges.replay import Replay
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.wire.codec import Codec
@@ -33,7 +34,9 @@ class Peer(Protocol):
         """Wait until the peer takes more."""
         ...
 
-    def send(self, data: Buffer, messages: int = 0) -> None: ...
+    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
+        """Send the bytes of batches, or of a reply."""
+        ...
 
     def close(self) -> None:
         """Close once everything sent before is out."""
@@ -52,6 +55,8 @@ class Translator:
         self.bus = server.bus
         self.peer = peer
         self.subscriptions: set[str] = set()
+        # Topics whose positions the peer asked to be told.
+        self._told: set[str] = set()
         self._everything = False
         self._replays: dict[str, Replay] = {}
         # Ticket, epoch and offset of the last message that did not go out in a whole read.
@@ -78,7 +83,7 @@ class Translator:
     # The bus calls these
 
     def deliver(self, batch: Batch) -> None:
-        self.peer.send(batch.encoded(self.protocol, self.encode), len(batch))
+        self.peer.send(batch.encoded(self.protocol, self.encode), (batch,))
 
     def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
         for batch in batches:
@@ -94,14 +99,15 @@ class Translator:
 
     def topic_deleted(self, topic: str) -> None:
         self.subscriptions.discard(topic)
+        self.complain("topic.deleted", f"the topic {topic!r} was deleted")
 
-    def lost(self, messages: int) -> None:
-        """The peer was too slow and so many messages were dropped."""
-        text = f"{messages} messages were dropped because you read too slowly"
+    def lost(self, lost: Lost) -> None:
+        """The peer was too slow and messages were dropped: tell how many, and where it goes on."""
+        text = f"{lost.messages} messages were dropped because you read too slowly"
         self.complain("outbox.dropped", text)
-        for topic in self.subscriptions:
-            bounds = self.bus.log.bounds(topic)
-            self.tell_position(topic, bounds.epoch, bounds.stop)
+        for topic, (epoch, offset) in lost.next_positions.items():
+            if topic in self._told:
+                self.tell_position(topic, epoch, offset)
 
     # Publishing
 
@@ -163,10 +169,13 @@ class Translator:
         if start == "latest":
             self.subscriptions.add(topic)
             if tell:
+                self._told.add(topic)
                 self.tell_position(topic, bounds.epoch, bounds.stop)
             self.bus.subscribe(topic, self)
             return
         replay = Replay(self, topic, start, tell=tell)
+        if tell:
+            self._told.add(topic)
         self.subscriptions.add(topic)
         self._replays[topic] = replay
         replay.begin()
@@ -184,6 +193,7 @@ class Translator:
             replay.cancel()
         self.bus.unsubscribe(topic, self)
         self.subscriptions.discard(topic)
+        self._told.discard(topic)
 
     def topic_created(self, topic: str) -> None:
         """A topic has come to be while the peer listens to everything."""

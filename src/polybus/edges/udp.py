@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polybus.batch import Buffer
+from polybus.batch import Batch, Buffer
 from polybus.config import Connector
 from polybus.edges.goms import GomsTranslator
 from polybus.errors import ConfigError
@@ -40,8 +41,8 @@ class UdpPeer:
         self.allowance: int | None = None
         self.translator = GomsTranslator(edge.server, self, edge.connector)
 
-    def send(self, data: Buffer, messages: int = 0) -> None:
-        if self.allowance is not None and not self._local and not messages:
+    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
+        if self.allowance is not None and not self._local and not batches:
             if len(data) > self.allowance:
                 self._edge.server.bad_peers.count("udp.answer-withheld", 1)
                 return

@@ -35,6 +35,11 @@ class Columns:
     def __init__(self) -> None:
         self._nulls = Nulls()
 
+    @classmethod
+    def one_row(cls) -> pa.RecordBatch:
+        """A row without key and headers, to learn from how such rows are laid out."""
+        return cls().rows([Batch.of("t", [b"v"])], [(b"t", 1)], [(0, 1)])
+
     def rows(
         self, batches: Sequence[Batch], topic_runs: Runs, offset_runs: Sequence[tuple[int, int]]
     ) -> pa.RecordBatch:

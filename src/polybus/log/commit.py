@@ -31,15 +31,12 @@ import xxhash
 from polybus import names
 from polybus.batch import Batch, Buffer
 from polybus.log.columns import SCHEMA, Columns
+from polybus.log.message import MessageWriter
 
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a sealed segment ends with: the stream's end marker."""
 CONTINUATION = END[:4]
 
-# Half of a small message's row is columns that repeat: LZ4 takes a tenth of the time that writing
-# them would. Every Arrow reader knows it.
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_SCHEMA_BYTES = SCHEMA.serialize().size
 _ZEROS = b"0" * 16
 _DIGITS = re.compile(rb"\x10\x00\x00\x00([0-9a-f]{16})\x00")
 _JSON_START = b'{"commit":'
@@ -78,7 +75,7 @@ class Encoder:
     """Turns batches into commits, in a buffer of its own that the next commit overwrites."""
 
     def __init__(self) -> None:
-        self._scratch = pa.allocate_buffer(1 << 20)
+        self._messages = MessageWriter()
         self._columns = Columns()
 
     def encode(
@@ -118,16 +115,7 @@ class Encoder:
         return self._columns.rows(ordered, topic_runs, offsets), tuple(topics)
 
     def _serialize(self, rows: pa.RecordBatch, metadata: dict[str, bytes]) -> memoryview:
-        size = pa.ipc.get_record_batch_size(rows) + len(metadata["polybus.commit"])
-        # What LZ4 cannot compress it makes a little larger.
-        room = _SCHEMA_BYTES + size + size // 128 + (16 << 10)
-        if self._scratch.size < room:
-            self._scratch = pa.allocate_buffer(room + room // 4)
-        # A writer into memory that is used again and again: fresh memory costs ten times as much.
-        sink = pa.FixedSizeBufferWriter(self._scratch)
-        writer = pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS)
-        writer.write_batch(rows, custom_metadata=metadata)
-        message = memoryview(self._scratch).cast("B")[_SCHEMA_BYTES : sink.tell()]
+        message = self._messages.write(rows, metadata)
         digits = _find_digits(message)
         checksum = xxhash.xxh3_64_intdigest(message)
         message[digits.start(1) : digits.end(1)] = b"%016x" % checksum

@@ -294,9 +294,10 @@ class FileLog:
                         log.add(segment, one.entry, rows)
 
     def sealed(self, segment: Path) -> None:
+        # No nudge: under full load a segment fills every second, and the hand-over would run all
+        # the time beside the commits. It takes all that is sealed every `handover-interval-s`.
         with self._shared.lock:
             self._sealed = [*self._sealed, segment]
-        self._maintenance.nudge()
 
     def durable_to(self, ticket: int) -> None:
         if self.on_durable is not None:

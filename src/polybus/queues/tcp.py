@@ -31,7 +31,7 @@ class TcpTransport:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._names: set[str] = set()
-        self._pump = EventPump()
+        self._pump = EventPump()  # the first broker brings the real one
         self._listening: dict[tuple[str, int], tuple[socket.socket, Binding]] = {}
         self._channels: set[TcpChannel] = set()
         self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}

@@ -11,7 +11,7 @@ from polybus.queues.pump import EventPump
 from polybus.queues.ring import Buffer
 from polybus.queues.task import Task
 
-RECV_BYTES_MAX = 256 << 10
+RECV_BYTES_MAX = 1 << 20
 
 
 class Home(Protocol):

@@ -1,0 +1,142 @@
+"""msgstream: numbered packs of messages as JSON, the same on polls and WebSockets.
+
+    {"1":[["some.event.name"],["another.event",{"some":"data"}]],"2":[["eventname",{"any":"data"}]]}
+
+A pack is a list of messages; a message is `[type]` or `[type, data]`. Pack "0" is a notice: it has
+no place in the order and is never stored. Clients confirm packs by their ids, separated by commas.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from polybus.batch import Batch
+from polybus.errors import PeerError
+
+PROTOCOL: Final = "msgstream"
+SESSION_UNSET: Final = b'{"0":[["session.unset","noSession"]]}'
+EMPTY_PACK: Final = b"[]"
+PACK_MESSAGES_MAX: Final = 100_000
+# Beyond 2**53 a JavaScript client could not count.
+_ID_DIGITS_MAX = 15
+_DEPTH_MAX = 64
+
+_json = msgspec.json.encode
+_raw_messages = msgspec.json.Decoder(list[list[msgspec.Raw]])
+_string = msgspec.json.Decoder(str)
+
+
+def encode_messages(batch: Batch) -> bytes:
+    """The batch as a pack's content: `[[topic, payload], …]`."""
+    head = b"[" + _json(batch.topic) + b","
+    return b"[" + b",".join([head + payload(value) + b"]" for value in batch.values()]) + b"]"
+
+
+def join_contents(contents: Sequence[bytes]) -> bytes:
+    """Several packs' contents as one."""
+    if len(contents) == 1:
+        return contents[0]
+    return b"[" + b",".join(one[1:-1] for one in contents if one != EMPTY_PACK) + b"]"
+
+
+def payload(value: bytes) -> bytes:
+    """A value as JSON: itself if it is JSON, else a string if it is text, else its base64."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return b'{"base64":"' + b64encode(value) + b'"}'
+    compact = compact_json(value)
+    return _json(text) if compact is None else compact
+
+
+def compact_json(value: bytes) -> bytes | None:
+    """The same JSON without white space, or None if the value is not JSON, or nested too deeply."""
+    # Most text is told apart by its first byte, without an exception.
+    if not value or value[0] not in b'{["-0123456789tfn \t\r\n':
+        return None
+    if value.count(b"[") + value.count(b"{") > _DEPTH_MAX and depth(value) > _DEPTH_MAX:
+        return None
+    try:
+        return msgspec.json.format(value, indent=-1)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def depth(text: bytes) -> int:
+    """How deeply brackets are nested in a JSON text, strings left out of account."""
+    deepest = level = 0
+    quoted = escaped = False
+    for byte in text:
+        if quoted:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                quoted = False
+        elif byte == 0x22:
+            quoted = True
+        elif byte in b"[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif byte in b"]}":
+            level -= 1
+    return deepest
+
+
+def encode_packs(packs: Iterable[tuple[int, bytes]]) -> bytes:
+    """Packs, ids ascending, as they go out: `{"1":[…],"2":[…]}`."""
+    return b"{" + b",".join([b'"%d":%b' % pack for pack in packs]) + b"}"
+
+
+def encode_notice(kind: str, data: Any) -> bytes:
+    """One message of pack "0", without the brackets around the pack."""
+    return _json([kind, data])
+
+
+def parse_pack(body: bytes, *, depth_max: int = _DEPTH_MAX) -> bytes:
+    """Check a pack that a program posts, `[["type", data], …]`, and return it in compact form.
+
+    Raises:
+        PeerError: `msgstream.pack-invalid`; not final.
+    """
+    try:
+        if body.count(b"[") + body.count(b"{") > depth_max and depth(body) > depth_max:
+            raise _bad_pack(f"nested over {depth_max} deep (json-depth-max)")
+        body.decode()
+        messages = _raw_messages.decode(body)
+        if not 0 < len(messages) <= PACK_MESSAGES_MAX:
+            raise _bad_pack(f"a pack has 1 to {PACK_MESSAGES_MAX} messages")
+        for message in messages:
+            if len(message) not in (1, 2):
+                raise _bad_pack("a message has a type and at most one datum")
+            _string.decode(message[0])
+        return msgspec.json.format(body, indent=-1)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad_pack(str(error)) from error
+
+
+def parse_confirm_ids(text: str) -> list[int]:
+    """The ids in a list such as `1,2,3`; what is no id is passed over, and so is the notice's 0."""
+    ids = []
+    for word in text.split(","):
+        word = word.strip()
+        if word.isascii() and word.isdecimal() and len(word) <= _ID_DIGITS_MAX:
+            number = int(word)
+            if number:
+                ids.append(number)
+    return ids
+
+
+def event_chunks(name: str) -> list[str]:
+    """The names a client emits for a dotted one, most relevant first: a.b.c, a.b, a."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def _bad_pack(text: str) -> PeerError:
+    return PeerError("msgstream.pack-invalid", f'not [["type", data], …]: {text}', final=False)

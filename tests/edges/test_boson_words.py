@@ -1,0 +1,403 @@
+"""Boson on a running bus, frames and properties: one test per promise about their words."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from edge_kit import connected, epoch_of, frame, line, properties, read_properties, until
+
+from polybus.edges.node import Node
+from polybus.testing import ScriptedPeer, run_bus
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Node]:
+    async with run_bus("news", "sport", "two words") as node:
+        yield node
+
+
+@pytest.fixture
+async def reader(bus: Node) -> AsyncIterator[ScriptedPeer]:
+    """A subscriber to all topics in frames."""
+    async with ScriptedPeer(bus.tcp_port) as peer:
+        await subscribe(peer, "news", "sport", "two words")
+        yield peer
+
+
+@pytest.fixture
+async def writer(bus: Node) -> AsyncIterator[ScriptedPeer]:
+    async with ScriptedPeer(bus.tcp_port) as peer:
+        yield peer
+
+
+async def subscribe(peer: ScriptedPeer, *topics: str) -> None:
+    await peer.send_frame("$subscribe", "\n".join(f"{t} tell=position" for t in topics).encode())
+    for topic in topics:
+        name, content = await peer.read_frame()
+        assert name == "$position" and content.endswith(b" " + topic.encode())
+
+
+def stored(bus: Node, topic: str) -> list[bytes]:
+    return [value for batch in bus.server.bus.log.read(topic, 0) for value in batch.values()]
+
+
+# One message, many messages
+
+
+async def test_the_documented_example_is_a_publish(
+    bus: Node, reader: ScriptedPeer, writer: ScriptedPeer
+) -> None:
+    async with run_bus("topic") as other, ScriptedPeer(other.tcp_port) as both:
+        await subscribe(both, "topic")
+        example = bytes.fromhex("00000005 00 0005 746f706963 68656c6c6f")
+        await both.send(example)
+        assert await both.read(len(example)) == example
+
+
+def in_frames(flag: int, topic: str, content: bytes, receipt: str = "") -> bytes:
+    return frame(f"{topic}?receipt={receipt}" if receipt else topic, content, flag)
+
+
+def in_properties(flag: int, topic: str, content: bytes, receipt: str = "") -> bytes:
+    pairs = [("hbff", bytes([flag]))] if flag else []
+    if receipt:
+        pairs.append(("hbfr", receipt.encode()))
+    return properties(*pairs, ("topic", topic.encode()), ("content", content))
+
+
+PARTS = [pytest.param(in_frames, id="frames"), pytest.param(in_properties, id="properties")]
+Part = Callable[..., bytes]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("flag", "last", "messages"),
+    [
+        (1, b"", [b"onetwo"]),
+        (1, b"three", [b"onetwothree"]),
+        (2, b"", [b"one", b"two"]),
+        (2, b"three", [b"one", b"two", b"three"]),
+        (3, b"", [b"one", b"two"]),
+        (3, b"three", [b"one", b"two", b"three"]),
+    ],
+)
+async def test_parts_are_delivered_as_their_first_flag_says_to_their_first_topic(
+    reader: ScriptedPeer,
+    writer: ScriptedPeer,
+    part: Part,
+    flag: int,
+    last: bytes,
+    messages: list[bytes],
+) -> None:
+    other_flag = flag % 3 + 1
+    await writer.send(part(flag, "news", b"one") + part(other_flag, "sport", b"two"))
+    await writer.send(part(0, "", last) + part(0, "sport", b"after"))
+    expected = [("news", message) for message in messages] + [("sport", b"after")]
+    assert [await reader.read_frame() for _ in expected] == expected
+
+
+async def test_only_unbuffered_parts_are_delivered_before_the_end(
+    reader: ScriptedPeer, writer: ScriptedPeer, bus: Node
+) -> None:
+    await writer.send(frame("news", b"at once", 3))
+    assert await reader.read_frame() == ("news", b"at once")
+    async with ScriptedPeer(bus.tcp_port) as waiting:
+        await waiting.send(frame("news", b"split", 2) + frame("news", b"more", 2))
+        # Requests have their place between parts of other connections.
+        await writer.send(frame("news", b"end", 0))
+        assert await reader.read_frame() == ("news", b"end")
+        await waiting.send(frame("", b"", 0))
+        assert [await reader.read_frame(), await reader.read_frame()] == [
+            ("news", b"split"),
+            ("news", b"more"),
+        ]
+
+
+async def test_the_empty_end_frame_is_seven_zero_bytes(
+    reader: ScriptedPeer, writer: ScriptedPeer
+) -> None:
+    await writer.send(frame("news", b"a", 1) + bytes(7))
+    assert await reader.read_frame() == ("news", b"a")
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_an_empty_message_outside_a_sequence_is_a_message(
+    reader: ScriptedPeer, writer: ScriptedPeer, part: Part
+) -> None:
+    await writer.send(part(0, "news", b""))
+    assert await reader.read_frame() == ("news", b"")
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_an_unfinished_sequence_is_dropped_with_its_connection(
+    bus: Node, reader: ScriptedPeer, part: Part
+) -> None:
+    async with ScriptedPeer(bus.tcp_port) as leaving:
+        await leaving.send(part(2, "news", b"never") + part(2, "news", b"seen"))
+        leaving.send_eof()
+        assert await leaving.read_to_end() == b""
+    assert stored(bus, "news") == []
+
+
+async def test_a_message_without_version_first_gets_an_error_and_the_next_is_read(
+    reader: ScriptedPeer, writer: ScriptedPeer
+) -> None:
+    good = properties(("topic", b"news"), ("content", b"x"))
+    without = bytes.fromhex("00000001 0005 746f706963 00000004 6e657773")
+    await writer.send(good + without + properties(("topic", b"news"), version=b"9.0") + good)
+    errors = [(await read_properties(writer))["hbfe"] for _ in range(2)]
+    assert errors[0].startswith(b"boson.version-missing ")
+    assert errors[1].startswith(b"boson.version-unknown ") and b"9.0" in errors[1]
+    assert [await reader.read_frame() for _ in range(2)] == [("news", b"x")] * 2
+
+
+@pytest.mark.parametrize("version", [b"\x3f\x80\x00\x00", b"1.0", b"1", b"1.7", b"\x3f\x99\x99\x9a"])
+async def test_every_revision_of_version_one_is_accepted(
+    reader: ScriptedPeer, writer: ScriptedPeer, version: bytes
+) -> None:
+    await writer.send(properties(("topic", b"news"), ("content", b"x"), version=version))
+    assert await reader.read_frame() == ("news", b"x")
+
+
+async def test_a_delivery_in_properties_has_its_parts_in_order(bus: Node) -> None:
+    async with ScriptedPeer(bus.tcp_port) as both:
+        await both.send(properties(("hbfs", b"news")))
+        await both.send(
+            properties(("extra", b"1"), ("topic", b"NEWS"), ("other", b"2"), ("content", b"x"))
+        )
+        position = f"{epoch_of(bus, 'news')}:0".encode()
+        expected = properties(
+            ("hbfo", position),
+            ("topic", b"news"),
+            ("content", b"x"),
+            ("extra", b"1"),
+            ("other", b"2"),
+        )
+        assert await both.read(len(expected)) == expected
+
+
+# Topics
+
+
+async def test_topics_are_lowercased(reader: ScriptedPeer, writer: ScriptedPeer) -> None:
+    await writer.send(frame("NEWS", b"a") + frame("News", b"b") + frame("news", b"c"))
+    assert [await reader.read_frame() for _ in range(3)] == [
+        ("news", b"a"),
+        ("news", b"b"),
+        ("news", b"c"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"),
+    [
+        ("nix", "topic.unknown"),
+        ("", "topic.empty"),
+        ("$system", "topic.reserved"),
+        ("x" * 300, "topic.invalid"),
+        ("a\nb", "topic.invalid"),
+    ],
+)
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_message_to_an_impossible_topic_is_an_error_and_the_connection_stays(
+    reader: ScriptedPeer, writer: ScriptedPeer, part: Part, topic: str, code: str
+) -> None:
+    # The first message shows the protocol: a frame for a long topic looks like properties.
+    await writer.send(part(0, "news", b"before") + part(0, topic, b"lost"))
+    assert (await error_of(writer, part)).startswith(code + " ")
+    await writer.send(part(0, "news", b"after"))
+    assert [await reader.read_frame() for _ in range(2)] == [
+        ("news", b"before"),
+        ("news", b"after"),
+    ]
+
+
+async def error_of(peer: ScriptedPeer, part: Part) -> str:
+    if part is in_properties:
+        return (await read_properties(peer))["hbfe"].decode()
+    name, content = await peer.read_frame()
+    assert name == "$error"
+    return content.decode()
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_an_empty_topic_is_the_connectors_default(part: Part) -> None:
+    connectors = [{"protocol": "tcp", "port": 0, "default-topic": "sport"}]
+    async with run_bus("sport", connectors=connectors) as bus:
+        async with ScriptedPeer(bus.tcp_port) as reader, ScriptedPeer(bus.tcp_port) as writer:
+            await subscribe(reader, "sport")
+            await writer.send(part(0, "", b"x") + part(2, "", b"y") + part(0, "news", b""))
+            assert [await reader.read_frame() for _ in range(2)] == [
+                ("sport", b"x"),
+                ("sport", b"y"),
+            ]
+
+
+# Receipts
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("flag", [0, 1, 2, 3])
+async def test_a_receipt_covers_all_parts_and_comes_when_they_are_durable(
+    bus: Node, writer: ScriptedPeer, part: Part, flag: int
+) -> None:
+    await writer.send(part(0, "news", b"zeroth"))
+    if flag:
+        await writer.send(part(flag, "news", b"one", "my id") + part(flag, "news", b"two"))
+        await writer.send(part(0, "", b""))
+    else:
+        await writer.send(part(0, "news", b"one", "my id"))
+    last = 2 if flag in (2, 3) else 1
+    position = f"{epoch_of(bus, 'news')}:{last}"
+    if part is in_properties:
+        expected = properties(
+            ("hbfr", b"my id"), ("hbfo", position.encode()), ("topic", b"news")
+        )
+        assert await writer.read(len(expected)) == expected
+    else:
+        assert await writer.read_frame() == ("$receipt", f"my id {position}".encode())
+    assert bus.server.bus.log.durable >= bus.server.bus.log.bounds("news").stop - 1
+    assert len(stored(bus, "news")) == last + 1
+
+
+async def test_receipts_of_many_messages_come_in_order(bus: Node, writer: ScriptedPeer) -> None:
+    count = 500
+    await writer.send(b"".join(frame(f"news?receipt={n}", b"x") for n in range(count)))
+    epoch = epoch_of(bus, "news")
+    expected = [("$receipt", f"{n} {epoch}:{n}".encode()) for n in range(count)]
+    assert [await writer.read_frame() for _ in range(count)] == expected
+
+
+async def test_a_refused_message_gets_an_error_and_no_receipt(writer: ScriptedPeer) -> None:
+    await writer.send(frame("nix?receipt=1", b"x") + frame("news?receipt=2", b"y"))
+    said = {(await writer.read_frame())[0] for _ in range(2)}
+    assert said == {"$error", "$receipt"}
+    assert await writer.hears_nothing()
+
+
+async def test_a_publisher_that_ends_its_side_still_gets_its_receipts(
+    bus: Node, writer: ScriptedPeer
+) -> None:
+    await writer.send(frame("news?receipt=last", b"x"))
+    writer.send_eof()
+    receipt = frame("$receipt", f"last {epoch_of(bus, 'news')}:0".encode())
+    assert await writer.read_to_end() == receipt
+
+
+# Subscriptions
+
+
+async def test_a_subscribed_publisher_gets_its_own_messages(bus: Node) -> None:
+    async with ScriptedPeer(bus.tcp_port) as both:
+        await subscribe(both, "news")
+        await both.send(frame("news", b"mine") + frame("news?receipt=1", b"mine too"))
+        said = [await both.read_frame() for _ in range(3)]
+    assert said[:2] == [("news", b"mine"), ("news", b"mine too")]
+    assert said[2][0] == "$receipt"
+
+
+async def test_a_star_means_all_topics_and_those_that_come_to_be(
+    bus: Node, writer: ScriptedPeer
+) -> None:
+    async with ScriptedPeer(bus.tcp_port) as everything:
+        await everything.send(frame("$subscribe", b"* tell=position"))
+        told = [(await everything.read_frame())[1].partition(b" ")[2] for _ in range(3)]
+        assert told == [b"news", b"sport", b"two words"]
+        bus.server.bus.create_topic("brand-new")
+        for topic in ("news", "brand-new", "two words"):
+            await writer.send(frame(topic, b"x"))
+        assert [(await everything.read_frame())[0] for _ in range(3)] == [
+            "news",
+            "brand-new",
+            "two words",
+        ]
+
+
+async def test_unsubscribe_ends_some_or_with_empty_content_all_subscriptions(
+    bus: Node, writer: ScriptedPeer
+) -> None:
+    async with ScriptedPeer(bus.tcp_port) as peer:
+        await peer.send(frame("$subscribe", b"*"))
+        await subscribed(bus, 3)
+        await peer.send(frame("$unsubscribe", b"NEWS\nnix"))
+        await subscribed(bus, 2)
+        await peer.send(frame("$unsubscribe"))
+        await subscribed(bus, 0)
+        bus.server.bus.create_topic("later")
+        await writer.send(frame("later", b"x") + frame("sport", b"x"))
+        await subscribe(peer, "news")
+        await writer.send(frame("news", b"again"))
+        assert await peer.read_frame() == ("news", b"again")
+
+
+async def test_unsubscribing_in_properties_is_the_same(bus: Node) -> None:
+    async with ScriptedPeer(bus.tcp_port) as peer:
+        await peer.send(properties(("hbfs", b"*")))
+        await subscribed(bus, 3)
+        await peer.send(properties(("hbfu", b"sport\ntwo words")))
+        await subscribed(bus, 1)
+        await peer.send(properties(("hbfu", b"")))
+        await subscribed(bus, 0)
+
+
+async def subscribed(bus: Node, count: int) -> None:
+    topics = bus.server.bus.topics()
+    await until(lambda: sum(len(topic.subscribers) for topic in topics) == count)
+
+
+async def test_subscribing_to_what_is_not_there_is_told_and_the_rest_is_done(
+    bus: Node, writer: ScriptedPeer
+) -> None:
+    async with ScriptedPeer(bus.tcp_port) as peer:
+        await peer.send(frame("$subscribe", b"nix\nnews from=never\nsport tell=position"))
+        said = [await peer.read_frame() for _ in range(3)]
+    assert [name for name, _ in said] == ["$error", "$error", "$position"]
+    assert said[0][1].startswith(b"topic.unknown ")
+    assert said[1][1].startswith(b"position.invalid ")
+
+
+async def test_subscribing_twice_delivers_once(bus: Node, writer: ScriptedPeer) -> None:
+    async with ScriptedPeer(bus.tcp_port) as peer:
+        await peer.send(frame("$subscribe", b"news\nnews\n*"))
+        await subscribe_again(peer, bus)
+        await writer.send(frame("news", b"once") + frame("sport", b"end"))
+        assert await peer.read_frame() == ("news", b"once")
+        assert await peer.read_frame() == ("sport", b"end")
+
+
+async def subscribe_again(peer: ScriptedPeer, bus: Node) -> None:
+    await peer.send(frame("$subscribe", b"news from=earliest") + frame("$subscribe", b"nix"))
+    assert (await peer.read_frame())[0] == "$error"
+
+
+async def test_deleting_a_topic_ends_its_subscriptions_and_a_new_one_is_another(
+    bus: Node, writer: ScriptedPeer
+) -> None:
+    async with ScriptedPeer(bus.tcp_port) as peer:
+        await subscribe(peer, "news")
+        first = epoch_of(bus, "news")
+        bus.server.bus.delete_topic("news")
+        await writer.send(frame("news", b"gone"))
+        assert (await writer.read_frame())[1].startswith(b"topic.unknown ")
+        bus.server.bus.create_topic("news")
+        assert epoch_of(bus, "news") > first
+        await subscribe(peer, "news")
+        await writer.send(frame("news", b"new"))
+        assert await peer.read_frame() == ("news", b"new")
+
+
+async def test_nobody_stays_subscribed_after_leaving(bus: Node) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for way in ("boson-frames", "boson-properties", "goms-tcp"):
+            pipe = await stack.enter_async_context(connected(bus, way))
+            request = {
+                "boson-frames": frame("$subscribe", b"*"),
+                "boson-properties": properties(("hbfs", b"*")),
+                "goms-tcp": line("register", topics=["news", "sport", "two words"]),
+            }[way]
+            await pipe.send(request)
+        await subscribed(bus, 9)
+    await subscribed(bus, 0)
+    await until(lambda: not bus.server.connections)

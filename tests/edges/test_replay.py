@@ -1,0 +1,223 @@
+"""Subscriptions that begin in the past: no gap, no repeat, on every protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+
+import pytest
+from edge_kit import frame, line, properties, read_properties
+
+from polybus.edges.node import Node
+from polybus.edges.replay import resolve
+from polybus.log.memory import MemoryLog
+from polybus.batch import Batch
+from polybus.testing import ManualClock, ScriptedPeer, run_bus
+from polybus.wire.positions import parse_start
+
+PROTOCOLS = ["boson-frames", "boson-properties", "goms"]
+
+
+async def subscribe_from(peer: ScriptedPeer, protocol: str, start: str, topic: str = "news") -> None:
+    request = {
+        "boson-frames": frame("$subscribe", f"{topic} from={start}".encode()),
+        "boson-properties": properties(("hbfs", f"{topic} from={start}".encode())),
+        "goms": line("register", topics=[topic], **{"from": start}),
+    }
+    await peer.send(request[protocol])
+
+
+async def next_value(peer: ScriptedPeer, protocol: str) -> str:
+    if protocol == "boson-frames":
+        return (await peer.read_frame())[1].decode()
+    if protocol == "boson-properties":
+        return (await read_properties(peer))["content"].decode()
+    return str(json.loads(await peer.read_line())["data"])
+
+
+async def publish(node: Node, numbers: range) -> None:
+    """Publish and wait until all is durable."""
+    async with ScriptedPeer(node.tcp_port) as peer:
+        await peer.send(b"".join(frame("news", b"%d" % n) for n in numbers))
+        await peer.send(frame("sport?receipt=1", b""))
+        assert (await peer.read_frame())[0] == "$receipt"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        ("earliest", 0),
+        ("EPOCH:0", 0),
+        ("EPOCH:7", 7),
+        ("EPOCH:10", 10),
+        ("EPOCH:999", 10),
+        ("0:5", 0),
+        ("1970-01-01", 0),
+        ("2999-01-01T00:00:00Z", 10),
+        ("latest", 10),
+    ],
+)
+async def test_a_subscription_begins_where_it_asks(protocol: str, start: str, first: int) -> None:
+    async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
+        await publish(node, range(10))
+        epoch = node.server.bus.log.bounds("news").epoch
+        await subscribe_from(peer, protocol, start.replace("EPOCH", str(epoch)))
+        if first < 10:
+            assert [int(await next_value(peer, protocol)) for _ in range(first, 10)] == [
+                *range(first, 10)
+            ]
+        else:
+            # Nothing tells when it is done but another request's answer.
+            await subscribe_from(peer, protocol, "earliest", "sport")
+            assert await next_value(peer, protocol) == ""
+        await publish(node, range(10, 12))
+        assert [int(await next_value(peer, protocol)) for _ in range(2)] == [10, 11]
+
+
+async def test_a_time_is_the_first_message_at_or_after_it() -> None:
+    async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
+        await publish(node, range(3))
+        between = datetime.now(UTC).isoformat()
+        await publish(node, range(3, 5))
+        await subscribe_from(peer, "boson-frames", between)
+        assert [await next_value(peer, "boson-frames") for _ in range(2)] == ["3", "4"]
+
+
+@pytest.mark.parametrize("way", ["frames", "properties"])
+async def test_those_who_ask_are_told_where_they_stand(way: str) -> None:
+    async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
+        await publish(node, range(5))
+        epoch = node.server.bus.log.bounds("news").epoch
+        lines = b"news from=0:3 tell=position"
+        if way == "frames":
+            await peer.send(frame("$subscribe", lines))
+            assert await peer.read_frame() == ("$position", b"%d:0 news" % epoch)
+        else:
+            await peer.send(properties(("hbfs", lines)))
+            told = await read_properties(peer)
+            assert (told["hbfp"], told["topic"]) == (b"%d:0" % epoch, b"news")
+
+
+async def test_goms_tells_offsets_to_those_who_ask() -> None:
+    async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
+        await publish(node, range(2))
+        epoch = node.server.bus.log.bounds("news").epoch
+        await peer.send(line("register", topics=["news"], ack=True, offsets=True))
+        at = f"{epoch}:2"
+        assert await peer.read_line() == line("reg-ack", topics=["news"], offsets=[at])
+        await publish(node, range(2, 3))
+        assert await peer.read_line() == line("message", topics=["news"], offsets=[at], data="2")
+
+
+async def test_goms_tells_where_a_replay_begins() -> None:
+    async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
+        await publish(node, range(2))
+        epoch = node.server.bus.log.bounds("news").epoch
+        request = {"from": "earliest", "ack": True, "offsets": True}
+        await peer.send(line("register", topics=["news"], **request))
+        said = [await peer.read_line() for _ in range(3)]
+        assert line("reg-ack", topics=["news"], offsets=[f"{epoch}:0"]) in said
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_replay_turns_live_without_gap_or_repeat_while_messages_pour_in(
+    protocol: str,
+) -> None:
+    """Subscribers begin at many moments of a steady flow; each gets every number once, in order."""
+    count = 12_000
+    async with run_bus("news", "sport", durability="interval") as node:
+        async with asyncio.TaskGroup() as tasks:
+            flow = tasks.create_task(pour(node, count))
+            readers = []
+            for _ in range(8):
+                readers.append(tasks.create_task(follow(node, protocol, count)))
+                await asyncio.sleep(0.02)
+        assert flow.done()
+        for reader in readers:
+            assert reader.result() == list(range(count))
+
+
+async def pour(node: Node, count: int) -> None:
+    async with ScriptedPeer(node.tcp_port) as peer:
+        for start in range(0, count, 100):
+            await peer.send(b"".join(frame("news", b"%d" % n) for n in range(start, start + 100)))
+            await asyncio.sleep(0)
+        await peer.send(frame("sport?receipt=1", b""))
+        assert (await peer.read_frame())[0] == "$receipt"
+
+
+async def follow(node: Node, protocol: str, count: int) -> list[int]:
+    async with ScriptedPeer(node.tcp_port, timeout_s=30) as peer:
+        await subscribe_from(peer, protocol, "earliest")
+        return [int(await next_value(peer, protocol)) for _ in range(count)]
+
+
+async def test_a_reader_that_takes_its_time_gets_all_of_a_large_replay() -> None:
+    """A replay goes no faster than its peer: waiting is no reason to be disconnected."""
+    limits = {"outbox-bytes-max": 1 << 20}
+    value, count = b"x" * (1 << 16), 400
+    async with run_bus("news", "sport", durability="interval", limits=limits) as node:
+        async with ScriptedPeer(node.tcp_port) as writer:
+            for _ in range(count):
+                await writer.send(frame("news", value))
+            await writer.send(frame("sport?receipt=1", b""))
+            assert (await writer.read_frame())[0] == "$receipt"
+        async with ScriptedPeer(node.tcp_port, timeout_s=20) as slow:
+            # A small window, so that the bus and not the kernel holds what waits.
+            slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await subscribe_from(slow, "boson-frames", "earliest")
+            await asyncio.sleep(2.0)
+            slow._writer.transport.resume_reading()  # type: ignore[attr-defined]
+            for _ in range(count):
+                assert await slow.read_frame() == ("news", value)
+
+
+async def test_a_topic_deleted_under_a_replay_is_told_and_its_successor_is_not_mixed_in() -> None:
+    async with run_bus("news", "sport", durability="interval") as node:
+        value = b"x" * (1 << 16)
+        async with ScriptedPeer(node.tcp_port) as writer:
+            for _ in range(400):
+                await writer.send(frame("news", value))
+            await writer.send(frame("sport?receipt=1", b""))
+            assert (await writer.read_frame())[0] == "$receipt"
+            async with ScriptedPeer(node.tcp_port, timeout_s=20) as slow:
+                slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await subscribe_from(slow, "boson-frames", "earliest")
+                await asyncio.sleep(0.3)
+                node.server.bus.delete_topic("news")
+                node.server.bus.create_topic("news")
+                for _ in range(400):
+                    await writer.send(frame("news", b"other"))
+                slow._writer.transport.resume_reading()  # type: ignore[attr-defined]
+                while (said := await slow.read_frame()) == ("news", value):
+                    pass
+                assert said[0] == "$error"
+                assert said[1].startswith(b"topic.unknown ")
+                # Its subscription is gone, and it may have a new one.
+                await slow.send(frame("$subscribe", b"news from=earliest"))
+                assert await slow.read_frame() == ("news", b"other")
+
+
+@pytest.mark.parametrize(
+    ("start", "offset"),
+    [
+        ("earliest", 0),
+        ("latest", 3),
+        ("1:2", 2),
+        ("1:9", 3),
+        ("7:2", 0),
+        ("2023-11-14T22:13:20.000001Z", 1),
+        ("2023-11-14", 0),
+    ],
+)
+def test_what_a_start_means(start: str, offset: int) -> None:
+    clock = ManualClock()
+    log = MemoryLog(clock=clock, bytes_max=1 << 20)
+    epoch = log.create_topic("news").epoch
+    for _ in range(3):
+        log.append(Batch.of("news", [b"x"]))
+        clock.now_us += 1
+    start = start.replace("1:", f"{epoch}:") if start[:2] == "1:" else start
+    assert resolve(log, "news", parse_start(start)) == (epoch, offset)
