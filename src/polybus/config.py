@@ -47,7 +47,7 @@ class Connector(Settings, frozen=True):
     port: int = PORT
     speaks: list[Speaks] | Speaks = msgspec.field(default_factory=lambda: list(DETECTED))
     topic: str | None = None
-    """The topic a queue connector bridges to."""
+    """The topic a queue connector bridges to; it is created if it is not there."""
     default_topic: str | None = None
     """Where Boson messages with an empty topic go; without it they are an error."""
     reg_ack: bool = False
@@ -111,10 +111,20 @@ class Msgstream(Settings, frozen=True):
     session_ttl_s: float = 660.0
     session_packs_max: int = 10_000
     session_bytes_max: int = 64 << 20
+    sessions_max: int = 100_000
+    ping_interval_s: float = 20.0
+    """How often a WebSocket is pinged; one that does not answer until the next ping is closed."""
+    websocket_message_bytes_max: int = 64 << 10
 
 
 class Http(Settings, frozen=True):
     cors_origins: list[str] = []
+    """Origins whose pages may use the API; `*` means all."""
+    head_bytes_max: int = 64 << 10
+    """A request's URL and headers together."""
+    json_bytes_max: int = 8 << 20
+    """The body of a request that is not messages."""
+    keep_alive_s: float = 75.0
 
 
 class Topic(Settings, frozen=True):
@@ -143,18 +153,23 @@ class Config(Settings, frozen=True):
     http: Http = Http()
 
     def topic_list(self) -> list[Topic]:
-        """The declared topics, names in their canonical spelling, each once."""
+        """The declared topics, names in their canonical spelling, each once.
+
+        A queue connector declares the topic it names.
+        """
+        declared = [("topics", entry) for entry in self.topics]
+        for number, connector in enumerate(self.connectors):
+            if "queue" in connector.protocols and connector.topic is not None:
+                declared.append((f"connectors[{number}].topic", connector.topic))
         topics: dict[str, Topic] = {}
-        for entry in self.topics:
+        for key, entry in declared:
             topic = Topic(name=entry) if isinstance(entry, str) else entry
             try:
                 name = names.canonical(topic.name, topic_bytes_max=self.limits.topic_bytes_max)
             except UsageError as error:
-                raise ConfigError(
-                    "config.topic", f"topics: {topic.name!r}: {error.text}"
-                ) from error
+                raise ConfigError("config.topic", f"{key}: {topic.name!r}: {error.text}") from error
             if names.is_reserved(name):
-                raise ConfigError("config.topic", f"topics: {name!r}: `$` names are the system's")
+                raise ConfigError("config.topic", f"{key}: {name!r}: `$` names are the system's")
             topics.setdefault(name, Topic(name=name, retention=topic.retention))
         return list(topics.values())
 
@@ -192,11 +207,8 @@ def check(config: Config) -> None:
             raise ConfigError("config.range", text)
         if not connector.protocols:
             raise ConfigError("config.invalid", f"{key}.speaks is empty")
-        if "queue" in connector.protocols and (
-            connector.topic is None or len(connector.protocols) > 1 or connector.protocol == "udp"
-        ):
-            text = f"{key}: a queue connector speaks only queue, over tcp, and names its topic"
-            raise ConfigError("config.invalid", text)
+        if "queue" in connector.protocols:
+            _check_queue(connector, key)
         big = config.limits.message_bytes_max > DETECTABLE_MESSAGE_BYTES_MAX
         if big and len(connector.protocols) > 1:
             text = (
@@ -204,13 +216,24 @@ def check(config: Config) -> None:
                 "256 MiB: protocols can then no longer be told apart by their first bytes"
             )
             raise ConfigError("config.invalid", text)
-    for group in (config.limits, config.journal, config.msgstream, config.retention):
+    for group in (config.limits, config.journal, config.msgstream, config.http, config.retention):
         for field in msgspec.structs.fields(group):
             value = getattr(group, field.name)
             if isinstance(value, int | float) and value <= 0:
                 text = f"{field.encode_name} is {value}; it must be more than 0"
                 raise ConfigError("config.range", text)
     config.topic_list()
+
+
+def _check_queue(connector: Connector, key: str) -> None:
+    if connector.topic is None:
+        raise ConfigError("config.invalid", f"{key}.topic is missing: a queue connector names it")
+    if len(connector.protocols) > 1:
+        raise ConfigError("config.invalid", f"{key}.speaks: queues cannot be detected among others")
+    if connector.protocol != "tcp":
+        raise ConfigError("config.invalid", f"{key}.protocol: a queue connector is over tcp")
+    if connector.tls is not None:
+        raise ConfigError("config.invalid", f"{key}.tls: queues are not encrypted")
 
 
 def _read_file(path: Path, what: str) -> dict[str, Any]:

@@ -57,6 +57,9 @@ _CLIENT = {
         "the connection broke before the receipt came; the message may be stored or not",
         "publish again if twice is better than never, or use retry=True",
     ),
+    "client.unsupported": Meaning(
+        "the protocol of the URL cannot do this", "use boson://, boson+properties:// or goms://"
+    ),
     "headers.invalid": Meaning(
         "the protocol cannot carry these headers",
         "use boson+properties:// or goms:// and other names",
@@ -173,6 +176,7 @@ _BUS = {
     "detect.unknown": Meaning("a connection's first bytes are of no protocol spoken there"),
     "tls.failed": Meaning("a TLS handshake failed"),
     "udp.answer-withheld": Meaning("counted: an answer larger than an unproven request"),
+    "udp.dropped": Meaning("counted: a datagram that the network did not take"),
     "udp.message-too-large": Meaning("counted: a message that no datagram can hold"),
     "udp.too-many": Meaning("too many UDP addresses", "raise limits.udp-peers-max"),
 }

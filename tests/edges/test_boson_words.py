@@ -379,6 +379,7 @@ async def test_deleting_a_topic_ends_its_subscriptions_and_a_new_one_is_another(
         await subscribe(peer, "news")
         first = epoch_of(bus, "news")
         bus.server.bus.delete_topic("news")
+        assert (await peer.read_frame())[1].startswith(b"topic.deleted ")
         await writer.send(frame("news", b"gone"))
         assert (await writer.read_frame())[1].startswith(b"topic.unknown ")
         bus.server.bus.create_topic("news")

@@ -14,7 +14,10 @@ from polybus.error_codes import CODES
 from polybus.errors import ConfigError, PolybusError
 
 # The caller's own words were wrong: exit 2, as for an unknown option.
-_USAGE_CODES = ("client.url", "client.scheme", "headers.invalid", "position.invalid")
+_USAGE_CODES = (
+    *("client.url", "client.scheme", "client.unsupported"),
+    *("headers.invalid", "position.invalid"),
+)
 
 
 class Failure(click.ClickException):

@@ -30,7 +30,11 @@ Examples:
 )
 @click.option("--config", "config_path", type=click.Path(dir_okay=False), help="TOML or JSON file.")
 @click.option("--data", help="Folder of the log.  [default: ./polybus-data]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port of all connectors; 0 = any free.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port of all connectors but queues'; 0 = any free.",
+)
 @click.option("--topic", "topics", multiple=True, help="Declare a topic; may be repeated.")
 @click.option("--demo", is_flag=True, help="Show messages cross protocols, then serve.")
 @click.option("--verbose", is_flag=True, help="Log more on standard error.")
@@ -69,7 +73,11 @@ def _adapt(config: Config, data: str | None, port: int | None, topics: tuple[str
     if data is not None:
         config = msgspec.structs.replace(config, data=data)
     if port is not None:
-        connectors = [msgspec.structs.replace(one, port=port) for one in config.connectors]
+        # A queue has no first bytes to tell it by, so its port cannot be the others' too.
+        connectors = [
+            one if "queue" in one.protocols else msgspec.structs.replace(one, port=port)
+            for one in config.connectors
+        ]
         config = msgspec.structs.replace(config, connectors=connectors)
     return msgspec.structs.replace(config, topics=[*config.topics, *topics])
 

@@ -32,7 +32,8 @@ def connect(
     """A client of the bus at the URL: `async with polybus.connect("goms://host:55545") as c`.
 
     Schemes are `boson`, `boson+properties` and `goms`, each also with `+tls`; the port is 55545
-    unless said. `?gzip=1` compresses a Boson stream.
+    unless said. `?gzip=1` compresses a Boson stream. `queue://host:port` is a queue connector: the
+    topic is the connector's, from now on, and there are no receipts, headers or positions.
 
     Args:
         reconnect: make a lost connection again, and resume subscriptions where they stood.
@@ -120,7 +121,8 @@ class Client:
         Raises:
             PolybusError: the bus refused the message (its code, such as `topic.unknown`), or
                 `client.receipt-unknown`: the connection broke, and it may be stored or not.
-            UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`.
+            UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`, or
+                `client.unsupported`, a receipt on a protocol that has none.
         """
         publisher = self._open_publisher()
         name, value = _publishable(topic), _bytes(data)
@@ -171,7 +173,8 @@ class Client:
                 or ISO text, with a time zone.
 
         Raises:
-            UsageError: `position.invalid`, `topic.invalid`, `client.closed`.
+            UsageError: `position.invalid`, `topic.invalid`, `client.closed`; when it begins,
+                `client.unsupported`: on a queue, several topics or the past.
         """
         self._open_publisher()
         wanted = [topics] if isinstance(topics, str) else topics

@@ -53,6 +53,8 @@ class Connection:
         self._scheme = transports.find(address.scheme)
         if address.gzip and not self._scheme.gzip:
             raise UsageError("client.url", f"{address.scheme}:// has no gzip")
+        if address.tls and not self._scheme.tls:
+            raise UsageError("client.url", f"{address.scheme}:// has no TLS")
         self._options = options
         self._owner = owner
         self._backoff = Backoff()

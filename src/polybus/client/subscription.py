@@ -162,6 +162,9 @@ class Subscription:
         for first in range(0, len(starts), TOPICS_PER_REQUEST_MAX):
             some = dict(starts[first : first + TOPICS_PER_REQUEST_MAX])
             self._connection.write(transport.subscribe(some, positions=True))
+        if not transport.confirms:
+            for topic in self._trackers:
+                self.received(Subscribed(topic))
 
     def received(self, event: Event) -> None:
         match event:

@@ -9,6 +9,8 @@ from polybus.config import PORT
 from polybus.errors import UsageError
 
 DEFAULT_URL = f"boson://127.0.0.1:{PORT}"
+# A queue connector shares its port with no other protocol, so none can be the usual one.
+_NO_USUAL_PORT = ("queue",)
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -44,6 +46,8 @@ def parse(url: str) -> Address:
         raise _wrong(url, "there is nothing to say after the port but ?options")
     if parts.username or parts.password:
         raise _wrong(url, "a user and password are not taken")
+    if port is None and parts.scheme in _NO_USUAL_PORT:
+        raise _wrong(url, f"{parts.scheme}:// needs a port, that of the connector")
     switches = _switches(url, parts.query)
     scheme, plus, last = parts.scheme.rpartition("+")
     tls_scheme = bool(plus) and last == "tls"

@@ -59,9 +59,17 @@ class Assembly:
         elif completed or not before:
             self._deadlines[connection] = self._clock_s() + self._limits.message_timeout_s
         elif connection in self._deadlines:
-            self._deadlines[connection] += max(now - before, 0) / RATE_LEAST
+            # Bytes that came fast do not buy hours of silence later.
+            later_s = self._deadlines[connection] + max(now - before, 0) / RATE_LEAST
+            latest_s = self._clock_s() + self._limits.message_timeout_s
+            self._deadlines[connection] = min(later_s, latest_s)
         if before > FREE_BYTES or now > FREE_BYTES:
             self._count(connection, max(before - FREE_BYTES, 0), max(now - FREE_BYTES, 0))
+
+    def excuse(self, connection: Assembling) -> None:
+        """It was not read from: its time begins anew."""
+        if connection in self._deadlines:
+            self._deadlines[connection] = self._clock_s() + self._limits.message_timeout_s
 
     def forget(self, connection: Assembling) -> None:
         """It is gone; its bytes were counted out by an update to 0 before."""
@@ -69,28 +77,32 @@ class Assembly:
         if connection in self._waiting:
             self._waiting.remove(connection)
         if self._leader is connection:
-            self._next_leader()
+            self._leader = None
+        self._let_in()
 
     def overdue(self) -> list[Assembling]:
         """The connections whose time is up."""
+        self._let_in()
         now = self._clock_s()
         return [one for one, deadline in self._deadlines.items() if deadline < now]
 
     def _count(self, connection: Assembling, before: int, now: int) -> None:
         self._pool_bytes += now - before
         if not now and self._leader is connection:
-            self._next_leader()
-        elif now > before and self._pool_bytes > self._limits.assembly_bytes_max:
+            self._leader = None
+        if now > before and self._pool_bytes > self._limits.assembly_bytes_max:
             if self._leader is None:
                 self._leader = connection
             elif self._leader is not connection and connection.hold(GATE):
                 self._waiting.append(connection)
+        else:
+            self._let_in()
 
-    def _next_leader(self) -> None:
-        self._leader = None
-        while self._waiting:
+    def _let_in(self) -> None:
+        """Let one that waits go on, if there is room or nobody else can."""
+        crowded = self._pool_bytes > self._limits.assembly_bytes_max
+        if self._waiting and not (crowded and self._leader):
             connection = self._waiting.popleft()
-            connection.release(GATE)
-            if self._pool_bytes > self._limits.assembly_bytes_max:
+            if crowded:
                 self._leader = connection
-                return
+            connection.release(GATE)

@@ -10,7 +10,8 @@ server's current buffer; if batches may refer to it afterwards, the server takes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ from polybus.edges.boson_properties import BosonPropertiesTranslator
 from polybus.edges.goms import GomsTranslator
 from polybus.edges.layers import GzipLayer, Layer, TlsLayer
 from polybus.edges.outbox import Lost, Outbox
+from polybus.edges.queue import QueueTranslator
 from polybus.edges.translator import Translator
 from polybus.errors import PeerError
 from polybus.wire.detect import detect
@@ -36,12 +38,16 @@ CARRY_BYTES_MAX = 64 << 10
 CLOSE_TIMEOUT_S = 2.0
 WRITE_HIGH_BYTES = 1 << 20
 BACKLOG_GATE = "backlog"
+LAYERS_GATE = "layers"
 
 TRANSLATORS = {
     "boson-frames": BosonFramesTranslator,
     "boson-properties": BosonPropertiesTranslator,
     "goms": GomsTranslator,
+    "queue": QueueTranslator,
 }
+# What a connector may speak alone, before its peer has said anything.
+UNDETECTED = ("goms", "queue")
 
 
 class _Drain:
@@ -69,11 +75,13 @@ class Connection(asyncio.BufferedProtocol):
         "_server",
         "_transport",
         "_unfinished",
+        "_unwrapped",
         "name",
         "outbox",
         "translator",
     )
     _transport: asyncio.Transport
+    proven = True
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -81,6 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         self.name = ""
         self.translator: Translator | None = None
         self._layers: list[Layer] = []
+        # What the layers have not given yet of the bytes at hand.
+        self._unwrapped: Iterator[bytes] | None = None
         self._head = b""
         self._carry = b""
         self._read_bytes = READ_BYTES_FIRST
@@ -104,8 +114,8 @@ class Connection(asyncio.BufferedProtocol):
             transport.abort()
             return
         protocols = self._listener.protocols
-        if len(protocols) == 1 and self._listener.tls is None and protocols[0] == "goms":
-            self._speak_protocol("goms")
+        if len(protocols) == 1 and self._listener.tls is None and protocols[0] in UNDETECTED:
+            self._speak_protocol(protocols[0])
 
     def get_buffer(self, sizehint: int) -> memoryview:
         view = self._server.buffers.view
@@ -152,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.forget(self)
 
     def pause_writing(self) -> None:
-        self.outbox.pause()
+        self.outbox.pause(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self.outbox.resume()
@@ -163,24 +173,55 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         if self._layers:
-            self._climb(data, 0)
-            owed = self._layers[0].owed()
-            if owed:
-                self._transport.write(owed)
-            if self._layers[0].ended:
-                self.eof_received()
+            self._unwrapped = self._unwrap(data, 0)
         else:
             self._understand(data)
+        if self._unwrapped is not None:
+            self._pull()
 
-    def _climb(self, data: Buffer, level: int) -> None:
-        """Pass bytes up through the layers."""
+    def _unwrap(self, data: Buffer, level: int) -> Iterator[bytes]:
+        """What bytes mean above the layers, from `level` on."""
         for plain in self._layers[level].receive(data):
             if level + 1 < len(self._layers):
-                self._climb(plain, level + 1)
+                yield from self._unwrap(plain, level + 1)
             else:
-                self._understand(plain)
-            if self._closing:
-                return
+                yield plain
+
+    def _pull(self) -> None:
+        """Understand what the layers give, as long as nobody has to wait.
+
+        A little gzip may be a lot of messages: between two pieces all that stops reading counts,
+        and after a moment it is the others' turn.
+        """
+        began = perf_counter()
+        while self._unwrapped is not None and not self._closing:
+            if self._held_by and self._held_by != {LAYERS_GATE}:
+                # Whoever holds us back lets us go on here.
+                self.hold(LAYERS_GATE)
+                break
+            if perf_counter() - began > READ_S_MAX:
+                self.hold(LAYERS_GATE)
+                self._server.loop.call_soon(self._pull_on)
+                break
+            piece = next(self._unwrapped, None)
+            if piece is None:
+                self._unwrapped = None
+                self.release(LAYERS_GATE)
+            else:
+                self._understand(piece)
+        owed = self._layers[0].owed()
+        if owed:
+            self._transport.write(owed)
+        if self._unwrapped is None and self._layers[0].ended:
+            self.eof_received()
+
+    def _pull_on(self) -> None:
+        if self._unwrapped is None or self._closing:
+            return
+        try:
+            self._pull()
+        except PeerError as error:
+            self._answer_last(error)
 
     def _understand(self, data: Buffer) -> None:
         translator = self.translator
@@ -190,10 +231,12 @@ class Connection(asyncio.BufferedProtocol):
         server = self._server
         server.publishing = self
         codec = translator.codec
-        events = codec.receive(data)
-        for event in events:
-            translator.handle(event)
-        server.publishing = None
+        try:
+            events = codec.receive(data)
+            for event in events:
+                translator.handle(event)
+        finally:
+            server.publishing = None
         if codec.backlog:
             # Others first: the rest of this read waits for the next turn of the loop.
             self.hold(BACKLOG_GATE)
@@ -230,11 +273,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         head, self._head = self._head, b""
         if found == "tls" and self._listener.tls is not None and not wrapped:
+            server.assembly.detecting(self)
             self._layers.append(TlsLayer(self._listener.tls))
-            self._receive(head)
+            self._unwrapped = self._unwrap(head, 0)
         elif found == "gzip" and "gzip" not in wrapped:
+            server.assembly.detecting(self)
             self._layers.append(GzipLayer())
-            self._climb(head, len(self._layers) - 1)
+            # The pieces that are still to come from below go through the new layer by themselves.
+            inside = self._unwrap(head, len(self._layers) - 1)
+            self._unwrapped = chain(inside, self._unwrapped or ())
         elif found in TRANSLATORS:
             self._speak_protocol(found)
             self._understand(head)
@@ -267,9 +314,11 @@ class Connection(asyncio.BufferedProtocol):
     # Writing
 
     async def drained(self) -> None:
+        # What waits for the end of the loop turn may be more than the transport takes.
+        self.outbox.flush()
         if self.outbox.paused and not self.outbox.closed:
             drained = self._server.loop.create_future()
-            self.outbox.add_waiter(_Drain(drained))
+            self.outbox.add_drain(_Drain(drained))
             await drained
 
     def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
@@ -309,7 +358,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         text = "you read too slowly and your outbox is full (outbox-bytes-max)"
         self._server.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
-        self.outbox.paused = False
+        self.outbox.reopen()
         self.translator.send_error("outbox.full", text)
         self.translator.leave_all()
         self.close()
@@ -327,8 +376,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def release(self, gate: Hashable) -> None:
         self._held_by.discard(gate)
-        if not self._held_by and not self._closing:
+        if self._closing:
+            return
+        if not self._held_by:
             self._transport.resume_reading()
+        elif self._held_by == {LAYERS_GATE}:
+            self._server.loop.call_soon(self._pull_on)
 
     def stop_reading(self) -> None:
         """For good: the bus shuts down."""
@@ -336,5 +389,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def too_slow(self) -> None:
         """An unfinished message, or an unknown protocol, has taken too long."""
+        if self._held_by:
+            # We did not let it go on.
+            self._server.assembly.excuse(self)
+            return
         error = PeerError("peer.too-slow", "what you began to send did not come in time")
         self._answer_last(error)

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polybus.batch import Batch, Buffer
+from polybus.edges.replay import resolve
 from polybus.edges.translator import Peer, Translator
 from polybus.errors import PolybusError, UsageError
 from polybus.wire import goms as wire
 from polybus.wire.codec import Bad, Publish
-from polybus.wire.positions import At
+from polybus.wire.positions import At, Latest, Since, parse_start
 
 if TYPE_CHECKING:
     from polybus.config import Connector
@@ -73,13 +74,17 @@ class GomsTranslator(Translator):
         unknown, already, registered = [], [], []
         if event.offsets:
             self._with_offsets = True
-        offsets = []
+        start = parse_start(event.start or "latest")
+        if not self.peer.proven and not isinstance(start, Latest):
+            self.complain("goms.000403", "from: nothing is replayed to an address that may be forged")
+            return
+        # Where a time is takes a look at the disk: then the first message has to tell.
+        offsets: list[At] = []
         for topic in event.topics:
             if topic in self.subscriptions:
                 already.append(topic)
                 continue
             try:
-                bounds = self.bus.log.bounds(topic)
                 self.subscribe(topic, event.start or "latest")
             except UsageError as error:
                 if error.code == "topic.unknown":
@@ -90,13 +95,15 @@ class GomsTranslator(Translator):
                 self.complain(error.code, error.text)
             else:
                 registered.append(topic)
-                offsets.append(At(bounds.epoch, bounds.stop))
+                if not isinstance(start, Since):
+                    offsets.append(At(*resolve(self.bus.log, topic, start)))
         if unknown:
             self.complain("goms.001001", ",".join(unknown))
         if already:
             self.complain("goms.001002", ",".join(already))
         if event.ack or self._always_ack:
-            self.peer.send(wire.encode_reg_ack(registered, offsets if event.offsets else None))
+            told = offsets if event.offsets and len(offsets) == len(registered) else None
+            self.peer.send(wire.encode_reg_ack(registered, told))
 
     def _send_batches(self, batches: Sequence[Batch]) -> None:
         allowed = [batch for batch in batches if batch.topic in self.subscriptions]
@@ -159,7 +166,8 @@ class GomsTranslator(Translator):
         self.peer.send(wire.encode_message(topics, first.value(0), headers, offsets), batches)
 
     def receipt(self, batch: Batch) -> None:
-        batches = self._acks.pop(batch)
+        # All but those that were refused by themselves.
+        batches = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
         topics = [one.topic for one in batches]
         offsets = [At(one.epoch, one.first_offset) for one in batches]
         self.peer.send(wire.encode_send_ack(topics, offsets))

@@ -105,6 +105,7 @@ class Outbox:
     __slots__ = (
         "_congested",
         "_batches",
+        "_drains",
         "_flusher",
         "_ledger",
         "_limit",
@@ -113,6 +114,7 @@ class Outbox:
         "_pending",
         "_policy",
         "_scheduled",
+        "_transport_bytes",
         "_waiters",
         "_write",
         "bytes",
@@ -138,6 +140,8 @@ class Outbox:
         self._pending: deque[Buffer] = deque()
         self._batches: deque[Sequence[Batch]] = deque()
         self._waiters: list[Waiter] = []
+        self._drains: list[Waiter] = []
+        self._transport_bytes = 0
         self._lost = Lost()
         self._scheduled = False
         self.bytes = 0
@@ -161,6 +165,11 @@ class Outbox:
             self._scheduled = True
             self._flusher.add(self)
 
+    @property
+    def held_bytes(self) -> int:
+        """What this peer costs while it stands still."""
+        return self.bytes + self._transport_bytes
+
     def wants_wait(self) -> bool:
         """Whether publishers should wait for this peer now."""
         if not self.paused or self._policy == "drop-oldest" or 4 * self.bytes < self._limit:
@@ -170,6 +179,10 @@ class Outbox:
     def add_waiter(self, waiter: Waiter) -> None:
         self._waiters.append(waiter)
         self._congested.add(self)
+
+    def add_drain(self, waiter: Waiter) -> None:
+        """Release somebody who sends only to this peer, however long that takes."""
+        self._drains.append(waiter)
 
     def flush(self) -> None:
         """Write what is pending, in large pieces, until the transport has enough."""
@@ -185,10 +198,12 @@ class Outbox:
             return
         self._write_pieces(held=False)
 
-    def pause(self) -> None:
-        """The transport has enough. Everything that waits is counted from now on."""
+    def pause(self, transport_bytes: int = 0) -> None:
+        """The transport has enough: so much. Everything that waits is counted from now on."""
         if not self.paused:
             self.paused = True
+            self._transport_bytes = transport_bytes
+            self._ledger.bytes += transport_bytes
             self._congested.add(self)
             self.quiet_s = 0.0
             for data in self._pending:
@@ -198,7 +213,7 @@ class Outbox:
         """The transport takes more."""
         if self.closed:
             return
-        self.paused = False
+        self.reopen()
         self.quiet_s = 0.0
         if self._lost.messages:
             # What was dropped is told before what comes after it.
@@ -214,8 +229,15 @@ class Outbox:
         self._write_pieces(held=True)
         if not self.paused:
             self._congested.discard(self)
+            self._release_drains()
         if 8 * self.bytes < self._limit:
             self.release_waiters()
+
+    def reopen(self) -> None:
+        """What the transport holds is not counted any more, and it is given more."""
+        self.paused = False
+        self._ledger.bytes -= self._transport_bytes
+        self._transport_bytes = 0
 
     def tick(self, elapsed_s: float) -> bool:
         """Let time pass for a congested outbox; say whether it has stood still for too long."""
@@ -238,6 +260,11 @@ class Outbox:
         for waiter in waiters:
             waiter.release(self)
 
+    def _release_drains(self) -> None:
+        drains, self._drains = self._drains, []
+        for waiter in drains:
+            waiter.release(self)
+
     def drop_all(self) -> Lost:
         """Forget what waits; return what that was."""
         for batches in self._batches:
@@ -256,9 +283,11 @@ class Outbox:
         if self.closed:
             return
         self.drop_all()
+        self.reopen()
         self.closed = True
         self._congested.discard(self)
         self.release_waiters()
+        self._release_drains()
 
     def _write_pieces(self, *, held: bool) -> None:
         pending = self._pending

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, UsageError
 from polybus.log.interface import Log
 from polybus.wire.positions import At, Earliest, Latest, Since, Start, parse_start
 
@@ -53,6 +53,8 @@ class Replay:
         if self._tell:
             translator.tell_position(topic, epoch, offset)
         while True:
+            if log.bounds(topic).epoch != epoch:
+                raise UsageError("topic.deleted", f"the topic {topic!r} was deleted")
             reached = translator.bus.attach_if_recent(topic, translator, offset)
             if reached is None:
                 return
@@ -62,8 +64,9 @@ class Replay:
                 continue
             batches = await asyncio.to_thread(log.read, topic, offset, bytes_max=PIECE_BYTES)
             for batch in batches:
-                translator.deliver(batch)
-                offset = batch.last_offset + 1
+                if batch.epoch == epoch:
+                    translator.deliver(batch)
+                    offset = batch.last_offset + 1
             await translator.peer.drained()
 
 

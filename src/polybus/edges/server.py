@@ -17,7 +17,7 @@ from polybus.edges.bad_peers import BadPeers
 from polybus.edges.buffers import ReadBuffers
 from polybus.edges.connection import Connection
 from polybus.edges.listener import Listener
-from polybus.edges.outbox import Flusher, Ledger, Outboxes
+from polybus.edges.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError, StorageError
 from polybus.log.interface import Log
@@ -27,6 +27,7 @@ logger = logging.getLogger("polybus.server")
 TICK_S = 0.1
 MEMORY_POLL_S = 0.002
 MEMORY_GATE = "memory"
+SHORT_PATIENCE_S = 0.3
 LAST_WORD_S = 5.0
 BACKLOG = 4096
 
@@ -54,6 +55,7 @@ class Server:
         self.publishing: Connection | None = None
         self.storage_error: StorageError | None = None
         self._memory_waiters: list[Connection] = []
+        self._over_memory_s = 0.0
         self._tcp: list[asyncio.Server] = []
         self._udp: list[UdpEdge] = []
         self._tick: asyncio.TimerHandle | None = None
@@ -102,7 +104,7 @@ class Server:
         for server in self._tcp:
             server.close()
         for edge in self._udp:
-            edge.close()
+            edge.stop_reading()
         if self._tick is not None:
             self._tick.cancel()
         for connection in self.connections:
@@ -114,7 +116,10 @@ class Server:
         await _wait(settled, patience_s)
         for connection in list(self.connections):
             connection.close()
+        for edge in self._udp:
+            edge.close()
         if self.connections:
+            self._all_gone.clear()
             await _wait(self._all_gone, patience_s)
         for connection in list(self.connections):
             connection.abort()
@@ -172,6 +177,17 @@ class Server:
         for connection in waiters:
             connection.release(MEMORY_GATE)
 
+    def _shed(self) -> None:
+        """Memory has been short for a while: let the slowest pay for it, not the publishers.
+
+        Whoever still reads gives memory back by itself. Of those who stand still the one with the
+        most waiting for it meets its policy.
+        """
+        patience_s = STANDSTILL_S if self.outboxes.policy == "wait" else SHORT_PATIENCE_S
+        still = [one for one in self.outboxes.congested if one.quiet_s >= patience_s]
+        if still:
+            max(still, key=lambda outbox: outbox.held_bytes).give_up()
+
     # What happens by itself
 
     def _on_tick(self) -> None:
@@ -179,6 +195,9 @@ class Server:
         for outbox in list(self.outboxes.congested):
             if outbox.tick(TICK_S):
                 outbox.give_up()
+        self._over_memory_s = self._over_memory_s + TICK_S if self.over_memory() else 0.0
+        if self._over_memory_s > SHORT_PATIENCE_S:
+            self._shed()
         self._ticks += 1
         if self._ticks % 10 == 0:
             for connection in self.assembly.overdue():

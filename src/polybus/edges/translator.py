@@ -15,7 +15,7 @@ from polybus import names
 from polybus.batch import Batch, Buffer
 from polybus.edges.outbox import Lost
 from polybus.edges.replay import Replay
-from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.errors import PeerError, PolybusError, StorageError, UsageError
 from polybus.wire.codec import Codec
 from polybus.wire.positions import SubscribeLine
 
@@ -29,6 +29,8 @@ class Peer(Protocol):
     """Where a translator's bytes go: a TCP connection or a UDP address."""
 
     name: str
+    proven: bool
+    """Whether its address cannot be forged."""
 
     async def drained(self) -> None:
         """Wait until the peer takes more."""
@@ -142,7 +144,7 @@ class Translator:
                 else:
                     name = names.canonical(line.topic)
                     self.subscribe(name, line.start, tell=line.tell)
-            except (UsageError, PeerError) as error:
+            except PolybusError as error:
                 self.complain(error.code, error.text)
 
     def unsubscribe_lines(self, lines: Sequence[SubscribeLine]) -> None:
@@ -157,6 +159,7 @@ class Translator:
 
         Raises:
             UsageError: `topic.unknown`, `subscription.too-many`.
+            StorageError: `log.frozen`, the topic is damaged.
             PeerError: not final, a start that is none.
         """
         limit = self.server.config.limits.subscriptions_per_connection_max
@@ -182,7 +185,11 @@ class Translator:
 
     def subscribe_everything(self, start: str, *, tell: bool) -> None:
         for topic in self.bus.topics():
-            self.subscribe(topic.name, start, tell=tell)
+            try:
+                self.subscribe(topic.name, start, tell=tell)
+            except StorageError as error:
+                # A damaged topic is told; it keeps nobody from the others.
+                self.complain(error.code, error.text)
         if not self._everything:
             self._everything = True
             self.bus.subscribe_new(self)
@@ -197,6 +204,10 @@ class Translator:
 
     def topic_created(self, topic: str) -> None:
         """A topic has come to be while the peer listens to everything."""
+        replay = self._replays.pop(topic, None)
+        if replay is not None:
+            # Of a topic of that name that was deleted.
+            replay.cancel()
         self.subscriptions.add(topic)
 
     def leave_all(self) -> None:

@@ -1,8 +1,9 @@
 """goMS over UDP: a datagram holds whole objects, and an address is a client.
 
 An address that has not been heard of for `udp-idle-s` is forgotten with its registrations. An
-answer to an address that anybody could have forged is never larger than the request, so that the
-bus is of no use for reflection; addresses of this very machine are trusted.
+answer to an address that anybody could have forged is never larger than the request, and nothing
+is replayed to it, so that the bus is of no use for reflection; addresses of this very machine are
+trusted.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ Address = tuple[str, int]
 class UdpPeer:
     """One address. Implements translator.Peer."""
 
-    __slots__ = ("_address", "_edge", "_local", "allowance", "heard_s", "name", "translator")
+    __slots__ = ("_address", "_edge", "allowance", "heard_s", "name", "proven", "translator")
 
     def __init__(self, edge: UdpEdge, address: Address) -> None:
         self._edge = edge
         self._address = address
-        self._local = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+        self.proven = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
         self.name = f"{address[0]}:{address[1]}"
         self.heard_s = 0.0
-        # Bytes that may be answered to the datagram at hand; None while messages are delivered.
-        self.allowance: int | None = None
+        # How many bytes it was sent less than it sent.
+        self.allowance = 0
         self.translator = GomsTranslator(edge.server, self, edge.connector)
 
     def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
-        if self.allowance is not None and not self._local and not batches:
+        if not self.proven and not batches:
             if len(data) > self.allowance:
                 self._edge.server.bad_peers.count("udp.answer-withheld", 1)
                 return
@@ -64,6 +65,8 @@ class UdpEdge(asyncio.DatagramProtocol):
         self.connector = connector
         self._peers: dict[Address, UdpPeer] = {}
         self._transport: asyncio.DatagramTransport | None = None
+        self._stopping = False
+        self._paused = False
         self._sweep: asyncio.TimerHandle | None = None
 
     async def listen(self) -> int:
@@ -87,7 +90,13 @@ class UdpEdge(asyncio.DatagramProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    def stop_reading(self) -> None:
+        """Ignore what still comes; answers go out until `close`."""
+        self._stopping = True
+
     def datagram_received(self, data: bytes, addr: Address) -> None:
+        if self._stopping:
+            return
         peer = self._peers.get(addr)
         if peer is None:
             if len(self._peers) >= self.server.config.limits.udp_peers_max:
@@ -97,14 +106,20 @@ class UdpEdge(asyncio.DatagramProtocol):
                 return
             peer = self._peers[addr] = UdpPeer(self, addr)
         peer.heard_s = self.server.loop.time()
-        peer.allowance = len(data)
+        peer.allowance += len(data)
         translator = peer.translator
         for event in decode_datagram(data, self.server.config.limits):
             translator.handle(event)
-        peer.allowance = None
         if not translator.subscriptions:
             # Nothing to remember: a flood of forged addresses leaves nothing behind.
             self.forget(addr)
+
+    def pause_writing(self) -> None:
+        """The network is too slow: what it does not take is lost, as datagrams are."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
 
     def error_received(self, exc: Exception) -> None:
         """An ICMP refusal: the address will be forgotten when it is idle."""
@@ -112,6 +127,9 @@ class UdpEdge(asyncio.DatagramProtocol):
     def send(self, data: Buffer, address: Address) -> None:
         """Send lines, as many whole ones as fit in each datagram."""
         if self._transport is None or self._transport.is_closing():
+            return
+        if self._paused:
+            self.server.bad_peers.count("udp.dropped", 1)
             return
         if len(data) <= DATAGRAM_BYTES_MAX:
             self._transport.sendto(data, address)

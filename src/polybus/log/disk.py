@@ -24,6 +24,10 @@ class DiskFile(Protocol):
         """What was appended survives a power cut when this returns."""
         ...
 
+    def rewrite(self, position: int, data: Buffer) -> None:
+        """Write bytes that are in the file already once more, in their place."""
+        ...
+
     def truncate(self, size: int) -> None: ...
 
     def size(self) -> int: ...
@@ -58,6 +62,7 @@ class OsFile:
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._path = path
         self._descriptor = os.open(path, flags, 0o644)
 
     def append(self, data: Buffer) -> None:
@@ -67,6 +72,18 @@ class OsFile:
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
+
+    def rewrite(self, position: int, data: Buffer) -> None:
+        # A descriptor opened for appending appends, whatever position it is told.
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            view = memoryview(data)
+            while view.nbytes:
+                written = os.pwrite(descriptor, view, position)
+                view = view[written:]
+                position += written
+        finally:
+            os.close(descriptor)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)

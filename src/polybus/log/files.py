@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import pyarrow as pa
+
 from polybus import config
 from polybus.batch import Batch
 from polybus.errors import StorageError
 from polybus.log import retention
 from polybus.log.disk import Disk, OsDisk
 from polybus.log.history import History
-from polybus.log.index import read_index
+from polybus.log.index import CommitEntry, read_index
 from polybus.log.interface import Bounds, TopicSettings
-from polybus.log.journal import Journal, Written
+from polybus.log.journal import Journal
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
 from polybus.log.maintenance import Maintenance
 from polybus.log.places import Place
@@ -283,15 +285,13 @@ class FileLog:
 
     # What the committer tells us, on its thread.
 
-    def committed(self, segment: Path, written: list[Written]) -> None:
-        for one in written:
-            self._shared.recent.put(segment, one.entry.position, one.rows)
+    def written(self, segment: Path, entry: CommitEntry, rows: pa.RecordBatch) -> None:
+        self._shared.recent.put(segment, entry.position, rows)
         with self._shared.lock:
-            for one in written:
-                for rows in one.entry.topics:
-                    log = self._topics.get(rows.topic)
-                    if log is not None and log.epoch == rows.epoch:
-                        log.add(segment, one.entry, rows)
+            for part in entry.topics:
+                log = self._topics.get(part.topic)
+                if log is not None and log.epoch == part.epoch:
+                    log.add(segment, entry, part)
 
     def sealed(self, segment: Path) -> None:
         # No nudge: under full load a segment fills every second, and the hand-over would run all

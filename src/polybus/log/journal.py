@@ -6,8 +6,9 @@ synced, indexed, and only then durable. While a sync runs, more is queued: the n
     queued → (commit_bytes, commit_delay_ms, or somebody waits) → written → synced → indexed
 
 With durability "fsync" each commit is synced by itself; with "interval" the commits of
-`fsync_interval_ms` are synced together. When the disk fails, what is not known to be safe is cut
-off and kept in memory, nothing more is taken, and it is tried again every second.
+`fsync_interval_ms` are synced together, on a thread beside this one, so that commits go on
+meanwhile. What is written is no longer held in memory. When the disk fails, nothing more is taken,
+what is not known to be safe is written again in its place, and that is tried every second.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -45,19 +47,18 @@ UNSYNCED_BYTES_MAX = 16 << 20
 
 
 class Written(NamedTuple):
-    """A commit in the file that is not synced yet, and the batches in it, should it be undone."""
+    """A commit in the file that is not synced yet: `tickets` is how many batches are in it."""
 
     entry: CommitEntry
-    rows: pa.RecordBatch
-    batches: list[Batch]
     weight: int
+    tickets: int
 
 
 class JournalEvents(Protocol):
     """What the committer tells its log, from its own thread."""
 
-    def committed(self, segment: Path, written: list[Written]) -> None:
-        """The commits are durable."""
+    def written(self, segment: Path, entry: CommitEntry, rows: pa.RecordBatch) -> None:
+        """The commit can be read from its segment; it is not durable yet."""
 
     def sealed(self, segment: Path) -> None:
         """The segment will not grow any more."""
@@ -98,6 +99,9 @@ class Journal:
         self._wake_at = NEVER
         self._groups: deque[tuple[list[Batch], int]] = deque()
         self._unsynced: list[Written] = []
+        self._syncing: list[Written] = []
+        self._sync_running: Future[None] | None = None
+        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-sync")
         self._commit = 0
         self._gathering_since = 0.0
         self._synced_at = 0.0
@@ -180,6 +184,7 @@ class Journal:
             self._closing = True
             self._event.set()
             self._thread.join()
+            self._sync_thread.shutdown()
             if self._writer is not None:
                 self._writer.close()
 
@@ -189,7 +194,7 @@ class Journal:
         while self._wait():
             try:
                 if self.failure is not None:
-                    self._rewind()
+                    self._repair()
                 self._work()
                 if self.failure is not None:
                     logger.warning("the journal can be written again")
@@ -232,7 +237,10 @@ class Journal:
             due.append(self._gathering_since + self._settings.commit_delay_ms / 1000)
         if self._groups or self._seal_wanted:
             return 0.0
-        if self._unsynced:
+        if self._sync_running is not None:
+            if self._sync_running.done() or self._flush > self.durable:
+                return 0.0
+        elif self._unsynced:
             if self._flush > self.durable:
                 return 0.0
             due.append(self._synced_at + self._settings.fsync_interval_ms / 1000)
@@ -252,11 +260,9 @@ class Journal:
         while self._groups:
             self._write(*self._groups[0])
             self._groups.popleft()
-            if self._sync_is_due():
-                self._sync()
+            self._sync_if_due()
         self._gathering_since = 0.0
-        if self._unsynced and self._sync_is_due():
-            self._sync()
+        self._sync_if_due()
         if self._seal_wanted or self._roll_is_due():
             self._roll()
 
@@ -279,40 +285,67 @@ class Journal:
     def _write(self, batches: list[Batch], weight: int) -> None:
         writer = self._writer
         assert writer is not None
-        synced = self._commit - 1 - len(self._unsynced)
+        synced = self._commit - 1 - len(self._syncing) - len(self._unsynced)
         encoded = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
         if not self._unsynced:
             self._synced_at = time.monotonic()
         position = writer.append(encoded.message)
         entry = CommitEntry(self._commit, position, len(encoded.message), encoded.topics)
-        self._unsynced.append(Written(entry, encoded.rows, batches, weight))
+        self._events.written(writer.path, entry, encoded.rows)
+        self._unsynced.append(Written(entry, weight, len(batches)))
+        self._released_bytes += weight
         self._commit += 1
 
-    def _sync_is_due(self) -> bool:
+    def _sync_if_due(self) -> None:
+        if self._sync_running is not None and self._sync_running.done():
+            self._end_sync()
+        if not (self._unsynced or self._syncing):
+            return
         if self._flush > self.durable or self._seal_wanted or self._roll_is_due():
-            return True
-        if sum([one.weight for one in self._unsynced]) >= UNSYNCED_BYTES_MAX:
-            return True
-        if self._each_synced:
-            return not self._groups
-        return time.monotonic() >= self._synced_at + self._settings.fsync_interval_ms / 1000
+            self._sync()
+        elif self._each_synced:
+            unsynced_bytes = sum([one.weight for one in self._unsynced])
+            if not self._groups or unsynced_bytes >= UNSYNCED_BYTES_MAX:
+                self._sync()
+        elif self._sync_running is None and self._unsynced:
+            if time.monotonic() >= self._synced_at + self._settings.fsync_interval_ms / 1000:
+                self._begin_sync()
 
     def _sync(self) -> None:
+        """Make everything written durable, and wait for it."""
+        if self._sync_running is not None:
+            self._end_sync()
+        if self._unsynced:
+            self._begin_sync(here=True)
+            self._end_sync()
+
+    def _begin_sync(self, *, here: bool = False) -> None:
+        """Sync what is written so far: here and now, or while this thread goes on."""
         assert self._writer is not None
-        self._writer.sync()
-        written, self._unsynced = self._unsynced, []
-        self._writer.index([one.entry for one in written])
-        self._events.committed(self._writer.path, written)
-        self._released_bytes += sum([one.weight for one in written])
-        self.durable += sum([len(one.batches) for one in written])
+        self._syncing, self._unsynced = self._unsynced, []
+        self._synced_at = time.monotonic()
+        if here:
+            self._writer.sync()
+        else:
+            self._sync_running = self._sync_thread.submit(self._writer.sync)
+            self._sync_running.add_done_callback(lambda _: self._event.set())
+
+    def _end_sync(self) -> None:
+        """What was being synced is durable. Raises the sync's own OSError if it failed."""
+        assert self._writer is not None
+        if self._sync_running is not None:
+            running, self._sync_running = self._sync_running, None
+            running.result()
+        synced, self._syncing = self._syncing, []
+        self._writer.index([one.entry for one in synced])
+        self.durable += sum([one.tickets for one in synced])
         with self._settled:
             self._settled.notify_all()
         self._events.durable_to(self.durable)
-        if self._writer.bytes >= self._settings.segment_bytes_max:
-            self._roll()
 
     def _roll_is_due(self) -> bool:
-        if self._writer is None or not (self._writer.commit_count or self._unsynced):
+        holds_any = self._unsynced or self._syncing
+        if self._writer is None or not (self._writer.commit_count or holds_any):
             return False
         if self._writer.bytes >= self._settings.segment_bytes_max:
             return True
@@ -336,14 +369,15 @@ class Journal:
         self._opened_at = time.monotonic()
         return SegmentWriter.create(segment_path(self._folder, self._commit), self._disk)
 
-    def _rewind(self) -> None:
-        """Go back to what is known to be safe; the rest is written again."""
-        undone = [(one.batches, one.weight) for one in self._unsynced]
-        self._commit -= len(undone)
-        self._unsynced = []
-        self._groups.extendleft(reversed(undone))
+    def _repair(self) -> None:
+        """After a failure: cut off half a write, and write again what was never synced."""
+        if self._sync_running is not None:
+            wait([self._sync_running])
+            self._sync_running = None
+        self._unsynced = self._syncing + self._unsynced
+        self._syncing = []
         if self._writer is not None:
-            self._writer.rewind()
+            self._writer.repair([one.entry for one in self._unsynced])
 
     def _fail(self, failure: StorageError) -> None:
         self._retry_at = time.monotonic() + RETRY_S

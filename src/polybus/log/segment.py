@@ -248,7 +248,7 @@ class SegmentWriter:
         return writer
 
     def append(self, message: Buffer) -> int:
-        """Write a message and return its position. After an OSError, `rewind` before the next."""
+        """Write a message and return its position. After an OSError, `repair` before the next."""
         assert self._file is not None
         position = self.bytes
         self._file.append(message)
@@ -257,8 +257,10 @@ class SegmentWriter:
 
     def sync(self) -> None:
         assert self._file is not None
+        # Commits may be appended meanwhile, by another thread: those are not safe yet.
+        written_bytes = self.bytes
         self._file.sync()
-        self.synced_bytes = self.bytes
+        self.synced_bytes = written_bytes
 
     def index(self, entries: list[CommitEntry]) -> None:
         """Record synced commits.
@@ -293,24 +295,38 @@ class SegmentWriter:
         self._write_index()
         self._index.sync()
 
-    def rewind(self) -> None:
-        """After an OSError: open the files anew and cut off what is not known to be safe.
+    def repair(self, unsynced: list[CommitEntry]) -> None:
+        """After an OSError: open the files anew, cut off half a write, write the unsynced again.
 
-        It is to be written again, not looked at: after a failed fsync the system may go on showing
-        bytes that never reached the disk.
+        After a failed fsync the system may show bytes that never reached the disk, and say of the
+        next fsync that all is well. Written again they are sure to be tried again. Raises OSError,
+        also when the system has forgotten what it was given.
         """
         self.close()
+        # Not an end marker that could not be synced: `seal` writes it again.
         self.bytes = self.synced_bytes
+        if unsynced:
+            self.bytes = unsynced[-1].position + unsynced[-1].size
         self._open()
+        assert self._file is not None
+        for entry in unsynced:
+            with self.path.open("rb") as file:
+                message = os.pread(file.fileno(), entry.size, entry.position)
+            try:
+                commits.verify(message)
+            except commits.Damaged as error:
+                text = f"{self.path.name}: commit {entry.commit} was lost before it was safe"
+                raise OSError(errno.EIO, text) from error
+            self._file.rewrite(entry.position, message)
 
     def _open(self) -> None:
         try:
             self._file = self._disk.open(self.path)
             self._index = self._disk.open(index_path(self.path))
-            if self._file.size() < self.synced_bytes:
-                text = f"{self.path.name} has lost some of its {self.synced_bytes} safe bytes"
+            if self._file.size() < self.bytes:
+                text = f"{self.path.name} has lost some of its {self.bytes} bytes"
                 raise OSError(errno.EIO, text)
-            self._file.truncate(self.synced_bytes)
+            self._file.truncate(self.bytes)
         except OSError:
             self.close()
             raise

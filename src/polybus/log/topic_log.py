@@ -83,7 +83,7 @@ class TopicLog:
             self.frozen = StorageError("log.frozen", text)
 
     def add(self, segment: Path, entry: CommitEntry, rows: TopicRows) -> None:
-        """A commit is durable: it is read from the journal from now on. Under the log's lock."""
+        """A commit is written: it is read from the journal from now on. Under the log's lock."""
         self.places.add(segment, entry, rows)
         end = rows.first_offset + rows.count
         while self.tail and self.tail[0].first_offset < end:

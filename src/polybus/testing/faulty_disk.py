@@ -62,10 +62,23 @@ class FaultyFile:
                 self._disk.check("fsync")
             except OSError:
                 state.doubtful_bytes = self.size()
+                state.rewritten_bytes = 0
                 raise
             if state.doubtful_bytes <= state.safe_bytes:
                 state.safe_bytes = self.size()
                 state.cut_off = b""
+
+    def rewrite(self, position: int, data: Buffer) -> None:
+        with self._disk.lock:
+            self._disk.check("write")
+            state = self._state
+            view = memoryview(data).cast("B")
+            if os.pread(self._descriptor, len(view), position) != view:
+                raise AssertionError("rewrite changes what is in the file")
+            if position <= max(state.safe_bytes, state.rewritten_bytes):
+                state.rewritten_bytes = max(state.rewritten_bytes, position + len(view))
+            if state.rewritten_bytes >= state.doubtful_bytes:
+                state.doubtful_bytes = state.rewritten_bytes = 0
 
     def truncate(self, size: int) -> None:
         with self._disk.lock:
@@ -91,13 +104,15 @@ class _State:
     """What a power cut leaves of a file: `safe_bytes`, and perhaps what was cut off after them.
 
     After a failed fsync the system forgets that the bytes up to `doubtful_bytes` are not on disk:
-    another fsync does nothing for them, only writing them again does.
+    another fsync does nothing for them, only writing them again does (up to `rewritten_bytes` so
+    far).
     """
 
     def __init__(self, path: Path, safe_bytes: int) -> None:
         self.path = path
         self.safe_bytes = safe_bytes
         self.doubtful_bytes = 0
+        self.rewritten_bytes = 0
         self.cut_off = b""
 
 

@@ -8,6 +8,7 @@ no place in the order and is never stored. Clients confirm packs by their ids, s
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -24,6 +25,9 @@ PACK_MESSAGES_MAX: Final = 100_000
 # Beyond 2**53 a JavaScript client could not count.
 _ID_DIGITS_MAX = 15
 _DEPTH_MAX = 64
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 _json = msgspec.json.encode
 _raw_messages = msgspec.json.Decoder(list[list[msgspec.Raw]])
@@ -54,11 +58,9 @@ def payload(value: bytes) -> bytes:
 
 
 def compact_json(value: bytes) -> bytes | None:
-    """The same JSON without white space, or None if the value is not JSON, or nested too deeply."""
+    """The same JSON without white space, or None if the value is not JSON."""
     # Most text is told apart by its first byte, without an exception.
     if not value or value[0] not in b'{["-0123456789tfn \t\r\n':
-        return None
-    if value.count(b"[") + value.count(b"{") > _DEPTH_MAX and depth(value) > _DEPTH_MAX:
         return None
     try:
         return msgspec.json.format(value, indent=-1)
@@ -66,26 +68,17 @@ def compact_json(value: bytes) -> bytes | None:
         return None
 
 
-def depth(text: bytes) -> int:
-    """How deeply brackets are nested in a JSON text, strings left out of account."""
-    deepest = level = 0
-    quoted = escaped = False
-    for byte in text:
-        if quoted:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                quoted = False
-        elif byte == 0x22:
-            quoted = True
-        elif byte in b"[{":
-            level += 1
-            deepest = max(deepest, level)
-        elif byte in b"]}":
-            level -= 1
-    return deepest
+def deeper_than(text: bytes, depth_max: int) -> bool:
+    """Whether brackets are nested more than so deep in a JSON text."""
+    if text.count(b"[") + text.count(b"{") <= depth_max:
+        return False
+    brackets = _STRING.sub(b"", text).translate(_SQUARE, _NO_BRACKETS)
+    for _ in range(depth_max):
+        # Each turn takes away the innermost level, at the speed of a copy.
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
 
 
 def encode_packs(packs: Iterable[tuple[int, bytes]]) -> bytes:
@@ -105,7 +98,7 @@ def parse_pack(body: bytes, *, depth_max: int = _DEPTH_MAX) -> bytes:
         PeerError: `msgstream.pack-invalid`; not final.
     """
     try:
-        if body.count(b"[") + body.count(b"{") > depth_max and depth(body) > depth_max:
+        if deeper_than(body, depth_max):
             raise _bad_pack(f"nested over {depth_max} deep (json-depth-max)")
         body.decode()
         messages = _raw_messages.decode(body)

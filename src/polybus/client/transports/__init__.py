@@ -20,6 +20,8 @@ class Transport(Protocol):
 
     registers: bool
     """Whether a publisher must subscribe to a topic before it may publish there (goMS)."""
+    confirms: bool
+    """Whether the bus answers a subscription; on queues it begins with the connection."""
 
     def publish(
         self,
@@ -31,7 +33,8 @@ class Transport(Protocol):
         """The bytes that publish the values, the receipt being the last one's.
 
         Raises:
-            UsageError: `headers.invalid`, the protocol cannot carry these headers.
+            UsageError: `headers.invalid`, the protocol cannot carry these headers;
+                `client.unsupported`, it has no receipts.
         """
         ...
 
@@ -39,6 +42,9 @@ class Transport(Protocol):
         """The bytes that subscribe to each topic from its start, and ask for confirmation.
 
         Without `positions` the messages need not tell theirs: nobody will look at them.
+
+        Raises:
+            UsageError: `client.unsupported`, the protocol cannot subscribe so.
         """
         ...
 
@@ -62,6 +68,8 @@ class Scheme:
     """Makes a transport, given the largest message it has to accept."""
     gzip: bool = False
     """Whether the stream may be gzip."""
+    tls: bool = True
+    """Whether the stream may be TLS."""
 
 
 def _boson_frames(message_bytes_max: int) -> Transport:
@@ -82,11 +90,18 @@ def _goms(message_bytes_max: int) -> Transport:
     return GomsTransport(message_bytes_max)
 
 
+def _queue(message_bytes_max: int) -> Transport:
+    from polybus.client.transports.queue import QueueTransport
+
+    return QueueTransport(message_bytes_max)
+
+
 # Modules are imported when their scheme is used. A new protocol is a line here.
 SCHEMES: dict[str, Scheme] = {
     "boson": Scheme(_boson_frames, gzip=True),
     "boson+properties": Scheme(_boson_properties, gzip=True),
     "goms": Scheme(_goms),
+    "queue": Scheme(_queue, tls=False),
 }
 
 

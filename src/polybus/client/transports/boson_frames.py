@@ -20,6 +20,7 @@ class BosonFramesTransport:
     """One connection; client/transports/__init__.py has the contract."""
 
     registers = False
+    confirms = True
 
     def __init__(self, message_bytes_max: int) -> None:
         self._codec = wire.BosonFramesClientCodec(message_bytes_max)

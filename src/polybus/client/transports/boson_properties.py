@@ -18,6 +18,7 @@ class BosonPropertiesTransport:
     """One connection; client/transports/__init__.py has the contract."""
 
     registers = False
+    confirms = True
 
     def __init__(self, message_bytes_max: int) -> None:
         limits = Limits(message_bytes_max=message_bytes_max)

@@ -27,6 +27,7 @@ class GomsTransport:
     """One connection; client/transports/__init__.py has the contract."""
 
     registers = True
+    confirms = True
 
     def __init__(self, message_bytes_max: int) -> None:
         self._codec = wire.GomsClientCodec(Limits(message_bytes_max=message_bytes_max))

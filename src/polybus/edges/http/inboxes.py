@@ -1,0 +1,404 @@
+"""All sessions of a bus: who follows what, who listens, and what each is owed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+import msgspec
+
+from polybus import names
+from polybus.bus.bus import Bus
+from polybus.bus.feeds import EMPTY, Content, Feed, FeedsShared, direct
+from polybus.bus.sessions import Follow, Lost, Session, SessionLimits
+from polybus.config import Config
+from polybus.edges.http.reading import Reader
+from polybus.edges.http.saving import Saver
+from polybus.edges.replay import resolve
+from polybus.edges.state import SessionRow, State
+from polybus.errors import UsageError
+from polybus.wire.msgstream import EMPTY_PACK
+from polybus.wire.positions import parse_start
+
+KEY_BYTES = 24
+SWEEP_S = 1.0
+TRIM_SWEEPS = 10
+# About what one answer or frame carries; a single pack may be larger.
+ANSWER_BYTES_MAX = 4 << 20
+
+Packs = list[tuple[int, bytes]]
+
+
+class Receiver(Protocol):
+    """The connection that a session's packs go to now."""
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        ...
+
+    def replaced(self) -> None:
+        """A newer connection has come for the session."""
+        ...
+
+    def ended(self) -> None:
+        """The session is gone."""
+        ...
+
+    def shut_down(self) -> None:
+        """The bus stops."""
+        ...
+
+
+class Inboxes:
+    """Sessions by the digest of their key: the key itself is kept nowhere."""
+
+    def __init__(self, bus: Bus, config: Config) -> None:
+        self._bus = bus
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._limits = SessionLimits(
+            config.msgstream.session_packs_max, config.msgstream.session_bytes_max
+        )
+        self._sessions: dict[bytes, Session] = {}
+        self._feeds: dict[str, Feed] = {}
+        self._shared = FeedsShared(
+            contents_max=self._limits.packs_max,
+            on_stirred=self._on_stirred,
+            on_deleted=self._on_deleted,
+        )
+        self._stirred: list[Feed] = []
+        self._reader = Reader(bus.log, self._shared.cache)
+        path = Path(config.data) / "state.db"
+        self._state = State(path, fsync=config.durability == "fsync")
+        self._saver: Saver
+        self._last_number = 0
+        self._sweeps = 0
+        self._sweep: asyncio.TimerHandle | None = None
+        self.packs_out = 0
+        self.overflows = 0
+        self.stopping = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def sessions(self) -> Iterable[Session]:
+        return self._sessions.values()
+
+    # Life
+
+    async def start(self) -> None:
+        """Take up the sessions of the last time. Raises StorageError."""
+        saved = await self._state.open()
+        contents = {
+            number: direct(json, stored_as=number) for number, json in saved.direct.items()
+        }
+        self._saver = Saver(self._state, max(contents, default=0))
+        for row in saved.sessions:
+            self._restore(row, contents)
+        self._saver.restored(contents.values())
+        self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
+
+    async def stop(self) -> None:
+        """Let every waiting client go, and save."""
+        self.stopping = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for session in list(self._sessions.values()):
+            if session.receiver is not None:
+                cast(Receiver, session.receiver).shut_down()
+
+    async def close(self) -> None:
+        await self._saver.close()
+        await self._state.close()
+
+    def _restore(self, row: SessionRow, contents: dict[int, Content]) -> None:
+        session = Session(row.number, row.digest, row.ttl_s, self._limits)
+        packs = {}
+        for _, number, topic, epoch, first_offset, count, value_bytes, stored_as in row.packs:
+            if stored_as:
+                packs[number] = contents[stored_as]
+            elif not topic:
+                packs[number] = EMPTY
+            else:
+                content = Content(topic, epoch, first_offset, count)
+                content.value_bytes = value_bytes
+                packs[number] = content
+        session.restore(packs, next_id=row.next_id, shown_to=row.mark - 1)
+        session.mark = row.mark
+        session.restore_lost(Lost(*one) for one in msgspec.json.decode(row.lost))
+        for topic, epoch, offset in msgspec.json.decode(row.follows):
+            if self._bus.has_topic(topic):
+                feed = self._feed(topic)
+                bounds = self._bus.log.bounds(topic)
+                # What a crash took from the log is not there to be followed.
+                at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
+                self._follow(session, Follow(feed, at))
+        session.contact_s = time.monotonic()
+        session.is_changed = False
+        self._sessions[row.digest] = session
+        self._last_number = max(self._last_number, row.number)
+
+    # Sessions
+
+    async def create(self, topics: Sequence[str], ttl_s: float | None, start: str) -> str:
+        """Open a session and return its key; it is on disk when this returns.
+
+        Raises:
+            UsageError: `topic.unknown`, `request.too-many-topics`, `session.too-many`.
+            PeerError: `position.invalid`.
+            StorageError: it could not be saved, and does not exist.
+        """
+        limit = self._config.msgstream.sessions_max
+        if len(self._sessions) >= limit:
+            raise UsageError("session.too-many", f"there are {limit} sessions (sessions-max)")
+        follows = await self._follows(topics, start)
+        key = secrets.token_urlsafe(KEY_BYTES)
+        digest = _digest(key)
+        self._last_number += 1
+        ttl_s = self._config.msgstream.session_ttl_s if ttl_s is None else ttl_s
+        session = Session(self._last_number, digest, ttl_s, self._limits)
+        session.contact_s = time.monotonic()
+        for follow in follows:
+            self._follow(session, follow)
+        self._sessions[digest] = session
+        try:
+            await self._saver.save([session])
+        except BaseException:
+            self.end(session)
+            raise
+        return key
+
+    def find(self, key: str) -> Session | None:
+        """The session of a key, which is in touch now; None if there is none, or no more."""
+        session = self._sessions.get(_digest(key))
+        if session is None:
+            return None
+        now = time.monotonic()
+        if session.receiver is None and now - session.contact_s > session.ttl_s:
+            self.end(session)
+            return None
+        session.contact_s = now
+        return session
+
+    async def replace_topics(self, session: Session, topics: Sequence[str]) -> None:
+        """Follow these topics and no others; those it followed before go on where they are.
+
+        Raises as `create`; nothing has changed then.
+        """
+        wanted = self._canonical(topics)
+        fresh = await self._follows([one for one in wanted if one not in session.follows], "latest")
+        session.cut()
+        for topic in [one for one in session.follows if one not in wanted]:
+            self._unfollow(session, session.follows[topic].feed)
+        for follow in fresh:
+            self._follow(session, follow)
+        session.is_changed = True
+        await self._saver.save([session])
+
+    def end(self, session: Session) -> None:
+        """The session is over: deleted or expired."""
+        if self._sessions.pop(session.digest, None) is None:
+            return
+        receiver = session.receiver
+        for follow in list(session.follows.values()):
+            self._unfollow(session, follow.feed)
+        session.close()
+        self._saver.end(session)
+        if receiver is not None:
+            session.receiver = None
+            cast(Receiver, receiver).ended()
+
+    async def post(self, sessions: Sequence[Session], json: bytes) -> None:
+        """Put one direct pack into sessions; it is on disk when this returns.
+
+        Raises:
+            StorageError: it is not, and may come or not.
+        """
+        content = direct(json, order=self._shared.next_order())
+        for session in sessions:
+            session.add(content)
+        await self._saver.save(sessions)
+        for session in sessions:
+            if session.receiver is not None:
+                cast(Receiver, session.receiver).wake()
+
+    async def broadcast(self, json: bytes) -> int:
+        """Put one direct pack into every session; return how many that were."""
+        sessions = list(self._sessions.values())
+        if sessions:
+            await self.post(sessions, json)
+        return len(sessions)
+
+    # Connections
+
+    def attach(self, session: Session, receiver: Receiver) -> None:
+        """Make this the session's connection; the one before is told."""
+        before = session.receiver
+        session.receiver = receiver
+        if before is not None:
+            cast(Receiver, before).replaced()
+        for follow in session.follows.values():
+            follow.feed.listeners[session] = None
+
+    def detach(self, session: Session, receiver: Receiver) -> None:
+        if session.receiver is receiver:
+            session.receiver = None
+            session.contact_s = time.monotonic()
+            for follow in session.follows.values():
+                follow.feed.listeners.pop(session, None)
+
+    def confirm(self, session: Session, ids: Sequence[int]) -> None:
+        if ids:
+            session.confirm(ids)
+            if session.is_changed:
+                self._saver.touch(session)
+
+    def collect_now(self, session: Session, after: int) -> Packs | None:
+        """The packs above a number, if they can be had without waiting, else None."""
+        session.cut()
+        if session.needs_mark() or session.has_notice or session.wants_catch_up() is not None:
+            return None
+        shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
+        packs = [(number, content.json) for number, content in shown if content.json is not None]
+        if len(packs) < len(shown):
+            return None
+        self._show(session, packs)
+        return packs
+
+    async def collect(self, session: Session, after: int) -> Packs:
+        """The packs above a number, a notice first if there is one; empty if there is nothing.
+
+        Raises:
+            StorageError: numbers could not be set aside on disk.
+        """
+        session.cut()
+        await self._reader.catch_up(session)
+        if session.needs_mark():
+            await self._saver.save_to_show(session)
+        shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
+        self._show(session, shown)
+        packs: Packs = []
+        for number, content in shown:
+            json = await self._reader.json_of(content)
+            if json is None:
+                session.discard(number)
+            packs.append((number, EMPTY_PACK if json is None else json))
+        if session.has_notice:
+            self.overflows += 1
+            packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
+            self._saver.touch(session)
+        return packs
+
+    def _show(self, session: Session, packs: Sequence[tuple[int, object]]) -> None:
+        if packs:
+            session.show(packs[-1][0])
+            self.packs_out += len(packs)
+            if session.is_changed:
+                self._saver.touch(session)
+
+    # Topics
+
+    def _canonical(self, topics: Sequence[str]) -> list[str]:
+        limit = self._config.limits.topics_per_request_max
+        if len(topics) > limit:
+            text = f"more than {limit} topics in one request (topics-per-request-max)"
+            raise UsageError("request.too-many-topics", text)
+        return list(dict.fromkeys(names.canonical(topic) for topic in topics))
+
+    async def _follows(self, topics: Sequence[str], start: str) -> list[Follow]:
+        """Where a session begins in each topic."""
+        where = parse_start(start)
+        wanted = self._canonical(topics)
+        for topic in wanted:
+            # All or nothing: an unknown topic must not leave the others followed.
+            self._bus.log.bounds(topic)
+        if start == "latest":
+            return [Follow(self._feed(topic), self._feed(topic).stop_offset) for topic in wanted]
+        follows = []
+        for topic in wanted:
+            feed = self._feed(topic)
+            _, offset = await asyncio.to_thread(resolve, self._bus.log, topic, where)
+            follows.append(Follow(feed, offset))
+        return follows
+
+    def _feed(self, topic: str) -> Feed:
+        feed = self._feeds.get(topic)
+        if feed is None:
+            bounds = self._bus.log.bounds(topic)
+            feed = self._feeds[topic] = Feed(topic, bounds.epoch, bounds.stop, self._shared)
+            self._bus.subscribe(topic, feed)
+        return feed
+
+    def _follow(self, session: Session, follow: Follow) -> None:
+        feed = follow.feed
+        if self._feeds.get(feed.topic) is not feed and self._bus.has_topic(feed.topic):
+            # Nobody followed it while its beginning was looked up, and so it was forgotten.
+            feed = self._feed(feed.topic)
+            follow = Follow(feed, follow.offset)
+        session.follows[feed.topic] = follow
+        feed.followers.add(session)
+        if session.receiver is not None:
+            feed.listeners[session] = None
+
+    def _unfollow(self, session: Session, feed: Feed) -> None:
+        session.follows.pop(feed.topic, None)
+        feed.followers.discard(session)
+        feed.listeners.pop(session, None)
+
+    # What happens by itself
+
+    def _on_stirred(self, feed: Feed) -> None:
+        if not self._stirred:
+            self._loop.call_soon(self._wake_listeners)
+        self._stirred.append(feed)
+
+    def _wake_listeners(self) -> None:
+        stirred, self._stirred = self._stirred, []
+        for feed in stirred:
+            feed.calm()
+            for session in list(feed.listeners):
+                if session.receiver is not None:
+                    cast(Receiver, session.receiver).wake()
+
+    def _on_deleted(self, feed: Feed) -> None:
+        self._feeds.pop(feed.topic, None)
+        for session in list(feed.followers):
+            # What it was owed can still be told as lost.
+            session.cut()
+            self._unfollow(session, feed)
+            session.is_changed = True
+            self._saver.touch(session)
+
+    def _on_sweep(self) -> None:
+        self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
+        now = time.monotonic()
+        expired = [
+            session
+            for session in self._sessions.values()
+            if session.receiver is None and now - session.contact_s > session.ttl_s
+        ]
+        for session in expired:
+            self.end(session)
+        self._sweeps += 1
+        if self._sweeps % TRIM_SWEEPS == 0:
+            self._trim_feeds()
+
+    def _trim_feeds(self) -> None:
+        """Forget what every follower has behind it, and feeds that nobody follows."""
+        for feed in list(self._feeds.values()):
+            if not feed.followers:
+                self._bus.unsubscribe(feed.topic, feed)
+                del self._feeds[feed.topic]
+                continue
+            indexes = [session.follows[feed.topic].index for session in feed.followers]
+            live = [index for index in indexes if index >= 0]
+            feed.trim(min(live, default=feed.stop_index))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,141 @@
+"""docs/architecture.md and its neighbours say what the code and pyproject.toml say."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from polybus.config import Limits
+from polybus.error_codes import CODES
+from polybus.log.columns import SCHEMA
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROTOCOL_PAGES = sorted((DOCS / "protocols").glob("*.md"))
+PROTOCOL_HEADINGS = [
+    "Words of this protocol",
+    "How each maps to topics, log and sessions",
+    "Lifecycles",
+    "Limits",
+    "Deviations",
+]
+DECISION_HEADINGS = ["Context", "Decision", "Consequences"]
+MIB = 1 << 20
+
+
+def contract(kind: str) -> dict[str, Any]:
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
+    found: dict[str, Any] = next(one for one in contracts if one["type"] == kind)
+    return found
+
+
+def quoted(name: str) -> str:
+    """The block after `<!-- name -->` on the architecture page."""
+    found = re.search(rf"<!-- {name} -->\n```text\n(.*?)```", ARCHITECTURE, re.DOTALL)
+    assert found is not None
+    return found[1].strip()
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^## (.*)", text, re.MULTILINE)
+
+
+def test_the_layers_are_those_of_the_import_contract() -> None:
+    assert quoted("layers").splitlines() == contract("layers")["layers"]
+
+
+def test_the_forbidden_modules_are_those_of_the_import_contract() -> None:
+    rule = contract("forbidden")
+    assert quoted("forbidden").split(", ") == rule["forbidden_modules"]
+    for module in rule["source_modules"]:
+        assert f"`{module}`" in ARCHITECTURE
+
+
+def shown(value: float) -> str:
+    """A default as the table writes it: 64 MiB, 100,000, 300."""
+    if isinstance(value, int) and value % MIB == 0:
+        return f"{value // MIB} MiB"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def test_the_limit_table_has_every_limit_with_its_default() -> None:
+    table = ARCHITECTURE.split("<!-- limits -->")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(.*?)` \| (.*?) \| (.+) \|$", table, re.MULTILINE)
+    expected = [
+        (field.encode_name, shown(getattr(Limits(), field.name)))
+        for field in msgspec.structs.fields(Limits)
+    ]
+    assert [(name, default) for name, default, _ in rows] == expected
+
+
+def test_the_columns_are_those_of_the_log() -> None:
+    table = ARCHITECTURE.split("| column | type |")[1].split("\n\n")[0]
+    names = [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(.*?)`", row)
+    ]
+    assert names == SCHEMA.names
+
+
+def requirement_names(requirements: list[str]) -> list[str]:
+    return [re.split(r"[^A-Za-z0-9_-]", one)[0] for one in requirements]
+
+
+def test_every_dependency_has_a_reason_and_every_reason_a_dependency() -> None:
+    project = PYPROJECT["project"]
+    required = requirement_names(project["dependencies"])
+    for packages in project["optional-dependencies"].values():
+        required += requirement_names(packages)
+    required += requirement_names(PYPROJECT["build-system"]["requires"])
+    page = (DOCS / "decisions" / "dependencies.md").read_text()
+    assert sorted(re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)) == sorted(required)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("decisions/0*.md")), ids=lambda page: page.name)
+def test_a_decision_has_its_parts_and_is_linked(page: Path) -> None:
+    text = page.read_text()
+    assert re.search(r"^Date: \d{4}-\d{2}-\d{2}\. Status: \w+\.$", text, re.MULTILINE)
+    assert headings(text) == DECISION_HEADINGS
+    assert f"](decisions/{page.name})" in ARCHITECTURE
+
+
+@pytest.mark.parametrize("page", PROTOCOL_PAGES, ids=lambda page: page.name)
+def test_a_protocol_page_has_the_five_headings(page: Path) -> None:
+    assert headings(page.read_text()) == PROTOCOL_HEADINGS
+
+
+WRITTEN_BY_HAND = [
+    *PROTOCOL_PAGES,
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("decisions/*.md")),
+]
+
+
+@pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
+def test_error_codes_in_prose_exist(page: Path) -> None:
+    kinds = {code.partition(".")[0] for code in CODES}
+    for code in re.findall(r"`([a-z]+\.[a-z0-9]+(?:-[a-z0-9]+)*)`", page.read_text()):
+        is_file = re.search(r"\.(json|toml|sock|lock|py|md)$", code)
+        assert is_file or code.partition(".")[0] not in kinds or code in CODES, code
+
+
+@pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
+def test_tests_that_prose_names_exist(page: Path) -> None:
+    for path in re.findall(r"`((?:tests|src|examples)/[\w./-]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("picture", sorted(DOCS.glob("img/*.svg")), ids=lambda path: path.name)
+def test_a_picture_is_whole_and_has_a_title(picture: Path) -> None:
+    root = ElementTree.parse(picture).getroot()
+    title = root.find("{http://www.w3.org/2000/svg}title")
+    assert title is not None and title.text
