@@ -98,7 +98,7 @@ _LOG = {
         "the disk is full; nothing more is stored", "make space: the bus goes on by itself"
     ),
     "log.failed": Meaning(
-        "the disk failed; nothing more is stored", "look at the disk, then restart the bus"
+        "the disk failed; nothing more is stored", "look at the disk; the bus tries again by itself"
     ),
     "log.damaged": Meaning(
         "stored data is not what was written", "polybus verify names what is damaged"

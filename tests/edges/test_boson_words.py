@@ -305,7 +305,9 @@ async def test_a_star_means_all_topics_and_those_that_come_to_be(
         await everything.send(frame("$subscribe", b"* tell=position"))
         told = [(await everything.read_frame())[1].partition(b" ")[2] for _ in range(3)]
         assert told == [b"news", b"sport", b"two words"]
-        bus.server.bus.create_topic("brand-new")
+        epoch = bus.server.bus.create_topic("brand-new").epoch
+        told_of_new = ("$position", f"{epoch}:0 brand-new".encode())
+        assert await everything.read_frame() == told_of_new
         for topic in ("news", "brand-new", "two words"):
             await writer.send(frame(topic, b"x"))
         assert [(await everything.read_frame())[0] for _ in range(3)] == [

@@ -21,7 +21,7 @@ import msgspec
 from polybus import names
 from polybus.bus.bus import Topic
 from polybus.edges.server import Server
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
 
 LINE_BYTES_MAX = 1 << 16
@@ -121,15 +121,17 @@ class Admin:
         }
 
     def _summary(self, topic: Topic) -> dict[str, Any]:
-        bounds = self._server.bus.log.bounds(topic.name)
-        return {
+        summary: dict[str, Any] = {
             "name": topic.name,
-            "epoch": bounds.epoch,
-            "start": bounds.start,
-            "stop": bounds.stop,
             "messages-in": topic.messages_in,
             "subscribers": len(topic.subscribers),
         }
+        try:
+            bounds = self._server.bus.log.bounds(topic.name)
+        except StorageError as error:
+            # A damaged topic must not hide the others.
+            return summary | {"epoch": 0, "start": 0, "stop": 0, "damaged": error.text}
+        return summary | {"epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop}
 
     def _status(self, request: Request) -> dict[str, Any]:
         server = self._server

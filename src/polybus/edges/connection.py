@@ -10,6 +10,7 @@ server's current buffer; if batches may refer to it afterwards, the server takes
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter
@@ -19,6 +20,7 @@ from polybus.batch import Batch, Buffer
 from polybus.edges.boson_frames import BosonFramesTranslator
 from polybus.edges.boson_properties import BosonPropertiesTranslator
 from polybus.edges.goms import GomsTranslator
+from polybus.edges.http.transport import HttpTranslator
 from polybus.edges.layers import GzipLayer, Layer, TlsLayer
 from polybus.edges.outbox import Lost, Outbox
 from polybus.edges.queue import QueueTranslator
@@ -44,6 +46,7 @@ TRANSLATORS = {
     "boson-frames": BosonFramesTranslator,
     "boson-properties": BosonPropertiesTranslator,
     "goms": GomsTranslator,
+    "http": HttpTranslator,
     "queue": QueueTranslator,
 }
 # What a connector may speak alone, before its peer has said anything.
@@ -71,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         "_held_by",
         "_layers",
         "_listener",
+        "_peer_ended",
         "_read_bytes",
         "_server",
         "_transport",
@@ -97,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held_by: set[Hashable] = set()
         self._unfinished = 0
         self._closing = False
+        self._peer_ended = False
 
     # asyncio calls these
 
@@ -125,6 +130,8 @@ class Connection(asyncio.BufferedProtocol):
         return view[carried : carried + self._read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
         buffers = self._server.buffers
         size = len(self._carry) + nbytes
         self._carry = b""
@@ -143,7 +150,10 @@ class Connection(asyncio.BufferedProtocol):
             self._adapt(perf_counter() - began)
 
     def eof_received(self) -> bool:
-        if self.translator is not None and not self._closing:
+        self._peer_ended = True
+        if self._closing:
+            return False
+        if self.translator is not None:
             while self.translator.codec.backlog:
                 self._understand(b"")
             for event in self.translator.codec.close():
@@ -166,6 +176,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.outbox.resume()
+        if self._closing and not self.outbox.bytes:
+            self._end_stream()
 
     # Reading
 
@@ -332,14 +344,60 @@ class Connection(asyncio.BufferedProtocol):
             data = layer.send(data)
         self._transport.write(data)
 
+    # What HTTP needs of a transport
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        return self._listener.tls if self._layers else None
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def write_now(self, data: Buffer) -> None:
+        """Write past the outbox: the caller minds the peer's pace itself."""
+        self._write(data)
+
     def close(self) -> None:
         """Close once what was sent is out, or after a moment if the peer does not read."""
         if self._closing:
             return
         self._closing = True
+        if self.translator is not None:
+            self.translator.leave_all()
+        if self._held_by:
+            self._held_by.clear()
+            self._transport.resume_reading()
         self.outbox.flush()
-        self._transport.close()
+        if not self.outbox.bytes:
+            self._end_stream()
         self._server.loop.call_later(CLOSE_TIMEOUT_S, self._abort_if_open)
+
+    def _end_stream(self) -> None:
+        """Everything is sent: say so, and close when the peer has said the same.
+
+        Until then its bytes are read and thrown away. If we closed with bytes unread, TCP would
+        throw away what the peer has not read of ours: the error that says why we close.
+        """
+        if self.outbox.closed:
+            return
+        self.outbox.close()
+        last = b""
+        for layer in reversed(self._layers):
+            # A peer that ended its TLS takes no more data in it.
+            last = (b"" if layer.ended else layer.send(last)) + layer.finish()
+        if last:
+            self._transport.write(last)
+        if self._peer_ended:
+            self._transport.close()
+            return
+        try:
+            self._transport.write_eof()
+        except OSError:
+            self._transport.abort()
 
     def abort(self) -> None:
         self._closing = True
@@ -347,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _abort_if_open(self) -> None:
         """The peer did not read the last of what it was sent."""
-        if not self.outbox.closed:
+        if self in self._server.connections:
             self._transport.abort()
 
     def _on_overflow(self, lost: Lost) -> None:

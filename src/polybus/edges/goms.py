@@ -36,6 +36,7 @@ CODES = {
     "log.damaged": "001003",
     "log.offset-unknown": "001003",
     "position.invalid": "000001",
+    "subscription.too-many": "000003",
 }
 WITH_OFFSETS = "goms+offsets"
 NO_RECEIPT_ID = array("i", [0, 0])
@@ -92,7 +93,7 @@ class GomsTranslator(Translator):
                 else:
                     self.complain(error.code, error.text)
             except PolybusError as error:
-                self.complain(error.code, error.text)
+                self.complain("goms.001003", f"{error.code}: {error.text}")
             else:
                 registered.append(topic)
                 if not isinstance(start, Since):

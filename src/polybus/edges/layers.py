@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import Iterator
 from typing import Protocol
@@ -29,6 +30,10 @@ class Layer(Protocol):
         """Bytes the layer itself has to say: a handshake."""
         ...
 
+    def finish(self) -> bytes:
+        """The layer's last words; nothing is sent after them."""
+        ...
+
 
 class GzipLayer:
     name = "gzip"
@@ -45,6 +50,9 @@ class GzipLayer:
 
     def owed(self) -> bytes:
         return b""
+
+    def finish(self) -> bytes:
+        return self._stream.finish()
 
 
 class TlsLayer:
@@ -67,6 +75,7 @@ class TlsLayer:
                 self._shaken = True
             while plain := self._tls.read(_CHUNK_BYTES):
                 yield plain
+            self.ended = True
         except ssl.SSLWantReadError:
             return
         except ssl.SSLZeroReturnError:
@@ -80,6 +89,11 @@ class TlsLayer:
         return self._outgoing.read()
 
     def owed(self) -> bytes:
+        return self._outgoing.read()
+
+    def finish(self) -> bytes:
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
         return self._outgoing.read()
 
 

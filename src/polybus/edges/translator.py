@@ -60,6 +60,7 @@ class Translator:
         # Topics whose positions the peer asked to be told.
         self._told: set[str] = set()
         self._everything = False
+        self._tell_new = False
         self._replays: dict[str, Replay] = {}
         # Ticket, epoch and offset of the last message that did not go out in a whole read.
         self._last: tuple[int, int, int] | None = None
@@ -190,6 +191,7 @@ class Translator:
             except StorageError as error:
                 # A damaged topic is told; it keeps nobody from the others.
                 self.complain(error.code, error.text)
+        self._tell_new = tell
         if not self._everything:
             self._everything = True
             self.bus.subscribe_new(self)
@@ -209,6 +211,9 @@ class Translator:
             # Of a topic of that name that was deleted.
             replay.cancel()
         self.subscriptions.add(topic)
+        if self._tell_new:
+            self._told.add(topic)
+            self.tell_position(topic, self.bus.log.bounds(topic).epoch, 0)
 
     def leave_all(self) -> None:
         """End every subscription."""

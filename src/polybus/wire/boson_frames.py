@@ -19,7 +19,13 @@ from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.config import Limits
 from polybus.errors import PeerError, UsageError
-from polybus.scan.frames_py import HEADER, HEADER_BYTES, RECEIPT_MARK, Group
+from polybus.scan.frames_py import (
+    HEADER,
+    HEADER_BYTES,
+    RECEIPT_ID_BYTES_MAX,
+    RECEIPT_MARK,
+    Group,
+)
 from polybus.wire.codec import STEPS_MAX, Bad, Publish
 from polybus.wire.parts import Finished, Parts
 from polybus.wire.positions import SubscribeLine, parse_lines
@@ -172,6 +178,12 @@ class BosonFramesCodec:
             self._control(topic, content, events)
             return
         topic, receipt_id = split_receipt(topic)
+        if len(receipt_id) > RECEIPT_ID_BYTES_MAX:
+            text = f"a receipt id has at most {RECEIPT_ID_BYTES_MAX} bytes"
+            self._complain(events, "boson.receipt-id-invalid", text)
+            if not flag and not self._parts.open:
+                return
+            topic, receipt_id = IMPOSSIBLE.encode(), b""
         try:
             finished = self._parts.add(flag, self._named(topic), content, receipt_id)
         except PeerError as error:
@@ -186,7 +198,8 @@ class BosonFramesCodec:
         if not topic:
             return self._default_topic
         name, _ = topic_name(topic)
-        return IMPOSSIBLE if name is None else name
+        too_long = len(topic) > self._limits.topic_bytes_max
+        return IMPOSSIBLE if name is None or too_long else name
 
     def _finish(self, finished: Finished, events: list[Event]) -> None:
         """Publish what a frame completed; a receipt is the last message's and covers all."""

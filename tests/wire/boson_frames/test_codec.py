@@ -193,6 +193,7 @@ def test_a_stream_that_cannot_be_understood_ends_with_its_error(data: bytes, cod
         (encode_frame(b"\xff\xfe", b"x"), "topic.invalid"),
         (encode_frame(b"a\nb", b"x"), "topic.invalid"),
         (encode_frame(b"t" * 256, b"x"), "topic.invalid"),
+        (encode_frame(b"a?receipt=" + b"i" * 256, b"x"), "boson.receipt-id-invalid"),
     ],
 )
 def test_an_error_about_one_message_leaves_the_stream_alone(data: bytes, code: str) -> None:

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from polybus.batch import Buffer
+from polybus.batch import Batch, Buffer
 from polybus.config import Connector
 from polybus.edges.outbox import Outbox
-from polybus.errors import PeerError
+from polybus.edges.translator import Translator
 
 if TYPE_CHECKING:
     from polybus.edges.connection import Connection
@@ -27,7 +27,7 @@ class HttpOutbox(Outbox):
 
     __slots__ = ("_http",)
 
-    def __init__(self, before: Outbox, http: HttpTranslator, server: Server) -> None:
+    def __init__(self, http: HttpTranslator, server: Server) -> None:
         super().__init__(server.outboxes, http.write, lambda lost: None)
         self._http = http
 
@@ -41,49 +41,55 @@ class HttpOutbox(Outbox):
             self._http.upper.resume_writing()
 
 
-class HttpTranslator:
-    """One HTTP peer. Stands in for a translator and its codec."""
+class HttpCodec:
+    """Hands bytes to uvicorn's parser; there are no events to hand back."""
 
-    protocol: ClassVar[str] = "http"
-    takes_own = True
     backlog = False
     unfinished_bytes = 0
 
-    def __init__(self, server: Server, connection: Connection, connector: Connector) -> None:
-        self.server = server
-        self.connection = connection
-        self.codec = self
-        self._lost = False
-        assert server.http is not None
-        self.upper: asyncio.Protocol = server.http.protocol(self)
-        connection.outbox = HttpOutbox(connection.outbox, self, server)
-        self.upper.connection_made(cast(asyncio.Transport, self))
+    def __init__(self, http: HttpTranslator) -> None:
+        self._http = http
 
-    # The connection calls these
-
-    def receive(self, data: Buffer) -> Sequence[Any]:
+    def receive(self, data: Buffer) -> list[Any]:
         if data:
-            self.upper.data_received(bytes(data))
-        return ()
+            self._http.upper.data_received(bytes(data))
+        return []
 
-    def handle(self, event: Any) -> None:
-        raise AssertionError("HTTP has no events")
+    def encode(self, batch: Batch) -> Buffer:
+        raise AssertionError("HTTP carries messages in answers")
 
     def take_carry(self) -> bytes:
         return b""
 
-    def close_input(self) -> None:
-        """The peer sends no more."""
+    def close(self) -> list[Any]:
+        return []
 
-    def bad(self, error: PeerError) -> None:
+
+class HttpTranslator(Translator):
+    """One HTTP peer: a translator below, a transport above."""
+
+    protocol: ClassVar[str] = "http"
+
+    def __init__(self, server: Server, connection: Connection, connector: Connector) -> None:
+        super().__init__(server, connection)
+        self.connection = connection
+        self.codec = HttpCodec(self)
+        self._lost = False
+        assert server.http is not None
+        self.upper: asyncio.Protocol = server.http.protocol(self)
+        connection.outbox = HttpOutbox(self, server)
+        self.upper.connection_made(cast(asyncio.Transport, self))
+
+    # The connection calls these
+
+    def send_error(self, code: str, text: str) -> None:
         """The connection is given up: too slow, or a broken layer."""
-        self.server.bad_peers.note(self.connection.name, self.protocol, error.code, error.text)
         refuse = getattr(self.upper, "refuse", None)
         if refuse is not None:
-            refuse(408, error.code, error.text)
+            refuse(408, code, text)
 
     def leave_all(self) -> None:
-        """The connection is lost, or about to be."""
+        """The connection is lost."""
         if not self._lost:
             self._lost = True
             self.upper.connection_lost(None)
@@ -97,10 +103,8 @@ class HttpTranslator:
     def writelines(self, pieces: Sequence[Buffer]) -> None:
         self.write(b"".join(pieces))
 
-    def close(self) -> Sequence[Any]:
-        """Close the connection. (As a codec: the peer ended its stream, and nothing is owed.)"""
+    def close(self) -> None:
         self.connection.close()
-        return ()
 
     def abort(self) -> None:
         self.connection.abort()

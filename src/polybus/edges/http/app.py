@@ -1,0 +1,122 @@
+"""The ASGI application: its routes, its errors, its answer to other sites' pages."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from polybus.edges.http import fetching, health, publishing, sessions_api, topics_api
+from polybus.edges.http.calls import Operation, perform
+from polybus.edges.http.openapi import describe
+from polybus.edges.http.problems import problem
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+
+OPERATIONS: tuple[Operation, ...] = (
+    *sessions_api.OPERATIONS,
+    *topics_api.OPERATIONS,
+    *publishing.OPERATIONS,
+    *fetching.OPERATIONS,
+    *health.OPERATIONS,
+)
+MSGSTREAM_METHODS = ("GET", "HEAD", "OPTIONS")
+# The page shows messages of anybody: it runs no script and loads nothing but its own.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make_app(edge: HttpEdge) -> Starlette:
+    middleware = []
+    if edge.config.http.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=edge.config.http.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
+    routes = [*_api_routes(edge), *_other_routes(edge)]
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: _http_error, Exception: _bug},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _api_routes(edge: HttpEdge) -> Sequence[Route]:
+    """One route a path, so that a wrong method is told the right ones."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = operation
+    return [
+        Route(path, _endpoint(edge, methods), methods=[*methods, "OPTIONS"])
+        for path, methods in paths.items()
+    ]
+
+
+def _endpoint(
+    edge: HttpEdge, methods: dict[str, Operation]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return _options([*methods, "OPTIONS"])
+        method = "GET" if request.method == "HEAD" else request.method
+        return await perform(edge, methods[method], request)
+
+    return endpoint
+
+
+def _other_routes(edge: HttpEdge) -> Sequence[Route]:
+    page = importlib.resources.files("polybus.edges.http").joinpath("page.html").read_text()
+
+    async def msgstream(request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return _options(MSGSTREAM_METHODS)
+        return await edge.polls.answer(request)
+
+    async def index(request: Request) -> Response:
+        return HTMLResponse(page, headers={"content-security-policy": PAGE_POLICY})
+
+    @functools.cache
+    def description() -> dict[str, object]:
+        return describe(OPERATIONS)
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(description())
+
+    return [
+        Route("/msgstream", msgstream, methods=MSGSTREAM_METHODS),
+        Route("/msgstream/", msgstream, methods=MSGSTREAM_METHODS),
+        Route("/openapi.json", openapi),
+        Route("/", index),
+    ]
+
+
+def _options(methods: Sequence[str]) -> Response:
+    return Response(status_code=204, headers={"allow": ", ".join(methods)})
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "http.not-found", 405: "http.method"}.get(error.status_code, "http.invalid")
+    return problem(error.status_code, code, str(error.detail), dict(error.headers or {}))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return problem(500, "http.failed", "the bus made a mistake; its log has more")

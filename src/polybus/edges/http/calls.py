@@ -1,0 +1,131 @@
+"""Calls: an API operation is declared once, and that is what runs and what OpenAPI says.
+
+A request's query and JSON body are decoded into the very types that the description is made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from polybus.edges.http.problems import problem_of
+from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.wire.msgstream import deeper_than
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+
+T = TypeVar("T")
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an operation may answer with a status."""
+
+    text: str
+    type: Any = None
+    media: str = JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path.
+
+    `body` is what a JSON body is decoded into; `media` are the content types it takes otherwise.
+    """
+
+    method: str
+    path: str
+    run: Callable[[Call], Awaitable[Response]]
+    summary: str
+    query: type[msgspec.Struct] | None = None
+    body: Any = None
+    media: tuple[str, ...] = (JSON,)
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+
+
+class Call:
+    """One request to an operation."""
+
+    def __init__(self, edge: HttpEdge, operation: Operation, request: Request) -> None:
+        self.edge = edge
+        self.operation = operation
+        self.request = request
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        return self.request.path_params
+
+    @property
+    def content_type(self) -> str:
+        return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def query(self, kind: type[T]) -> T:
+        """The query. Raises PeerError `http.query`."""
+        raw: dict[str, str] = {}
+        for name, value in self.request.query_params.multi_items():
+            if name in raw:
+                raise PeerError("http.query", f"{name[:40]} is there twice")
+            raw[name] = value
+        try:
+            return msgspec.convert(raw, kind, strict=False)
+        except (msgspec.ValidationError, ValueError, OverflowError) as error:
+            raise PeerError("http.query", str(error)[:200]) from error
+
+    async def json(self, kind: type[T]) -> T:
+        """The body. Raises PeerError `http.json`, `http.body-too-large` or `http.content-type`."""
+        body = await self.json_bytes()
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise PeerError("http.json", str(error)[:200]) from error
+
+    async def json_bytes(self) -> bytes:
+        if self.content_type not in (JSON, ""):
+            raise PeerError("http.content-type", f"the body must be {JSON}")
+        body = await self.body(self.edge.config.http.json_bytes_max, "json-bytes-max")
+        depth_max = self.edge.config.limits.json_depth_max
+        if deeper_than(body, depth_max):
+            raise PeerError("http.json", f"nested over {depth_max} deep (json-depth-max)")
+        return body
+
+    async def body(self, bytes_max: int, limit: str) -> bytes:
+        """The whole body, or PeerError `http.body-too-large`."""
+        pieces = []
+        size = 0
+        async for piece in self.request.stream():
+            size += len(piece)
+            if size > bytes_max:
+                text = f"the body is over {bytes_max} bytes ({limit})"
+                raise PeerError("http.body-too-large", text)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(value), status, media_type=JSON)
+
+
+async def perform(edge: HttpEdge, operation: Operation, request: Request) -> Response:
+    """Run an operation; errors of ours become problems."""
+    try:
+        return await operation.run(Call(edge, operation, request))
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except PolybusError as error:
+        client = request.client
+        if not isinstance(error, UsageError):
+            name = f"{client.host}:{client.port}" if client else "unknown"
+            edge.server.bad_peers.note(name, "http", error.code, error.text)
+        headers = None
+        if error.code == "http.body-too-large":
+            # The rest of the body is not read.
+            headers = {"connection": "close"}
+        return problem_of(cast(PolybusError, error), headers)

@@ -1,0 +1,281 @@
+"""GET /v1/topics/{topic}/messages: read a topic as JSON, or as an Arrow stream by `Accept`."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import pyarrow as pa
+from starlette.responses import Response, StreamingResponse
+
+from polybus.batch import Batch, Buffer
+from polybus.edges.http.calls import Answer, Call, Operation
+from polybus.edges.http.problems import Problem
+from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.topics_api import topic_of
+from polybus.errors import PeerError, PolybusError
+from polybus.log.columns import SCHEMA, Columns
+from polybus.log.interface import Log
+from polybus.wire.msgstream import compact_json
+from polybus.wire.positions import Since, parse_start
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+
+ARROW = "application/vnd.apache.arrow.stream"
+LIMIT_MAX = 100_000
+WAIT_S_MAX = 60.0
+PIECE_BYTES = 1 << 20
+JSON_BYTES_MAX = 16 << 20
+_OFFSET_MAX = (1 << 63) - 1
+
+
+class FetchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """Where to begin (one of the first three; the earliest message if none), and how much."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | None = None
+    time: str | None = None
+    from_: Literal["earliest", "latest"] | None = msgspec.field(name="from", default=None)
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_S_MAX)] = 0.0
+
+
+class StoredMessage(msgspec.Struct, omit_defaults=True):
+    """One message: its `value` if that is JSON, else its `text`, else its `base64`."""
+
+    offset: int
+    timestamp: str
+    key: Any
+    headers: dict[str, Any]
+    protocol: str
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    base64: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Messages(msgspec.Struct):
+    """Messages in offset order; read on from `next`."""
+
+    topic: str
+    epoch: int
+    messages: list[StoredMessage]
+    next: int
+
+
+class Waiter:
+    """Waits for a topic to grow. Implements bus.Subscriber."""
+
+    takes_own = True
+    protocol = "http"
+
+    def __init__(self, edge: HttpEdge) -> None:
+        self.grown: asyncio.Future[None] = edge.loop.create_future()
+
+    def deliver(self, batch: Batch) -> None:
+        if not self.grown.done():
+            self.grown.set_result(None)
+
+    def deliver_whole(self, batches: Any, whole: Buffer) -> None:
+        self.deliver(batches[0])
+
+    def deliver_joint(self, batches: Any) -> None:
+        self.deliver(batches[0])
+
+    def topic_deleted(self, topic: str) -> None:
+        if not self.grown.done():
+            self.grown.set_result(None)
+
+    def receipt(self, batch: Batch) -> None: ...
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None: ...
+
+    def topic_created(self, topic: str) -> None: ...
+
+
+async def fetch(call: Call) -> Response:
+    topic = topic_of(call)
+    query = call.query(FetchQuery)
+    edge = call.edge
+    log = edge.bus.log
+    epoch = log.bounds(topic).epoch
+    offset = await asyncio.to_thread(_begin, log, topic, query)
+    if query.wait_s and offset >= log.bounds(topic).stop:
+        await _wait(edge, topic, query.wait_s)
+    if ARROW in call.request.headers.get("accept", ""):
+        # The first piece before the status: a bad offset is still a problem then.
+        pieces = _pieces(log, topic, offset, query.limit)
+        first = await asyncio.to_thread(next, pieces, None)
+        return StreamingResponse(_arrow(first, pieces), media_type=ARROW)
+    body = await asyncio.to_thread(_json, log, topic, epoch, (offset, query.limit or 1000))
+    return Response(body, media_type="application/json")
+
+
+def _begin(log: Log, topic: str, query: FetchQuery) -> int:
+    given = [one for one in (query.offset, query.time, query.from_) if one is not None]
+    if len(given) > 1:
+        raise PeerError("http.query", "give one of offset, time and from")
+    bounds = log.bounds(topic)
+    if query.offset is not None:
+        return query.offset
+    if query.time is not None:
+        start = parse_start(query.time)
+        if not isinstance(start, Since):
+            raise PeerError("http.query", "time is an ISO time")
+        return max(bounds.start, log.offset_at(topic, start.timestamp_us))
+    return bounds.stop if query.from_ == "latest" else bounds.start
+
+
+async def _wait(edge: HttpEdge, topic: str, wait_s: float) -> None:
+    waiter = Waiter(edge)
+    edge.bus.subscribe(topic, waiter)
+    edge.waiters.add(waiter.grown)
+    try:
+        await asyncio.wait([waiter.grown], timeout=wait_s)
+    finally:
+        edge.waiters.discard(waiter.grown)
+        edge.bus.unsubscribe(topic, waiter)
+
+
+def _pieces(log: Log, topic: str, offset: int, limit: int | None) -> Iterator[list[Batch]]:
+    """Batches from the offset to what is the end now, or so many messages. May block.
+
+    Raises:
+        UsageError: `log.offset-unknown`.
+    """
+    stop = log.bounds(topic).stop
+    stop = stop if limit is None else min(stop, offset + limit)
+    while True:
+        batches = log.read(topic, offset, bytes_max=PIECE_BYTES)
+        piece = []
+        for batch in batches:
+            part = batch if batch.last_offset < stop else batch.slice(0, max(0, stop - offset))
+            if len(part):
+                piece.append(part)
+                offset = part.last_offset + 1
+        if not piece:
+            return
+        yield piece
+
+
+def _json(log: Log, topic: str, epoch: int, where: tuple[int, int]) -> bytes:
+    """The answer as JSON, up to the limit or about JSON_BYTES_MAX. May block."""
+    offset, limit = where
+    messages: list[StoredMessage] = []
+    following = offset
+    size = 0
+    for piece in _pieces(log, topic, offset, limit):
+        for batch in piece:
+            messages += _stored(batch)
+            following = batch.last_offset + 1
+            size += batch.value_bytes
+        if size > JSON_BYTES_MAX:
+            break
+    return msgspec.json.encode(Messages(topic, epoch, messages, following))
+
+
+def _stored(batch: Batch) -> Iterator[StoredMessage]:
+    rows = batch.stored
+    times = protocols = None
+    if rows is not None:
+        times = rows.column(3).cast(pa.int64()).to_pylist()
+        protocols = rows.column(7).to_pylist()
+    for index, value in enumerate(batch.values()):
+        headers = batch.headers[index] if batch.headers is not None else None
+        message = StoredMessage(
+            offset=batch.first_offset + index,
+            timestamp=_iso(batch.timestamp_us if times is None else times[index]),
+            key=_text(batch.keys[index] if batch.keys is not None else None),
+            headers={name: _text(one) for name, one in (headers or {}).items()},
+            protocol=batch.protocol if protocols is None else protocols[index],
+        )
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            message.base64 = b64encode(value).decode()
+        else:
+            compact = compact_json(value)
+            if compact is None:
+                message.text = text
+            else:
+                message.value = msgspec.Raw(compact)
+        yield message
+
+
+def _text(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(value).decode()}
+
+
+def _iso(timestamp_us: int) -> str:
+    seconds, micros = divmod(timestamp_us, 1_000_000)
+    whole = datetime.fromtimestamp(seconds, UTC)
+    return f"{whole:%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"
+
+
+async def _arrow(first: list[Batch] | None, pieces: Iterator[list[Batch]]) -> AsyncIterator[bytes]:
+    """An Arrow IPC stream, a piece at a time: nothing is built whole in memory."""
+    sink = Sink()
+    columns = Columns()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        piece = first
+        while piece is not None:
+            for batch in piece:
+                writer.write_batch(_rows(columns, batch))
+            yield sink.take()
+            piece = await asyncio.to_thread(next, pieces, None)
+    yield sink.take()
+
+
+def _rows(columns: Columns, batch: Batch) -> pa.RecordBatch:
+    if batch.stored is not None:
+        return batch.stored
+    count = len(batch)
+    return columns.rows([batch], [(batch.topic.encode(), count)], [(batch.first_offset, count)])
+
+
+class Sink:
+    """A file that is read while it is written."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def flush(self) -> None: ...
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/v1/topics/{topic}/messages",
+        run=fetch,
+        summary="Read a topic by offset or time",
+        query=FetchQuery,
+        answers={
+            200: Answer("Messages, also as an Arrow stream by Accept", Messages),
+            400: INVALID,
+            404: NO_TOPIC,
+            416: Answer("The offset is outside what the topic holds", Problem, PROBLEM),
+        },
+    ),
+)

@@ -1,0 +1,143 @@
+"""msgstream over HTTP: GET /msgstream, short and long polls.
+
+The endpoint answers in the words of msgstream, not of the API: 200 with packs, 204 without, 400 as
+plain text. Unlike everywhere else, an unknown session is a 200 with a notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from polybus.bus.sessions import Session
+from polybus.edges.http.problems import problem
+from polybus.errors import StorageError
+from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+
+NO_CACHE = {"pragma": "no-cache"}
+TRANSPORTS = ("shortpolling", "longpolling")
+_ECHO_CHARS_MAX = 40
+
+
+class Poll:
+    """One request that a session's packs go to. Implements inboxes.Receiver."""
+
+    __slots__ = ("_woken", "is_over", "session_ended")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._woken: asyncio.Future[None] = loop.create_future()
+        self.is_over = False
+        self.session_ended = False
+
+    async def woken(self, timeout_s: float) -> bool:
+        """Wait for something to happen; False if nothing did."""
+        done, _ = await asyncio.wait([self._woken], timeout=timeout_s)
+        if not done:
+            return False
+        self._woken = self._woken.get_loop().create_future()
+        return True
+
+    def wake(self) -> None:
+        if not self._woken.done():
+            self._woken.set_result(None)
+
+    def replaced(self) -> None:
+        self.is_over = True
+        self.wake()
+
+    def ended(self) -> None:
+        self.session_ended = True
+        self.replaced()
+
+    def shut_down(self) -> None:
+        self.replaced()
+
+
+class Polls:
+    """Answers the polls of one HTTP edge."""
+
+    def __init__(self, edge: HttpEdge) -> None:
+        self._edge = edge
+
+    async def answer(self, request: Request) -> Response:
+        """GET and HEAD of /msgstream."""
+        query = parse_qsl(request.url.query, keep_blank_values=True, errors="replace")
+        transport = _first(query, "transport")
+        if transport not in TRANSPORTS:
+            shown = "".join(one for one in transport[:_ECHO_CHARS_MAX] if one.isprintable())
+            return _plain(f"Unknown HTTP transport: {shown}")
+        if request.method == "HEAD":
+            return Response(b"", media_type="application/json", headers=NO_CACHE)
+        key = _first(query, "sessionKey")
+        if not key:
+            return _plain("Missing parameter: sessionKey")
+        session = self._edge.inboxes.find(key)
+        if session is None:
+            return _packs(SESSION_UNSET)
+        confirmed = [value for name, value in query if name == "confirmIds"]
+        self._edge.inboxes.confirm(session, parse_confirm_ids(",".join(confirmed)))
+        try:
+            return await self._poll(session, request, hangs=transport == "longpolling")
+        except StorageError as error:
+            return problem(503, error.code, error.text)
+
+    async def _poll(self, session: Session, request: Request, *, hangs: bool) -> Response:
+        inboxes = self._edge.inboxes
+        poll = Poll(self._edge.loop)
+        inboxes.attach(session, poll)
+        gone = asyncio.ensure_future(_disconnected(request, poll)) if hangs else None
+        try:
+            deadline = self._edge.loop.time() + self._edge.config.msgstream.heartbeat_s
+            while not poll.is_over:
+                packs = inboxes.collect_now(session, 0)
+                if packs is None:
+                    packs = await inboxes.collect(session, 0)
+                if poll.session_ended:
+                    break
+                if packs:
+                    return _packs(encode_packs(packs))
+                left_s = deadline - self._edge.loop.time()
+                if not hangs or self._edge.stopping or left_s <= 0:
+                    break
+                await poll.woken(left_s)
+        finally:
+            inboxes.detach(session, poll)
+            if gone is not None:
+                gone.cancel()
+        if poll.session_ended:
+            return _packs(SESSION_UNSET)
+        return self._nothing()
+
+    def _nothing(self) -> Response:
+        headers = dict(NO_CACHE)
+        if self._edge.stopping:
+            headers["connection"] = "close"
+        return Response(status_code=204, headers=headers)
+
+
+async def _disconnected(request: Request, poll: Poll) -> None:
+    """End a hanging poll whose client is gone: another connection may hold the session by then."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    poll.replaced()
+
+
+def _first(query: list[tuple[str, str]], wanted: str) -> str:
+    return next((value for name, value in query if name == wanted), "")
+
+
+def _packs(body: bytes) -> Response:
+    return Response(body, media_type="application/json", headers=NO_CACHE)
+
+
+def _plain(text: str) -> Response:
+    return Response(
+        text.encode(), 400, headers={"content-type": "text/plain; charset=UTF-8", **NO_CACHE}
+    )

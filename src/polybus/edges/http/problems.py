@@ -1,0 +1,57 @@
+"""Problems: every error of the API as application/problem+json with our code."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from polybus.errors import BusyError, PolybusError, StorageError, UsageError
+
+STATUSES = {
+    "topic.unknown": 404,
+    "topic.exists": 409,
+    "topic.too-many": 409,
+    "topic.reserved": 403,
+    "session.unknown": 404,
+    "session.too-many": 503,
+    "log.offset-unknown": 416,
+    "http.body-too-large": 413,
+    "http.not-found": 404,
+    "http.method": 405,
+    "http.content-type": 415,
+}
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """What went wrong, after RFC 9457."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+def problem(
+    status: int, code: str, text: str, headers: dict[str, str] | None = None
+) -> Response:
+    body = Problem(title=HTTPStatus(status).phrase, status=status, detail=text, code=code)
+    return Response(
+        msgspec.json.encode(body), status, headers, media_type="application/problem+json"
+    )
+
+
+def problem_of(error: PolybusError, headers: dict[str, Any] | None = None) -> Response:
+    """The answer to an error of ours."""
+    status = STATUSES.get(error.code)
+    if status is None:
+        status = 503 if isinstance(error, StorageError | BusyError) else 400
+    return problem(status, error.code, error.text, headers)
+
+
+def unknown_session() -> UsageError:
+    # The same words whether it never was, has expired or was deleted.
+    return UsageError("session.unknown", "there is no such session")

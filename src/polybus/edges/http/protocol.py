@@ -1,0 +1,114 @@
+"""uvicorn's HTTP/1.1 protocol with the bus's limits: heads, bodies, pipelines and their time."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+    from polybus.edges.http.transport import HttpTranslator
+
+PIPELINE_MAX = 100
+
+
+class Refused(Exception):
+    """The parser stops here; `HttpProtocol.refusal` says why."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection's requests. A request that breaks a limit is answered, then closed."""
+
+    def __init__(self, edge: HttpEdge, http: HttpTranslator) -> None:
+        super().__init__(config=edge.uvicorn_config, server_state=edge.uvicorn_state, app_state={})
+        self._edge = edge
+        self._connection = http.connection
+        self._assembly = edge.server.assembly
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._in_head = False
+        self.refusal = (400, "http.invalid", "this is not an HTTP request")
+
+    # The parser calls these
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        self._assembly.detecting(self._connection)
+        if len(self.pipeline) > PIPELINE_MAX:
+            self._stop(503, "http.too-many-requests", f"over {PIPELINE_MAX} requests at once")
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        if self._head_bytes > self._edge.head_bytes_max:
+            self._stop(414, "http.url-too-long", "the URL is too long (head-bytes-max)")
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._edge.head_bytes_max:
+            self._stop(431, "http.head-too-large", "the headers are too large (head-bytes-max)")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._assembly.update(self._connection, 0, 0, completed=True)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        before, self._body_bytes = self._body_bytes, self._body_bytes + len(body)
+        self._assembly.update(self._connection, before, self._body_bytes, completed=False)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._forget_body()
+        super().on_message_complete()
+
+    # The connection calls these
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head and self._head_bytes + len(data) > 2 * self._edge.head_bytes_max:
+            # A header that does not end gives the parser nothing to tell us.
+            self.refuse(431, "http.head-too-large", "the headers are too large (head-bytes-max)")
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_body()
+        super().connection_lost(exc)
+
+    def _forget_body(self) -> None:
+        before, self._body_bytes = self._body_bytes, 0
+        self._assembly.update(self._connection, before, 0, completed=True)
+
+    # Refusing
+
+    def _stop(self, status: int, code: str, text: str) -> None:
+        self.refusal = (status, code, text)
+        raise Refused
+
+    def send_400_response(self, msg: str) -> None:
+        status, code, text = self.refusal
+        self._edge.server.bad_peers.note(self._connection.name, "http", code, text)
+        self.refuse(status, code, text)
+
+    def refuse(self, status: int, code: str, text: str) -> None:
+        """Answer what is no request, unless an answer has begun, and close."""
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            problem = {"type": "about:blank", "title": HTTPStatus(status).phrase}
+            body = json.dumps(problem | {"status": status, "code": code, "detail": text}).encode()
+            self.transport.write(
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\nconnection: close\r\n"
+                b"content-length: %d\r\n\r\n%b"
+                % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+            )
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade to something else than WebSocket: uvicorn ignores it, and so do we."""

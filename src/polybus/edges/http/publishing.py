@@ -1,0 +1,194 @@
+"""POST /v1/topics/{topic}/messages: one body as one message, or a line of JSON for each of many."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from base64 import b64decode
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from polybus.batch import Batch, Buffer, Headers
+from polybus.edges.http.calls import Answer, Call, Operation, answer
+from polybus.edges.http.problems import Problem
+from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.topics_api import topic_of
+from polybus.errors import PeerError, PolybusError, StorageError
+from polybus.wire.msgstream import deeper_than
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+
+NDJSON = "application/x-ndjson"
+RECEIPT_POLL_S = 0.5
+
+
+class Base64(msgspec.Struct, forbid_unknown_fields=True):
+    """Bytes that are not text."""
+
+    base64: str
+
+
+class NewMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of many: `value` is any JSON, `base64` is bytes; one of them."""
+
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    base64: str | msgspec.UnsetType = msgspec.UNSET
+    key: str | Base64 | None = None
+    headers: dict[str, str | Base64] | None = None
+
+
+class PublishQuery(msgspec.Struct, forbid_unknown_fields=True):
+    receipt: Literal["fsync", "memory"] = "fsync"
+
+
+class Published(msgspec.Struct):
+    """The offsets of the messages, in order; with a receipt, they are safe."""
+
+    topic: str
+    epoch: int
+    offsets: list[int]
+
+
+class HttpPublisher:
+    """Publishes one request's batch. Implements bus.Subscriber, though nobody delivers to it."""
+
+    takes_own = True
+    protocol = "http"
+
+    def __init__(self, edge: HttpEdge, sender: str) -> None:
+        self._edge = edge
+        self._sender = sender
+        self._stored: asyncio.Future[None] = edge.loop.create_future()
+        self._refusal: PolybusError | None = None
+
+    async def publish(self, batch: Batch, *, wait: bool) -> None:
+        """Log and deliver the batch; with `wait`, return when it is safe.
+
+        Raises:
+            PolybusError: it was refused, or may not be safe.
+        """
+        batch.protocol = "http"
+        batch.sender = self._sender
+        if wait:
+            batch.receipt_ids = array("i", [0, 0] * len(batch))
+        self._edge.bus.publish([batch], self)
+        if self._refusal is not None:
+            raise self._refusal
+        while wait and not self._stored.done():
+            await asyncio.wait([self._stored], timeout=RECEIPT_POLL_S)
+            error = self._edge.server.storage_error
+            if error is not None and not self._stored.done():
+                raise StorageError(error.code, f"it may not be stored: {error.text}")
+
+    def receipt(self, batch: Batch) -> None:
+        if not self._stored.done():
+            self._stored.set_result(None)
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        self._refusal = error
+
+    def deliver(self, batch: Batch) -> None:
+        raise AssertionError("a publisher is not subscribed")
+
+    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
+        raise AssertionError("a publisher is not subscribed")
+
+    def deliver_joint(self, batches: Sequence[Batch]) -> None:
+        raise AssertionError("a publisher is not subscribed")
+
+    def topic_created(self, topic: str) -> None:
+        raise AssertionError("a publisher is not subscribed")
+
+    def topic_deleted(self, topic: str) -> None:
+        raise AssertionError("a publisher is not subscribed")
+
+
+async def publish(call: Call) -> Response:
+    topic = topic_of(call)
+    query = call.query(PublishQuery)
+    limits = call.edge.config.limits
+    body = await call.body(limits.message_bytes_max, "message-bytes-max")
+    if call.content_type == NDJSON:
+        batch = parse_lines(topic, body, limits.json_depth_max, limits.parts_max)
+    else:
+        batch = Batch.of(topic, [body])
+    client = call.request.client
+    publisher = HttpPublisher(call.edge, f"{client.host}:{client.port}" if client else "")
+    await publisher.publish(batch, wait=query.receipt == "fsync")
+    offsets = list(range(batch.first_offset, batch.last_offset + 1))
+    return answer(Published(topic, batch.epoch, offsets))
+
+
+def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batch:
+    """Messages, one a line; empty lines count for nothing.
+
+    Raises:
+        PeerError: `http.json`, naming the line; `http.too-many-lines`.
+    """
+    if body.count(b"\n") > lines_max:
+        raise PeerError("http.too-many-lines", f"over {lines_max} lines (parts-max)")
+    values: list[bytes] = []
+    keys: list[bytes | None] = []
+    headers: list[Headers | None] = []
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            if deeper_than(line, depth_max):
+                raise PeerError("http.json", f"nested over {depth_max} deep (json-depth-max)")
+            line.decode()
+            message = _decoder.decode(line)
+            values.append(_value(message))
+            keys.append(None if message.key is None else _bytes(message.key))
+            headers.append(
+                {name: _bytes(value) for name, value in message.headers.items()}
+                if message.headers
+                else None
+            )
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise PeerError("http.json", f"line {number}: {str(error)[:150]}") from error
+        except PeerError as error:
+            raise PeerError("http.json", f"line {number}: {error.text}") from error
+    if not values:
+        raise PeerError("http.json", "there is no message in the body")
+    return Batch.of(topic, values, keys=keys, headers=headers)
+
+
+_decoder = msgspec.json.Decoder(NewMessage)
+
+
+def _value(message: NewMessage) -> bytes:
+    if (message.value is msgspec.UNSET) == (message.base64 is msgspec.UNSET):
+        raise PeerError("http.json", "a message has either value or base64")
+    if isinstance(message.base64, str):
+        return b64decode(message.base64, validate=True)
+    assert isinstance(message.value, msgspec.Raw)
+    return bytes(message.value)
+
+
+def _bytes(value: str | Base64) -> bytes:
+    return value.encode() if isinstance(value, str) else b64decode(value.base64, validate=True)
+
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/topics/{topic}/messages",
+        run=publish,
+        summary="Publish one message, or one a line",
+        query=PublishQuery,
+        body=NewMessage,
+        media=(NDJSON, "*/*"),
+        answers={
+            200: Answer("Stored, and safe unless receipt=memory", Published),
+            400: INVALID,
+            404: NO_TOPIC,
+            413: Answer("The body is too large", Problem, PROBLEM),
+            503: Answer("The log takes no writes", Problem, PROBLEM),
+        },
+    ),
+)

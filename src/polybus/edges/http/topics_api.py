@@ -1,0 +1,119 @@
+"""/v1/topics: what there is, and making and removing it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from starlette.responses import Response
+
+from polybus import names
+from polybus.bus.bus import unknown_topic
+from polybus.edges.http.calls import Answer, Call, Operation, answer
+from polybus.edges.http.problems import Problem
+from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.log.interface import TopicSettings
+
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
+
+
+class NewTopic(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A topic to create; retention it does not set is the bus's."""
+
+    name: str
+    retention_age_s: Positive | None = None
+    retention_bytes: PositiveBytes | None = None
+
+
+class TopicState(msgspec.Struct, rename="kebab"):
+    """A topic holds the offsets `start` (inclusive) to `stop` (exclusive) of its epoch."""
+
+    name: str
+    epoch: int
+    start: int
+    stop: int
+    messages_in: int
+    subscribers: int
+
+
+class TopicList(msgspec.Struct):
+    topics: list[TopicState]
+
+
+def topic_of(call: Call) -> str:
+    """The topic a path names. Raises UsageError `topic.unknown`, whatever is wrong with it."""
+    name = call.path["topic"].lower()
+    if not call.edge.bus.has_topic(name):
+        # The same answer for what cannot be as for what is not.
+        raise unknown_topic("?" if names.is_reserved(name) else name)
+    return name
+
+
+def state_of(call: Call, name: str) -> TopicState:
+    topic = call.edge.bus.topic(name)
+    bounds = call.edge.bus.log.bounds(name)
+    return TopicState(
+        name, bounds.epoch, bounds.start, bounds.stop, topic.messages_in, len(topic.subscribers)
+    )
+
+
+async def list_topics(call: Call) -> Response:
+    topics = [state_of(call, topic.name) for topic in call.edge.bus.topics()]
+    return answer(TopicList(topics))
+
+
+async def create(call: Call) -> Response:
+    wanted = await call.json(NewTopic)
+    settings = TopicSettings(
+        retention_age_s=wanted.retention_age_s, retention_bytes=wanted.retention_bytes
+    )
+    call.edge.bus.create_topic(wanted.name, settings)
+    return answer(state_of(call, names.canonical(wanted.name)), 201)
+
+
+async def show(call: Call) -> Response:
+    return answer(state_of(call, topic_of(call)))
+
+
+async def delete(call: Call) -> Response:
+    call.edge.bus.delete_topic(topic_of(call))
+    return Response(status_code=204)
+
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/v1/topics",
+        run=list_topics,
+        summary="All topics",
+        answers={200: Answer("The topics", TopicList)},
+    ),
+    Operation(
+        method="POST",
+        path="/v1/topics",
+        run=create,
+        summary="Create a topic",
+        body=NewTopic,
+        answers={
+            201: Answer("The topic", TopicState),
+            400: INVALID,
+            403: Answer("The name is the system's", Problem, PROBLEM),
+            409: Answer("There is one of that name", Problem, PROBLEM),
+        },
+    ),
+    Operation(
+        method="GET",
+        path="/v1/topics/{topic}",
+        run=show,
+        summary="One topic",
+        answers={200: Answer("The topic", TopicState), 404: NO_TOPIC},
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/topics/{topic}",
+        run=delete,
+        summary="Remove a topic and its messages",
+        answers={204: Answer("It is gone"), 404: NO_TOPIC},
+    ),
+)

@@ -1,0 +1,263 @@
+"""msgstream over WebSocket: frames are the `websockets` library's business, packs are ours.
+
+A connection gets each pack once. Text frames from the client are lists of ids it confirms; a binary
+frame ends the connection. The library parses what comes in; packs go out as frames made here, so
+that a thousand sessions that are sent the same pack under the same number share one buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, cast
+from urllib.parse import parse_qs, urlsplit
+
+from websockets.exceptions import ProtocolError
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from polybus.bus.sessions import Session
+from polybus.errors import StorageError
+from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+
+PATHS = ("/msgstream", "/msgstream/")
+
+
+def text_frame(text: bytes) -> bytes:
+    """An unfragmented, unmasked text frame."""
+    size = len(text)
+    if size < 126:
+        return b"\x81%c%b" % (size, text)
+    if size < 1 << 16:
+        return b"\x81\x7e" + struct.pack("!H", size) + text
+    return b"\x81\x7f" + struct.pack("!Q", size) + text
+
+
+class WebSocketPeer(asyncio.Protocol):
+    """One WebSocket and the session it is for. Implements inboxes.Receiver."""
+
+    def __init__(self, edge: HttpEdge) -> None:
+        self._edge = edge
+        self._inboxes = edge.inboxes
+        self._ws = ServerProtocol(max_size=edge.config.msgstream.websocket_message_bytes_max)
+        self._ws.logger = edge.quiet_logger
+        self._transport: asyncio.Transport
+        self._session: Session | None = None
+        self._sent_to = 0
+        self._paused = False
+        self._collecting: asyncio.Task[None] | None = None
+        self._again = False
+        self._fragments: list[bytes] = []
+        self.awaits_pong = False
+
+    # The connection calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._edge.websockets.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._edge.websockets.discard(self)
+        if self._collecting is not None:
+            self._collecting.cancel()
+        self._leave()
+
+    def data_received(self, data: bytes) -> None:
+        ws = self._ws
+        ws.receive_data(data)
+        for event in ws.events_received():
+            if isinstance(event, Request):
+                self._open(event)
+            elif isinstance(event, Frame):
+                self._on_frame(event)
+        self._write_owed()
+
+    def eof_received(self) -> None:
+        self._transport.close()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.wake()
+
+    # Opening
+
+    def _open(self, request: Request) -> None:
+        url = urlsplit(request.path)
+        ws = self._ws
+        # A repeated parameter: the first one counts, as it does for polls.
+        key = parse_qs(url.query).get("sessionKey", [""])[0]
+        if url.path not in PATHS:
+            ws.send_response(ws.reject(HTTPStatus.NOT_FOUND, "Not found\n"))
+        elif not key:
+            text = "Missing parameter: sessionKey"
+            ws.send_response(ws.reject(HTTPStatus.BAD_REQUEST, text))
+        elif self._edge.stopping:
+            ws.send_response(ws.reject(HTTPStatus.SERVICE_UNAVAILABLE, "The bus is stopping\n"))
+        else:
+            ws.send_response(ws.accept(request))
+            if ws.state is State.OPEN:
+                self._write_owed()
+                self._begin(key)
+
+    def _begin(self, key: str) -> None:
+        session = self._inboxes.find(key)
+        if session is None:
+            self._end_unset()
+            return
+        self._session = session
+        self._inboxes.attach(session, self)
+        self.wake()
+
+    # Reading
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.PONG:
+            self.awaits_pong = False
+        elif frame.opcode is Opcode.BINARY:
+            self._fail(CloseCode.UNSUPPORTED_DATA, "text only")
+        elif frame.opcode in (Opcode.TEXT, Opcode.CONT) and self._session is not None:
+            self._fragments.append(bytes(frame.data))
+            if frame.fin:
+                text, self._fragments = b"".join(self._fragments), []
+                try:
+                    ids = parse_confirm_ids(text.decode())
+                except UnicodeDecodeError:
+                    self._fail(CloseCode.INVALID_DATA, "not UTF-8")
+                    return
+                self._inboxes.confirm(self._session, ids)
+                if self._session.wants_catch_up() is not None:
+                    self.wake()
+        elif frame.opcode is Opcode.CLOSE:
+            self._leave()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        self._ws.fail(code, reason)
+        self._leave()
+        self._write_owed()
+
+    # Writing
+
+    def wake(self) -> None:
+        """Send what the session has beyond what this connection got."""
+        session = self._session
+        if session is None or self._paused:
+            return
+        if self._collecting is not None:
+            self._again = True
+            return
+        while not self._paused:
+            packs = self._inboxes.collect_now(session, self._sent_to)
+            if packs is None:
+                self._collecting = self._edge.loop.create_task(self._collect(session))
+                return
+            if not packs:
+                return
+            self._send_packs(packs)
+
+    async def _collect(self, session: Session) -> None:
+        """The way of `wake` when something must be read or written first."""
+        try:
+            packs = await self._inboxes.collect(session, self._sent_to)
+        except StorageError:
+            self._collecting = None
+            self._close(CloseCode.INTERNAL_ERROR, "the bus cannot store state")
+            return
+        self._collecting = None
+        if session is self._session:
+            if packs:
+                self._send_packs(packs)
+            if packs or self._again:
+                self._again = False
+                self.wake()
+
+    def _send_packs(self, packs: list[tuple[int, bytes]]) -> None:
+        self._sent_to = max(self._sent_to, packs[-1][0])
+        self._transport.write(self._edge.frame(packs))
+
+    def _write_owed(self) -> None:
+        for data in self._ws.data_to_send():
+            if data:
+                self._transport.write(data)
+            else:
+                self._transport.close()
+        if self._ws.close_expected():
+            # The other side closes first, or is made to.
+            self._edge.loop.call_later(self._edge.close_timeout_s, self._transport.close)
+
+    def ping(self) -> None:
+        """Find out whether the peer is still there; one that is not is let go."""
+        if self._ws.state is not State.OPEN:
+            return
+        if self.awaits_pong:
+            self._transport.abort()
+            return
+        self.awaits_pong = True
+        self._ws.send_ping(b"")
+        self._write_owed()
+
+    # The end, told by the inboxes
+
+    def replaced(self) -> None:
+        self._session = None
+        self._close(CloseCode.NORMAL_CLOSURE, "")
+
+    def ended(self) -> None:
+        self._session = None
+        self._end_unset()
+
+    def shut_down(self) -> None:
+        self._leave()
+        self._close(CloseCode.GOING_AWAY, "")
+
+    def _end_unset(self) -> None:
+        if self._ws.state is State.OPEN:
+            self._transport.write(text_frame(SESSION_UNSET))
+        self._close(CloseCode.NORMAL_CLOSURE, "")
+
+    def _close(self, code: CloseCode, reason: str) -> None:
+        self._leave()
+        if self._ws.state is State.OPEN:
+            try:
+                self._ws.send_close(code, reason)
+            except ProtocolError:  # pragma: no cover - a close in the middle of fragments
+                self._transport.close()
+            self._write_owed()
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._inboxes.detach(session, self)
+
+
+class Frames:
+    """Frames of this turn of the loop, by what is in them."""
+
+    def __init__(self) -> None:
+        # With the packs, so that their identities stay theirs.
+        self._frames: dict[tuple[int, ...], tuple[bytes, list[tuple[int, bytes]]]] = {}
+
+    def get(self, packs: list[tuple[int, bytes]]) -> bytes:
+        key = (packs[0][0], *(id(json) for _, json in packs))
+        found = self._frames.get(key)
+        if found is None:
+            found = self._frames[key] = (text_frame(encode_packs(packs)), packs)
+        return found[0]
+
+    def clear(self) -> None:
+        self._frames.clear()
+
+
+def consecutive(packs: Iterable[tuple[int, bytes]]) -> bool:
+    """Whether the numbers ascend by one, so that the first tells the others."""
+    numbers = [number for number, _ in packs]
+    return numbers[-1] - numbers[0] == len(numbers) - 1
