@@ -21,7 +21,7 @@ DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "polybus").rglob("*.py"))
 CODE = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
 # Strings of the same shape that are files.
-FILES = re.compile(r".*\.(json|toml|lock|sock|py|md|c|exe)")
+FILES = re.compile(r".*\.(db|json|toml|lock|sock|py|md|c|exe)")
 
 
 @pytest.mark.parametrize("name", sorted(pages()))
@@ -82,8 +82,11 @@ def codes_in_source() -> dict[str, str]:
     return found
 
 
-# Verbs of the administrator's socket, and the beginning of a family of codes.
-NOT_CODES = {"topics.list", "topics.create", "topics.delete", "topics.describe", "goms.001"}
+# Verbs of the administrator's socket, the beginning of a family of codes, an event of ASGI.
+NOT_CODES = {
+    *("topics.list", "topics.create", "topics.delete", "topics.describe", "goms.001"),
+    "http.disconnect",
+}
 
 
 def test_every_code_in_the_source_has_a_meaning() -> None:

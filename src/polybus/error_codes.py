@@ -181,6 +181,32 @@ _BUS = {
     "udp.too-many": Meaning("too many UDP addresses", "raise limits.udp-peers-max"),
 }
 
+_HTTP = {
+    "http.invalid": Meaning("this is not an HTTP request; the connection closes"),
+    "http.url-too-long": Meaning("a URL is too long", "raise http.head-bytes-max"),
+    "http.head-too-large": Meaning("headers are too large", "raise http.head-bytes-max"),
+    "http.body-too-large": Meaning(
+        "a body is over its limit", "raise http.json-bytes-max, for messages message-bytes-max"
+    ),
+    "http.too-many-requests": Meaning("too many requests at once on one connection"),
+    "http.too-many-lines": Meaning("too many messages in one body", "raise limits.parts-max"),
+    "http.content-type": Meaning("the body is of a type the operation does not take"),
+    "http.query": Meaning("a parameter is unknown, malformed or there twice"),
+    "http.body-invalid": Meaning("the body is not the JSON that the operation takes"),
+    "http.not-found": Meaning("there is nothing at this path", "/openapi.json lists all paths"),
+    "http.method": Meaning("the path knows other methods"),
+    "http.failed": Meaning("the bus made a mistake", "report it, with the bus's log"),
+    "msgstream.pack-invalid": Meaning('a pack is not `[["type", data], …]`'),
+    "session.unknown": Meaning("there is no such session, or it has expired", "open another"),
+    "session.too-many": Meaning("there are too many sessions", "raise msgstream.sessions-max"),
+    "session.overflow": Meaning(
+        "a notice, in pack 0: a session was full and lost its oldest messages",
+        "confirm packs, or raise msgstream.session-packs-max and session-bytes-max",
+    ),
+    "session.unset": Meaning("a notice, in pack 0: there is no such session", "open another"),
+    "state.failed": Meaning("state.db cannot be written", "look at the disk of the data folder"),
+}
+
 _QUEUE = {
     "queue.limit": Meaning("a limit of the queue framework is impossible"),
     "queue.length-negative": Meaning("a message's length is negative; the connection closes"),
@@ -209,6 +235,7 @@ GROUPS: dict[str, dict[str, Meaning]] = {
     "The log": _LOG,
     "Boson": _BOSON,
     "goMS": _GOMS,
+    "HTTP and msgstream": _HTTP,
     "Queues": _QUEUE,
     "The bus": _BUS,
 }

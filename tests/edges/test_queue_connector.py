@@ -246,7 +246,6 @@ async def test_a_message_of_exactly_the_limit_passes() -> None:
             assert await reader.read(1004) == message(b"x" * 1000)
 
 
-@pytest.mark.slow
 async def test_a_length_that_nothing_follows_takes_no_memory_and_is_ended_in_time() -> None:
     async with bridged(limits={"message-timeout-s": 0.5}) as (node, port):
         async with queue(node, port) as peer:
@@ -307,7 +306,6 @@ async def flood(node: Node, mebibytes: int) -> None:
         assert name == "$receipt"
 
 
-@pytest.mark.slow
 async def test_a_queue_that_does_not_read_is_disconnected_and_others_go_on() -> None:
     limits = {"outbox-bytes-max": 1 << 20}
     async with bridged("alive", limits=limits, durability="memory") as (node, port):
@@ -319,7 +317,6 @@ async def test_a_queue_that_does_not_read_is_disconnected_and_others_go_on() -> 
             await until(lambda: len(queues_of(node)) == 1)
 
 
-@pytest.mark.slow
 async def test_drop_oldest_drops_whole_messages_so_that_the_stream_stays_readable() -> None:
     settings = {"slow_subscriber": "drop-oldest", "durability": "memory"}
     async with bridged(limits={"outbox-bytes-max": 4 << 20}, **settings) as (node, port):
@@ -334,7 +331,6 @@ async def test_drop_oldest_drops_whole_messages_so_that_the_stream_stays_readabl
             await until(lambda: node.server.bad_peers.counts["outbox.dropped"] >= 1)
 
 
-@pytest.mark.slow
 async def test_with_wait_publishers_wait_for_a_slow_queue_and_it_gets_everything() -> None:
     settings = {"slow_subscriber": "wait", "durability": "memory"}
     async with bridged(limits={"outbox-bytes-max": 1 << 20}, **settings) as (node, port):

@@ -32,3 +32,16 @@ def test_the_dispatcher_gets_every_answer_though_a_worker_leaves(options: list[s
         "20 of 20 jobs done, all right: True",
         "given to another worker: 1",
     ]
+
+
+def test_the_bridge_carries_a_queue_program_to_goms_and_a_browser_and_back() -> None:
+    assert printed("bridge.py", []).splitlines() == [
+        "goMS hears: 21.5",
+        "goMS hears: 21.7",
+        "goMS hears: 22.0",
+        "browser hears: 21.5",
+        "browser hears: 21.7",
+        "browser hears: 22.0",
+        "sensor hears: thanks",
+        "sensor hears: enough",
+    ]

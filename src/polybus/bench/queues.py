@@ -18,8 +18,7 @@ from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-import click
-
+from polybus.bench.errors import BenchError
 from polybus.queues import (
     AcceptListener,
     ConnectListener,
@@ -40,6 +39,13 @@ WINDOW_BYTES = 8 << 20
 WINDOW_MESSAGES_MAX = 20_000
 ANSWER = b"all there"
 HOST = "127.0.0.1"
+# Place, system and size: how many times as fast as it ours has to be.
+BARS = {
+    ("tcp", "pyzmq", 1024): 1.0,
+    ("tcp", "pyzmq", 1 << 20): 1.0,
+    ("tcp", "multiprocessing", 16): 3.0,
+    ("in process", "multiprocessing", 16): 3.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class Load:
 
     def check(self, count: int, total_bytes: int) -> None:
         if (count, total_bytes) != (self.count, self.count * self.message_bytes):
-            raise click.ClickException(f"{count} of {self.count} messages arrived")
+            raise BenchError(f"{count} of {self.count} messages arrived")
 
 
 # Queues of this package
@@ -275,7 +281,7 @@ def _process(target: Callable[[Load, Connection], None], load: Load) -> Iterator
     process.start()
     try:
         if not ours.poll(30):
-            raise click.ClickException("the receiving process did not start")
+            raise BenchError("the receiving process did not start")
         yield ours.recv()
         ours.send(None)
     finally:
@@ -315,6 +321,16 @@ def has_zmq() -> bool:
     return True
 
 
+def _measures() -> dict[tuple[str, str], Callable[[Load], float]]:
+    """Those of the systems that are installed."""
+    return {key: run for key, run in MEASURES.items() if has_zmq() or "pyzmq" not in key[1]}
+
+
+def run_count(rounds: int, sizes: tuple[int, ...] = SIZES) -> int:
+    """How many runs `run_queue_bench` makes."""
+    return rounds * len(sizes) * len(_measures())
+
+
 def run_queue_bench(
     sizes: tuple[int, ...] = SIZES,
     *,
@@ -326,7 +342,7 @@ def run_queue_bench(
 
     pyzmq is left out where it is not installed.
     """
-    measures = {key: run for key, run in MEASURES.items() if has_zmq() or "pyzmq" not in key[1]}
+    measures = _measures()
     rows = []
     for size in sizes:
         count = int(scale * min(MESSAGES_PER_RUN_MAX, BYTES_PER_RUN_MAX // size))
@@ -352,27 +368,43 @@ def ratio(rows: list[Row], where: str, message_bytes: int, system: str) -> float
     return rates["polybus"] / rates[system] if system in rates else None
 
 
-@click.command()
-@click.option("--rounds", default=ROUNDS, show_default=True, help="Runs of each measure.")
-@click.option("--scale", default=1.0, show_default=True, help="Longer or shorter runs.")
-def queues(rounds: int, scale: float) -> None:
-    """Messages a second of the queue framework, beside multiprocessing.connection and pyzmq.
+def bar_of(row: Row) -> float | None:
+    """How many times as fast as this row's system ours must be."""
+    return BARS.get((row.where, row.system, row.message_bytes))
 
-    Example: polybus bench --queues
-    """
-    rows = run_queue_bench(rounds=rounds, scale=scale)
-    click.echo(f"{'':12}{'bytes':>9}{'system':>17}{'messages/s':>13}{'MB/s':>9}{'polybus is':>12}")
+
+def render(rows: list[Row]) -> str:
+    """The table, then each bar that was missed."""
+    heading = f"{'':12}{'bytes':>9}{'system':>17}{'messages/s':>13}{'MB/s':>9}{'polybus is':>12}"
+    lines = [f"{heading}{'bar':>9}"]
+    missed = []
     for row in rows:
         rate = row.messages_per_s
         times = ratio(rows, row.where, row.message_bytes, row.system)
-        megabytes = rate * row.message_bytes / 1e6
-        click.echo(
+        bar = bar_of(row)
+        compared = "" if row.system == "polybus" or times is None else f"{times:.1f} ×"
+        lines.append(
             f"{row.where:12}{row.message_bytes:>9,}{row.system:>17}{rate:>13,.0f}"
-            f"{megabytes:>9,.0f}{'' if row.system == 'polybus' else f'{times:.1f} x':>12}"
+            f"{rate * row.message_bytes / 1e6:>9,.0f}{compared:>12}"
+            f"{'' if bar is None else f'≥ {bar:g} ×':>9}".rstrip()
         )
+        if bar is not None and times is not None and times < bar:
+            where = f"{row.where}, {row.message_bytes:,} bytes"
+            missed.append(f"Not met: {where}: {times:.2f} × {row.system}, the bar is ≥ {bar:g} ×.")
+    held = sum(bar_of(row) is not None for row in rows)
+    lines += ["", f"{held - len(missed)} of {held} bars met.", *missed]
     if not has_zmq():
-        click.echo("pyzmq is not installed: pip install pyzmq")
+        lines.append("pyzmq is not installed, so its rows and bars are missing: pip install pyzmq")
+    return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    queues()
+def as_json(rows: list[Row]) -> list[dict[str, Any]]:
+    """The rows, each with its ratio and bar."""
+    return [
+        {name: getattr(row, name) for name in Row.__slots__}
+        | {
+            "ratio": ratio(rows, row.where, row.message_bytes, row.system),
+            "bar": bar_of(row),
+        }
+        for row in rows
+    ]

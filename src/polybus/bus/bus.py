@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from polybus import names
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import ReceiptTaker, Subscriber
+from polybus.bus.traffic import Traffic
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
 
@@ -23,13 +24,22 @@ NOTHING = Batch("", b"", array("i"))
 class Topic:
     """A topic while the bus runs: who listens, and what went through."""
 
-    __slots__ = ("messages_in", "name", "subscribers")
+    __slots__ = ("name", "subscribers", "traffic")
 
     def __init__(self, name: str) -> None:
         self.name = name
         # A tuple, replaced on change: delivery may go on over the old one meanwhile.
         self.subscribers: tuple[Subscriber, ...] = ()
-        self.messages_in = 0
+        self.traffic = Traffic()
+
+    @property
+    def messages_in(self) -> int:
+        return self.traffic.messages
+
+    def listen(self, subscribers: tuple[Subscriber, ...]) -> None:
+        """Replace the listeners."""
+        self.traffic.settle(self.subscribers)
+        self.subscribers = subscribers
 
 
 class Bus:
@@ -44,11 +54,16 @@ class Bus:
         self._last_ticket = 0
         # Receipts fall due in ticket order: the journal is one, and so is its order.
         self._receipts: deque[tuple[int, Batch, ReceiptTaker]] = deque()
+        self.receipts_given = 0
 
     # Topics
 
     def topics(self) -> list[Topic]:
         return sorted(self._topics.values(), key=lambda topic: topic.name)
+
+    def topic(self, name: str) -> Topic:
+        """Raises UsageError `topic.unknown`."""
+        return self._topic(name)
 
     def has_topic(self, name: str) -> bool:
         return name in self._topics
@@ -68,7 +83,7 @@ class Bus:
         topic = self._topics[name] = Topic(name)
         for subscriber in self._everything:
             subscriber.topic_created(name)
-        topic.subscribers = tuple(self._everything)
+        topic.listen(tuple(self._everything))
         return bounds
 
     def delete_topic(self, name: str) -> None:
@@ -84,7 +99,7 @@ class Bus:
         """Attach at the live end. Raises UsageError `topic.unknown`."""
         topic = self._topic(name)
         if subscriber not in topic.subscribers:
-            topic.subscribers = (*topic.subscribers, subscriber)
+            topic.listen((*topic.subscribers, subscriber))
 
     def subscribe_new(self, subscriber: Subscriber) -> None:
         """Attach to every topic that will be created."""
@@ -93,7 +108,7 @@ class Bus:
     def unsubscribe(self, name: str, subscriber: Subscriber) -> None:
         topic = self._topics.get(name)
         if topic is not None and subscriber in topic.subscribers:
-            topic.subscribers = tuple(one for one in topic.subscribers if one is not subscriber)
+            topic.listen(tuple(one for one in topic.subscribers if one is not subscriber))
 
     def unsubscribe_new(self, subscriber: Subscriber) -> None:
         if subscriber in self._everything:
@@ -144,7 +159,7 @@ class Bus:
                 whole = None
                 continue
             ticket = added
-            topic.messages_in += len(batch)
+            topic.traffic.take(batch)
             taken.append((topic, batch))
             if shared is None:
                 shared = topic.subscribers
@@ -154,11 +169,15 @@ class Bus:
             for subscriber in shared:
                 if subscriber is not publisher or subscriber.takes_own:
                     subscriber.deliver_whole(batches, whole)
+                else:
+                    _spare(taken, subscriber)
             return ticket
         for topic, batch in taken:
             for subscriber in topic.subscribers:
                 if subscriber is not publisher or subscriber.takes_own:
                     subscriber.deliver(batch)
+                else:
+                    topic.traffic.spare(batch, subscriber.protocol)
         return ticket
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
@@ -176,10 +195,12 @@ class Bus:
             if not added:
                 continue
             ticket = added
-            topic.messages_in += len(batch)
+            topic.traffic.take(batch)
             for subscriber in topic.subscribers:
                 if subscriber is not publisher or subscriber.takes_own:
                     joint.setdefault(subscriber, []).append(batch)
+                else:
+                    topic.traffic.spare(batch, subscriber.protocol)
         for subscriber, its_batches in joint.items():
             subscriber.deliver_joint(its_batches)
         return ticket
@@ -213,6 +234,7 @@ class Bus:
         receipts = self._receipts
         while receipts and receipts[0][0] <= durable:
             _, batch, publisher = receipts.popleft()
+            self.receipts_given += 1
             publisher.receipt(batch)
 
     @property
@@ -224,6 +246,11 @@ class Bus:
         if topic is None:
             raise unknown_topic(name)
         return topic
+
+
+def _spare(taken: Sequence[tuple[Topic, Batch]], publisher: Subscriber) -> None:
+    for topic, batch in taken:
+        topic.traffic.spare(batch, publisher.protocol)
 
 
 def unknown_topic(name: str) -> PolybusError:

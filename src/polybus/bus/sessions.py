@@ -7,9 +7,9 @@ The rules:
 2. A pack stays until it is confirmed. Confirming what is not there does nothing.
 3. A session holds at most `packs_max` packs and `value_bytes_max` bytes. Beyond that the oldest go,
    and a notice says which topic lost how many messages from which position on.
-4. Clients stop at a gap in the numbers. So a pack that was dropped before any client could have seen
-   it leaves no gap (the later ones move up), and one that was dropped later goes out once more,
-   empty, beside the notice.
+4. Clients stop at a gap in the numbers. So a pack that was dropped before any client could have
+   seen it leaves no gap (the later ones move up), and one that was dropped later goes out once
+   more, empty, beside the notice.
 5. A number may be shown to a client only below `mark`, which is on disk. What happened between the
    last save and a crash is not known afterwards; the numbers up to the mark are then used up, as
    empty packs, and the messages come again under new ones.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from heapq import merge
 
 from polybus.bus.feeds import EMPTY, Content, Feed
-from polybus.wire.msgstream import EMPTY_PACK, encode_notice
+from polybus.wire.msgstream import EMPTY_PACK, OVERFLOW, encode_notice
 
 BEHIND = -1
 # How far a session that catches up with the log runs ahead of its client's confirmations.
@@ -85,7 +85,7 @@ class Lost:
         data = {"topic": self.topic or None, "position": None, "count": self.count}
         if self.topic:
             data["position"] = f"{self.epoch}:{self.offset}"
-        return encode_notice("session.overflow", data)
+        return encode_notice(OVERFLOW, data)
 
 
 class Session:

@@ -27,6 +27,11 @@ class Subscriber(ReceiptTaker, Protocol):
     takes_own: bool
     """Whether it gets the messages it published itself (goMS and queues leave the sender out)."""
 
+    @property
+    def protocol(self) -> str:
+        """What it speaks, for the figures."""
+        ...
+
     def deliver(self, batch: Batch) -> None:
         """Take one batch of a topic it is subscribed to."""
         ...

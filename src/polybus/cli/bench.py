@@ -14,11 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polybus.bench import generator, machine, measure, report
+from polybus.bench import queues as queue_bench
 from polybus.bench.brokers import Broker, all_brokers
 from polybus.bench.errors import BenchError
 from polybus.bench.scenarios import SCENARIOS, Scenario
 
 TABLE_WIDTH = 140
+RUN_S = 1.5
+QUICK_S = 0.5
 
 
 @click.command("bench")
@@ -32,7 +35,7 @@ TABLE_WIDTH = 140
 @click.option(
     "--seconds",
     type=click.FloatRange(0.05, 60.0),
-    default=1.5,
+    default=RUN_S,
     show_default=True,
     help="How long each run publishes.",
 )
@@ -42,6 +45,11 @@ TABLE_WIDTH = 140
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Where every broker keeps its data meanwhile (default: the temp folder).",
 )
+@click.option(
+    "--queues",
+    is_flag=True,
+    help="Measure the queue framework instead, beside pyzmq and multiprocessing.connection.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with every sample.")
 def bench(
     only: tuple[str, ...],
@@ -49,6 +57,7 @@ def bench(
     seconds: float,
     quick: bool,
     data_root: Path | None,
+    queues: bool,
     as_json: bool,
 ) -> None:
     """Measure the bus against nats-server, redis-server, mosquitto and a bare relay.
@@ -62,9 +71,16 @@ def bench(
       polybus bench                        everything, about five minutes
       polybus bench --quick                everything once, a minute or two
       polybus bench --only boson-1-1 --only latency --rounds 5
+      polybus bench --queues               queues between programs, about a minute
       polybus bench --json > figures.json
     """
     signal.signal(signal.SIGTERM, _end)
+    rounds, run_s = (1, QUICK_S) if quick else (rounds, seconds)
+    if queues:
+        if only or data_root:
+            raise click.UsageError("--queues goes with neither --only nor --data-root")
+        _bench_queues(rounds, run_s, as_json=as_json)
+        return
     chosen = [scenario for scenario in SCENARIOS if not only or scenario.name in only]
     try:
         program = generator.compiled()
@@ -73,8 +89,8 @@ def bench(
     plan = measure.Bench(
         program=program,
         data_root=data_root,
-        rounds=1 if quick else rounds,
-        run_s=0.5 if quick else seconds,
+        rounds=rounds,
+        run_s=run_s,
     )
     facts = machine.describe(all_brokers(program), data_root)
     before_ms = machine.sync_ms(data_root)
@@ -96,10 +112,7 @@ def _measure(
     plan: measure.Bench, scenarios: Sequence[Scenario]
 ) -> list[tuple[Scenario, list[measure.Outcome]]]:
     measure.raise_file_limit()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
-    ) as progress:
+    with _progress() as progress:
         total = measure.run_count(scenarios, plan.rounds)
         task = progress.add_task("starting", total=total, completed=-1)
 
@@ -108,6 +121,29 @@ def _measure(
             progress.update(task, description=text, advance=1)
 
         return [(scenario, plan.measure(scenario, tell)) for scenario in scenarios]
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+
+
+def _bench_queues(rounds: int, run_s: float, *, as_json: bool) -> None:
+    with _progress() as progress:
+        task = progress.add_task("starting", total=queue_bench.run_count(rounds), completed=-1)
+
+        def tell(text: str) -> None:
+            progress.update(task, description=text, advance=1)
+
+        try:
+            rows = queue_bench.run_queue_bench(rounds=rounds, scale=run_s / RUN_S, progress=tell)
+        except BenchError as error:
+            raise click.ClickException(str(error)) from error
+    if as_json:
+        document = {"machine": machine.describe({}, None), "rows": queue_bench.as_json(rows)}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    else:
+        click.echo(queue_bench.render(rows))
 
 
 def _print_json(

@@ -39,6 +39,7 @@ Examples:
   polybus publish news "hello"
   polybus publish news --receipt --header lang=en "hello" --url boson+properties://127.0.0.1
   journalctl -f | polybus publish logs --lines
+  polybus publish readings 21.5 --url queue://127.0.0.1:4000
 """
 )
 @click.argument("topic")
@@ -63,7 +64,8 @@ def publish(
 ) -> None:
     """Publish messages to a topic.
 
-    DATA is one message; without it, and without --file, standard input is.
+    DATA is one message; without it, and without --file, standard input is. On queue:// the topic is
+    the connector's: TOPIC is not sent, and there are no receipts or headers.
     """
     if data is not None and (file is not None or lines):
         raise click.UsageError("DATA is one message: it goes with neither --file nor --lines")
@@ -101,6 +103,11 @@ async def _publish(url: str, job: Job) -> tuple[int, Position | None]:
     refusals: list[PolybusError] = []
     async with connect(url, reconnect=False, on_error=refusals.append) as client:
         published, position = await _publish_all(client, job)
+        try:
+            await client.flush()
+        except PolybusError as error:
+            # On a queue that is all a refusal is; elsewhere the bus has said more before.
+            refusals.append(error)
     # The bus ends the connection after us, so every refusal has arrived by now.
     if refusals:
         raise refusals[0]

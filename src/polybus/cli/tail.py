@@ -48,7 +48,8 @@ def tail(
 
     With several topics each line begins with its topic. Control characters are escaped, and values
     that are not UTF-8 are printed as base64. A lost connection is made again, and nothing is missed
-    unless a line on standard error says so.
+    unless a line on standard error says so. On queue:// the topic is the connector's, from now on:
+    TOPIC only names it here.
     """
     printer = Printer(with_topic=len(topics) > 1, with_headers=headers, as_json=as_json)
     with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):

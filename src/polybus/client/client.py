@@ -159,6 +159,9 @@ class Client:
         """Wait until everything published so far has been handed to the operating system.
 
         That is no promise of the bus: ask for a receipt for one.
+
+        Raises:
+            PolybusError: `client.disconnected`, the connection ended and `reconnect` is off.
         """
         await self._open_publisher().flush()
 

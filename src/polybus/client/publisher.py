@@ -74,9 +74,17 @@ class Publisher:
                 self._receipts.pop(receipt_id, None)
 
     async def flush(self) -> None:
-        """Wait until everything published so far is with the operating system."""
+        """Wait until everything published so far is with the operating system.
+
+        Raises:
+            PolybusError: `client.disconnected`, the connection ended and no other is made.
+        """
         if self._connection.link is not None:
             await self._connection.link.flush()
+            # Who keeps the connection hears of its end a moment later.
+            await asyncio.sleep(0)
+        if self._failure is not None:
+            raise self._failure
 
     def _usable(self, topic: str) -> Transport | None:
         """A transport that may publish to the topic this very moment, if there is one."""

@@ -77,7 +77,9 @@ class GomsTranslator(Translator):
             self._with_offsets = True
         start = parse_start(event.start or "latest")
         if not self.peer.proven and not isinstance(start, Latest):
-            self.complain("goms.000403", "from: nothing is replayed to an address that may be forged")
+            self.complain(
+                "goms.000403", "from: nothing is replayed to an address that may be forged"
+            )
             return
         # Where a time is takes a look at the disk: then the first message has to tell.
         offsets: list[At] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polybus.config import Config
 from polybus.edges.admin import Admin
+from polybus.edges.http.edge import HttpEdge
 from polybus.edges.server import Server
 from polybus.log.files import FileLog
 from polybus.log.interface import Log, TopicSettings
@@ -22,6 +23,7 @@ class Node:
         self.data = Path(config.data)
         self.addresses: list[str] = []
         self.server: Server
+        self.http: HttpEdge
         self._log: Log
         self._admin: Admin | None = None
 
@@ -33,6 +35,7 @@ class Node:
             StorageError: the data folder cannot be used.
         """
         self._log = open_log(self.config)
+        http: HttpEdge | None = None
         try:
             existing = set(self._log.topics())
             for topic in self.config.topic_list():
@@ -42,10 +45,14 @@ class Node:
                     )
                     self._log.create_topic(topic.name, settings)
             self.server = Server(self.config, self._log)
+            http = self.http = self.server.http = HttpEdge(self.server)
+            await http.start()
             self.addresses = await self.server.start()
             self._admin = Admin(self.server, self.data, self.addresses)
             await self._admin.start()
         except BaseException:
+            if http is not None:
+                await http.close()
             self._log.close()
             raise
 
@@ -53,7 +60,9 @@ class Node:
         """Drain, sync, close: nothing that had a receipt, or was read before, is lost."""
         if self._admin is not None:
             await self._admin.stop()
+        await self.http.stop()
         await self.server.stop()
+        await self.http.close()
         await asyncio.to_thread(self._log.close)
 
     @property

@@ -328,6 +328,6 @@ class Outbox:
             self.bytes -= len(data)
         self._pending.extendleft(reversed(replies))
         self._batches.extendleft(() for _ in replies)
-        if self.bytes > 2 * self._limit:
+        if self.bytes > 2 * self._limit and not any(self._batches):
             # Nothing but replies, and the peer reads none of them.
             self._on_overflow(self.drop_all())

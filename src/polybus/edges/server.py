@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from polybus.edges.assembly import Assembly
 from polybus.edges.bad_peers import BadPeers
 from polybus.edges.buffers import ReadBuffers
 from polybus.edges.connection import Connection
+from polybus.edges.http.edge import HttpEdge
 from polybus.edges.listener import Listener
 from polybus.edges.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
 from polybus.edges.udp import UdpEdge
@@ -30,6 +32,8 @@ MEMORY_GATE = "memory"
 SHORT_PATIENCE_S = 0.3
 LAST_WORD_S = 5.0
 BACKLOG = 4096
+# Open files that are not connections: segments, history, databases, libraries.
+FILES_KEPT = 256
 
 
 class Server:
@@ -54,6 +58,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.publishing: Connection | None = None
         self.storage_error: StorageError | None = None
+        self.http: HttpEdge | None = None
         self._memory_waiters: list[Connection] = []
         self._over_memory_s = 0.0
         self._tcp: list[asyncio.Server] = []
@@ -61,6 +66,7 @@ class Server:
         self._tick: asyncio.TimerHandle | None = None
         self._ticks = 0
         self._stopping = False
+        self._connections_max = min(config.limits.connections_max, _files_max() - FILES_KEPT)
         self._all_gone = asyncio.Event()
 
     # Life
@@ -133,9 +139,9 @@ class Server:
 
     def admit(self, connection: Connection) -> bool:
         """Count a new connection in, unless there are too many."""
-        limit = self.config.limits.connections_max
+        limit = self._connections_max
         if self._stopping or len(self.connections) >= limit:
-            text = f"there are {limit} connections (connections-max)"
+            text = f"there are {limit} connections (connections-max, or the limit of open files)"
             self.bad_peers.note(connection.name, "unknown", "connections.too-many", text)
             return False
         self.connections.add(connection)
@@ -210,6 +216,16 @@ class Server:
     def _failed(self, error: StorageError) -> None:
         self.storage_error = error
         logger.error("the log takes no writes: %s", error)
+
+
+def _files_max() -> int:
+    """As many open files as the system lets this process have; the soft limit is raised to that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def _clock_us() -> int:

@@ -80,9 +80,8 @@ class State:
         self._path = path
         self._fsync = fsync
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-state")
-        self._db: sqlite3.Connection
-        self.saves = 0
-        self.save_s = 0.0
+        self._db: sqlite3.Connection | None = None
+        self._closed = False
 
     async def open(self) -> Saved:
         """Open, or create, and read everything.
@@ -101,8 +100,11 @@ class State:
         await self._call(lambda: self._save(changes))
 
     async def close(self) -> None:
-        await self._call(self._close)
-        self._thread.shutdown(wait=False)
+        """Close the file; nothing happens the second time."""
+        if not self._closed:
+            self._closed = True
+            await self._call(self._close)
+            self._thread.shutdown(wait=False)
 
     async def _call(self, work: Callable[[], T]) -> T:
         try:
@@ -125,9 +127,7 @@ class State:
             raise StorageError("log.format", text)
         db.executescript(SCHEMA)
         db.execute(f"PRAGMA user_version = {FORMAT}")
-        db.execute(
-            "DELETE FROM direct WHERE number NOT IN (SELECT direct FROM packs WHERE direct)"
-        )
+        db.execute("DELETE FROM direct WHERE number NOT IN (SELECT direct FROM packs WHERE direct)")
         sessions = {row[0]: SessionRow(*row) for row in db.execute("SELECT * FROM sessions")}
         for row in db.execute("SELECT * FROM packs ORDER BY session, id"):
             if row[0] in sessions:
@@ -136,11 +136,12 @@ class State:
 
     def _save(self, changes: Changes) -> None:
         db = self._db
+        assert db is not None
         db.execute("BEGIN IMMEDIATE")
         try:
             db.executemany("INSERT OR REPLACE INTO direct VALUES (?, ?)", changes.direct)
             for row in changes.sessions:
-                self._save_session(row)
+                _save_session(db, row)
             _delete(db, "sessions WHERE number", changes.ended)
             _delete(db, "packs WHERE session", changes.ended)
             _delete(db, "direct WHERE number", changes.direct_gone)
@@ -148,26 +149,26 @@ class State:
         except BaseException:
             db.execute("ROLLBACK")
             raise
-        self.saves += 1
-
-    def _save_session(self, row: SessionRow) -> None:
-        db = self._db
-        number = row.number
-        db.execute(
-            SAVE_SESSION,
-            (number, row.digest, row.ttl_s, row.next_id, row.mark, row.follows, row.lost),
-        )
-        db.execute("DELETE FROM packs WHERE session = ? AND id < ?", (number, row.first_id))
-        if row.rewrite_from:
-            db.execute("DELETE FROM packs WHERE session = ? AND id >= ?", (number, row.rewrite_from))
-        if row.confirmed:
-            ids = ((number, one) for one in row.confirmed)
-            db.executemany("DELETE FROM packs WHERE session = ? AND id = ?", ids)
-        if row.packs:
-            db.executemany(SAVE_PACK, row.packs)
 
     def _close(self) -> None:
-        self._db.close()
+        if self._db is not None:
+            self._db.close()
+
+
+def _save_session(db: sqlite3.Connection, row: SessionRow) -> None:
+    number = row.number
+    db.execute(
+        SAVE_SESSION,
+        (number, row.digest, row.ttl_s, row.next_id, row.mark, row.follows, row.lost),
+    )
+    db.execute("DELETE FROM packs WHERE session = ? AND id < ?", (number, row.first_id))
+    if row.rewrite_from:
+        db.execute("DELETE FROM packs WHERE session = ? AND id >= ?", (number, row.rewrite_from))
+    if row.confirmed:
+        ids = ((number, one) for one in row.confirmed)
+        db.executemany("DELETE FROM packs WHERE session = ? AND id = ?", ids)
+    if row.packs:
+        db.executemany(SAVE_PACK, row.packs)
 
 
 def _delete(db: sqlite3.Connection, where: str, numbers: Iterable[int]) -> None:

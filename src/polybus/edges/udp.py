@@ -30,7 +30,16 @@ Address = tuple[str, int]
 class UdpPeer:
     """One address. Implements translator.Peer."""
 
-    __slots__ = ("_address", "_edge", "allowance", "heard_s", "name", "proven", "translator")
+    __slots__ = (
+        "_address",
+        "_edge",
+        "allowance",
+        "allowance_now",
+        "heard_s",
+        "name",
+        "proven",
+        "translator",
+    )
 
     def __init__(self, edge: UdpEdge, address: Address) -> None:
         self._edge = edge
@@ -38,16 +47,21 @@ class UdpPeer:
         self.proven = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
         self.name = f"{address[0]}:{address[1]}"
         self.heard_s = 0.0
-        # How many bytes it was sent less than it sent.
+        # How many bytes it may be answered: to the datagram at hand, and in all.
+        self.allowance_now: int | None = None
         self.allowance = 0
         self.translator = GomsTranslator(edge.server, self, edge.connector)
 
     def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
         if not self.proven and not batches:
-            if len(data) > self.allowance:
+            size = len(data)
+            now = self.allowance_now
+            if size > self.allowance or (now is not None and size > now):
                 self._edge.server.bad_peers.count("udp.answer-withheld", 1)
                 return
-            self.allowance -= len(data)
+            self.allowance -= size
+            if now is not None:
+                self.allowance_now = now - size
         self._edge.send(data, self._address)
 
     async def drained(self) -> None:
@@ -107,9 +121,11 @@ class UdpEdge(asyncio.DatagramProtocol):
             peer = self._peers[addr] = UdpPeer(self, addr)
         peer.heard_s = self.server.loop.time()
         peer.allowance += len(data)
+        peer.allowance_now = len(data)
         translator = peer.translator
         for event in decode_datagram(data, self.server.config.limits):
             translator.handle(event)
+        peer.allowance_now = None
         if not translator.subscriptions:
             # Nothing to remember: a flood of forged addresses leaves nothing behind.
             self.forget(addr)

@@ -195,6 +195,11 @@ class FileLog:
     def pending_bytes(self) -> int:
         return self._journal.pending_bytes
 
+    @property
+    def sync_figures(self) -> tuple[int, float]:
+        """How often the journal was synced, and the seconds that took."""
+        return self._journal.syncs, self._journal.sync_s
+
     def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
         log = self._log_of(topic)
         try:

@@ -93,6 +93,8 @@ class Journal:
         self._urgent = False
         # The committer writes these.
         self.durable = 0
+        self.syncs = 0
+        self.sync_s = 0.0
         self.failure: StorageError | None = None
         self._taken_bytes = 0
         self._released_bytes = 0
@@ -336,6 +338,8 @@ class Journal:
         if self._sync_running is not None:
             running, self._sync_running = self._sync_running, None
             running.result()
+        self.syncs += 1
+        self.sync_s += time.monotonic() - self._synced_at
         synced, self._syncing = self._syncing, []
         self._writer.index([one.entry for one in synced])
         self.durable += sum([one.tickets for one in synced])

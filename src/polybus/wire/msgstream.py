@@ -19,6 +19,8 @@ from polybus.batch import Batch
 from polybus.errors import PeerError
 
 PROTOCOL: Final = "msgstream"
+UNSET: Final = "session.unset"
+OVERFLOW: Final = "session.overflow"
 SESSION_UNSET: Final = b'{"0":[["session.unset","noSession"]]}'
 EMPTY_PACK: Final = b"[]"
 PACK_MESSAGES_MAX: Final = 100_000

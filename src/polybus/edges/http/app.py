@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from polybus.edges.http.problems import problem
 
 if TYPE_CHECKING:
     from polybus.edges.http.edge import HttpEdge
+
+logger = logging.getLogger("polybus.requests")
 
 OPERATIONS: tuple[Operation, ...] = (
     *sessions_api.OPERATIONS,
@@ -119,4 +122,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
+    # The route, never the URL: it may hold a session's key.
+    logger.error("a request failed: %s", request.method, exc_info=error)
     return problem(500, "http.failed", "the bus made a mistake; its log has more")

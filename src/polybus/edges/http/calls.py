@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -79,12 +79,12 @@ class Call:
             raise PeerError("http.query", str(error)[:200]) from error
 
     async def json(self, kind: type[T]) -> T:
-        """The body. Raises PeerError `http.json`, `http.body-too-large` or `http.content-type`."""
+        """The body. Raises PeerError `http.body-invalid`, `http.body-too-large` or `http.content-type`."""
         body = await self.json_bytes()
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise PeerError("http.json", str(error)[:200]) from error
+            raise PeerError("http.body-invalid", str(error)[:200]) from error
 
     async def json_bytes(self) -> bytes:
         if self.content_type not in (JSON, ""):
@@ -92,7 +92,7 @@ class Call:
         body = await self.body(self.edge.config.http.json_bytes_max, "json-bytes-max")
         depth_max = self.edge.config.limits.json_depth_max
         if deeper_than(body, depth_max):
-            raise PeerError("http.json", f"nested over {depth_max} deep (json-depth-max)")
+            raise PeerError("http.body-invalid", f"nested over {depth_max} deep (json-depth-max)")
         return body
 
     async def body(self, bytes_max: int, limit: str) -> bytes:
@@ -128,4 +128,4 @@ async def perform(edge: HttpEdge, operation: Operation, request: Request) -> Res
         if error.code == "http.body-too-large":
             # The rest of the body is not read.
             headers = {"connection": "close"}
-        return problem_of(cast(PolybusError, error), headers)
+        return problem_of(error, headers)

@@ -1,4 +1,4 @@
-"""The HTTP edge of a server: uvicorn and Starlette in the bus's own loop, on its own connections."""
+"""The HTTP edge: uvicorn and Starlette in the bus's own loop, on its own connections."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class HttpEdge:
         self.inboxes = Inboxes(server.bus, server.config)
         self.polls = Polls(self)
         self.websockets: set[WebSocketPeer] = set()
+        # Reads that wait for a topic to grow.
+        self.waiters: set[asyncio.Future[None]] = set()
         self.stopping = False
         # Peers' mistakes are counted and noted by the bus, at a bounded rate; never their URLs.
         self.quiet_logger = logging.getLogger("polybus.http")
@@ -75,6 +77,9 @@ class HttpEdge:
         await self.inboxes.stop()
         for peer in list(self.websockets):
             peer.shut_down()
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         for protocol in list(self.uvicorn_state.connections):
             protocol.shutdown()
         tasks = set(self.uvicorn_state.tasks)

@@ -16,6 +16,7 @@ from polybus import names
 from polybus.bus.bus import Bus
 from polybus.bus.feeds import EMPTY, Content, Feed, FeedsShared, direct
 from polybus.bus.sessions import Follow, Lost, Session, SessionLimits
+from polybus.bus.traffic import Flow
 from polybus.config import Config
 from polybus.edges.http.reading import Reader
 from polybus.edges.http.saving import Saver
@@ -75,12 +76,13 @@ class Inboxes:
         self._reader = Reader(bus.log, self._shared.cache)
         path = Path(config.data) / "state.db"
         self._state = State(path, fsync=config.durability == "fsync")
-        self._saver: Saver
+        self._saver = Saver(self._state)
         self._last_number = 0
         self._sweeps = 0
         self._sweep: asyncio.TimerHandle | None = None
+        self.delivered: dict[str, Flow] = {}
         self.packs_out = 0
-        self.overflows = 0
+        self.messages_lost = 0
         self.stopping = False
 
     def __len__(self) -> int:
@@ -94,10 +96,7 @@ class Inboxes:
     async def start(self) -> None:
         """Take up the sessions of the last time. Raises StorageError."""
         saved = await self._state.open()
-        contents = {
-            number: direct(json, stored_as=number) for number, json in saved.direct.items()
-        }
-        self._saver = Saver(self._state, max(contents, default=0))
+        contents = {number: direct(json, stored_as=number) for number, json in saved.direct.items()}
         for row in saved.sessions:
             self._restore(row, contents)
         self._saver.restored(contents.values())
@@ -267,7 +266,7 @@ class Inboxes:
         packs = [(number, content.json) for number, content in shown if content.json is not None]
         if len(packs) < len(shown):
             return None
-        self._show(session, packs)
+        self._show(session, shown)
         return packs
 
     async def collect(self, session: Session, after: int) -> Packs:
@@ -289,15 +288,21 @@ class Inboxes:
                 session.discard(number)
             packs.append((number, EMPTY_PACK if json is None else json))
         if session.has_notice:
-            self.overflows += 1
+            self.messages_lost += sum(lost.count for lost in session.lost())
             packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
             self._saver.touch(session)
         return packs
 
-    def _show(self, session: Session, packs: Sequence[tuple[int, object]]) -> None:
+    def _show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
         if packs:
             session.show(packs[-1][0])
             self.packs_out += len(packs)
+            for _, content in packs:
+                flow = self.delivered.get(content.topic)
+                if flow is None:
+                    flow = self.delivered[content.topic] = Flow()
+                flow.messages += content.count
+                flow.value_bytes += content.value_bytes
             if session.is_changed:
                 self._saver.touch(session)
 

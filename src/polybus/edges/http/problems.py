@@ -35,9 +35,7 @@ class Problem(msgspec.Struct, kw_only=True):
     code: str
 
 
-def problem(
-    status: int, code: str, text: str, headers: dict[str, str] | None = None
-) -> Response:
+def problem(status: int, code: str, text: str, headers: dict[str, str] | None = None) -> Response:
     body = Problem(title=HTTPStatus(status).phrase, status=status, detail=text, code=code)
     return Response(
         msgspec.json.encode(body), status, headers, media_type="application/problem+json"

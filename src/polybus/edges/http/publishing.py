@@ -127,7 +127,7 @@ def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batc
     """Messages, one a line; empty lines count for nothing.
 
     Raises:
-        PeerError: `http.json`, naming the line; `http.too-many-lines`.
+        PeerError: `http.body-invalid`, naming the line; `http.too-many-lines`.
     """
     if body.count(b"\n") > lines_max:
         raise PeerError("http.too-many-lines", f"over {lines_max} lines (parts-max)")
@@ -139,7 +139,7 @@ def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batc
             continue
         try:
             if deeper_than(line, depth_max):
-                raise PeerError("http.json", f"nested over {depth_max} deep (json-depth-max)")
+                raise PeerError("http.body-invalid", f"nested over {depth_max} deep (json-depth-max)")
             line.decode()
             message = _decoder.decode(line)
             values.append(_value(message))
@@ -150,11 +150,11 @@ def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batc
                 else None
             )
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise PeerError("http.json", f"line {number}: {str(error)[:150]}") from error
+            raise PeerError("http.body-invalid", f"line {number}: {str(error)[:150]}") from error
         except PeerError as error:
-            raise PeerError("http.json", f"line {number}: {error.text}") from error
+            raise PeerError("http.body-invalid", f"line {number}: {error.text}") from error
     if not values:
-        raise PeerError("http.json", "there is no message in the body")
+        raise PeerError("http.body-invalid", "there is no message in the body")
     return Batch.of(topic, values, keys=keys, headers=headers)
 
 
@@ -163,7 +163,7 @@ _decoder = msgspec.json.Decoder(NewMessage)
 
 def _value(message: NewMessage) -> bytes:
     if (message.value is msgspec.UNSET) == (message.base64 is msgspec.UNSET):
-        raise PeerError("http.json", "a message has either value or base64")
+        raise PeerError("http.body-invalid", "a message has either value or base64")
     if isinstance(message.base64, str):
         return b64decode(message.base64, validate=True)
     assert isinstance(message.value, msgspec.Raw)

@@ -1,4 +1,4 @@
-"""Reads the log for sessions: packs whose JSON is not in memory, and what they have yet to catch up."""
+"""Reads the log for sessions: packs that are not in memory, and what is still to catch up."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _json = msgspec.json.encode
 class Saver:
     """Writes what changed, every tenth of a second, and on demand; one save at a time."""
 
-    def __init__(self, state: State, last_direct: int) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
         self._touched: set[Session] = set()
         # Sessions that showed packs lately, and for how many rounds they still count as busy.
@@ -36,7 +36,7 @@ class Saver:
         self._pending: set[Session] = set()
         self._ended: list[int] = []
         self._direct: dict[int, Content] = {}
-        self._last_direct = last_direct
+        self._last_direct = 0
         self._next_save: asyncio.Future[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -44,6 +44,7 @@ class Saver:
     def restored(self, contents: Iterable[Content]) -> None:
         """Direct packs that came back from the disk."""
         self._direct = {content.stored_as: content for content in contents}
+        self._last_direct = max(self._direct, default=0)
 
     def touch(self, session: Session) -> None:
         """The session changed: save it some time soon."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from starlette.responses import Response
@@ -19,7 +19,7 @@ Ttl = Annotated[float, msgspec.Meta(gt=0, le=TTL_S_MAX)]
 Topics = Annotated[list[str], msgspec.Meta(description="Names of topics; capitals are folded.")]
 # [["type", data], …]: checked by the protocol's own reader.
 Pack = Annotated[
-    list[Annotated[list[object], msgspec.Meta(min_length=1, max_length=2)]],
+    list[Annotated[list[Any], msgspec.Meta(min_length=1, max_length=2)]],
     msgspec.Meta(min_length=1, description='`[["type", data], …]`, delivered as one pack.'),
 ]
 

@@ -72,7 +72,7 @@ class HttpTranslator(Translator):
 
     def __init__(self, server: Server, connection: Connection, connector: Connector) -> None:
         super().__init__(server, connection)
-        self.connection = connection
+        self.connection: Connection = connection
         self.codec = HttpCodec(self)
         self._lost = False
         assert server.http is not None

@@ -1,0 +1,78 @@
+"""Traffic: how many messages and bytes went through a topic, by protocol.
+
+What comes in is counted once per batch. What goes out is not counted at all while it goes: it is
+what came in times the listeners, and settled when those change or somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from polybus.batch import Batch
+from polybus.bus.subscriptions import Subscriber
+
+
+class Flow:
+    """So many messages and bytes."""
+
+    __slots__ = ("messages", "value_bytes")
+
+    def __init__(self, messages: int = 0, value_bytes: int = 0) -> None:
+        self.messages = messages
+        self.value_bytes = value_bytes
+
+
+class Traffic:
+    """One topic's figures since the bus started."""
+
+    __slots__ = (
+        "_settled_bytes",
+        "_settled_messages",
+        "delivered",
+        "messages",
+        "taken",
+        "value_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.value_bytes = 0
+        self.taken: dict[str, Flow] = {}
+        self.delivered: dict[str, Flow] = {}
+        self._settled_messages = 0
+        self._settled_bytes = 0
+
+    def take(self, batch: Batch) -> None:
+        """A batch came in."""
+        flow = self.taken.get(batch.protocol)
+        if flow is None:
+            flow = self.taken[batch.protocol] = Flow()
+        count, value_bytes = len(batch), batch.value_bytes
+        flow.messages += count
+        flow.value_bytes += value_bytes
+        self.messages += count
+        self.value_bytes += value_bytes
+
+    def spare(self, batch: Batch, protocol: str) -> None:
+        """A listener did not get a batch, because it sent it."""
+        flow = self._delivered(protocol)
+        flow.messages -= len(batch)
+        flow.value_bytes -= batch.value_bytes
+
+    def settle(self, subscribers: Iterable[Subscriber]) -> None:
+        """Count what these listeners got since the last time."""
+        messages = self.messages - self._settled_messages
+        value_bytes = self.value_bytes - self._settled_bytes
+        self._settled_messages, self._settled_bytes = self.messages, self.value_bytes
+        if messages:
+            for protocol, count in Counter(one.protocol for one in subscribers).items():
+                flow = self._delivered(protocol)
+                flow.messages += count * messages
+                flow.value_bytes += count * value_bytes
+
+    def _delivered(self, protocol: str) -> Flow:
+        flow = self.delivered.get(protocol)
+        if flow is None:
+            flow = self.delivered[protocol] = Flow()
+        return flow

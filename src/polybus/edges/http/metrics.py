@@ -1,0 +1,90 @@
+"""Figures in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
+
+if TYPE_CHECKING:
+    from polybus.edges.http.edge import HttpEdge
+
+Labels = dict[str, str]
+Sample = tuple[Labels, float]
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def render(edge: HttpEdge) -> bytes:
+    """All figures of the bus, now."""
+    lines: list[str] = []
+    for name, kind, text, samples in _families(edge):
+        lines += [f"# HELP polybus_{name} {text}", f"# TYPE polybus_{name} {kind}"]
+        lines += [f"polybus_{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:.6f}"
+
+
+def _labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    pairs = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
+    return "{" + ",".join(pairs) + "}"
+
+
+def _families(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    yield from _traffic(edge)
+    server, bus, inboxes = edge.server, edge.bus, edge.inboxes
+    yield "connections", "gauge", "Open TCP connections.", [({}, len(server.connections))]
+    yield "websockets", "gauge", "Open WebSockets.", [({}, len(edge.websockets))]
+    yield "sessions", "gauge", "msgstream sessions.", [({}, len(inboxes))]
+    held = sum(session.pack_count for session in inboxes.sessions())
+    yield "session_packs", "gauge", "Packs that wait to be confirmed.", [({}, held)]
+    yield "session_packs_out_total", "counter", "Packs sent.", [({}, inboxes.packs_out)]
+    yield "outbox_bytes", "gauge", "Bytes that wait for slow peers.", [({}, server.ledger.bytes)]
+    yield "log_pending_bytes", "gauge", "Bytes not yet written.", [({}, bus.log.pending_bytes)]
+    yield "receipts_total", "counter", "Receipts given.", [({}, bus.receipts_given)]
+    yield "receipts_waiting", "gauge", "Receipts not yet due.", [({}, bus.receipts_waiting)]
+    syncs, sync_s = getattr(bus.log, "sync_figures", (0, 0.0))
+    yield "fsync_seconds_total", "counter", "Seconds in fsync of the journal.", [({}, sync_s)]
+    yield "fsyncs_total", "counter", "Fsyncs of the journal.", [({}, syncs)]
+    errors = server.bad_peers.counts
+    drops = [
+        (
+            {"reason": "outbox"},
+            float(errors.get("outbox.dropped", 0) + errors.get("outbox.full", 0)),
+        ),
+        ({"reason": "session"}, float(inboxes.messages_lost)),
+    ]
+    yield "drops_total", "counter", "Peers and messages dropped for being slow.", drops
+    by_code = [({"code": code}, float(count)) for code, count in sorted(errors.items())]
+    yield "errors_total", "counter", "Errors by code.", by_code
+    healthy = float(server.storage_error is None)
+    yield "storage_healthy", "gauge", "1 while the log takes writes.", [({}, healthy)]
+
+
+def _traffic(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    taken: dict[str, list[Sample]] = {"messages": [], "bytes": []}
+    given: dict[str, list[Sample]] = {"messages": [], "bytes": []}
+    listeners: list[Sample] = []
+    for topic in edge.bus.topics():
+        topic.traffic.settle(topic.subscribers)
+        listeners.append(({"topic": topic.name}, len(topic.subscribers)))
+        delivered = {**topic.traffic.delivered}
+        # A feed is one listener for all its sessions: what those got is counted where it is sent.
+        delivered.pop(MSGSTREAM, None)
+        if topic.name in edge.inboxes.delivered:
+            delivered[MSGSTREAM] = edge.inboxes.delivered[topic.name]
+        for flows, samples in ((topic.traffic.taken, taken), (delivered, given)):
+            for protocol, flow in flows.items():
+                labels = {"protocol": protocol, "topic": topic.name}
+                samples["messages"].append((labels, flow.messages))
+                samples["bytes"].append((labels, flow.value_bytes))
+    yield "messages_in_total", "counter", "Messages published.", taken["messages"]
+    yield "bytes_in_total", "counter", "Bytes of values published.", taken["bytes"]
+    yield "messages_out_total", "counter", "Messages delivered.", given["messages"]
+    yield "bytes_out_total", "counter", "Bytes of values delivered.", given["bytes"]
+    yield "subscriptions", "gauge", "Live subscriptions.", listeners

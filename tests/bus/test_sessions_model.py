@@ -1,0 +1,123 @@
+"""Sessions against a client that is as strict as the original one: it stops at a gap."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from polybus.batch import Batch
+from polybus.bus.feeds import Content, Feed, FeedsShared, direct
+from polybus.bus.sessions import Follow, Session, SessionLimits
+
+PACKS_MAX = 6
+BYTES_MAX = 40
+TOPICS = ("a", "b")
+
+
+class Client:
+    """Processes packs in the order of their numbers, and waits for a number that is missing."""
+
+    def __init__(self) -> None:
+        self.expected = 1
+        self.waiting: dict[int, Content | None] = {}
+        self.seen: set[tuple[str, int]] = set()
+        self.order: dict[str, list[int]] = {}
+
+    def take(self, packs: list[tuple[int, Content | None]]) -> None:
+        for number, content in packs:
+            if number >= self.expected:
+                self.waiting[number] = content
+        while self.expected in self.waiting:
+            content = self.waiting.pop(self.expected)
+            self.expected += 1
+            if content is not None:
+                for offset in range(content.first_offset, content.stop_offset):
+                    self.seen.add((content.topic, offset))
+                    self.order.setdefault(content.topic, []).append(offset)
+
+
+class Sessions(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        shared = FeedsShared(
+            contents_max=PACKS_MAX, on_stirred=lambda feed: None, on_deleted=lambda feed: None
+        )
+        self.feeds = {topic: Feed(topic, 1, 0, shared) for topic in TOPICS}
+        self.shared = shared
+        self.session = Session(1, b"", 60, SessionLimits(PACKS_MAX, BYTES_MAX))
+        for topic, feed in self.feeds.items():
+            self.session.follows[topic] = Follow(feed, 0)
+        self.client = Client()
+        self.published = {"": 0, "a": 0, "b": 0}
+        self.lost = {"": 0, "a": 0, "b": 0}
+        self.meant: dict[int, Content] = {}
+        self.shown: list[int] = []
+
+    @rule(topic=st.sampled_from(TOPICS), values=st.lists(st.binary(max_size=8), min_size=1))
+    def publish(self, topic: str, values: list[bytes]) -> None:
+        batch = Batch.of(topic, values)
+        batch.epoch, batch.first_offset = 1, self.published[topic]
+        self.published[topic] += len(values)
+        self.feeds[topic].deliver(batch)
+
+    @rule(size=st.integers(1, 12))
+    def post(self, size: int) -> None:
+        content = direct(b"x" * size, order=self.shared.next_order())
+        content.first_offset = self.published[""]
+        self.published[""] += 1
+        self.session.add(content)
+
+    @rule(arrives=st.booleans())
+    def poll(self, arrives: bool) -> None:
+        session = self.session
+        session.cut()
+        session.mark = session.next_id
+        packs: list[tuple[int, Content | None]] = list(session.unconfirmed(0, 1 << 20))
+        for number, content in packs:
+            assert content is not None
+            # A number that was shown once never means anything else.
+            assert self.meant.setdefault(number, content) is content
+        if packs:
+            session.show(packs[-1][0])
+        for lost in session.lost():
+            self.lost[lost.topic] += lost.count
+        notice = session.take_notice(0)
+        fillers: list[tuple[int, Content | None]] = [(number, None) for number, _ in notice[1:]]
+        self.shown = [number for number, _ in packs]
+        assert self.shown == sorted(set(self.shown))
+        if arrives or notice:
+            self.client.take([*fillers, *packs])
+
+    @rule(choose=st.randoms(use_true_random=False))
+    def confirm(self, choose: object) -> None:
+        processed = [number for number in self.shown if number < self.client.expected]
+        self.session.confirm(processed[: len(processed) // 2 + 1])
+
+    @rule(ids=st.lists(st.integers(-5, 500)))
+    def confirm_what_was_never_sent(self, ids: list[int]) -> None:
+        before = self.session.pack_count
+        self.session.confirm(number for number in ids if number > self.session.shown_to)
+        assert self.session.pack_count == before
+
+    @invariant()
+    def it_is_bounded(self) -> None:
+        if hasattr(self, "session"):
+            assert self.session.pack_count <= PACKS_MAX
+            assert self.session.value_bytes <= BYTES_MAX
+
+    def teardown(self) -> None:
+        if not hasattr(self, "session"):
+            return
+        self.poll(True)
+        for topic, count in self.published.items():
+            got = {offset for name, offset in self.client.seen if name == topic}
+            # Everything was delivered or told as lost (what was lost after it was seen is both).
+            assert len(got) + self.lost[topic] >= count
+            order = self.client.order.get(topic, [])
+            assert order == sorted(set(order))
+        assert not self.client.waiting, "the client waits for a number that will never come"
+
+
+Sessions.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestSessions = Sessions.TestCase

@@ -1,0 +1,269 @@
+"""The HTTP API: topics, publishing, reading, health, figures, its own description."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from http_kit import http_bus
+
+NDJSON = {"content-type": "application/x-ndjson"}
+ARROW = {"accept": "application/vnd.apache.arrow.stream"}
+
+
+async def test_a_topic_is_created_once_shown_listed_and_removed() -> None:
+    async with http_bus() as http:
+        created = await http.client.post("/v1/topics", json={"name": "News"})
+        again = await http.client.post("/v1/topics", json={"name": "news"})
+        shown = await http.client.get("/v1/topics/NEWS")
+        listed = await http.client.get("/v1/topics")
+        removed = await http.client.delete("/v1/topics/news")
+        gone = await http.client.get("/v1/topics/news")
+
+        assert (created.status_code, created.json()["name"]) == (201, "news")
+        assert (again.status_code, again.json()["code"]) == (409, "topic.exists")
+        assert (shown.json()["start"], shown.json()["stop"]) == (0, 0)
+        assert [one["name"] for one in listed.json()["topics"]] == ["news"]
+        assert (removed.status_code, gone.status_code) == (204, 404)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("", 400), ("$errors", 403), ("a\nb", 400), ("x" * 256, 400), (5, 400)]
+)
+async def test_an_impossible_topic_is_refused(name: Any, status: int) -> None:
+    async with http_bus() as http:
+        answer = await http.client.post("/v1/topics", json={"name": name})
+
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("name", ["nix", "..", "%2e%2e", "%00", "a%2fb", "$nix", "%ff", "x" * 300])
+async def test_what_is_no_topic_is_one_and_the_same_404(name: str) -> None:
+    async with http_bus() as http:
+        answer = await http.client.get(f"/v1/topics/{name}/messages")
+
+        assert answer.status_code == 404
+
+
+async def test_one_body_is_one_message_and_is_answered_with_its_offset() -> None:
+    async with http_bus("news") as http:
+        first = await http.client.post("/v1/topics/news/messages", content=b"hello")
+        second = await http.client.post(
+            "/v1/topics/news/messages?receipt=memory", content=b'{"x": 1}'
+        )
+
+        epoch = http.node.server.bus.log.bounds("news").epoch
+        assert first.json() == {"topic": "news", "epoch": epoch, "offsets": [0]}
+        assert second.json()["offsets"] == [1]
+
+
+async def test_a_receipt_is_given_after_fsync_only() -> None:
+    async with http_bus("news") as http:
+        log = http.node.server.bus.log
+        await http.client.post("/v1/topics/news/messages", content=b"hello")
+        assert log.durable >= 1
+
+
+async def test_lines_of_json_are_many_messages() -> None:
+    async with http_bus("news") as http:
+        lines = (
+            b'{"value": {"a": [1, 2]}, "key": "k", "headers": {"h": "v", "b": {"base64": "/w=="}}}\n'
+            b'\n{"base64": "/wA="}\r\n{"value": "text"}\n{"value": null}'
+        )
+        answer = await http.client.post("/v1/topics/news/messages", content=lines, headers=NDJSON)
+        read = (await http.client.get("/v1/topics/news/messages")).json()
+
+        assert answer.json()["offsets"] == [0, 1, 2, 3]
+        first, second, third, fourth = read["messages"]
+        assert first["value"] == {"a": [1, 2]}
+        assert (first["key"], first["headers"]) == ("k", {"h": "v", "b": {"base64": "/w=="}})
+        assert second["base64"] == "/wA=" and "value" not in second
+        assert third["value"] == "text"
+        assert fourth["value"] is None
+        assert read["next"] == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"x", b"[]", b"{}", b'{"value":1,"base64":""}', b'{"base64":"!"}', b'{"v":1}'),
+        *(b'{"value":1}\n{', b'{"value":"\xff"}', b'{"value":' + b"[" * 100_000),
+        b'{"value":1,"headers":{"h":1}}',
+    ],
+)
+async def test_a_bad_line_refuses_them_all(line: bytes) -> None:
+    async with http_bus("news") as http:
+        answer = await http.client.post("/v1/topics/news/messages", content=line, headers=NDJSON)
+
+        assert (answer.status_code, answer.json()["code"]) == (400, "http.body-invalid")
+        assert http.node.server.bus.log.bounds("news").stop == 0
+
+
+async def test_a_topic_is_read_by_offset_and_limit() -> None:
+    async with http_bus("news") as http:
+        await http.publish("news", *[b"%d" % number for number in range(5)])
+
+        page = (await http.client.get("/v1/topics/news/messages?offset=1&limit=2")).json()
+        rest = (await http.client.get(f"/v1/topics/news/messages?offset={page['next']}")).json()
+
+        assert [one["value"] for one in page["messages"]] == [1, 2]
+        assert [one["offset"] for one in rest["messages"]] == [3, 4]
+        assert page["messages"][0]["protocol"] == "http"
+
+
+async def test_a_topic_is_read_by_time() -> None:
+    async with http_bus("news") as http:
+        await http.publish("news", b"1")
+        between = datetime.now(UTC)
+        await asyncio.sleep(0.01)
+        await http.publish("news", b"2")
+        tomorrow = between + timedelta(days=1)
+
+        after = await http.client.get(
+            "/v1/topics/news/messages", params={"time": between.isoformat()}
+        )
+        later = await http.client.get(
+            "/v1/topics/news/messages", params={"time": tomorrow.isoformat()}
+        )
+
+        assert [one["value"] for one in after.json()["messages"]] == [2]
+        assert later.json()["messages"] == []
+        assert datetime.fromisoformat(after.json()["messages"][0]["timestamp"]) > between
+
+
+async def test_a_read_waits_for_a_message() -> None:
+    async with http_bus("news") as http:
+        url = "/v1/topics/news/messages?from=latest&wait-s=5"
+        waiting = asyncio.create_task(http.client.get(url))
+        await http.until(lambda: http.node.http.waiters)
+        await http.publish("news", b"1")
+
+        assert [one["value"] for one in (await waiting).json()["messages"]] == [1]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("offset=-1", "offset=x", "offset=99999999999999999999", "limit=0", "limit=1000001"),
+        *("wait-s=-1", "wait-s=nan", "time=yesterday", "from=x", "nix=1", "offset=1&offset=2"),
+        "offset=1&from=earliest",
+    ],
+)
+async def test_a_bad_query_is_400(query: str) -> None:
+    async with http_bus("news") as http:
+        answer = await http.client.get(f"/v1/topics/news/messages?{query}")
+
+        assert answer.status_code == 400
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_an_offset_beyond_the_end_is_416() -> None:
+    async with http_bus("news") as http:
+        answer = await http.client.get("/v1/topics/news/messages?offset=1")
+
+        assert (answer.status_code, answer.json()["code"]) == (416, "log.offset-unknown")
+
+
+async def test_a_topic_is_read_as_an_arrow_stream() -> None:
+    async with http_bus("news") as http:
+        body = b"".join(b'{"value":%d}\n' % number for number in range(3000))
+        await http.client.post("/v1/topics/news/messages", content=body, headers=NDJSON)
+        await http.publish("news", b"last")
+
+        answer = await http.client.get("/v1/topics/news/messages?offset=10", headers=ARROW)
+
+        assert answer.headers["content-type"] == ARROW["accept"]
+        table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
+        assert table.column("offset").to_pylist() == list(range(10, 3001))
+        assert table.column("value").to_pylist()[-2:] == [b"2999", b"last"]
+        assert {"account", "topic", "timestamp", "key", "headers"} < set(table.column_names)
+
+
+async def test_an_arrow_stream_is_not_built_in_memory() -> None:
+    async with http_bus("news") as http:
+        for _ in range(8):
+            await http.publish("news", b"x" * (1 << 20))
+        async with http.client.stream("GET", "/v1/topics/news/messages", headers=ARROW) as answer:
+            assert "content-length" not in answer.headers
+            sizes = [len(piece) async for piece in answer.aiter_raw()]
+        assert len(sizes) > 4 and sum(sizes) > 8 << 20
+
+
+async def test_health_is_red_while_the_log_takes_no_writes() -> None:
+    from polybus.errors import StorageError
+
+    async with http_bus() as http:
+        assert (await http.client.get("/healthz")).status_code == 200
+        assert (await http.client.get("/readyz")).status_code == 200
+        http.node.server.storage_error = StorageError("log.full", "no space")
+        assert (await http.client.get("/healthz")).status_code == 503
+        assert (await http.client.get("/readyz")).text == "log.full: no space\n"
+
+
+async def test_metrics_count_messages_and_bytes_by_protocol_and_topic() -> None:
+    async with http_bus("news") as http:
+        key = await http.open_session("news")
+        await http.publish("news", b"1234", b"56")
+        await http.packs(key)
+        await http.client.get("/v1/topics/nix")
+
+        answer = await http.client.get("/metrics")
+        figures = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if line[0] != "#")
+
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert figures['polybus_messages_in_total{protocol="http",topic="news"}'] == "2"
+        assert figures['polybus_bytes_in_total{protocol="http",topic="news"}'] == "6"
+        assert figures['polybus_messages_out_total{protocol="msgstream",topic="news"}'] == "2"
+        assert figures["polybus_sessions"] == "1"
+        assert float(figures["polybus_fsync_seconds_total"]) > 0
+        assert int(figures["polybus_receipts_total"]) == 2
+
+
+async def test_the_description_names_every_path_and_its_answers() -> None:
+    async with http_bus() as http:
+        description = (await http.client.get("/openapi.json")).json()
+
+        assert description["openapi"] == "3.1.0"
+        assert {
+            *("/v1/sessions", "/v1/sessions/{key}", "/v1/sessions/{key}/topics"),
+            *("/v1/sessions/{key}/packs", "/v1/broadcast", "/v1/topics", "/v1/topics/{topic}"),
+            *("/v1/topics/{topic}/messages", "/healthz", "/readyz", "/metrics"),
+        } == set(description["paths"])
+        fetch = description["paths"]["/v1/topics/{topic}/messages"]["get"]
+        assert {one["name"] for one in fetch["parameters"]} == {
+            *("topic", "offset", "time", "from", "limit", "wait-s"),
+        }
+        references = set(_references(description))
+        assert references <= set(description["components"]["schemas"])
+
+
+def _references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"].rpartition("/")[2]] if "$ref" in node else []
+        return own + [one for value in node.values() for one in _references(value)]
+    if isinstance(node, list):
+        return [one for value in node for one in _references(value)]
+    return []
+
+
+async def test_the_page_is_ours_alone() -> None:
+    async with http_bus() as http:
+        answer = await http.client.get("/")
+
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "innerHTML" not in answer.text and "http:" not in answer.text
+
+
+async def test_an_unknown_path_is_a_problem() -> None:
+    async with http_bus() as http:
+        answer = await http.client.get("/v2")
+
+        assert answer.status_code == 404
+        assert json.loads(answer.content)["code"] == "http.not-found"

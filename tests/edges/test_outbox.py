@@ -1,0 +1,391 @@
+"""Outboxes, the ledger, and the pool of unfinished messages, without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from polybus.batch import Batch, Buffer
+from polybus.config import Limits
+from polybus.edges.assembly import FREE_BYTES, Assembly
+from polybus.edges.bad_peers import BadPeers
+from polybus.edges.buffers import ReadBuffers
+from polybus.edges.outbox import PATIENCE_S, Flusher, Ledger, Lost, Outbox, Outboxes, Policy
+
+LIMIT = 1000
+
+
+class Peer:
+    """A peer with a transport that takes so many bytes and then pauses."""
+
+    def __init__(self, outboxes: Outboxes, room_bytes: int = 0) -> None:
+        self.room_bytes = room_bytes
+        self.written = b""
+        self.lost: list[Lost] = []
+        self.outbox = Outbox(outboxes, self.write, self.overflow)
+        self.released = 0
+
+    def write(self, data: Buffer) -> None:
+        self.written += bytes(data)
+        self.room_bytes -= len(data)
+        if self.room_bytes <= 0:
+            self.outbox.pause(10)
+
+    def overflow(self, lost: Lost) -> None:
+        self.lost.append(lost)
+
+    def read(self, size: int) -> None:
+        """The peer takes bytes: the transport has room again."""
+        self.room_bytes = size
+        if self.outbox.paused:
+            self.outbox.resume()
+
+    def release(self, gate: Hashable) -> None:
+        self.released += 1
+
+
+class Turn:
+    """Runs what was called soon when told to."""
+
+    def __init__(self) -> None:
+        self.soon: list[object] = []
+
+    def __call__(self, callback: object) -> None:
+        self.soon.append(callback)
+
+    def run(self) -> None:
+        soon, self.soon = self.soon, []
+        for callback in soon:
+            assert callable(callback)
+            callback()
+
+
+def shared(policy: Policy = "disconnect") -> tuple[Outboxes, Turn]:
+    turn = Turn()
+    return Outboxes(Flusher(turn), Ledger(), policy, LIMIT), turn
+
+
+def batch(value: bytes, topic: str = "news", offset: int = 0) -> Batch:
+    made = Batch.of(topic, [value])
+    made.epoch, made.first_offset = 1, offset
+    return made
+
+
+def test_everything_of_a_turn_is_one_write() -> None:
+    outboxes, turn = shared()
+    peer = Peer(outboxes, room_bytes=10_000)
+    for value in (b"a", b"b", b"c"):
+        peer.outbox.send(value)
+    assert peer.written == b""
+    turn.run()
+    assert (peer.written, peer.outbox.bytes, outboxes.ledger.bytes) == (b"abc", 0, 0)
+
+
+def test_a_buffer_that_many_wait_for_is_counted_once() -> None:
+    outboxes, turn = shared()
+    peers = [Peer(outboxes) for _ in range(5)]
+    for peer in peers:
+        peer.outbox.pause(0)
+    data = b"x" * 100
+    for peer in peers:
+        peer.outbox.send(data, (batch(b"x"),))
+    assert outboxes.ledger.bytes == 100
+    for peer in peers:
+        peer.read(1000)
+    turn.run()
+    assert outboxes.ledger.bytes == 0
+    assert all(peer.written == data for peer in peers)
+
+
+def test_a_full_outbox_ends_in_one_complaint_and_holds_nothing() -> None:
+    outboxes, _ = shared("disconnect")
+    peer = Peer(outboxes)
+    peer.outbox.pause(50)
+    for n in range(11):
+        peer.outbox.send(b"x" * 100, (batch(b"x", offset=n),))
+    (lost,) = peer.lost
+    assert lost.messages == 11
+    assert peer.outbox.bytes == 0
+    peer.outbox.close()
+    assert outboxes.ledger.bytes == 0
+
+
+def test_one_message_over_the_limit_is_not_dropped() -> None:
+    for policy in ("disconnect", "drop-oldest", "wait"):
+        outboxes, _ = shared(policy)  # type: ignore[arg-type]
+        peer = Peer(outboxes)
+        peer.outbox.pause(0)
+        peer.outbox.send(b"x" * 2 * LIMIT, (batch(b"x"),))
+        assert peer.lost == []
+        peer.read(10_000)
+        assert len(peer.written) == 2 * LIMIT
+
+
+def test_drop_oldest_drops_messages_but_no_replies_and_tells_where_it_goes_on() -> None:
+    outboxes, _ = shared("drop-oldest")
+    peer = Peer(outboxes)
+    peer.outbox.pause(0)
+    peer.outbox.send(b"receipt")
+    for n in range(20):
+        peer.outbox.send(b"%02d" % n + b"x" * 98, (batch(b"x", offset=n),))
+    assert peer.outbox.bytes <= LIMIT
+    peer.read(100_000)
+    assert peer.written.startswith(b"receipt") and peer.written.endswith(b"19" + b"x" * 98)
+    (lost,) = peer.lost
+    kept = peer.written.count(b"x" * 98)
+    assert (lost.messages, lost.next_positions) == (20 - kept, {"news": (1, 20 - kept)})
+    assert outboxes.ledger.bytes == 0
+
+
+def test_publishers_wait_a_little_for_a_peer_that_may_be_disconnected() -> None:
+    outboxes, _ = shared("disconnect")
+    peer = Peer(outboxes)
+    peer.outbox.pause(0)
+    assert not peer.outbox.wants_wait()
+    peer.outbox.send(b"x" * 300, (batch(b"x"),))
+    assert peer.outbox.wants_wait()
+    peer.outbox.add_waiter(peer)
+    for _ in range(round(PATIENCE_S / 0.1) + 1):
+        assert not peer.outbox.tick(0.1)
+    assert peer.released == 1
+    assert not peer.outbox.wants_wait()
+
+
+def test_one_who_only_sends_to_a_slow_peer_waits_as_long_as_it_takes() -> None:
+    outboxes, _ = shared("disconnect")
+    peer = Peer(outboxes)
+    peer.outbox.pause(0)
+    peer.outbox.add_drain(peer)
+    for _ in range(100):
+        peer.outbox.tick(0.1)
+    assert peer.released == 0
+    peer.read(1000)
+    assert peer.released == 1
+
+
+def test_a_waiting_publisher_is_released_when_the_peer_has_caught_up_or_gone() -> None:
+    for leave in (False, True):
+        outboxes, _ = shared("wait")
+        peer = Peer(outboxes)
+        peer.outbox.pause(0)
+        peer.outbox.send(b"x" * 900, (batch(b"x"),))
+        peer.outbox.add_waiter(peer)
+        peer.outbox.tick(5.0)
+        assert peer.released == 0
+        if leave:
+            peer.outbox.close()
+        else:
+            peer.read(10_000)
+        assert peer.released == 1
+        assert outboxes.congested == set()
+
+
+def test_under_wait_only_one_that_stands_still_must_go() -> None:
+    outboxes, _ = shared("wait")
+    peer = Peer(outboxes)
+    peer.outbox.pause(0)
+    peer.outbox.send(b"x" * 900, (batch(b"x"),))
+    assert not any(peer.outbox.tick(1.0) for _ in range(10))
+    assert peer.outbox.tick(1.0)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Outboxes send, pause, resume and close in any order; what the ledger says stays true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outboxes, self.turn = shared("drop-oldest")
+        self.peers = [Peer(self.outboxes, room_bytes=500) for _ in range(3)]
+        self.shared_data = [b"s" * size for size in (1, 90, 400)]
+
+    @rule(size=st.integers(0, 600), who=st.integers(0, 2), reply=st.booleans())
+    def send(self, size: int, who: int, reply: bool) -> None:
+        self.peers[who].outbox.send(b"x" * size, () if reply else (batch(b"x"),))
+
+    @rule(index=st.integers(0, 2))
+    def send_to_all(self, index: int) -> None:
+        for peer in self.peers:
+            peer.outbox.send(self.shared_data[index], (batch(b"x"),))
+
+    @rule()
+    def end_turn(self) -> None:
+        self.turn.run()
+
+    @rule(who=st.integers(0, 2), size=st.integers(1, 3000))
+    def read(self, who: int, size: int) -> None:
+        self.peers[who].read(size)
+
+    @rule(who=st.integers(0, 2))
+    def give_up(self, who: int) -> None:
+        self.peers[who].outbox.give_up()
+
+    @precondition(lambda self: len({id(peer) for peer in self.peers}) == 3)
+    @rule(who=st.integers(0, 2))
+    def leave(self, who: int) -> None:
+        self.peers[who].outbox.close()
+        self.peers[who] = Peer(self.outboxes, room_bytes=500)
+
+    @invariant()
+    def the_ledger_counts_what_waits(self) -> None:
+        held: dict[int, int] = {}
+        transports = 0
+        for peer in self.peers:
+            if peer.outbox.paused:
+                transports += peer.outbox._transport_bytes
+                held |= {id(data): len(data) for data in peer.outbox._pending}
+        assert self.outboxes.ledger.bytes == sum(held.values()) + transports
+
+    def teardown(self) -> None:
+        for peer in self.peers:
+            peer.outbox.close()
+        assert self.outboxes.ledger.bytes == 0
+        assert self.outboxes.ledger._holders == {}
+        assert self.outboxes.congested == set()
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+# Unfinished messages
+
+
+class Sender:
+    """A connection that is held and released."""
+
+    def __init__(self) -> None:
+        self.held = False
+
+    def too_slow(self) -> None:
+        raise AssertionError("the server's to call")
+
+    def hold(self, gate: Hashable) -> bool:
+        new, self.held = not self.held, True
+        return new
+
+    def release(self, gate: Hashable) -> None:
+        self.held = False
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def pool() -> tuple[Assembly, Clock]:
+    clock = Clock()
+    limits = Limits(assembly_bytes_max=1000, message_timeout_s=30, detect_timeout_s=10)
+    return Assembly(limits, clock), clock
+
+
+def test_a_message_must_go_on() -> None:
+    assembly, clock = pool()
+    still, moving, done = Sender(), Sender(), Sender()
+    for sender in (still, moving, done):
+        assembly.update(sender, 0, 100, completed=False)
+    clock.now_s = 29
+    assembly.update(moving, 100, 100 + 20 * 1024, completed=False)
+    assembly.update(done, 100, 0, completed=True)
+    clock.now_s = 31
+    assert assembly.overdue() == [still]
+    clock.now_s = 60
+    assert assembly.overdue() == [still, moving]
+
+
+def test_bytes_that_came_fast_buy_no_hours_of_silence() -> None:
+    assembly, clock = pool()
+    sender = Sender()
+    assembly.update(sender, 0, 1, completed=False)
+    assembly.update(sender, 1, 64 << 20, completed=False)
+    clock.now_s = 31
+    assert assembly.overdue() == [sender]
+    assembly.excuse(sender)
+    assert assembly.overdue() == []
+
+
+def test_a_connection_must_speak_and_show_what() -> None:
+    assembly, clock = pool()
+    silent, slow, good = Sender(), Sender(), Sender()
+    for sender in (silent, slow, good):
+        assembly.connected(sender)
+    for sender in (slow, good):
+        assembly.detecting(sender)
+    assembly.update(good, 0, 0, completed=True)
+    clock.now_s = 11
+    assert assembly.overdue() == [slow]
+    clock.now_s = 61
+    assert assembly.overdue() == [silent, slow]
+
+
+def test_a_full_pool_lets_one_go_on_and_then_the_next() -> None:
+    assembly, _ = pool()
+    first, second, third = Sender(), Sender(), Sender()
+    size = FREE_BYTES + 900
+    for sender in (first, second, third):
+        assembly.update(sender, 0, size, completed=False)
+    assert [one.held for one in (first, second, third)] == [False, False, True]
+    # The second is the one that may go on; it finishes.
+    assembly.update(second, size, size + 5000, completed=False)
+    assert not second.held
+    assembly.update(second, size + 5000, 0, completed=True)
+    assert not third.held
+    # What is small is never held.
+    small = Sender()
+    assembly.update(small, 0, FREE_BYTES, completed=False)
+    assert not small.held
+
+
+def test_room_that_others_leave_is_used() -> None:
+    """The one that may go on stands still; whoever waits need not wait for it."""
+    assembly, _ = pool()
+    first, leader, waiting = Sender(), Sender(), Sender()
+    size = FREE_BYTES + 900
+    for sender in (first, leader, waiting):
+        assembly.update(sender, 0, size, completed=False)
+    assert waiting.held
+    assembly.update(first, size, 0, completed=False)
+    assembly.forget(first)
+    assembly.update(leader, size, FREE_BYTES, completed=False)
+    assert not waiting.held
+
+
+# Small things
+
+
+def test_log_lines_about_bad_peers_are_few_and_all_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    bad_peers = BadPeers(lines_per_s=10, clock_s=clock)
+    for second in range(3):
+        clock.now_s = second
+        for _ in range(1000):
+            bad_peers.note("peer", "goms", "goms.000001", "text")
+    assert bad_peers.counts["goms.000001"] == 3000
+    assert len(caplog.records) <= 30
+    assert "991 more lines" in caplog.text
+
+
+def test_a_read_buffer_is_used_again_only_when_nobody_refers_to_it() -> None:
+    buffers = ReadBuffers(64)
+    buffers.view[:5] = b"hello"
+    kept = memoryview(buffers.current)[:5]
+    first = id(buffers.current)
+    for _ in range(200):
+        buffers.replace()
+        assert id(buffers.current) != first
+        buffers.view[:5] = b"other"
+    assert kept == b"hello"
+    kept.release()
+    seen = set()
+    for _ in range(200):
+        buffers.replace()
+        seen.add(id(buffers.current))
+    assert first in seen
