@@ -92,8 +92,12 @@ def test_a_topic_has_one_spelling_and_is_created_once() -> None:
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("$mine", "topic.reserved"), ("", "topic.invalid"), ("a\nb", "topic.invalid"),
-     ("x" * 256, "topic.invalid")],
+    [
+        ("$mine", "topic.reserved"),
+        ("", "topic.invalid"),
+        ("a\nb", "topic.invalid"),
+        ("x" * 256, "topic.invalid"),
+    ],
 )
 def test_impossible_names_are_refused(name: str, code: str) -> None:
     with pytest.raises(UsageError, match=code):

@@ -68,7 +68,7 @@ class Http:
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what it waits for has no event
                 await asyncio.sleep(0.005)
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from edge_kit import TIMEOUT_S, frame, is_alive, line, properties, until
 
+from polybus.edges.connection import Connection
 from polybus.edges.node import Node
 from polybus.testing import ScriptedPeer, run_bus
 
@@ -194,7 +195,10 @@ async def test_one_that_stands_still_is_not_waited_for_for_ever(
     async with run_bus(
         "news", "alive", durability="memory", slow_subscriber="wait", limits=LIMITS
     ) as node:
-        async with stalled(node, SUBSCRIBE["goms"]) as victim, ScriptedPeer(node.tcp_port) as writer:
+        async with (
+            stalled(node, SUBSCRIBE["goms"]) as victim,
+            ScriptedPeer(node.tcp_port) as writer,
+        ):
             async with asyncio.timeout(TIMEOUT_S):
                 await send_all(writer, 500)
             assert b"000429" in (await read_to_end(victim))[-400:]
@@ -262,7 +266,7 @@ async def test_a_bus_over_its_memory_stops_reading_and_then_goes_on_with_nothing
         assert numbers == [b"%d" % n for n in range(count)]
 
 
-async def connections(node: Node) -> list[object]:
+async def connections(node: Node) -> list[Connection]:
     await until(lambda: node.server.connections)
     return list(node.server.connections)
 
@@ -284,5 +288,3 @@ async def test_a_publisher_that_was_held_back_is_not_called_slow(
             await writer.send(message[100:])
             over = False
             assert (await writer.read_frame())[0] == "$receipt"
-
-

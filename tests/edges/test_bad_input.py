@@ -16,6 +16,7 @@ from edge_kit import TIMEOUT_S, frame, is_alive, line, properties, read_properti
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polybus.edges.connection import Connection
 from polybus.edges.node import Node
 from polybus.testing import ScriptedPeer, run_bus
 
@@ -121,7 +122,8 @@ async def test_a_length_at_the_limit_is_taken() -> None:
             assert (await peer.read_frame())[0] == "$receipt"
         said = await whole_answer(
             node,
-            line("register", topics=["news"]) + line("send", topics=["news"], data="x" * MEBI)
+            line("register", topics=["news"])
+            + line("send", topics=["news"], data="x" * MEBI)
             + line("send", topics=["news"], data="x" * (MEBI + 1))
             + line("send", topics=["news"], ack=True, data="after"),
         )
@@ -245,7 +247,7 @@ async def test_a_hundred_thousand_one_byte_chunks_do_not_stall_the_loop(protocol
         assert worst < 0.2
 
 
-async def first_connection(node: Node) -> list[object]:
+async def first_connection(node: Node) -> list[Connection]:
     await until(lambda: node.server.connections)
     return list(node.server.connections)
 

@@ -153,7 +153,9 @@ async def test_a_message_without_version_first_gets_an_error_and_the_next_is_rea
     assert [await reader.read_frame() for _ in range(2)] == [("news", b"x")] * 2
 
 
-@pytest.mark.parametrize("version", [b"\x3f\x80\x00\x00", b"1.0", b"1", b"1.7", b"\x3f\x99\x99\x9a"])
+@pytest.mark.parametrize(
+    "version", [b"\x3f\x80\x00\x00", b"1.0", b"1", b"1.7", b"\x3f\x99\x99\x9a"]
+)
 async def test_every_revision_of_version_one_is_accepted(
     reader: ScriptedPeer, writer: ScriptedPeer, version: bytes
 ) -> None:
@@ -252,9 +254,7 @@ async def test_a_receipt_covers_all_parts_and_comes_when_they_are_durable(
     last = 2 if flag in (2, 3) else 1
     position = f"{epoch_of(bus, 'news')}:{last}"
     if part is in_properties:
-        expected = properties(
-            ("hbfr", b"my id"), ("hbfo", position.encode()), ("topic", b"news")
-        )
+        expected = properties(("hbfr", b"my id"), ("hbfo", position.encode()), ("topic", b"news"))
         assert await writer.read(len(expected)) == expected
     else:
         assert await writer.read_frame() == ("$receipt", f"my id {position}".encode())

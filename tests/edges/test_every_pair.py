@@ -31,7 +31,12 @@ VALUES = {
     "unicode": 'h\xe9llo "w\xf6rld" \\ \n\t \U0001f600'.encode(),
     "null byte": b"\x00",
 }
-HEADERS: Headers = {"origin": b"sensor 7", "raw": b"\x00\xff", "empty": b"", "\xe9": "\xfc".encode()}
+HEADERS: Headers = {
+    "origin": b"sensor 7",
+    "raw": b"\x00\xff",
+    "empty": b"",
+    "\xe9": "\xfc".encode(),
+}
 
 
 async def pass_on(
@@ -70,9 +75,7 @@ async def test_headers_reach_every_protocol_that_has_them_and_the_log(
         await pass_on(node, sender, receiver, [(b"with", HEADERS), (b"without", NO_HEADERS)])
 
 
-@pytest.mark.parametrize(
-    ("sender", "receiver"), [pair for pair in PAIRS if "goms-udp" not in pair]
-)
+@pytest.mark.parametrize(("sender", "receiver"), [pair for pair in PAIRS if "goms-udp" not in pair])
 async def test_a_mebibyte_arrives_whole(sender: str, receiver: str) -> None:
     large = bytes(range(256)) * 4096
     async with run_bus("news") as node:

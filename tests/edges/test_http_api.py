@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 from http_kit import http_bus
+from websockets.asyncio.client import connect
+
+from polybus.testing import run_bus
 
 NDJSON = {"content-type": "application/x-ndjson"}
 ARROW = {"accept": "application/vnd.apache.arrow.stream"}
@@ -73,7 +79,8 @@ async def test_a_receipt_is_given_after_fsync_only() -> None:
 async def test_lines_of_json_are_many_messages() -> None:
     async with http_bus("news") as http:
         lines = (
-            b'{"value": {"a": [1, 2]}, "key": "k", "headers": {"h": "v", "b": {"base64": "/w=="}}}\n'
+            b'{"value": {"a": [1, 2]}, "key": "k", "headers":'
+            b' {"h": "v", "b": {"base64": "/w=="}}}\n'
             b'\n{"base64": "/wA="}\r\n{"value": "text"}\n{"value": null}'
         )
         answer = await http.client.post("/v1/topics/news/messages", content=lines, headers=NDJSON)
@@ -267,3 +274,19 @@ async def test_an_unknown_path_is_a_problem() -> None:
 
         assert answer.status_code == 404
         assert json.loads(answer.content)["code"] == "http.not-found"
+
+
+async def test_http_and_websockets_work_inside_tls() -> None:
+    folder = Path(__file__).parent.parent / "client" / "tls"
+    tls = {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem")}
+    trust = ssl.create_default_context(cafile=folder / "cert.pem")
+    trust.check_hostname = False
+    async with run_bus("news", connectors=[{"protocol": "tcp", "port": 0, "tls": tls}]) as node:
+        base = f"127.0.0.1:{node.tcp_port}"
+        async with httpx.AsyncClient(base_url=f"https://{base}", verify=trust) as client:
+            opened = await client.post("/v1/sessions", json={"topics": ["news"]})
+            url = f"wss://{base}/msgstream?sessionKey={opened.json()['sessionKey']}"
+            async with connect(url, ssl=trust, max_size=None) as websocket:
+                await client.post("/v1/topics/news/messages", content=b"x" * (2 << 20))
+                pack = json.loads(await websocket.recv())["1"]
+            assert pack == [["news", "x" * (2 << 20)]]

@@ -58,11 +58,9 @@ async def test_a_confirm_list_of_a_megabyte_is_414() -> None:
 async def test_a_head_that_never_ends_is_cut_off() -> None:
     async with http_bus() as http, ScriptedPeer(http.node.tcp_port) as peer:
         await peer.send(b"GET / HTTP/1.1\r\nx: ")
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError, AssertionError)):
-            for _ in range(100):
-                await peer.send(b"y" * 10_000)
-                await asyncio.sleep(0)
-            raise AssertionError((await peer.read_to_end())[:12])
+        await peer.send(b"y" * 200_000)
+
+        assert (await peer.read(12)) == b"HTTP/1.1 431"
         assert await healthy(http)
 
 
@@ -136,6 +134,7 @@ async def test_a_thousand_requests_in_one_write_are_refused_in_time() -> None:
         answer = await raw(http.node, b"GET /healthz HTTP/1.1\r\n\r\n" * 1000)
 
         assert answer.startswith(b"HTTP/1.1 ")
+        assert answer.count(b"200 OK") < 200
         assert await healthy(http)
 
 
@@ -180,7 +179,7 @@ async def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
         assert got == [f"{number:02d}" for number in range(16)]
 
 
-async def test_ten_thousand_bad_requests_are_few_log_lines(
+async def test_hundreds_of_bad_requests_are_few_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with http_bus() as http:

@@ -278,8 +278,9 @@ async def test_a_gzip_bomb_is_cut_and_told_in_the_peers_protocol() -> None:
 async def test_a_megabyte_that_inflates_to_a_gigabyte_neither_fills_memory_nor_stalls() -> None:
     payload = bomb(1 << 30)
     assert len(payload) < 2 << 20
-    async with run_bus("news", "alive", durability="memory",
-                       journal={"memory-log-bytes-max": 1 << 20}) as node:
+    async with run_bus(
+        "news", "alive", durability="memory", journal={"memory-log-bytes-max": 1 << 20}
+    ) as node:
         async with GzipPeer(node.tcp_port) as peer:
             await ScriptedPeer.send(peer, payload)
             assert await is_alive(node) < 4

@@ -115,8 +115,9 @@ def test_a_full_outbox_ends_in_one_complaint_and_holds_nothing() -> None:
 
 
 def test_one_message_over_the_limit_is_not_dropped() -> None:
-    for policy in ("disconnect", "drop-oldest", "wait"):
-        outboxes, _ = shared(policy)  # type: ignore[arg-type]
+    policies: list[Policy] = ["disconnect", "drop-oldest", "wait"]
+    for policy in policies:
+        outboxes, _ = shared(policy)
         peer = Peer(outboxes)
         peer.outbox.pause(0)
         peer.outbox.send(b"x" * 2 * LIMIT, (batch(b"x"),))
@@ -382,7 +383,7 @@ def test_a_read_buffer_is_used_again_only_when_nobody_refers_to_it() -> None:
         buffers.replace()
         assert id(buffers.current) != first
         buffers.view[:5] = b"other"
-    assert kept == b"hello"
+    assert bytes(kept) == b"hello"
     kept.release()
     seen = set()
     for _ in range(200):

@@ -9,17 +9,19 @@ from datetime import UTC, datetime
 import pytest
 from edge_kit import NO_HEADERS, WAYS, frame, line, properties, read_properties
 
+from polybus.batch import Batch
 from polybus.edges.node import Node
 from polybus.edges.replay import resolve
 from polybus.log.memory import MemoryLog
-from polybus.batch import Batch
 from polybus.testing import ManualClock, ScriptedPeer, run_bus
 from polybus.wire.positions import parse_start
 
 PROTOCOLS = ["boson-frames", "boson-properties", "goms"]
 
 
-async def subscribe_from(peer: ScriptedPeer, protocol: str, start: str, topic: str = "news") -> None:
+async def subscribe_from(
+    peer: ScriptedPeer, protocol: str, start: str, topic: str = "news"
+) -> None:
     request = {
         "boson-frames": frame("$subscribe", f"{topic} from={start}".encode()),
         "boson-properties": properties(("hbfs", f"{topic} from={start}".encode())),

@@ -23,7 +23,7 @@ from polybus.wire import boson_properties
 
 TOPICS = ("red", "blue")
 WINDOW = 40
-READY = re.compile(r"ready.*?tcp://127\.0\.0\.1:(\d+)(?:.*?udp://127\.0\.0\.1:(\d+))?")
+READY = re.compile(r"ready.*?tcp://127\.0\.0\.1:(\d+).*?udp://127\.0\.0\.1:(\d+)")
 
 
 class Process:
@@ -34,6 +34,7 @@ class Process:
         assert found, f"no ready line: {line!r}"
         self.process = process
         self.port = int(found[1])
+        self.udp_port = int(found[2])
 
     async def kill(self) -> None:
         self.process.kill()
@@ -76,6 +77,7 @@ class Publisher:
     name: str
     sent: int = 0
     receipts: dict[int, tuple[str, str]] = field(default_factory=dict)
+    first_receipt: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, port: int) -> None:
         """Publish until the connection breaks."""
@@ -90,6 +92,7 @@ class Publisher:
                         waiting += 1
                     number, topic, position = await self.receipt(peer)
                     self.receipts[number] = (topic, position)
+                    self.first_receipt.set()
                     waiting -= 1
 
     def topic_of(self, number: int) -> str:
@@ -145,9 +148,7 @@ class GomsPublisher(Publisher):
 
     async def publish(self, peer: ScriptedPeer, number: int) -> None:
         topics, data = [self.topic_of(number)], self.value_of(number).decode()
-        await peer.send_json(
-            {"messagetype": "send", "topics": topics, "data": data, "ack": True}
-        )
+        await peer.send_json({"messagetype": "send", "topics": topics, "data": data, "ack": True})
 
     async def receipt(self, peer: ScriptedPeer) -> tuple[int, str, str]:
         while True:
@@ -158,6 +159,50 @@ class GomsPublisher(Publisher):
             assert said["messagetype"] != "error", said
             if said["messagetype"] == "send-ack":
                 return next(self._due), said["topics"][0], said["offsets"][0]
+
+
+class UdpPublisher(GomsPublisher):
+    """goMS over UDP, where the end of the bus is nothing but silence."""
+
+    async def run(self, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        transport, answers = await loop.create_datagram_endpoint(
+            Answers, remote_addr=("127.0.0.1", port)
+        )
+        try:
+            transport.sendto(msgspec.json.encode({"messagetype": "register", "topics": TOPICS}))
+            while True:
+                number = self.sent
+                send = {
+                    "messagetype": "send",
+                    "topics": [self.topic_of(number)],
+                    "data": self.value_of(number).decode(),
+                    "ack": True,
+                }
+                transport.sendto(msgspec.json.encode(send))
+                self.sent += 1
+                topic, position = await answers.next_ack()
+                # One at a time: an ack can be nobody else's.
+                self.receipts[number] = (topic, position)
+        finally:
+            transport.close()
+
+
+class Answers(asyncio.DatagramProtocol):
+    """What the bus says over UDP."""
+
+    def __init__(self) -> None:
+        self._lines: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        for line in data.splitlines():
+            self._lines.put_nowait(line)
+
+    async def next_ack(self) -> tuple[str, str]:
+        while True:
+            said: dict[str, Any] = msgspec.json.decode(await self._lines.get())
+            if said["messagetype"] == "send-ack":
+                return said["topics"][0], said["offsets"][0]
 
 
 def stored(data: Path) -> dict[str, list[tuple[str, str]]]:

@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from sim_kit import FramesPublisher, GomsPublisher, PropertiesPublisher, Publisher, check, served, stored
+from sim_kit import (
+    FramesPublisher,
+    GomsPublisher,
+    PropertiesPublisher,
+    Publisher,
+    check,
+    served,
+    stored,
+)
 
 from polybus.testing import ScriptedPeer
 
@@ -26,8 +34,8 @@ async def test_sigterm_under_load_drains_and_exits_with_zero_in_time(tmp_path: P
     for _ in range(3):
         async with served(tmp_path, *TOPIC_OPTIONS) as bus:
             load = [asyncio.create_task(one.run(bus.port)) for one in publishers]
-            while not all(one.receipts for one in publishers):
-                await asyncio.sleep(0.01)
+            for one in publishers:
+                await asyncio.wait_for(one.first_receipt.wait(), 20)
             async with asyncio.timeout(12):
                 assert await bus.terminate() == 0
             await asyncio.gather(*load)

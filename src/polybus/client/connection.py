@@ -73,7 +73,7 @@ class Connection:
         try:
             link = await self._connect()
         except OSError as error:
-            text = f"{self._address}: {_reason(error)}"
+            text = f"{self._address}: {reason(error)}"
             raise PolybusError("client.unreachable", text) from error
         self._keeper = asyncio.create_task(self._keep(link), name=self._options.name)
 
@@ -118,17 +118,12 @@ class Connection:
         link = await open_link(
             self._address,
             self._received,
-            tls=self._tls(),
+            tls=tls_context(self._address, self._options),
             timeout_s=self._options.connect_timeout_s,
         )
         self._link, self._transport, self._given_up = link, transport, False
         self._owner.opened(transport)
         return link
-
-    def _tls(self) -> ssl.SSLContext | None:
-        if not self._address.tls:
-            return None
-        return self._options.tls or ssl.create_default_context()
 
     async def _keep(self, link: Link) -> None:
         while True:
@@ -138,7 +133,7 @@ class Connection:
             if self._closing:
                 return
             if not self._options.reconnect:
-                reason = f": {_reason(error)}" if error else ""
+                reason = f": {reason(error)}" if error else ""
                 text = f"{self._address} ended the connection{reason}"
                 self._owner.failed(PolybusError("client.disconnected", text))
                 return
@@ -152,7 +147,7 @@ class Connection:
             try:
                 return await self._connect()
             except OSError as error:
-                log.debug("%s: %s: %s", self._options.name, self._address, _reason(error))
+                log.debug("%s: %s: %s", self._options.name, self._address, reason(error))
 
     def _received(self, data: bytes) -> None:
         if self._given_up or self._transport is None:
@@ -169,7 +164,15 @@ class Connection:
                 return
 
 
-def _reason(error: Exception) -> str:
+def tls_context(address: Address, options: Options) -> ssl.SSLContext | None:
+    """What to make TLS connections to the address with; None for plain ones."""
+    if not address.tls:
+        return None
+    return options.tls or ssl.create_default_context()
+
+
+def reason(error: Exception) -> str:
+    """Why connecting or a connection failed, in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, ssl.SSLError):

@@ -11,6 +11,8 @@ from polybus.errors import UsageError
 DEFAULT_URL = f"boson://127.0.0.1:{PORT}"
 # A queue connector shares its port with no other protocol, so none can be the usual one.
 _NO_USUAL_PORT = ("queue",)
+# What others call with TLS.
+_SECURE = {"https": "http", "wss": "ws"}
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -24,9 +26,14 @@ class Address:
     tls: bool = False
     gzip: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def authority(self) -> str:
+        """Host and port as URLs and HTTP write them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}{'+tls' if self.tls else ''}://{host}:{self.port}"
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}{'+tls' if self.tls else ''}://{self.authority}"
 
 
 def parse(url: str) -> Address:
@@ -51,8 +58,11 @@ def parse(url: str) -> Address:
     switches = _switches(url, parts.query)
     scheme, plus, last = parts.scheme.rpartition("+")
     tls_scheme = bool(plus) and last == "tls"
+    if not tls_scheme:
+        scheme = _SECURE.get(parts.scheme, parts.scheme)
+        tls_scheme = scheme != parts.scheme
     return Address(
-        scheme=scheme if tls_scheme else parts.scheme,
+        scheme=scheme,
         host=parts.hostname,
         port=PORT if port is None else port,
         tls=tls_scheme or switches.get("tls", False),

@@ -20,7 +20,7 @@ from polybus.edges.translator import Peer, Translator
 from polybus.errors import PolybusError, UsageError
 from polybus.wire import goms as wire
 from polybus.wire.codec import Bad, Publish
-from polybus.wire.positions import At, Latest, Since, parse_start
+from polybus.wire.positions import At, Latest, Since, Start, parse_start
 
 if TYPE_CHECKING:
     from polybus.config import Connector
@@ -40,6 +40,7 @@ CODES = {
 }
 WITH_OFFSETS = "goms+offsets"
 NO_RECEIPT_ID = array("i", [0, 0])
+FORGEABLE = "from: nothing is replayed to an address that may be forged"
 
 
 class GomsTranslator(Translator):
@@ -77,12 +78,8 @@ class GomsTranslator(Translator):
             self._with_offsets = True
         start = parse_start(event.start or "latest")
         if not self.peer.proven and not isinstance(start, Latest):
-            self.complain(
-                "goms.000403", "from: nothing is replayed to an address that may be forged"
-            )
+            self.complain("goms.000403", FORGEABLE)
             return
-        # Where a time is takes a look at the disk: then the first message has to tell.
-        offsets: list[At] = []
         for topic in event.topics:
             if topic in self.subscriptions:
                 already.append(topic)
@@ -98,15 +95,19 @@ class GomsTranslator(Translator):
                 self.complain("goms.001003", f"{error.code}: {error.text}")
             else:
                 registered.append(topic)
-                if not isinstance(start, Since):
-                    offsets.append(At(*resolve(self.bus.log, topic, start)))
         if unknown:
             self.complain("goms.001001", ",".join(unknown))
         if already:
             self.complain("goms.001002", ",".join(already))
         if event.ack or self._always_ack:
-            told = offsets if event.offsets and len(offsets) == len(registered) else None
-            self.peer.send(wire.encode_reg_ack(registered, told))
+            begins = self._begins(registered, start) if event.offsets else None
+            self.peer.send(wire.encode_reg_ack(registered, begins))
+
+    def _begins(self, topics: Sequence[str], start: Start) -> list[At] | None:
+        """Where each topic begins; None for a time, which takes a look at the disk to find."""
+        if isinstance(start, Since):
+            return None
+        return [At(*resolve(self.bus.log, topic, start)) for topic in topics]
 
     def _send_batches(self, batches: Sequence[Batch]) -> None:
         allowed = [batch for batch in batches if batch.topic in self.subscriptions]

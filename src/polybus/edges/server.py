@@ -82,7 +82,8 @@ class Server:
                 addresses.append(await self._listen(connector))
         except OSError as error:
             await self.stop()
-            text = f"cannot listen on {connector.protocol} {connector.ip}:{connector.port}: {error}"
+            where = f"{connector.protocol} {connector.ip}:{connector.port}"
+            text = f"connectors[{len(addresses)}]: cannot listen on {where}: {error}"
             raise ConfigError("config.address", text) from error
         self._tick = self.loop.call_later(TICK_S, self._on_tick)
         return addresses

@@ -79,7 +79,7 @@ class Call:
             raise PeerError("http.query", str(error)[:200]) from error
 
     async def json(self, kind: type[T]) -> T:
-        """The body. Raises PeerError `http.body-invalid`, `http.body-too-large` or `http.content-type`."""
+        """The body. Raises PeerError `http.body-invalid`, `…-too-large`, `http.content-type`."""
         body = await self.json_bytes()
         try:
             return msgspec.json.decode(body, type=kind)

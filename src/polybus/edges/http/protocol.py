@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polybus.edges.http.transport import HttpTranslator
 
 PIPELINE_MAX = 100
+HEAD_TOO_LARGE = "the headers are too large (head-bytes-max)"
 
 
 class Refused(Exception):
@@ -51,7 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > self._edge.head_bytes_max:
-            self._stop(431, "http.head-too-large", "the headers are too large (head-bytes-max)")
+            self._stop(431, "http.head-too-large", HEAD_TOO_LARGE)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -72,8 +73,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._head_bytes + len(data) > 2 * self._edge.head_bytes_max:
-            # A header that does not end gives the parser nothing to tell us.
-            self.refuse(431, "http.head-too-large", "the headers are too large (head-bytes-max)")
+            # What does not end gives the parser nothing to tell us.
+            if len(self.url) > self._edge.head_bytes_max // 2:
+                self.refuse(414, "http.url-too-long", "the URL is too long (head-bytes-max)")
+            else:
+                self.refuse(431, "http.head-too-large", HEAD_TOO_LARGE)
             return
         if self._in_head:
             self._head_bytes += len(data)

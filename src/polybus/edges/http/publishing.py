@@ -139,7 +139,7 @@ def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batc
             continue
         try:
             if deeper_than(line, depth_max):
-                raise PeerError("http.body-invalid", f"nested over {depth_max} deep (json-depth-max)")
+                raise PeerError("http.body-invalid", f"nested over {depth_max} deep")
             line.decode()
             message = _decoder.decode(line)
             values.append(_value(message))

@@ -19,7 +19,14 @@ Ttl = Annotated[float, msgspec.Meta(gt=0, le=TTL_S_MAX)]
 Topics = Annotated[list[str], msgspec.Meta(description="Names of topics; capitals are folded.")]
 # [["type", data], …]: checked by the protocol's own reader.
 Pack = Annotated[
-    list[Annotated[list[Any], msgspec.Meta(min_length=1, max_length=2)]],
+    list[
+        Annotated[
+            list[Any],
+            msgspec.Meta(
+                min_length=1, max_length=2, extra_json_schema={"prefixItems": [{"type": "string"}]}
+            ),
+        ]
+    ],
     msgspec.Meta(min_length=1, description='`[["type", data], …]`, delivered as one pack.'),
 ]
 

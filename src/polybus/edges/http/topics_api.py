@@ -21,7 +21,7 @@ PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
 class NewTopic(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     """A topic to create; retention it does not set is the bus's."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     retention_age_s: Positive | None = None
     retention_bytes: PositiveBytes | None = None
 

@@ -1,0 +1,96 @@
+"""Sessions: inboxes that the bus keeps for msgstream clients, made and filled over the HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from polybus.client.http.connection import HttpConnection, Request
+from polybus.client.options import Options
+from polybus.client.starts import Start, start_text
+from polybus.client.urls import Address
+from polybus.errors import UsageError
+
+Events = Iterable[Sequence[Any]]
+"""`[("type", data), …]`; data is anything JSON has, and may be left out."""
+
+
+class _Created(msgspec.Struct):
+    session_key: str = msgspec.field(name="sessionKey")
+
+
+class _Broadcast(msgspec.Struct):
+    sessions: int
+
+
+class Sessions:
+    """The sessions of a bus. A key is the only way to its session: treat it as a password.
+
+    Every call raises PolybusError with the bus's code (`session.unknown`, `topic.unknown`, …), or
+    `client.unreachable`, `client.disconnected`, `client.timeout`, `client.answer-invalid`.
+    """
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self._http = HttpConnection(address, options)
+        self._timeout_s = options.connect_timeout_s
+
+    async def create(
+        self,
+        topics: Iterable[str] = (),
+        *,
+        start: Start = "latest",
+        ttl_s: float | None = None,
+    ) -> str:
+        """Open a session that follows the topics, and return its key.
+
+        Args:
+            start: where it begins in each topic, as for `Client.subscribe`.
+            ttl_s: how long it lives without a client; as the bus is configured if not said.
+        """
+        wanted: dict[str, Any] = {"topics": list(topics), "from": start_text(start)}
+        if ttl_s is not None:
+            wanted["ttl-s"] = ttl_s
+        answer = await self._ask("POST", "/v1/sessions", wanted)
+        return msgspec.convert(answer, _Created).session_key
+
+    async def set_topics(self, key: str, topics: Iterable[str]) -> list[str]:
+        """Follow these topics and no others; return their names as the bus spells them."""
+        answer = await self._ask("PUT", f"{_path(key)}/topics", {"topics": list(topics)})
+        return msgspec.convert(answer["topics"], list[str])
+
+    async def push(self, key: str, events: Events) -> None:
+        """Put events into one session, as one pack; it is on the bus's disk when this returns."""
+        await self._ask("POST", f"{_path(key)}/packs", _pack(events))
+
+    async def broadcast(self, events: Events) -> int:
+        """Put events into every session, as one pack each; return how many sessions there are."""
+        answer = await self._ask("POST", "/v1/broadcast", _pack(events))
+        return msgspec.convert(answer, _Broadcast).sessions
+
+    async def delete(self, key: str) -> None:
+        """End a session; its client is told."""
+        await self._ask("DELETE", _path(key), None)
+
+    def close(self) -> None:
+        """Let go of the connection; the sessions stay."""
+        self._http.close()
+
+    async def _ask(self, method: str, target: str, body: Any) -> dict[str, Any]:
+        content = b"" if body is None else msgspec.json.encode(body)
+        request = Request(method=method, target=target, body=content)
+        answer = await self._http.request(request, timeout_s=self._timeout_s)
+        answer.check()
+        return answer.json(dict[str, Any]) if answer.body else {}
+
+
+def _path(key: str) -> str:
+    if not key:
+        raise UsageError("session.unknown", "the key is empty")
+    return f"/v1/sessions/{quote(key, safe='')}"
+
+
+def _pack(events: Events) -> list[list[Any]]:
+    return [list(event) for event in events]
