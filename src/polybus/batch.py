@@ -132,12 +132,18 @@ class Batch:
 
     def encoded(self, protocol: str, encode: Callable[[Batch], Buffer]) -> Buffer:
         """The batch in a protocol's bytes, made once however many subscribers there are."""
-        if self._encodings is None:
-            self._encodings = {}
-        encoding = self._encodings.get(protocol)
+        # By a name of its own: another thread may forget the encodings meanwhile.
+        encodings = self._encodings
+        if encodings is None:
+            encodings = self._encodings = {}
+        encoding = encodings.get(protocol)
         if encoding is None:
-            encoding = self._encodings[protocol] = encode(self)
+            encoding = encodings[protocol] = encode(self)
         return encoding
+
+    def forget_encodings(self) -> None:
+        """Let go of what `encoded` made; any thread may do so."""
+        self._encodings = None
 
     def carry_encoding(self, protocol: str, encoding: Buffer) -> None:
         """Remember the bytes the batch arrived in as its encoding in that protocol."""

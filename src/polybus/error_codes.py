@@ -49,16 +49,21 @@ _CLIENT = {
         "the bus ended the connection and reconnect is off", "connect again, or turn it on"
     ),
     "client.timeout": Meaning(
-        "the bus did not confirm a subscription in time",
+        "the bus did not answer a request in time",
         "raise connect_timeout_s, or look at its load",
     ),
+    "client.answer-invalid": Meaning(
+        "what answers at the address speaks HTTP but is no bus", "look at the port, or at the proxy"
+    ),
+    "client.running": Meaning("an event stream runs already", "call run once at a time"),
     "client.closed": Meaning("the client was closed or never opened", "use it inside `async with`"),
     "client.receipt-unknown": Meaning(
         "the connection broke before the receipt came; the message may be stored or not",
         "publish again if twice is better than never, or use retry=True",
     ),
     "client.unsupported": Meaning(
-        "the protocol of the URL cannot do this", "use boson://, boson+properties:// or goms://"
+        "the protocol of the URL cannot do this",
+        "use the protocol it names, or boson:// or goms://",
     ),
     "headers.invalid": Meaning(
         "the protocol cannot carry these headers",
@@ -198,6 +203,9 @@ _HTTP = {
     "http.failed": Meaning("the bus made a mistake", "report it, with the bus's log"),
     "msgstream.pack-invalid": Meaning('a pack is not `[["type", data], …]`'),
     "session.unknown": Meaning("there is no such session, or it has expired", "open another"),
+    "session.taken": Meaning(
+        "another connection has come for a session; the newest has it", "one client a session"
+    ),
     "session.too-many": Meaning("there are too many sessions", "raise msgstream.sessions-max"),
     "session.overflow": Meaning(
         "a notice, in pack 0: a session was full and lost its oldest messages",

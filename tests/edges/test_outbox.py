@@ -33,7 +33,7 @@ class Peer:
         self.written += bytes(data)
         self.room_bytes -= len(data)
         if self.room_bytes <= 0:
-            self.outbox.pause(10)
+            self.outbox.pause()
 
     def overflow(self, lost: Lost) -> None:
         self.lost.append(lost)
@@ -89,7 +89,7 @@ def test_a_buffer_that_many_wait_for_is_counted_once() -> None:
     outboxes, turn = shared()
     peers = [Peer(outboxes) for _ in range(5)]
     for peer in peers:
-        peer.outbox.pause(0)
+        peer.outbox.pause()
     data = b"x" * 100
     for peer in peers:
         peer.outbox.send(data, (batch(b"x"),))
@@ -104,7 +104,7 @@ def test_a_buffer_that_many_wait_for_is_counted_once() -> None:
 def test_a_full_outbox_ends_in_one_complaint_and_holds_nothing() -> None:
     outboxes, _ = shared("disconnect")
     peer = Peer(outboxes)
-    peer.outbox.pause(50)
+    peer.outbox.pause()
     for n in range(11):
         peer.outbox.send(b"x" * 100, (batch(b"x", offset=n),))
     (lost,) = peer.lost
@@ -119,7 +119,7 @@ def test_one_message_over_the_limit_is_not_dropped() -> None:
     for policy in policies:
         outboxes, _ = shared(policy)
         peer = Peer(outboxes)
-        peer.outbox.pause(0)
+        peer.outbox.pause()
         peer.outbox.send(b"x" * 2 * LIMIT, (batch(b"x"),))
         assert peer.lost == []
         peer.read(10_000)
@@ -129,7 +129,7 @@ def test_one_message_over_the_limit_is_not_dropped() -> None:
 def test_drop_oldest_drops_messages_but_no_replies_and_tells_where_it_goes_on() -> None:
     outboxes, _ = shared("drop-oldest")
     peer = Peer(outboxes)
-    peer.outbox.pause(0)
+    peer.outbox.pause()
     peer.outbox.send(b"receipt")
     for n in range(20):
         peer.outbox.send(b"%02d" % n + b"x" * 98, (batch(b"x", offset=n),))
@@ -145,7 +145,7 @@ def test_drop_oldest_drops_messages_but_no_replies_and_tells_where_it_goes_on() 
 def test_publishers_wait_a_little_for_a_peer_that_may_be_disconnected() -> None:
     outboxes, _ = shared("disconnect")
     peer = Peer(outboxes)
-    peer.outbox.pause(0)
+    peer.outbox.pause()
     assert not peer.outbox.wants_wait()
     peer.outbox.send(b"x" * 300, (batch(b"x"),))
     assert peer.outbox.wants_wait()
@@ -159,7 +159,7 @@ def test_publishers_wait_a_little_for_a_peer_that_may_be_disconnected() -> None:
 def test_one_who_only_sends_to_a_slow_peer_waits_as_long_as_it_takes() -> None:
     outboxes, _ = shared("disconnect")
     peer = Peer(outboxes)
-    peer.outbox.pause(0)
+    peer.outbox.pause()
     peer.outbox.add_drain(peer)
     for _ in range(100):
         peer.outbox.tick(0.1)
@@ -172,7 +172,7 @@ def test_a_waiting_publisher_is_released_when_the_peer_has_caught_up_or_gone() -
     for leave in (False, True):
         outboxes, _ = shared("wait")
         peer = Peer(outboxes)
-        peer.outbox.pause(0)
+        peer.outbox.pause()
         peer.outbox.send(b"x" * 900, (batch(b"x"),))
         peer.outbox.add_waiter(peer)
         peer.outbox.tick(5.0)
@@ -188,7 +188,7 @@ def test_a_waiting_publisher_is_released_when_the_peer_has_caught_up_or_gone() -
 def test_under_wait_only_one_that_stands_still_must_go() -> None:
     outboxes, _ = shared("wait")
     peer = Peer(outboxes)
-    peer.outbox.pause(0)
+    peer.outbox.pause()
     peer.outbox.send(b"x" * 900, (batch(b"x"),))
     assert not any(peer.outbox.tick(1.0) for _ in range(10))
     assert peer.outbox.tick(1.0)
@@ -233,12 +233,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_ledger_counts_what_waits(self) -> None:
         held: dict[int, int] = {}
-        transports = 0
         for peer in self.peers:
             if peer.outbox.paused:
-                transports += peer.outbox._transport_bytes
-                held |= {id(data): len(data) for data in peer.outbox._pending}
-        assert self.outboxes.ledger.bytes == sum(held.values()) + transports
+                waiting = [peer.outbox._written, *peer.outbox._pending]
+                held |= {id(data): len(data) for data in waiting}
+        assert self.outboxes.ledger.bytes == sum(held.values())
 
     def teardown(self) -> None:
         for peer in self.peers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -74,7 +75,7 @@ class Page:
 
     def _texts(self, selector: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)"
-        return list(self._browser.execute_script(script, selector))  # type: ignore[no-untyped-call]
+        return list(self._browser.execute_script(script, selector))
 
     async def shows(self, selector: str, *texts: str) -> None:
         """Wait until the elements have these texts."""
@@ -120,6 +121,8 @@ async def test_a_message_published_on_boson_is_seen_in_the_browser(
 
         await page.shows("#messages td:nth-child(2)", "news", "news")
         await page.shows("#messages td:nth-child(3)", '{"n":[1,2]}', "hello from boson")
+        times = await page.text_of("#messages td:nth-child(1)")
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", time) for time in times)
     await page.screenshot(tmp_path / "page.png")
     assert await page.complaints() == []
 

@@ -64,7 +64,8 @@ def test_a_stream_of_head_and_commits_is_plain_arrow() -> None:
 
 @pytest.mark.slow
 def test_every_single_flipped_bit_of_a_commit_is_detected() -> None:
-    batches = batches_of([("topic", [b"value-%d" % n for n in range(20)])])
+    # Enough rows for the repeating columns to be packed.
+    batches = batches_of([("topic", [b"%d" % n for n in range(20)])])
     message = bytearray(Encoder().encode(1, 0, batches).message)
     for bit in range(len(message) * 8):
         message[bit // 8] ^= 1 << bit % 8
@@ -113,3 +114,37 @@ def test_keys_and_headers_of_some_batches_do_not_move_to_others() -> None:
     rows = commit.rows_of(bytes(Encoder().encode(1, 0, [plain, rich]).message))
     assert rows["key"].to_pylist() == [None, None, b"k"]
     assert rows["headers"].to_pylist() == [None, None, [("h", b"v")]]
+
+
+def test_rows_are_the_same_however_many_batches_topics_and_senders_they_came_in() -> None:
+    encoder = Encoder()
+    described = [
+        (f"topic-{n % 7}", [b"%d-%d" % (n, m) for m in range(n % 5 * 40)]) for n in range(50)
+    ]
+    batches = batches_of([(topic, values) for topic, values in described if values])
+    for number, batch in enumerate(batches):
+        batch.sender = f"peer-{number // 3}"
+    rows = commit.rows_of(bytes(encoder.encode(1, 0, batches).message))
+    rows.validate(full=True)
+    expected = [
+        (b.topic, b.first_offset + n, b.timestamp_us, b.value(n), b.protocol, b.sender)
+        for topic in dict.fromkeys(batch.topic for batch in batches)
+        for b in batches if b.topic == topic
+        for n in range(len(b))
+    ]  # fmt: skip
+    names = ["topic", "offset", "value", "protocol", "sender"]
+    columns = [rows[name].to_pylist() for name in names]
+    columns.insert(2, rows["timestamp"].cast(pa.int64()).to_pylist())
+    assert list(zip(*columns, strict=True)) == expected
+    assert set(rows["account"].to_pylist()) == {"default"}
+    assert rows["key"].null_count == rows["headers"].null_count == len(rows)
+
+
+def test_memory_for_one_huge_commit_is_given_back() -> None:
+    encoder = Encoder()
+    large, small = Batch.of("a", [bytes(40 << 20)]), Batch.of("a", [b"small"])
+    large.first_offset = small.first_offset = 0
+    encoder.encode(1, 0, [large])
+    before = pa.total_allocated_bytes()
+    encoder.encode(2, 0, [small])
+    assert pa.total_allocated_bytes() < before - (30 << 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -254,6 +255,49 @@ def test_recent_messages_are_served_from_memory_and_old_ones_are_not(opener: Ope
     recent = log.read_recent("a", 18)
     assert recent is not None
     assert [batch.first_offset for batch in recent] == [18, 19]
+
+
+def test_a_recent_message_counts_with_all_of_the_read_it_came_in(opener: Opener) -> None:
+    log = opener()
+    log.create_topic("a")
+    log.create_topic("b")
+    for number in range(10):
+        read = memoryview(bytearray(2 << 20))
+        for topic in ("a", "b"):
+            log.append(Batch(topic, read[:10], array("i", [0, 3, 3, 10])))
+        del read
+        log.sync()
+        assert log.read_recent("a", number * 2) is not None
+    assert log.read_recent("a", 0) is None
+    for topic in ("a", "b"):
+        kept = [offset for offset in range(20) if log.read_recent(topic, offset) is not None]
+        assert len(kept) in (6, 8)
+    assert values_from(log, "b", 0) == [bytes(3), bytes(7)] * 10
+
+
+def test_what_readers_make_of_recent_messages_is_not_kept_with_them(opener: Opener) -> None:
+    log = opener()
+    log.create_topic("a")
+    batch = numbered("a", 0, 3)
+    batch.carry_encoding("test", b"as it came")
+    log.append(batch)
+    log.sync()
+    for _ in range(2):
+        made = []
+        for read in (log.read("a", 0), log.read_recent("a", 0) or []):
+            made += [one.encoded("test", lambda _: b"made anew") for one in read]
+        assert made == [b"made anew"] * 2
+
+
+def test_many_small_recent_batches_are_left_to_a_slower_read(opener: Opener) -> None:
+    log = opener()
+    log.create_topic("a")
+    for number in range(2000):
+        log.append(numbered("a", number, 1))
+    assert log.read_recent("a", 0) is None
+    assert [batch.first_offset for batch in log.read_recent("a", 1990) or []] == list(
+        range(1990, 2000)
+    )
 
 
 def test_a_message_of_a_hundred_megabytes_is_one_commit(opener: Opener) -> None:

@@ -161,6 +161,10 @@ def _mosquitto(program: str, place: Place) -> list[str]:
     return [program, "-c", str(path)]
 
 
+def _websockets(program: str, place: Place) -> list[str]:
+    return [program, "-m", "polybus.bench.broadcast_server", str(place.port)]
+
+
 def all_brokers(generator: Path) -> dict[str, Broker]:
     """Every broker by the name scenarios call it; the relay is a mode of the generator."""
     return {
@@ -195,6 +199,12 @@ def all_brokers(generator: Path) -> dict[str, Broker]:
             package="mosquitto",
             command=_mosquitto,
             window_bytes=2 << 20,
+        ),
+        "websockets": Broker(
+            title="websockets broadcast",
+            protocol="broadcast",
+            program=sys.executable,
+            command=_websockets,
         ),
         "relay": Broker(
             title="bare relay",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import resource
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from polybus.bench import generator
-from polybus.bench.brokers import Broker, all_brokers, running
+from polybus.bench.brokers import Broker, Running, all_brokers, running
 from polybus.bench.errors import BenchError
 from polybus.bench.scenarios import Entry, Load, Metric, Scenario
 
@@ -76,16 +77,20 @@ class Bench:
                 if outcome.errors:
                     continue
                 try:
-                    outcome.samples.append(self._run(scenario, outcome))
+                    outcome.samples.append(self.run(scenario, outcome))
                 except BenchError as error:
                     outcome.errors.append(str(error))
         return outcomes
 
-    def _run(self, scenario: Scenario, outcome: Outcome) -> Sample:
-        idle = scenario.metric is Metric.MEMORY
-        load = outcome.entry.load or scenario.load
-        arguments = _for_this_machine(load).arguments()
-        broker = outcome.broker
+    def run(self, scenario: Scenario, outcome: Outcome) -> Sample:
+        """Make one run. Raises BenchError."""
+        load = for_this_machine(outcome.entry.load or scenario.load)
+        with self.server(outcome.broker, load) as (server, _):
+            return self.generate(server, scenario, outcome, load)
+
+    @contextmanager
+    def server(self, broker: Broker, load: Load) -> Iterator[tuple[Running, Path]]:
+        """A fresh broker with the topics of a load, and the folder it may use."""
         topics = [f"bench.{number:04d}" for number in range(load.topics)]
         with (
             tempfile.TemporaryDirectory(
@@ -93,17 +98,27 @@ class Bench:
             ) as folder,
             running(broker, Path(folder), topics) as server,
         ):
-            arguments += [
-                *("--protocol", outcome.entry.protocol or broker.protocol),
-                *("--port", str(server.port)),
-                *("--subscribe-port", str(server.subscribe_port)),
-                *("--server-pid", str(server.pid)),
-                *("--window-bytes", str(broker.window_bytes)),
-                *("--duration-s", str(self.run_s)),
-            ]
-            deadline_s = IDLE_DEADLINE_S if idle else self.run_s + DEADLINE_EXTRA_S
-            mode = "idle" if idle else "run"
-            sample: Sample = generator.call(self.program, mode, arguments, deadline_s=deadline_s)
+            yield server, Path(folder)
+
+    def generate(
+        self, server: Running, scenario: Scenario, outcome: Outcome, load: Load, *more: str
+    ) -> Sample:
+        """Drive the broker with the generator; more arguments may follow. Raises BenchError."""
+        idle = scenario.metric is Metric.MEMORY
+        broker = outcome.broker
+        arguments = [
+            *load.arguments(),
+            *("--protocol", outcome.entry.protocol or broker.protocol),
+            *("--port", str(server.port)),
+            *("--subscribe-port", str(server.subscribe_port)),
+            *("--server-pid", str(server.pid)),
+            *("--window-bytes", str(load.window_bytes or broker.window_bytes)),
+            *("--duration-s", str(self.run_s)),
+            *more,
+        ]
+        deadline_s = IDLE_DEADLINE_S if idle else self.run_s + DEADLINE_EXTRA_S
+        mode = "idle" if idle else "run"
+        sample: Sample = generator.call(self.program, mode, arguments, deadline_s=deadline_s)
         return sample
 
 
@@ -123,7 +138,7 @@ def raise_file_limit() -> int:
     return hard
 
 
-def _for_this_machine(load: Load) -> Load:
+def for_this_machine(load: Load) -> Load:
     """The load, with no more subscribers than a process may have open files."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or load.subscribers + SPARE_FILES <= hard:
@@ -142,4 +157,6 @@ def _value(sample: Sample, metric: Metric) -> float:
         return float(sample["p50_us"])
     if metric is Metric.MEMORY:
         return float(sample["connection_bytes"])
+    if metric is Metric.WAIT:
+        return float(sample["last_ms"])
     return float(sample["delivered"] / sample["seconds"])

@@ -133,6 +133,8 @@ def _figure(row: Row) -> str:
         return f"{row.value:.0f} µs, p99 {row.p99_us or 0:.0f}"
     if row.metric is Metric.MEMORY:
         return f"{row.value / 1024:.1f} KiB each"
+    if row.metric is Metric.WAIT:
+        return f"{row.value:.0f} ms"
     return f"{row.value / 1e6:.2f} M/s" if row.value >= 1e5 else f"{row.value / 1e6:.3f} M/s"
 
 

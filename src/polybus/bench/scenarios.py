@@ -16,6 +16,7 @@ class Metric(Enum):
     RATE = "messages a second"
     LATENCY = "microseconds, median"
     MEMORY = "bytes a connection"
+    WAIT = "milliseconds until the last"
 
     @property
     def more_is_better(self) -> bool:
@@ -33,6 +34,8 @@ class Load:
     receipts: int = 0
     one_per_write: bool = False
     rate_per_s: int = 0
+    window_bytes: int | None = None
+    """What may be published but not delivered, if not as much as the broker takes."""
 
     def arguments(self) -> list[str]:
         options = {

@@ -23,6 +23,9 @@ VERBS: dict[str, Verb] = {
     "publish": Verb("polybus.cli.publish:publish", "Publish messages to a topic."),
     "tail": Verb("polybus.cli.tail:tail", "Print messages of topics as they come."),
     "topics": Verb("polybus.cli.topics:topics", "List, create, delete and describe topics."),
+    "sessions": Verb(
+        "polybus.cli.sessions:sessions", "Open, fill and end sessions of msgstream clients."
+    ),
     "verify": Verb("polybus.cli.verify:verify", "Check everything a stopped bus has stored."),
     "compact": Verb(
         "polybus.cli.compact:compact", "Turn the journal of a stopped bus into history."

@@ -22,7 +22,10 @@ url_option = click.option(
     default=DEFAULT_URL,
     show_default=True,
     show_envvar=True,
-    help="The bus: boson://, boson+properties:// or goms://, each also with +tls; or queue://.",
+    help=(
+        "The bus: boson://, boson+properties:// or goms://, each also with +tls; http://, "
+        "https://, ws:// or wss://; or queue://."
+    ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

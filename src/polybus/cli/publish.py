@@ -40,6 +40,7 @@ Examples:
   polybus publish news --receipt --header lang=en "hello" --url boson+properties://127.0.0.1
   journalctl -f | polybus publish logs --lines
   polybus publish readings 21.5 --url queue://127.0.0.1:4000
+  polybus publish news "hello" --receipt --url http://127.0.0.1
 """
 )
 @click.argument("topic")

@@ -22,6 +22,7 @@ Examples:
   polybus tail news
   polybus tail news sport --from earliest --count 10 --json
   polybus tail news --from 2026-01-31T12:00:00Z
+  polybus tail news --url ws://127.0.0.1
 """
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
@@ -49,7 +50,7 @@ def tail(
     With several topics each line begins with its topic. Control characters are escaped, and values
     that are not UTF-8 are printed as base64. A lost connection is made again, and nothing is missed
     unless a line on standard error says so. On queue:// the topic is the connector's, from now on:
-    TOPIC only names it here.
+    TOPIC only names it here. On http:// and ws:// messages have no positions and no headers.
     """
     printer = Printer(with_topic=len(topics) > 1, with_headers=headers, as_json=as_json)
     with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
@@ -67,7 +68,8 @@ class Printer:
     def print(self, messages: list[Message]) -> None:
         for message in messages:
             if message.gap:
-                text = f"polybus: {message.topic}: messages before {message.position} are lost"
+                place = message.position or "the next one"
+                text = f"polybus: {message.topic}: messages before {place} are lost"
                 click.echo(text, err=True)
             click.echo(self._json(message) if self._as_json else self._line(message))
         sys.stdout.flush()

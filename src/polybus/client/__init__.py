@@ -1,9 +1,11 @@
 """The asyncio client: `async with polybus.connect(url) as c` over every protocol.
 
 client      connect, Client                  publisher      sending, receipts
-urls        addresses                        subscription   messages, resuming
-connection  keeps a link up                  tracker        positions and gaps
-link        one socket                       transports/    one module per protocol
+urls        addresses                        subscription   messages, as readers see them
+connection  keeps a link up                  stream_subscription  resuming on a link
+link        one socket                       tracker        positions and gaps
+transports/ one module per stream protocol   http/          the same over HTTP and WebSocket
+msgstream   events by dotted names
 """
 
 from polybus.client.client import Client, connect

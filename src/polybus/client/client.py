@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
 
 from polybus import names
 from polybus.batch import Headers
@@ -14,8 +15,15 @@ from polybus.client.message import Position
 from polybus.client.options import ErrorListener, Options
 from polybus.client.publisher import Publisher
 from polybus.client.starts import Start, start_text
+from polybus.client.stream_subscription import StreamSubscription
 from polybus.client.subscription import Subscription
 from polybus.errors import UsageError
+
+if TYPE_CHECKING:
+    from polybus.client.http.sessions import Sessions
+    from polybus.client.http.sources import TransportName
+    from polybus.client.http.subscription import SessionSubscription
+    from polybus.client.msgstream import EventStream, OnFailure
 
 Data = bytes | bytearray | memoryview | str
 
@@ -31,9 +39,11 @@ def connect(
 ) -> Client:
     """A client of the bus at the URL: `async with polybus.connect("goms://host:55545") as c`.
 
-    Schemes are `boson`, `boson+properties` and `goms`, each also with `+tls`; the port is 55545
-    unless said. `?gzip=1` compresses a Boson stream. `queue://host:port` is a queue connector: the
-    topic is the connector's, from now on, and there are no receipts, headers or positions.
+    Schemes are `boson`, `boson+properties` and `goms`, each also with `+tls`, and `http`, `https`,
+    `ws` and `wss`, which differ in how messages come: by long polls or by WebSocket. The port is
+    55545 unless said. `?gzip=1` compresses a Boson stream. `queue://host:port` is a queue
+    connector: the topic is the connector's, from now on, and there are no receipts, headers or
+    positions.
 
     Args:
         reconnect: make a lost connection again, and resume subscriptions where they stood.
@@ -54,8 +64,26 @@ def connect(
         on_error=on_error,
     )
     address = urls.parse(url)
-    transports.find(address.scheme)
+    transports.check(address)
     return Client(address, options)
+
+
+class Outgoing(Protocol):
+    """What sends a client's messages."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def publish(
+        self, topic: str, values: Sequence[bytes], headers: Headers | None
+    ) -> None: ...
+
+    async def publish_safely(
+        self, topic: str, values: Sequence[bytes], headers: Headers | None, *, retry: bool
+    ) -> Position: ...
+
+    async def flush(self) -> None: ...
 
 
 class Client:
@@ -69,8 +97,9 @@ class Client:
     def __init__(self, address: urls.Address, options: Options) -> None:
         self._address = address
         self._options = options
-        self._publisher: Publisher | None = None
+        self._publisher: Outgoing | None = None
         self._subscriptions: set[Subscription] = set()
+        self._sessions: Sessions | None = None
         self._closed = False
 
     async def __aenter__(self) -> Client:
@@ -87,7 +116,7 @@ class Client:
 
     async def open(self) -> None:
         """Connect, one attempt. Raises PolybusError `client.unreachable`."""
-        publisher = Publisher(self._address, self._options)
+        publisher = self._make_publisher()
         await publisher.open()
         self._publisher = publisher
 
@@ -98,6 +127,8 @@ class Client:
             await subscription.aclose()
         if self._publisher is not None:
             await self._publisher.close()
+        if self._sessions is not None:
+            self._sessions.close()
 
     async def publish(
         self,
@@ -185,13 +216,77 @@ class Client:
         starts = {names.canonical(topic): text for topic in wanted}
         if not starts or "*" in starts:
             raise UsageError("topic.invalid", "name the topics to subscribe to, one or more")
-        subscription = Subscription(
-            self._address, self._options, starts, self._subscriptions.discard
-        )
+        subscription = self._make_subscription(starts)
         self._subscriptions.add(subscription)
         return subscription
 
-    def _open_publisher(self) -> Publisher:
+    def events(
+        self,
+        topics: Iterable[str] = (),
+        *,
+        start: Start = "latest",
+        session_key: str | None = None,
+        transport: TransportName | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> EventStream:
+        """Events of a session, by their dotted names; only on `http://` and `ws://`.
+
+        Args:
+            topics, start: what a session of its own follows; it ends with the stream.
+            session_key: a session that is there already, and stays; it has its topics.
+            transport: `"websocket"`, `"longpolling"` or `"shortpolling"`; as the URL if not said.
+            on_failure: told of each exception of a handler; says what to do (client/msgstream.py).
+
+        Raises:
+            UsageError: `client.unsupported`, `client.closed`.
+        """
+        from polybus.client.msgstream import EventStream, Source
+
+        self._open_publisher()
+        self._need_http("events")
+        source = Source(topics=tuple(topics), start=start, key=session_key, transport=transport)
+        return EventStream(self._address, self._options, source, on_failure=on_failure)
+
+    @property
+    def sessions(self) -> Sessions:
+        """Sessions of the bus: made, filled, ended. Only on `http://` and `ws://`.
+
+        Raises:
+            UsageError: `client.unsupported`, `client.closed`.
+        """
+        from polybus.client.http.sessions import Sessions
+
+        self._open_publisher()
+        self._need_http("sessions")
+        if self._sessions is None:
+            self._sessions = Sessions(self._address, self._options)
+        return self._sessions
+
+    def _make_publisher(self) -> Outgoing:
+        if not self._speaks_http:
+            return Publisher(self._address, self._options)
+        from polybus.client.http.publisher import HttpPublisher
+
+        return HttpPublisher(self._address, self._options)
+
+    def _make_subscription(self, starts: dict[str, str]) -> Subscription:
+        kind: type[StreamSubscription] | type[SessionSubscription] = StreamSubscription
+        if self._speaks_http:
+            from polybus.client.http.subscription import SessionSubscription
+
+            kind = SessionSubscription
+        return kind(self._address, self._options, starts, self._subscriptions.discard)
+
+    @property
+    def _speaks_http(self) -> bool:
+        return self._address.scheme in transports.HTTP_SCHEMES
+
+    def _need_http(self, what: str) -> None:
+        if not self._speaks_http:
+            text = f"{self._address.scheme}:// has no {what}; use http:// or ws://"
+            raise UsageError("client.unsupported", text)
+
+    def _open_publisher(self) -> Outgoing:
         if self._publisher is None or self._closed:
             raise UsageError("client.closed", "the client is not open; use `async with`")
         return self._publisher

@@ -22,7 +22,7 @@ from polybus.client.link import Link, open_link
 from polybus.client.options import Options
 from polybus.client.transports import Transport
 from polybus.client.urls import Address
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError
 
 log = logging.getLogger("polybus.client")
 
@@ -50,11 +50,8 @@ class Connection:
 
     def __init__(self, address: Address, options: Options, owner: Owner) -> None:
         self._address = address
+        transports.check(address)
         self._scheme = transports.find(address.scheme)
-        if address.gzip and not self._scheme.gzip:
-            raise UsageError("client.url", f"{address.scheme}:// has no gzip")
-        if address.tls and not self._scheme.tls:
-            raise UsageError("client.url", f"{address.scheme}:// has no TLS")
         self._options = options
         self._owner = owner
         self._backoff = Backoff()
@@ -133,8 +130,8 @@ class Connection:
             if self._closing:
                 return
             if not self._options.reconnect:
-                reason = f": {reason(error)}" if error else ""
-                text = f"{self._address} ended the connection{reason}"
+                why = f": {reason(error)}" if error else ""
+                text = f"{self._address} ended the connection{why}"
                 self._owner.failed(PolybusError("client.disconnected", text))
                 return
             link = await self._reconnect()

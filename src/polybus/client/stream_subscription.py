@@ -1,8 +1,8 @@
 """Subscribing over one connection of a stream protocol.
 
-One connection for each subscription, so a slow reader delays nobody but itself. Each time it is made
-it asks for what follows the last message taken off the wire, so nothing comes twice and nothing is
-missed.
+One connection for each subscription, so a slow reader delays nobody but itself. Each time it is
+made it asks for what follows the last message taken off the wire, so nothing comes twice and
+nothing is missed.
 """
 
 from __future__ import annotations

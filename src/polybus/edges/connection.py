@@ -38,7 +38,6 @@ READ_S_MAX = 0.01
 SMALL_BYTES = 128 << 10
 CARRY_BYTES_MAX = 64 << 10
 CLOSE_TIMEOUT_S = 2.0
-WRITE_HIGH_BYTES = 1 << 20
 BACKLOG_GATE = "backlog"
 LAYERS_GATE = "layers"
 
@@ -113,7 +112,8 @@ class Connection(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         self.name = f"{address[0]}:{address[1]}" if address else "unknown"
         self.outbox = Outbox(server.outboxes, self._write, self._on_overflow)
-        transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_HIGH_BYTES // 4)
+        # Be told as soon as the socket does not take all: what waits here is counted and shared.
+        transport.set_write_buffer_limits(0)
         if not server.admit(self):
             self._closing = True
             transport.abort()
@@ -172,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.forget(self)
 
     def pause_writing(self) -> None:
-        self.outbox.pause(self._transport.get_write_buffer_size())
+        self.outbox.pause()
 
     def resume_writing(self) -> None:
         self.outbox.resume()
@@ -325,9 +325,10 @@ class Connection(asyncio.BufferedProtocol):
 
     # Writing
 
-    async def drained(self) -> None:
-        # What waits for the end of the loop turn may be more than the transport takes.
+    def flush(self) -> None:
         self.outbox.flush()
+
+    async def drained(self) -> None:
         if self.outbox.paused and not self.outbox.closed:
             drained = self._server.loop.create_future()
             self.outbox.add_drain(_Drain(drained))

@@ -13,12 +13,6 @@ from polybus.edges.layers import tls_context
 if TYPE_CHECKING:
     from polybus.edges.server import Server
 
-_NO_HTTP_TEXT = b"This bus does not speak HTTP on this port.\n"
-NO_HTTP = (
-    b"HTTP/1.1 501 Not Implemented\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_NO_HTTP_TEXT), _NO_HTTP_TEXT)
-)
-
 
 class Listener:
     """Makes the connections of one TCP connector."""
@@ -37,8 +31,6 @@ class Listener:
 
     def reject(self, connection: Connection, found: str) -> None:
         """Close a connection that speaks nothing this connector does."""
-        if found == "http":
-            connection.send(NO_HTTP)
         text = f"first bytes are {found}; this connector speaks {', '.join(self.protocols)}"
         self.server.bad_peers.note(connection.name, "unknown", "detect.unknown", text)
         connection.close()

@@ -1,6 +1,6 @@
 """What a peer is still to be sent: bounded, written once a loop turn, with a policy for the slow.
 
-A transport takes what its socket takes plus about a mebibyte. Beyond that it pauses us, and
+A transport holds one write until its socket has taken all of it. Meanwhile it pauses us, and
 messages wait here. A subscriber that stays behind meets its policy at `outbox-bytes-max`:
 
     disconnect    it is told so in its protocol and its connection is closed
@@ -114,9 +114,9 @@ class Outbox:
         "_pending",
         "_policy",
         "_scheduled",
-        "_transport_bytes",
         "_waiters",
         "_write",
+        "_written",
         "bytes",
         "closed",
         "paused",
@@ -141,7 +141,8 @@ class Outbox:
         self._batches: deque[Sequence[Batch]] = deque()
         self._waiters: list[Waiter] = []
         self._drains: list[Waiter] = []
-        self._transport_bytes = 0
+        # The last write, while the transport holds it.
+        self._written: Buffer = b""
         self._lost = Lost()
         self._scheduled = False
         self.bytes = 0
@@ -168,7 +169,7 @@ class Outbox:
     @property
     def held_bytes(self) -> int:
         """What this peer costs while it stands still."""
-        return self.bytes + self._transport_bytes
+        return self.bytes + len(self._written)
 
     def wants_wait(self) -> bool:
         """Whether publishers should wait for this peer now."""
@@ -194,16 +195,22 @@ class Outbox:
             data = pending.popleft()
             self._batches.clear()
             self.bytes = 0
-            self._write(data)
+            self._put(data)
             return
         self._write_pieces(held=False)
 
-    def pause(self, transport_bytes: int = 0) -> None:
-        """The transport has enough: so much. Everything that waits is counted from now on."""
+    def _put(self, data: Buffer) -> None:
+        self._written = data
+        self._write(data)
+        if not self.paused:
+            self._written = b""
+
+    def pause(self) -> None:
+        """The transport has enough. It and everything that waits are counted from now on."""
         if not self.paused:
             self.paused = True
-            self._transport_bytes = transport_bytes
-            self._ledger.bytes += transport_bytes
+            # All of it: a transport keeps a write that the socket took only in part.
+            self._ledger.hold(self._written)
             self._congested.add(self)
             self.quiet_s = 0.0
             for data in self._pending:
@@ -235,9 +242,10 @@ class Outbox:
 
     def reopen(self) -> None:
         """What the transport holds is not counted any more, and it is given more."""
-        self.paused = False
-        self._ledger.bytes -= self._transport_bytes
-        self._transport_bytes = 0
+        if self.paused:
+            self.paused = False
+            self._ledger.release(self._written)
+            self._written = b""
 
     def tick(self, elapsed_s: float) -> bool:
         """Let time pass for a congested outbox; say whether it has stood still for too long."""
@@ -302,7 +310,7 @@ class Outbox:
                 if held:
                     self._ledger.release(data)
             self.bytes -= piece_bytes
-            self._write(piece[0] if len(piece) == 1 else b"".join(piece))
+            self._put(piece[0] if len(piece) == 1 else b"".join(piece))
             if self.paused and held:
                 # pause() has counted what is left a second time.
                 for data in pending:

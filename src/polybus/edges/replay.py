@@ -8,6 +8,7 @@ is missed and nothing comes twice.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from polybus.errors import PolybusError, UsageError
@@ -17,7 +18,35 @@ from polybus.wire.positions import At, Earliest, Latest, Since, Start, parse_sta
 if TYPE_CHECKING:
     from polybus.edges.translator import Translator
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 256 << 10
+AT_ONCE_MAX = 4
+ROOM_POLL_S = 0.02
+
+
+class ReplayTurns:
+    """Whose turn it is to read: few replays at once, and none while there is no room for more.
+
+    Live messages have memory of their own: however many replays nobody reads, they go on.
+    """
+
+    def __init__(self, has_room: Callable[[], bool]) -> None:
+        self._has_room = has_room
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self.starving = False
+
+    async def __aenter__(self) -> None:
+        await self._turns.acquire()
+        try:
+            while not self._has_room():
+                self.starving = True
+                await asyncio.sleep(ROOM_POLL_S)
+        except asyncio.CancelledError:
+            self._turns.release()
+            raise
+        self.starving = False
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turns.release()
 
 
 class Replay:
@@ -53,20 +82,22 @@ class Replay:
         if self._tell:
             translator.tell_position(topic, epoch, offset)
         while True:
-            if log.bounds(topic).epoch != epoch:
-                raise UsageError("topic.deleted", f"the topic {topic!r} was deleted")
-            reached = translator.bus.attach_if_recent(topic, translator, offset)
-            if reached is None:
-                return
-            if reached > offset:
+            async with translator.server.replay_turns:
+                if log.bounds(topic).epoch != epoch:
+                    raise UsageError("topic.deleted", f"the topic {topic!r} was deleted")
+                reached = translator.bus.attach_if_recent(topic, translator, offset)
+                if reached is None:
+                    return
+                if reached == offset:
+                    read = log.read
+                    batches = await asyncio.to_thread(read, topic, offset, bytes_max=PIECE_BYTES)
+                    for batch in batches:
+                        if batch.epoch == epoch:
+                            translator.deliver(batch)
+                            reached = batch.last_offset + 1
                 offset = reached
-                await translator.peer.drained()
-                continue
-            batches = await asyncio.to_thread(log.read, topic, offset, bytes_max=PIECE_BYTES)
-            for batch in batches:
-                if batch.epoch == epoch:
-                    translator.deliver(batch)
-                    offset = batch.last_offset + 1
+                # Before the next one's turn, so that what this peer does not take is counted.
+                translator.peer.flush()
             await translator.peer.drained()
 
 

@@ -20,6 +20,7 @@ from polybus.edges.connection import Connection
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.listener import Listener
 from polybus.edges.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
+from polybus.edges.replay import ReplayTurns
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError, StorageError
 from polybus.log.interface import Log
@@ -30,6 +31,7 @@ TICK_S = 0.1
 MEMORY_POLL_S = 0.002
 MEMORY_GATE = "memory"
 SHORT_PATIENCE_S = 0.3
+STARVING_PATIENCE_S = 3.0
 LAST_WORD_S = 5.0
 BACKLOG = 4096
 # Open files that are not connections: segments, history, databases, libraries.
@@ -61,6 +63,7 @@ class Server:
         self.http: HttpEdge | None = None
         self._memory_waiters: list[Connection] = []
         self._over_memory_s = 0.0
+        self.replay_turns = ReplayTurns(self._has_room_for_replays)
         self._tcp: list[asyncio.Server] = []
         self._udp: list[UdpEdge] = []
         self._tick: asyncio.TimerHandle | None = None
@@ -169,6 +172,9 @@ class Server:
         waiting = self.ledger.bytes + self.bus.log.pending_bytes
         return waiting > self.config.limits.memory_bytes_max
 
+    def _has_room_for_replays(self) -> bool:
+        return 2 * self.ledger.bytes <= self.config.limits.memory_bytes_max
+
     def hold_for_memory(self, connection: Connection) -> None:
         """Do not read from a publisher until there is room again."""
         if not self._memory_waiters:
@@ -187,13 +193,18 @@ class Server:
     def _shed(self) -> None:
         """Memory has been short for a while: let the slowest pay for it, not the publishers.
 
-        Whoever still reads gives memory back by itself. Of those who stand still the one with the
-        most waiting for it meets its policy.
+        Whoever still reads gives memory back by itself. Those who stand still meet their policy,
+        the ones with the most waiting for them first; all of them if it is replays that starve.
         """
-        patience_s = STANDSTILL_S if self.outboxes.policy == "wait" else SHORT_PATIENCE_S
+        over = self.over_memory()
+        patience_s = SHORT_PATIENCE_S if over else STARVING_PATIENCE_S
+        if self.outboxes.policy == "wait":
+            patience_s = STANDSTILL_S
         still = [one for one in self.outboxes.congested if one.quiet_s >= patience_s]
-        if still:
-            max(still, key=lambda outbox: outbox.held_bytes).give_up()
+        for outbox in sorted(still, key=lambda one: -one.held_bytes):
+            outbox.give_up()
+            if over and not self.over_memory():
+                return
 
     # What happens by itself
 
@@ -203,7 +214,7 @@ class Server:
             if outbox.tick(TICK_S):
                 outbox.give_up()
         self._over_memory_s = self._over_memory_s + TICK_S if self.over_memory() else 0.0
-        if self._over_memory_s > SHORT_PATIENCE_S:
+        if self._over_memory_s > SHORT_PATIENCE_S or self.replay_turns.starving:
             self._shed()
         self._ticks += 1
         if self._ticks % 10 == 0:

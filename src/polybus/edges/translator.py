@@ -32,6 +32,10 @@ class Peer(Protocol):
     proven: bool
     """Whether its address cannot be forged."""
 
+    def flush(self) -> None:
+        """Write now what would go out at the end of the loop turn."""
+        ...
+
     async def drained(self) -> None:
         """Wait until the peer takes more."""
         ...

@@ -64,6 +64,9 @@ class UdpPeer:
                 self.allowance_now = now - size
         self._edge.send(data, self._address)
 
+    def flush(self) -> None:
+        """Everything is sent at once."""
+
     async def drained(self) -> None:
         """Nothing waits for a UDP peer."""
 

@@ -1,12 +1,66 @@
-"""The commits last written or read, kept in memory: what most readers want is among them."""
+"""What was last written or read, kept in memory: what most readers want is among it."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 
 import pyarrow as pa
+
+from polybus.batch import Batch
+
+_BATCH_OVERHEAD_BYTES = 512
+_ENTRY_OVERHEAD_BYTES = 128
+
+
+class RecentBatches:
+    """The batches written last, over all topics: they stay in their topic's tail while they fit.
+
+    For the committer's thread.
+    """
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: deque[tuple[deque[Batch], int]] = deque()
+        self._last_owner: object = None
+
+    def keep(self, batch: Batch, tail: deque[Batch]) -> None:
+        """The batch was written; of all that were, the oldest leave their tail if it is too much.
+
+        It is the first of its tail that was not kept before.
+        """
+        batch.forget_encodings()
+        weight = _BATCH_OVERHEAD_BYTES + 4 * len(batch.spans)
+        # A batch keeps all of the read that it came in, and so do the others of that read. They
+        # come one after the other: it is counted with the first.
+        buffer = batch.buffer
+        owner = (buffer.obj if isinstance(buffer, memoryview) else None) or buffer
+        if owner is not self._last_owner:
+            self._last_owner = owner
+            weight += memoryview(owner).nbytes
+        if batch.keys is not None or batch.headers is not None:
+            weight += _extra_bytes(batch)
+        self._kept.append((tail, weight))
+        self._bytes += weight
+        while self._bytes > self._bytes_max:
+            oldest, weight = self._kept.popleft()
+            oldest.popleft()
+            self._bytes -= weight
+        if not self._kept:
+            self._last_owner = None
+
+
+def _extra_bytes(batch: Batch) -> int:
+    """About what keys and headers take."""
+    total = 0
+    for key in batch.keys or ():
+        total += _ENTRY_OVERHEAD_BYTES + len(key or b"")
+    for headers in batch.headers or ():
+        for name, value in (headers or {}).items():
+            total += _ENTRY_OVERHEAD_BYTES + len(name) + len(value)
+    return total
 
 
 class CommitCache:

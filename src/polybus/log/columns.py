@@ -1,10 +1,11 @@
-"""The log's rows: their schema, and columns made of batches without touching single messages."""
+"""The log's rows: their schema, and what a commit's rows are made of, told without single rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -25,125 +26,124 @@ SCHEMA = pa.schema(
     ]
 )
 _HEADERS_TYPE = SCHEMA.field("headers").type
+_TIME = struct.Struct("<q")
 
+T = TypeVar("T")
 Runs = Sequence[tuple[bytes, int]]
+"""A column as (value, how many rows in a row have it)."""
 
 
-class Columns:
-    """Turns batches into rows."""
+class TopicRows(NamedTuple):
+    """Which rows of a commit are a topic's: `count` from `first_row` on, offsets ascending."""
 
-    def __init__(self) -> None:
-        self._nulls = Nulls()
+    account: str
+    topic: str
+    epoch: int
+    first_offset: int
+    count: int  # type: ignore[assignment]
+    first_row: int
+    min_timestamp_us: int
+    max_timestamp_us: int
 
-    @classmethod
-    def one_row(cls) -> pa.RecordBatch:
-        """A row without key and headers, to learn from how such rows are laid out."""
-        return cls().rows([Batch.of("t", [b"v"])], [(b"t", 1)], [(0, 1)])
 
-    def rows(
-        self, batches: Sequence[Batch], topic_runs: Runs, offset_runs: Sequence[tuple[int, int]]
-    ) -> pa.RecordBatch:
-        """The rows of the batches, in their order; topics and offsets are given as runs."""
-        counts = [len(batch.spans) // 2 for batch in batches]
-        count = sum(counts)
-        times_us = [(b.timestamp_us, n) for b, n in zip(batches, counts, strict=True)]
-        protocols, senders = _origins(batches, counts)
-        columns = [
-            _strings([(names.ACCOUNT.encode(), count)], count),
-            _strings(topic_runs, count),
-            _integers(scan.offset_runs(offset_runs), 2, count),
-            _integers(scan.integer_runs(times_us), 3, count),
-            self._keys(batches, count),
-            _binaries(*scan.gather([b.buffer for b in batches], [b.spans for b in batches]), count),
-            self._headers(batches, count),
-            _strings(protocols, count),
-            _strings(senders, count),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+class Rows:
+    """The rows of some batches, grouped by topic, each column as little as it takes.
 
-    def _keys(self, batches: Sequence[Batch], rows: int) -> Any:
-        if all(batch.keys is None for batch in batches):
-            return self._nulls.binary(rows)
+    Attributes:
+        batches: all of them, in the order of their rows; values, keys and headers stay there.
+        topics: which rows are whose.
+    """
+
+    def __init__(self, groups: Mapping[tuple[str, int], list[Batch]]) -> None:
+        """Take batches by topic and epoch."""
+        self.batches: list[Batch] = []
+        self.count = 0
+        self._counts: list[int] = []
+        topics = []
+        for (topic, epoch), group in groups.items():
+            first = group[0]
+            earliest = latest = first.timestamp_us
+            row = self.count
+            for batch in group:
+                count = len(batch.spans) >> 1
+                self._counts.append(count)
+                self.count += count
+                time_us = batch.timestamp_us
+                if time_us > latest:
+                    latest = time_us
+                elif time_us < earliest:
+                    earliest = time_us
+            self.batches += group
+            count = self.count - row
+            topics.append(
+                TopicRows(
+                    names.ACCOUNT, topic, epoch, first.first_offset, count, row, earliest, latest
+                )
+            )
+        self.topics = tuple(topics)
+
+    def accounts(self) -> Runs:
+        return [(names.ACCOUNT.encode(), self.count)]
+
+    def topic_names(self) -> Runs:
+        return [(rows.topic.encode(), rows.count) for rows in self.topics]
+
+    def offsets(self) -> Sequence[tuple[int, int]]:
+        return [(rows.first_offset, rows.count) for rows in self.topics]
+
+    def times(self) -> Runs:
+        runs = _merged([batch.timestamp_us for batch in self.batches], self._counts)
+        return [(_TIME.pack(time_us), count) for time_us, count in runs]
+
+    def protocols(self) -> Runs:
+        runs = _merged([batch.protocol for batch in self.batches], self._counts)
+        return [(protocol.encode(), count) for protocol, count in runs]
+
+    def senders(self) -> Runs:
+        runs = _merged([batch.sender for batch in self.batches], self._counts)
+        return [(sender.encode(errors="replace"), count) for sender, count in runs]
+
+    def value_bytes(self) -> int:
+        return sum([scan.spans_bytes(batch.spans) for batch in self.batches])
+
+    def keys(self) -> Any:
+        """The column of keys; None when there is not one."""
+        if all(batch.keys is None for batch in self.batches):
+            return None
         pieces = []
-        for absent, run in groupby(batches, lambda batch: batch.keys is None):
+        for absent, run in groupby(self.batches, lambda batch: batch.keys is None):
             if absent:
-                pieces.append(self._nulls.binary(sum(map(len, run))))
+                pieces.append(pa.nulls(sum(map(len, run)), pa.binary()))
             else:
                 pieces.append(pa.array([key for b in run for key in b.keys or ()], pa.binary()))
         return pa.concat_arrays(pieces)
 
-    def _headers(self, batches: Sequence[Batch], rows: int) -> Any:
-        if all(batch.headers is None for batch in batches):
-            return self._nulls.headers(rows)
+    def headers(self) -> Any:
+        """The column of headers; None when there is not one."""
+        if all(batch.headers is None for batch in self.batches):
+            return None
         pieces = []
-        for absent, run in groupby(batches, lambda batch: batch.headers is None):
+        for absent, run in groupby(self.batches, lambda batch: batch.headers is None):
             if absent:
-                pieces.append(self._nulls.headers(sum(map(len, run))))
+                pieces.append(pa.nulls(sum(map(len, run)), _HEADERS_TYPE))
             else:
                 maps = [list(one.items()) if one else None for b in run for one in b.headers or ()]
                 pieces.append(pa.array(maps, _HEADERS_TYPE))
         return pa.concat_arrays(pieces)
 
 
-class Nulls:
-    """Columns without a value in them, over one block of zeros that all of them share."""
-
-    def __init__(self) -> None:
-        self._zeros = pa.py_buffer(bytes(1 << 16))
-        self._empty = pa.py_buffer(b"")
-        self._no_items = pa.StructArray.from_arrays(
-            [pa.array([], pa.string()), pa.array([], pa.binary())],
-            fields=[_HEADERS_TYPE.key_field, _HEADERS_TYPE.item_field],
-        )
-
-    def binary(self, rows: int) -> Any:
-        zeros = self._zeros_for(rows)
-        buffers = [zeros, zeros, self._empty]
-        return pa.Array.from_buffers(pa.binary(), rows, buffers, null_count=rows)
-
-    def headers(self, rows: int) -> Any:
-        zeros = self._zeros_for(rows)
-        return pa.Array.from_buffers(
-            _HEADERS_TYPE, rows, [zeros, zeros], null_count=rows, children=[self._no_items]
-        )
-
-    def _zeros_for(self, rows: int) -> Any:
-        if self._zeros.size < 4 * (rows + 1):
-            self._zeros = pa.py_buffer(bytes(8 * (rows + 1)))
-        return self._zeros
-
-
-def _origins(
-    batches: Sequence[Batch], counts: Sequence[int]
-) -> tuple[list[tuple[bytes, int]], list[tuple[bytes, int]]]:
-    """The runs of protocols and of senders; batches of one peer in a row are one run."""
-    protocols: list[tuple[bytes, int]] = []
-    senders: list[tuple[bytes, int]] = []
-    protocol, sender = batches[0].protocol, batches[0].sender
-    run = 0
-    for batch, count in zip(batches, counts, strict=True):
-        if batch.sender != sender or batch.protocol != protocol:
-            protocols.append((protocol.encode(), run))
-            senders.append((sender.encode(errors="replace"), run))
-            protocol, sender = batch.protocol, batch.sender
-            run = 0
-        run += count
-    protocols.append((protocol.encode(), run))
-    senders.append((sender.encode(errors="replace"), run))
-    return protocols, senders
-
-
-def _strings(runs: Runs, rows: int) -> Any:
-    values, offsets = scan.string_runs(runs)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
-    return pa.Array.from_buffers(pa.string(), rows, buffers, null_count=0)
-
-
-def _binaries(values: bytes, offsets: bytes, rows: int) -> Any:
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
-    return pa.Array.from_buffers(pa.binary(), rows, buffers, null_count=0)
-
-
-def _integers(column: bytes, field: int, rows: int) -> Any:
-    buffers = [None, pa.py_buffer(column)]
-    return pa.Array.from_buffers(SCHEMA.field(field).type, rows, buffers, null_count=0)
+def _merged(values: Iterable[T], counts: Iterable[int]) -> list[tuple[T, int]]:
+    """Runs of equal values, of values that come with how often each comes."""
+    runs: list[tuple[T, int]] = []
+    last: T | None = None
+    total = 0
+    for value, count in zip(values, counts, strict=True):
+        if value != last:
+            if last is not None:
+                runs.append((last, total))
+            last = value
+            total = 0
+        total += count
+    if last is not None:
+        runs.append((last, total))
+    return runs

@@ -28,34 +28,21 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from polybus import names
 from polybus.batch import Batch, Buffer
-from polybus.log.columns import SCHEMA, Columns
-from polybus.log.message import MessageWriter
+from polybus.log.columns import SCHEMA, Rows, TopicRows
+from polybus.log.message import DIGITS, MessageWriter
+from polybus.log.message import read_rows as rows_of
 
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a sealed segment ends with: the stream's end marker."""
 CONTINUATION = END[:4]
+NOTE_BYTES_STEP = 64
 
-_ZEROS = b"0" * 16
 _DIGITS = re.compile(rb"\x10\x00\x00\x00([0-9a-f]{16})\x00")
 _JSON_START = b'{"commit":'
 
 
-__all__ = ["END", "HEAD", "SCHEMA", "CommitNote", "Damaged", "Encoder", "TopicRows"]
-
-
-class TopicRows(NamedTuple):
-    """Which rows of a commit are a topic's: `count` from `first_row` on, offsets ascending."""
-
-    account: str
-    topic: str
-    epoch: int
-    first_offset: int
-    count: int  # type: ignore[assignment]
-    first_row: int
-    min_timestamp_us: int
-    max_timestamp_us: int
+__all__ = ["END", "HEAD", "SCHEMA", "CommitNote", "Damaged", "Encoder", "TopicRows", "rows_of"]
 
 
 class CommitNote(msgspec.Struct, frozen=True):
@@ -76,7 +63,6 @@ class Encoder:
 
     def __init__(self) -> None:
         self._messages = MessageWriter()
-        self._columns = Columns()
 
     def encode(
         self, commit: int, synced: int, batches: Iterable[Batch], *, mark: str = ""
@@ -89,44 +75,27 @@ class Encoder:
                 groups[batch.topic, batch.epoch] = [batch]
             else:
                 group.append(batch)
-        rows, topics = self._rows(groups)
-        note = CommitNote(commit=commit, synced=synced, mark=mark, topics=topics)
-        metadata = {"polybus.commit": msgspec.json.encode(note), "polybus.xxh3": _ZEROS}
-        return Encoded(self._serialize(rows, metadata), rows, topics)
+        rows = Rows(groups)
+        note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
+        message, digits_at = self._messages.write(rows, _padded(note))
+        digits = b"%016x" % xxhash.xxh3_64_intdigest(message)
+        message[digits_at : digits_at + len(digits)] = digits
+        return Encoded(message, rows.topics)
 
-    def _rows(
-        self, groups: dict[tuple[str, int], list[Batch]]
-    ) -> tuple[pa.RecordBatch, tuple[TopicRows, ...]]:
-        topics = []
-        ordered: list[Batch] = []
-        topic_runs = []
-        row = 0
-        for (topic, epoch), group in groups.items():
-            count = sum([len(batch.spans) for batch in group]) // 2
-            times = [batch.timestamp_us for batch in group]
-            first = group[0].first_offset
-            topics.append(
-                TopicRows(names.ACCOUNT, topic, epoch, first, count, row, min(times), max(times))
-            )
-            topic_runs.append((topic.encode(), count))
-            ordered += group
-            row += count
-        offsets = [(rows.first_offset, rows.count) for rows in topics]
-        return self._columns.rows(ordered, topic_runs, offsets), tuple(topics)
 
-    def _serialize(self, rows: pa.RecordBatch, metadata: dict[str, bytes]) -> memoryview:
-        message = self._messages.write(rows, metadata)
-        digits = _find_digits(message)
-        checksum = xxhash.xxh3_64_intdigest(message)
-        message[digits.start(1) : digits.end(1)] = b"%016x" % checksum
-        return message
+def _padded(note: bytes) -> bytes:
+    """The note with spaces at its end, so that there are few sizes: the writer knows them by size.
+
+    They add a sixteenth at most to a large note.
+    """
+    step = max(NOTE_BYTES_STEP, 1 << len(note).bit_length() - 5)
+    return note.ljust(-(-len(note) // step) * step)
 
 
 class Encoded(NamedTuple):
     """A commit ready to be written: `message` is valid until the next is encoded."""
 
     message: memoryview
-    rows: pa.RecordBatch
     topics: tuple[TopicRows, ...]
 
 
@@ -144,7 +113,7 @@ def new_mark() -> str:
     return os.urandom(8).hex()
 
 
-HEAD = head_of(_ZEROS.decode())
+HEAD = head_of(DIGITS.decode())
 """A head: all have this size."""
 
 
@@ -167,7 +136,7 @@ def verify(message: Buffer) -> None:
     view = memoryview(message)
     digits = _find_digits(view)
     state = xxhash.xxh3_64(view[: digits.start(1)])
-    state.update(_ZEROS)
+    state.update(DIGITS)
     state.update(view[digits.end(1) :])
     if b"%016x" % state.intdigest() != digits[1]:
         raise Damaged("the checksum does not match")
@@ -201,12 +170,6 @@ def size_of(start: Buffer) -> int:
     if body_bytes < 0:
         raise Damaged("the message header is unreadable")
     return 8 + len(metadata) + int(body_bytes)
-
-
-def rows_of(message: Buffer) -> pa.RecordBatch:
-    """The rows of a verified commit, over the same memory."""
-    found = pa.ipc.read_message(pa.BufferReader(pa.py_buffer(message)))
-    return pa.ipc.read_record_batch(found, SCHEMA)
 
 
 def _metadata(view: memoryview) -> bytes:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import pyarrow as pa
-
 from polybus import config
 from polybus.batch import Batch
 from polybus.errors import StorageError
@@ -31,7 +29,7 @@ logger = logging.getLogger("polybus.log")
 T = TypeVar("T")
 
 RECENT_BYTES_MAX = 8 << 20
-"""How much of what was committed last is kept in memory for `read_recent`."""
+"""How much of what was written last stays in memory, for all topics together."""
 REREAD_BYTES_MAX = 8 << 20
 """How much of what was read from the journal last is kept for the next reader."""
 
@@ -273,7 +271,6 @@ class FileLog:
                 log.places.forget(segment)
             # Under the lock, as in `sealed`: the committer may add to the list meanwhile.
             self._sealed = [path for path in self._sealed if path != segment]
-        self._shared.recent.forget(segment)
         self._shared.reread.forget(segment)
         self._disk.unlink(segment)
         self._disk.unlink(index_path(segment))
@@ -290,13 +287,17 @@ class FileLog:
 
     # What the committer tells us, on its thread.
 
-    def written(self, segment: Path, entry: CommitEntry, rows: pa.RecordBatch) -> None:
-        self._shared.recent.put(segment, entry.position, rows)
+    def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
+        topics = self._topics
         with self._shared.lock:
             for part in entry.topics:
-                log = self._topics.get(part.topic)
+                log = topics.get(part.topic)
                 if log is not None and log.epoch == part.epoch:
-                    log.add(segment, entry, part)
+                    log.places.add(segment, entry, part)
+            for batch in batches:
+                log = topics.get(batch.topic)
+                if log is not None and log.epoch == batch.epoch:
+                    self._shared.recent.keep(batch, log.tail)
 
     def sealed(self, segment: Path) -> None:
         # No nudge: under full load a segment fills every second, and the hand-over would run all

@@ -21,8 +21,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-import pyarrow as pa
-
 from polybus import config, scan
 from polybus.batch import Batch
 from polybus.errors import StorageError
@@ -57,8 +55,8 @@ class Written(NamedTuple):
 class JournalEvents(Protocol):
     """What the committer tells its log, from its own thread."""
 
-    def written(self, segment: Path, entry: CommitEntry, rows: pa.RecordBatch) -> None:
-        """The commit can be read from its segment; it is not durable yet."""
+    def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
+        """The commit of the batches can be read from its segment; it is not durable yet."""
 
     def sealed(self, segment: Path) -> None:
         """The segment will not grow any more."""
@@ -293,7 +291,7 @@ class Journal:
             self._synced_at = time.monotonic()
         position = writer.append(encoded.message)
         entry = CommitEntry(self._commit, position, len(encoded.message), encoded.topics)
-        self._events.written(writer.path, entry, encoded.rows)
+        self._events.written(writer.path, entry, batches)
         self._unsynced.append(Written(entry, weight, len(batches)))
         self._released_bytes += weight
         self._commit += 1

@@ -7,38 +7,39 @@ buffer of a compressed message to be stored as it is, so that is what we do with
 and lengths. Every Arrow reader understands it.
 
 pyarrow offers no such choice, so we take the header that it writes for one row of the same shape
-and put in our own counts and buffer places. Rows with keys or headers are left to pyarrow alone.
+and put in our own counts and buffer places. Rows with keys or headers are written once more, by
+pyarrow alone.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from polybus.log.columns import SCHEMA, Columns
+from polybus import scan
+from polybus.batch import Buffer
+from polybus.log.columns import SCHEMA, Rows
 
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 PREFIX_BYTES = 8
+DIGITS = b"0" * 16
+SCRATCH_BYTES = 1 << 20
+SCRATCH_BYTES_MAX = 16 << 20
 _SCHEMA_BYTES = SCHEMA.serialize().size
-_LZ4 = pa.Codec("lz4")
+_KEY, _HEADERS = SCHEMA.get_field_index("key"), SCHEMA.get_field_index("headers")
+# As a flatbuffer string: its length, and a zero at its end. The note is JSON and has no zeros.
+_DIGITS_ENTRY = len(DIGITS).to_bytes(4, "little") + DIGITS + b"\x00"
 _STORED = struct.pack("<q", -1)
 _LENGTH = struct.Struct("<q")
-_PLACE = struct.Struct("<qq")
-_ONE_ROW = Columns.one_row()
-
-
-class Header(NamedTuple):
-    """A message's flatbuffer header, and where in it our numbers go."""
-
-    data: bytearray
-    body_bytes_at: int
-    row_count_at: int
-    nodes_at: int
-    node_count: int
-    places_at: int
-    place_count: int
+_ONE_ROW = pa.RecordBatch.from_pylist(
+    [
+        {"account": "a", "topic": "t", "offset": 0, "timestamp": 0, "value": b"v"}
+        | {"protocol": "p", "sender": "s"}
+    ],
+    schema=SCHEMA,
+)
+_HEADERS_MAX = 64
 
 
 class MessageWriter:
@@ -48,136 +49,203 @@ class MessageWriter:
     """
 
     def __init__(self) -> None:
-        self._scratch = pa.allocate_buffer(1 << 20)
+        self._scratch = pa.allocate_buffer(SCRATCH_BYTES)
+        self._headers: dict[int, _Header] = {}
 
-    def write(self, rows: pa.RecordBatch, metadata: dict[str, bytes]) -> memoryview:
-        if rows.column("key").null_count < len(rows):
-            return self._by_pyarrow(rows, metadata)
-        if rows.column("headers").null_count < len(rows):
-            return self._by_pyarrow(rows, metadata)
-        buffers = _buffers(rows)
-        header = _header(metadata)
-        assert header.place_count == len(buffers), "pyarrow lays rows out in another way"
-        start = PREFIX_BYTES + len(header.data)
-        end = start
-        for number, pieces in enumerate(buffers):
-            size = sum([len(piece) for piece in pieces])
-            _PLACE.pack_into(header.data, header.places_at + 16 * number, end - start, size)
-            end += -(-size // 8) * 8
-        _patch(header, len(rows), end - start)
-        target = self._room(end)
-        target[:PREFIX_BYTES] = b"\xff\xff\xff\xff" + len(header.data).to_bytes(4, "little")
-        target[PREFIX_BYTES:start] = header.data
-        at = start
-        for pieces in buffers:
-            for piece in pieces:
-                target[at : at + len(piece)] = piece
-                at += len(piece)
-            padding = -(at - start) % 8
-            target[at : at + padding] = bytes(padding)
-            at += padding
-        return target
+    def write(self, rows: Rows, note: bytes) -> tuple[memoryview, int]:
+        """The message with the note as metadata, and where in it the checksum's digits go."""
+        message, digits_at = self._plain(rows, note)
+        replaced = [(_KEY, rows.keys()), (_HEADERS, rows.headers())]
+        if all(column is None for _, column in replaced):
+            return message, digits_at
+        table = read_rows(message)
+        for index, column in replaced:
+            if column is not None:
+                table = table.set_column(index, SCHEMA.field(index), column)
+        return _by_pyarrow(table, note)
 
-    def _by_pyarrow(self, rows: pa.RecordBatch, metadata: dict[str, bytes]) -> memoryview:
-        size = pa.ipc.get_record_batch_size(rows) + sum(map(len, metadata.values()))
-        # What LZ4 cannot compress it makes a little larger.
-        self._room(_SCHEMA_BYTES + size + size // 128 + (16 << 10))
-        sink = pa.FixedSizeBufferWriter(self._scratch)
-        writer = pa.ipc.new_stream(sink, SCHEMA, options=COMPRESSED)
-        writer.write_batch(rows, custom_metadata=metadata)
-        return memoryview(self._scratch).cast("B")[_SCHEMA_BYTES : sink.tell()]
+    def _plain(self, rows: Rows, note: bytes) -> tuple[memoryview, int]:
+        header = self._header(len(note))
+        start = header.size
+        columns = _Columns(rows)
+        body = _Body(self._room(start + columns.bytes_max), start)
+        columns.write(body)
+        target = body.target[: body.end]
+        header.write(target, note, rows.count, body)
+        return target, header.digits_at
+
+    def _header(self, note_bytes: int) -> _Header:
+        header = self._headers.get(note_bytes)
+        if header is None:
+            if len(self._headers) == _HEADERS_MAX:
+                self._headers.clear()
+            header = self._headers[note_bytes] = _Header(note_bytes)
+        return header
 
     def _room(self, size: int) -> memoryview:
-        if self._scratch.size < size:
-            self._scratch = pa.allocate_buffer(size + size // 4)
-        return memoryview(self._scratch).cast("B")[:size]
+        if self._scratch.size < size or self._scratch.size > SCRATCH_BYTES_MAX > size:
+            self._scratch = pa.allocate_buffer(max(size + size // 4, SCRATCH_BYTES))
+        return memoryview(self._scratch).cast("B")
 
 
-def _buffers(rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """The body's buffers in the order of the schema, each as the pieces it is stored in."""
-    row_count = len(rows)
-    none: tuple[Any, ...] = ()
-    validity = _packed(bytes(-(-row_count // 8)))
-    no_lengths = _packed(bytes(4 * (row_count + 1)))
-    columns = [rows.column(index).buffers() for index in range(len(SCHEMA))]
-    account, topic, offset, timestamp, _, value, _, protocol, sender = columns
-    empty_child = [none, _stored(bytes(4)), none]
-    return [
-        *_text(account),
-        *_text(topic),
-        *(none, _stored(offset[1])),
-        *(none, _packed(timestamp[1])),
-        *(validity, no_lengths, none),
-        *(none, _stored(value[1]), _stored(value[2])),
-        *(validity, no_lengths, none, *empty_child, *empty_child),
-        *_text(protocol),
-        *_text(sender),
-    ]
+class _Body:
+    """A message's body while it is written: buffer after buffer, each at a multiple of 8."""
+
+    def __init__(self, target: memoryview, start: int) -> None:
+        self.target = target
+        self.places: list[int] = []
+        self.start = self.end = start
+
+    def absent(self) -> None:
+        self.places += (self.end - self.start, 0)
+
+    def put(self, data: bytes) -> None:
+        """Add a buffer that says itself whether it is compressed."""
+        at = self._take(len(data))
+        self.target[at : at + len(data)] = data
+
+    def room(self, size: int) -> int:
+        """Add a buffer that is not compressed; return where its bytes are to be written."""
+        if not size:
+            self.absent()
+            return self.end
+        at = self._take(len(_STORED) + size)
+        self.target[at : at + len(_STORED)] = _STORED
+        return at + len(_STORED)
+
+    def _take(self, size: int) -> int:
+        at = self.end
+        self.places += (at - self.start, size)
+        padded = -(-size // 8) * 8
+        self.target[at + size : at + padded] = bytes(padded - size)
+        self.end = at + padded
+        return at
 
 
-def _text(buffers: list[Any]) -> tuple[tuple[Any, ...], ...]:
-    """A column of repeating text: its lengths as they are, its characters packed."""
-    return (), _stored(buffers[1]), _packed(buffers[2])
+class _Columns:
+    """The buffers of rows without keys and headers, in the order of the schema."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._texts = [rows.accounts(), rows.topic_names(), rows.protocols(), rows.senders()]
+        self._packed = [scan.pack_runs(runs) for runs in self._texts]
+        self._times = scan.pack_runs(rows.times())
+        self._validity = scan.pack_runs([(b"\x00", -(-rows.count // 8))])
+        self._no_lengths = scan.pack_runs([(bytes(4), rows.count + 1)])
+        self._value_bytes = rows.value_bytes()
+
+    @property
+    def bytes_max(self) -> int:
+        packed = (*self._packed, self._times, *(self._validity, self._no_lengths) * 2)
+        # Five columns' lengths of 4 bytes and an offset of 8; a length and padding per buffer.
+        stored_bytes = self._value_bytes + 28 * (self._rows.count + 1)
+        return sum(map(len, packed)) + stored_bytes + 16 * 32
+
+    def write(self, body: _Body) -> None:
+        self._text(body, 0)
+        self._text(body, 1)
+        body.absent()
+        scan.offsets_into(self._rows.offsets(), body.target, body.room(8 * self._rows.count))
+        body.absent()
+        body.put(self._times)
+        self._nulls(body)
+        body.absent()
+        self._values(body)
+        # No headers: nulls, and a column of their keys and one of their values, both empty.
+        self._nulls(body)
+        for _ in range(2):
+            body.absent()
+            body.put(_STORED + bytes(4))
+            body.absent()
+        self._text(body, 2)
+        self._text(body, 3)
+
+    def _text(self, body: _Body, index: int) -> None:
+        """A column of repeating text: its lengths as they are, its characters packed."""
+        body.absent()
+        scan.ends_into(self._texts[index], body.target, body.room(4 * (self._rows.count + 1)))
+        body.put(self._packed[index])
+
+    def _nulls(self, body: _Body) -> None:
+        body.put(self._validity)
+        body.put(self._no_lengths)
+        body.absent()
+
+    def _values(self, body: _Body) -> None:
+        batches = self._rows.batches
+        ends_at = body.room(4 * (self._rows.count + 1))
+        values_at = body.room(self._value_bytes)
+        scan.gather_into(
+            [batch.buffer for batch in batches],
+            [batch.spans for batch in batches],
+            body.target,
+            ends_at,
+            values_at,
+        )
 
 
-def _stored(data: Any) -> tuple[Any, ...]:
-    return (_STORED, memoryview(data).cast("B")) if len(data) else ()
-
-
-def _packed(data: Any) -> tuple[Any, ...]:
-    if not len(data):
-        return ()
-    packed = memoryview(_LZ4.compress(data)).cast("B")
-    return (_LENGTH.pack(len(data)), packed) if len(packed) < len(data) else _stored(data)
-
-
-def _header(metadata: dict[str, bytes]) -> Header:
-    """The header of one row with this metadata, taken apart.
+class _Header:
+    """What comes before a body, for a note of some size, and where in it our numbers go.
 
     The flatbuffer tables are `Message` (field 2 the record batch, field 3 the body's length) and
-    `RecordBatch` (field 0 the row count, 1 the nodes, 2 the buffers).
+    `RecordBatch` (field 0 the row count, 1 the nodes, 2 the buffers). A node counts the rows and
+    the nulls of a column, or of a child of one.
     """
+
+    def __init__(self, note_bytes: int) -> None:
+        note = b"~" * note_bytes
+        message, self.digits_at = _by_pyarrow(_ONE_ROW, note)
+        data = bytes(message[: PREFIX_BYTES + _unsigned(message, 4)])
+        self.size = len(data)
+        self._before, self._after = data.split(note)
+        table = PREFIX_BYTES + _unsigned(data, PREFIX_BYTES)
+        batch_at = _field(data, table, 2)
+        batch = batch_at + _unsigned(data, batch_at)
+        self._body_bytes_at = _field(data, table, 3)
+        self._row_count_at = _field(data, batch, 0)
+        nodes_at = _vector(data, _field(data, batch, 1))
+        places_at = _vector(data, _field(data, batch, 2))
+        self._nodes_at, self._places_at = nodes_at + 4, places_at + 4
+        self._nodes = struct.Struct(f"<{2 * _unsigned(data, nodes_at)}q")
+        self._places = struct.Struct(f"<{2 * _unsigned(data, places_at)}q")
+        self._one_row = self._nodes.unpack_from(data, self._nodes_at)
+
+    def write(self, target: memoryview, note: bytes, row_count: int, body: _Body) -> None:
+        """Write what comes before the body, with our counts where those of one row stood."""
+        note_at = len(self._before)
+        target[:note_at] = self._before
+        target[note_at : note_at + len(note)] = note
+        target[note_at + len(note) : self.size] = self._after
+        _LENGTH.pack_into(target, self._body_bytes_at, body.end - body.start)
+        _LENGTH.pack_into(target, self._row_count_at, row_count)
+        nodes = [row_count * one for one in self._one_row]
+        self._nodes.pack_into(target, self._nodes_at, *nodes)
+        self._places.pack_into(target, self._places_at, *body.places)
+
+
+def read_rows(message: Buffer) -> pa.RecordBatch:
+    """The rows of a message, over the same memory."""
+    found = pa.ipc.read_message(pa.BufferReader(pa.py_buffer(message)))
+    return pa.ipc.read_record_batch(found, SCHEMA)
+
+
+def _by_pyarrow(rows: pa.RecordBatch, note: bytes) -> tuple[memoryview, int]:
     sink = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(sink, SCHEMA, options=COMPRESSED)
-    writer.write_batch(_ONE_ROW, custom_metadata=metadata)
-    message = memoryview(sink.getvalue()).cast("B")[_SCHEMA_BYTES:]
-    size = int.from_bytes(message[4:8], "little")
-    data = bytearray(message[PREFIX_BYTES : PREFIX_BYTES + size])
-    table = _unsigned(data, 0)
-    batch_at = _field(data, table, 2)
-    batch = batch_at + _unsigned(data, batch_at)
-    nodes = _vector(data, _field(data, batch, 1))
-    places = _vector(data, _field(data, batch, 2))
-    return Header(
-        data,
-        body_bytes_at=_field(data, table, 3),
-        row_count_at=_field(data, batch, 0),
-        nodes_at=nodes + 4,
-        node_count=_unsigned(data, nodes),
-        places_at=places + 4,
-        place_count=_unsigned(data, places),
-    )
+    writer.write_batch(rows, custom_metadata={"polybus.commit": note, "polybus.xxh3": DIGITS})
+    message = bytearray(memoryview(sink.getvalue()).cast("B")[_SCHEMA_BYTES:])
+    return memoryview(message), message.index(_DIGITS_ENTRY) + 4
 
 
-def _patch(header: Header, row_count: int, body_bytes: int) -> None:
-    """Put our counts where those of one row stand: a node counts its rows and its nulls."""
-    _LENGTH.pack_into(header.data, header.body_bytes_at, body_bytes)
-    _LENGTH.pack_into(header.data, header.row_count_at, row_count)
-    for number in range(header.node_count):
-        at = header.nodes_at + 16 * number
-        rows, nulls = _PLACE.unpack_from(header.data, at)
-        _PLACE.pack_into(header.data, at, rows * row_count, nulls * row_count)
-
-
-def _unsigned(data: bytearray, at: int) -> int:
+def _unsigned(data: Buffer, at: int) -> int:
     return int.from_bytes(data[at : at + 4], "little")
 
 
-def _field(data: bytearray, table: int, number: int) -> int:
+def _field(data: bytes, table: int, number: int) -> int:
     to_fields = table - int.from_bytes(data[table : table + 4], "little", signed=True)
     at = to_fields + 4 + 2 * number
     return table + int.from_bytes(data[at : at + 2], "little")
 
 
-def _vector(data: bytearray, at: int) -> int:
+def _vector(data: bytes, at: int) -> int:
     return at + _unsigned(data, at)

@@ -62,16 +62,20 @@ class Places:
         return self._segments[0].firsts[0] if self._segments else None
 
     def add(self, segment: Path, entry: CommitEntry, rows: TopicRows) -> None:
-        if not self._segments or self._segments[-1].segment != segment:
-            self._segments.append(SegmentPlaces(segment))
-        last = self._segments[-1]
+        last = self._segments[-1] if self._segments else None
+        # The same object as a rule, and comparing paths takes longer than all the rest.
+        if last is None or (last.segment is not segment and last.segment != segment):
+            last = SegmentPlaces(segment)
+            self._segments.append(last)
         last.firsts.append(rows.first_offset)
         last.counts.append(rows.count)
         last.positions.append(entry.position)
         last.sizes.append(entry.size)
         last.rows.append(rows.first_row)
-        latest = last.latest[-1] if last.latest else rows.max_timestamp_us
-        last.latest.append(max(latest, rows.max_timestamp_us))
+        latest = rows.max_timestamp_us
+        if last.latest and last.latest[-1] > latest:
+            latest = last.latest[-1]
+        last.latest.append(latest)
 
     def find(self, offset: int, *, places_max: int) -> list[Place]:
         """The entry that holds the offset and those that follow; [] if no entry holds it."""

@@ -1,16 +1,17 @@
-"""One topic of the log on disk: history, then the journal, then what is not yet committed.
+"""One topic of the log on disk: history, then the journal, then what is still in memory.
 
-Who may touch what: `stop` and the right end of `tail` belong to the bus's thread; `places` and the
-left end of `tail` to the committer, under the log's lock. A batch is in `places` before it leaves
-`tail`, so a reader that looks at the tail first and at the places second never meets a gap.
+The tail has the batches that are not yet written, and of those written last what fits the log's
+limit. Who may touch what: `stop` and the right end of `tail` belong to the bus's thread; `places`
+and the left end of `tail` to the committer, under the log's lock. A batch is in `places` before it
+leaves `tail`, so a reader that looks at the tail first and at the places second never meets a gap.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -18,15 +19,14 @@ from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log import commit as commits
 from polybus.log import rows as stored_rows
-from polybus.log.cache import CommitCache
-from polybus.log.commit import Damaged, TopicRows
+from polybus.log.cache import CommitCache, RecentBatches
+from polybus.log.commit import Damaged
 from polybus.log.history import History
-from polybus.log.index import CommitEntry
 from polybus.log.places import Place, Places
 from polybus.log.segment import read_message
 
 _PLACES_MAX = 64
-_RECENT_PLACES_MAX = 1024
+_RECENT_BATCHES_MAX = 1024
 _RETRIES_MAX = 5
 _BATCH_BYTES_MIN = 1024
 """What a batch counts at least against `bytes_max`, so that a read of tiny commits ends."""
@@ -37,21 +37,17 @@ class Shared:
 
     def __init__(self, *, recent_bytes_max: int, reread_bytes_max: int) -> None:
         self.lock = threading.Lock()
-        self.recent = CommitCache(bytes_max=recent_bytes_max)
+        self.recent = RecentBatches(bytes_max=recent_bytes_max)
         self.reread = CommitCache(bytes_max=reread_bytes_max)
         self.on_damage: Callable[[Place, StorageError], None] = lambda place, error: None
 
     def rows(self, place: Place) -> pa.RecordBatch:
         """The commit's rows. Raises Damaged, or FileNotFoundError if the segment is gone."""
-        rows = self.cached(place)
+        rows = self.reread.get(place.segment, place.position)
         if rows is None:
             rows = commits.rows_of(read_message(place.segment, place.position, place.size))
             self.reread.put(place.segment, place.position, rows)
         return rows
-
-    def cached(self, place: Place) -> pa.RecordBatch | None:
-        rows = self.recent.get(place.segment, place.position)
-        return self.reread.get(place.segment, place.position) if rows is None else rows
 
 
 class TopicLog:
@@ -81,13 +77,6 @@ class TopicLog:
         if self.frozen is None:
             text = f"topic {self.name!r} is damaged and takes no writes: {reason}"
             self.frozen = StorageError("log.frozen", text)
-
-    def add(self, segment: Path, entry: CommitEntry, rows: TopicRows) -> None:
-        """A commit is written: it is read from the journal from now on. Under the log's lock."""
-        self.places.add(segment, entry, rows)
-        end = rows.first_offset + rows.count
-        while self.tail and self.tail[0].first_offset < end:
-            self.tail.popleft()
 
     def check(self, offset: int) -> int:
         """Return `stop` if the offset is within the bounds, else raise UsageError."""
@@ -161,14 +150,13 @@ class TopicLog:
         return found
 
     def _batch_at(
-        self, place: Place, rows: pa.RecordBatch, offset: int, *, bytes_max: int | None
+        self, place: Place, rows: pa.RecordBatch, offset: int, *, bytes_max: int
     ) -> Batch:
         skipped = offset - place.first_offset
         part = rows.slice(place.first_row + skipped, place.count - skipped)
         if part.column(2)[0].as_py() != offset:
             raise Damaged("the index and the segment do not agree")
-        if bytes_max is not None:
-            part = stored_rows.cut(part, bytes_max=bytes_max)
+        part = stored_rows.cut(part, bytes_max=bytes_max)
         return stored_rows.batch_of(part, topic=self.name, epoch=self.epoch, first_offset=offset)
 
     def _damage(self, place: Place, reason: str) -> StorageError:
@@ -186,29 +174,24 @@ class TopicLog:
         if offset == stop:
             return []
         tail = self._tail_from(offset)
-        if tail is not None:
-            return tail
-        with self._shared.lock:
-            tail = list(self.tail)
-            places = self.places.find(offset, places_max=_RECENT_PLACES_MAX)
-        found: list[Batch] = []
-        for place in places:
-            rows = self._shared.recent.get(place.segment, place.position)
-            if rows is None:
-                return None
-            found.append(self._batch_at(place, rows, offset, bytes_max=None))
-            offset = found[-1].last_offset + 1
-        if offset != (tail[0].first_offset if tail else stop):
+        if tail is None or len(tail) > _RECENT_BATCHES_MAX:
             return None
-        return found + tail
+        return [_same(batch) for batch in tail]
 
     def _tail_from(self, offset: int) -> list[Batch] | None:
-        """The uncommitted batches from an offset on, or None if it is not among them."""
-        try:
-            return _from(reversed(self.tail), offset)
-        except RuntimeError:
-            # The committer took some meanwhile; a copy is made in one step.
-            return _from(reversed(tuple(self.tail)), offset)
+        """The batches in memory from an offset on, or None if it is not among them."""
+        # A copy is made in one step, whatever other threads do to the tail.
+        tail = list(self.tail)
+        first = bisect_right(tail, offset, key=_first_offset) - 1
+        if first < 0:
+            return None
+        found = tail[first:]
+        skipped = offset - found[0].first_offset
+        if skipped >= len(found[0]):
+            return None
+        if skipped:
+            found[0] = found[0].slice(skipped, len(found[0]))
+        return found
 
     def offset_at(self, timestamp_us: int) -> int:
         stop = self.stop
@@ -238,24 +221,19 @@ class TopicLog:
         return stop
 
 
-def _from(newest_first: Iterable[Batch], offset: int) -> list[Batch] | None:
-    found: list[Batch] = []
-    for batch in newest_first:
-        if batch.first_offset <= offset:
-            skipped = offset - batch.first_offset
-            if skipped >= len(batch):
-                return None
-            found.append(batch.slice(skipped, len(batch)) if skipped else batch)
-            found.reverse()
-            return found
-        found.append(batch)
-    return None
+def _first_offset(batch: Batch) -> int:
+    return batch.first_offset
+
+
+def _same(batch: Batch) -> Batch:
+    """For a reader: what it makes of the batch must not stay in memory with ours."""
+    return batch.slice(0, len(batch))
 
 
 def _limited(batches: Iterable[Batch], bytes_max: int) -> Iterable[Batch]:
     for batch in batches:
         part = stored_rows.cut_batch(batch, bytes_max=bytes_max)
-        yield part
+        yield _same(batch) if part is batch else part
         bytes_max -= max(part.value_bytes, _BATCH_BYTES_MIN)
         if bytes_max <= 0 or part is not batch:
             return

@@ -18,10 +18,11 @@ __all__ = [
     "encode_queue",
     "encode_receipts",
     "gather",
-    "integer_runs",
+    "gather_into",
+    "ends_into",
     "is_utf8",
     "join_queue",
-    "offset_runs",
+    "offsets_into",
     "scan_frames",
     "scan_lines",
     "scan_properties",
@@ -29,19 +30,20 @@ __all__ = [
     "spans_bytes",
     "spans_of_offsets",
     "split_queue",
-    "string_runs",
+    "pack_runs",
 ]
 
 COMPILED = os.environ.get("POLYBUS_PURE", "") in ("", "0")
 if COMPILED:
     try:
         from polybus.scan._columns import (
+            ends_into,
             gather,
-            integer_runs,
-            offset_runs,
+            gather_into,
+            offsets_into,
+            pack_runs,
             spans_bytes,
             spans_of_offsets,
-            string_runs,
         )
         from polybus.scan._frames import encode_frames, encode_receipts, scan_frames
         from polybus.scan._lines import encode_lines, is_utf8, scan_lines
@@ -52,12 +54,13 @@ if COMPILED:
         COMPILED = False
 if not COMPILED:
     from polybus.scan.columns_py import (
+        ends_into,
         gather,
-        integer_runs,
-        offset_runs,
+        gather_into,
+        offsets_into,
+        pack_runs,
         spans_bytes,
         spans_of_offsets,
-        string_runs,
     )
     from polybus.scan.frames_py import encode_frames, encode_receipts, scan_frames
     from polybus.scan.lines_py import encode_lines, is_utf8, scan_lines

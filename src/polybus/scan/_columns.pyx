@@ -2,14 +2,35 @@
 """Columns from spans and back, compiled. Contract and twin: columns_py.py."""
 
 from cpython cimport array
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 import array
 
+from polybus.scan import columns_py
+from polybus.scan.columns_py import FRAME_END, FRAME_START, STORED, blocks_of
+
 cdef array.array INTS = array.array("i")
+cdef int64_t COLUMN_BYTES_MAX = 0x7FFFFFFF
+cdef int64_t BLOCK_BYTES_MAX = columns_py.BLOCK_BYTES_MAX
+cdef Py_ssize_t PACKED_BYTES_MIN = columns_py.PACKED_BYTES_MIN
+cdef Py_ssize_t MATCH_DISTANCE_MAX = columns_py.MATCH_DISTANCE_MAX
+cdef Py_ssize_t MATCH_BYTES_MIN = columns_py.MATCH_BYTES_MIN
+cdef Py_ssize_t LITERALS_LAST = columns_py.LITERALS_LAST
+
+
+cdef struct Part:
+    Py_buffer view
+    const int* spans
+    Py_ssize_t length
 
 
 def spans_bytes(array.array spans not None):
@@ -24,121 +45,235 @@ def spans_bytes(array.array spans not None):
 
 def gather(buffers, spans):
     """Copy the spans of several buffers end to end; return (values, int32 offsets)."""
-    cdef Py_ssize_t rows = 0, part, index, length
-    cdef int64_t total = 0
-    cdef array.array one
+    cdef Py_ssize_t rows = 0
+    cdef int64_t total = measure(spans, &rows)
+    values = PyBytes_FromStringAndSize(NULL, total)
+    ends = PyBytes_FromStringAndSize(NULL, (rows + 1) * 4)
+    copy_spans(buffers, spans, PyBytes_AS_STRING(values), <int32_t*> PyBytes_AS_STRING(ends))
+    return values, ends
+
+
+def gather_into(buffers, spans, target, Py_ssize_t ends_at, Py_ssize_t values_at):
+    """`gather` into places of `target`, which must be large enough; return the values' size."""
+    cdef Py_ssize_t rows = 0
+    cdef int64_t total = measure(spans, &rows)
     cdef Py_buffer view
-    cdef const char* source
-    cdef char* target
-    cdef int32_t* ends
+    PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
+    try:
+        check_place(&view, values_at, total, 1)
+        check_place(&view, ends_at, (rows + 1) * 4, 4)
+        copy_spans(
+            buffers, spans, <char*> view.buf + values_at, <int32_t*> (<char*> view.buf + ends_at)
+        )
+    finally:
+        PyBuffer_Release(&view)
+    return total
+
+
+cdef int64_t measure(spans, Py_ssize_t* rows) except -1:
+    """How many spans and bytes there are; refuse spans that no buffer can have."""
+    cdef array.array one
     cdef const int* at
-    cdef int32_t end = 0
-    cdef int size
-    cdef bint inside
+    cdef Py_ssize_t index
+    cdef int64_t total = 0
     for one in spans:
-        rows += len(one) // 2
+        rows[0] += len(one) // 2
         at = one.data.as_ints
         for index in range(0, len(one) - 1, 2):
-            # Checked here, before anything is sized by it: the copy below trusts the total.
+            # Checked here, before anything is sized by it: the copy trusts the total.
             if at[index] < 0 or at[index + 1] < at[index]:
                 raise IndexError("a span lies outside its buffer")
             total += at[index + 1] - at[index]
-    if total > 0x7FFFFFFF:
+    if total > COLUMN_BYTES_MAX:
         raise OverflowError("a column holds at most 2 GiB")
-    values = PyBytes_FromStringAndSize(NULL, total)
-    offsets = PyBytes_FromStringAndSize(NULL, (rows + 1) * 4)
-    target = PyBytes_AS_STRING(values)
-    ends = <int32_t*> PyBytes_AS_STRING(offsets)
+    return total
+
+
+cdef int check_place(Py_buffer* view, Py_ssize_t at, int64_t size, int alignment) except -1:
+    if at < 0 or at > view.len or size > view.len - at:
+        raise IndexError("the column does not fit its place")
+    if (<size_t> view.buf + <size_t> at) % alignment:
+        raise ValueError("the column's place is not aligned")
+    return 0
+
+
+cdef int copy_spans(buffers, spans, char* target, int32_t* ends) except -1:
+    cdef Py_ssize_t parts = len(spans), held = 0, part, inside = 0
+    cdef Part* all_parts = <Part*> PyMem_Malloc((parts + 1) * sizeof(Part))
+    cdef array.array one
+    if all_parts == NULL:
+        raise MemoryError
     ends[0] = 0
-    ends += 1
-    for part in range(len(spans)):
-        one = spans[part]
-        at = one.data.as_ints
-        length = len(one) - 1
-        PyObject_GetBuffer(buffers[part], &view, PyBUF_SIMPLE)
-        source = <const char*> view.buf
-        inside = True
-        # The committer runs this beside the event loop: without the lock, they run at once.
+    try:
+        for part in range(parts):
+            one = spans[part]
+            all_parts[part].spans = one.data.as_ints
+            all_parts[part].length = len(one) - 1
+            PyObject_GetBuffer(buffers[part], &all_parts[part].view, PyBUF_SIMPLE)
+            held += 1
+        # The committer runs this beside the event loop: without the lock, they run at once. It is
+        # let go only once, since taking it again may mean to wait.
         with nogil:
-            for index in range(0, length, 2):
-                size = at[index + 1] - at[index]
-                if at[index + 1] > view.len:
-                    inside = False
-                    break
-                memcpy(target, source + at[index], size)
-                target += size
-                end += size
-                ends[0] = end
-                ends += 1
-        PyBuffer_Release(&view)
+            inside = copy_parts(all_parts, parts, target, ends + 1)
         if not inside:
             raise IndexError("a span lies outside its buffer")
-    return values, offsets
+    finally:
+        for part in range(held):
+            PyBuffer_Release(&all_parts[part].view)
+        PyMem_Free(all_parts)
+    return 0
 
 
-def string_runs(runs):
-    """A string column that repeats each value `count` times; return (values, int32 offsets)."""
-    cdef Py_ssize_t rows = 0, count, index, size
-    cdef int64_t total = 0
-    cdef bytes value
-    cdef char* target
+cdef bint copy_parts(Part* all_parts, Py_ssize_t parts, char* target, int32_t* ends) noexcept nogil:
+    """Copy all spans, whose sizes are known to be right; False if one is not in its buffer."""
+    cdef Py_ssize_t part, index
     cdef const char* source
-    cdef int32_t* ends
+    cdef const int* at
     cdef int32_t end = 0
+    cdef int size
+    for part in range(parts):
+        at = all_parts[part].spans
+        source = <const char*> all_parts[part].view.buf
+        for index in range(0, all_parts[part].length, 2):
+            if at[index + 1] > all_parts[part].view.len:
+                return False
+            size = at[index + 1] - at[index]
+            memcpy(target, source + at[index], size)
+            target += size
+            end += size
+            ends[0] = end
+            ends += 1
+    return True
+
+
+def ends_into(runs, target, Py_ssize_t at):
+    """The int32 offsets of a string column that repeats each value `count` times."""
+    cdef Py_ssize_t rows = 0, count, index
+    cdef int64_t total = 0
+    cdef int32_t size, end = 0
+    cdef int32_t* ends
+    cdef bytes value
+    cdef Py_buffer view
     for value, count in runs:
         rows += count
         total += len(value) * count
-    if total > 0x7FFFFFFF:
+    if total > COLUMN_BYTES_MAX:
         raise OverflowError("a column holds at most 2 GiB")
-    values = PyBytes_FromStringAndSize(NULL, total)
-    offsets = PyBytes_FromStringAndSize(NULL, (rows + 1) * 4)
-    target = PyBytes_AS_STRING(values)
-    ends = <int32_t*> PyBytes_AS_STRING(offsets)
-    ends[0] = 0
-    ends += 1
-    for value, count in runs:
-        source = PyBytes_AS_STRING(value)
-        size = len(value)
-        with nogil:
+    PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
+    try:
+        check_place(&view, at, (rows + 1) * 4, 4)
+        ends = <int32_t*> (<char*> view.buf + at)
+        ends[0] = 0
+        ends += 1
+        for value, count in runs:
+            size = <int32_t> len(value)
             for index in range(count):
-                memcpy(target, source, size)
-                target += size
-                end += <int32_t> size
-                ends[index] = end
+                ends[index] = end + <int32_t> (index + 1) * size
             ends += count
-    return values, offsets
+            end += <int32_t> count * size
+    finally:
+        PyBuffer_Release(&view)
 
 
-def offset_runs(runs):
+def offsets_into(runs, target, Py_ssize_t at):
     """An int64 column that counts up from each `first`, `count` times."""
     cdef Py_ssize_t rows = 0, count, index
     cdef int64_t first
-    cdef int64_t* target
+    cdef int64_t* column
+    cdef Py_buffer view
     for _, count in runs:
         rows += count
-    column = PyBytes_FromStringAndSize(NULL, rows * 8)
-    target = <int64_t*> PyBytes_AS_STRING(column)
-    for first, count in runs:
-        for index in range(count):
-            target[index] = first + index
-        target += count
-    return column
+    PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
+    try:
+        check_place(&view, at, rows * 8, 8)
+        column = <int64_t*> (<char*> view.buf + at)
+        for first, count in runs:
+            for index in range(count):
+                column[index] = first + index
+            column += count
+    finally:
+        PyBuffer_Release(&view)
 
 
-def integer_runs(runs):
-    """An int64 column that repeats each value `count` times."""
-    cdef Py_ssize_t rows = 0, count, index
-    cdef int64_t value
-    cdef int64_t* target
-    for _, count in runs:
-        rows += count
-    column = PyBytes_FromStringAndSize(NULL, rows * 8)
-    target = <int64_t*> PyBytes_AS_STRING(column)
+def pack_runs(runs):
+    """Each value `count` times, as a buffer of a compressed Arrow message (see the twin)."""
+    cdef int64_t size = 0
+    cdef Py_ssize_t longest = 0, count
+    cdef bytes value
     for value, count in runs:
-        for index in range(count):
-            target[index] = value
-        target += count
-    return column
+        size += len(value) * count
+        longest = max(longest, len(value))
+    if size == 0:
+        return b""
+    if size >= PACKED_BYTES_MIN and longest <= MATCH_DISTANCE_MAX:
+        frame = [FRAME_START]
+        for block in ([runs] if size <= BLOCK_BYTES_MAX else blocks_of(runs)):
+            packed = pack_block(block)
+            frame += (len(packed).to_bytes(4, "little"), packed)
+        frame.append(FRAME_END)
+        packed = b"".join(frame)
+        if len(packed) < size:
+            return size.to_bytes(8, "little") + packed
+    return STORED + b"".join([value * count for value, count in runs])
+
+
+cdef bytes pack_block(runs):
+    """An LZ4 block: a value is written once, and what repeats it is a match of that distance."""
+    cdef int64_t size = 0, at = 0
+    cdef Py_ssize_t room = 64, count, length, repeated, matched, index, literal_bytes = 0
+    cdef bytes value
+    cdef const char* source
+    cdef char* target
+    for value, count in runs:
+        size += len(value) * count
+        room += len(value) + 32
+    # Most of a run is lengths, 255 a byte; literals are the values, and 16 bytes more at most.
+    packed = PyBytes_FromStringAndSize(NULL, room + room // 255 + size // 255)
+    literals = PyBytes_FromStringAndSize(NULL, room)
+    cdef char* literal = PyBytes_AS_STRING(literals)
+    target = PyBytes_AS_STRING(packed)
+    for value, count in runs:
+        length = len(value)
+        if length == 0 or count == 0:
+            continue
+        source = PyBytes_AS_STRING(value)
+        memcpy(literal + literal_bytes, source, length)
+        literal_bytes += length
+        at += length
+        repeated = length * (count - 1)
+        matched = min(repeated, size - LITERALS_LAST - at)
+        if matched >= MATCH_BYTES_MIN:
+            target = put_literals(target, literal, literal_bytes, matched - MATCH_BYTES_MIN)
+            literal_bytes = 0
+            target[0] = <char> (length & 0xFF)
+            target[1] = <char> (length >> 8)
+            target = put_length(target + 2, matched - MATCH_BYTES_MIN)
+        else:
+            matched = 0
+        for index in range(matched, repeated):
+            literal[literal_bytes] = source[index % length]
+            literal_bytes += 1
+        at += repeated
+    target = put_literals(target, literal, literal_bytes, 0)
+    return packed[:target - PyBytes_AS_STRING(packed)]
+
+
+cdef char* put_literals(char* target, const char* literal, Py_ssize_t size, Py_ssize_t match):
+    """A sequence's token, which has both lengths if they are small, and its literals."""
+    target[0] = <char> (min(size, 15) << 4 | min(match, 15))
+    target = put_length(target + 1, size)
+    memcpy(target, literal, size)
+    return target + size
+
+
+cdef char* put_length(char* target, Py_ssize_t length):
+    """What of a length the token could not hold."""
+    if length < 15:
+        return target
+    memset(target, 0xFF, (length - 15) // 255)
+    target += (length - 15) // 255
+    target[0] = <char> ((length - 15) % 255)
+    return target + 1
 
 
 def spans_of_offsets(offsets, Py_ssize_t first, Py_ssize_t count):

@@ -9,6 +9,21 @@ from array import array
 from collections.abc import Sequence
 
 Buffer = bytes | bytearray | memoryview
+Target = bytearray | memoryview
+Runs = Sequence[tuple[bytes, int]]
+
+STORED = b"\xff" * 8
+"""What stands for the length of a buffer that is not compressed, in a message that is."""
+FRAME_START = bytes.fromhex("04224d18 60 70 73")
+"""LZ4 frame: magic, version 1 with independent blocks, blocks of up to 4 MiB, header checksum."""
+FRAME_END = bytes(4)
+BLOCK_BYTES_MAX = 2 << 20
+"""Half of what the frame allows: a block that cannot be packed grows a little."""
+PACKED_BYTES_MIN = 64
+MATCH_DISTANCE_MAX = 0xFFFF
+MATCH_BYTES_MIN = 4
+LITERALS_LAST = 12
+"""LZ4 wants the last match of a block to begin no later than this before its end."""
 
 
 def spans_bytes(spans: array[int]) -> int:
@@ -31,31 +46,119 @@ def gather(buffers: Sequence[Buffer], spans: Sequence[array[int]]) -> tuple[byte
     return b"".join(parts), offsets.tobytes()
 
 
-def string_runs(runs: Sequence[tuple[bytes, int]]) -> tuple[bytes, bytes]:
-    """A string column that repeats each value `count` times; return (values, int32 offsets)."""
-    offsets = array("i", [0])
-    end = 0
+def gather_into(
+    buffers: Sequence[Buffer],
+    spans: Sequence[array[int]],
+    target: Target,
+    ends_at: int,
+    values_at: int,
+) -> int:
+    """`gather` into places of `target`, which must be large enough; return the values' size."""
+    values, ends = gather(buffers, spans)
+    _check_place(target, values_at, values)
+    _put(target, ends_at, ends)
+    _put(target, values_at, values)
+    return len(values)
+
+
+def ends_into(runs: Sequence[tuple[bytes, int]], target: Target, at: int) -> None:
+    """The int32 offsets of a string column that repeats each value `count` times."""
+    ends = array("i", [0])
     for value, count in runs:
-        for _ in range(count):
-            end += len(value)
-            offsets.append(end)
-    return b"".join(value * count for value, count in runs), offsets.tobytes()
+        last = ends[-1]
+        ends.extend([last + len(value) * number for number in range(1, count + 1)])
+    _put(target, at, ends.tobytes())
 
 
-def offset_runs(runs: Sequence[tuple[int, int]]) -> bytes:
+def offsets_into(runs: Sequence[tuple[int, int]], target: Target, at: int) -> None:
     """An int64 column that counts up from each `first`, `count` times."""
     column = array("q")
     for first, count in runs:
         column.extend(range(first, first + count))
-    return column.tobytes()
+    _put(target, at, column.tobytes())
 
 
-def integer_runs(runs: Sequence[tuple[int, int]]) -> bytes:
-    """An int64 column that repeats each value `count` times."""
-    column = array("q")
+def _put(target: Target, at: int, column: bytes) -> None:
+    _check_place(target, at, column)
+    target[at : at + len(column)] = column
+
+
+def _check_place(target: Target, at: int, column: bytes) -> None:
+    if at < 0 or at + len(column) > len(target):
+        raise IndexError("the column does not fit its place")
+
+
+def pack_runs(runs: Runs) -> bytes:
+    """Each value `count` times, as a buffer of a compressed Arrow message.
+
+    That is 8 bytes of length and an LZ4 frame, or -1 and the bytes themselves where those are not
+    more; nothing for nothing. Since we know what repeats, nothing is searched, nor even laid out.
+    """
+    size = sum(len(value) * count for value, count in runs)
+    if size == 0:
+        return b""
+    longest = max(len(value) for value, _ in runs)
+    if size >= PACKED_BYTES_MIN and longest <= MATCH_DISTANCE_MAX:
+        frame = FRAME_START
+        for block in blocks_of(runs):
+            packed = _pack_block(block)
+            frame += len(packed).to_bytes(4, "little") + packed
+        frame += FRAME_END
+        if len(frame) < size:
+            return size.to_bytes(8, "little") + frame
+    return STORED + b"".join(value * count for value, count in runs)
+
+
+def blocks_of(runs: Runs) -> list[list[tuple[bytes, int]]]:
+    """The runs of each LZ4 block; no value may be longer than a block."""
+    blocks: list[list[tuple[bytes, int]]] = [[]]
+    room = BLOCK_BYTES_MAX
     for value, count in runs:
-        column.extend([value] * count)
-    return column.tobytes()
+        while value and count:
+            fits = min(count, room // len(value))
+            if fits:
+                blocks[-1].append((value, fits))
+                room -= fits * len(value)
+                count -= fits
+            else:
+                blocks.append([])
+                room = BLOCK_BYTES_MAX
+    return blocks
+
+
+def _pack_block(runs: Runs) -> bytes:
+    """An LZ4 block: a value is written once, and what repeats it is a match of that distance."""
+    size = sum(len(value) * count for value, count in runs)
+    packed = b""
+    literals = b""
+    at = 0
+    for value, count in runs:
+        literals += value
+        at += len(value)
+        repeated = len(value) * (count - 1)
+        matched = min(repeated, size - LITERALS_LAST - at)
+        if matched >= MATCH_BYTES_MIN:
+            packed += _literals(literals, matched - MATCH_BYTES_MIN)
+            packed += len(value).to_bytes(2, "little") + _length(matched - MATCH_BYTES_MIN)
+            literals = b""
+        else:
+            matched = 0
+        literals += (value * count)[len(value) + matched :]
+        at += repeated
+    return packed + _literals(literals, 0)
+
+
+def _literals(literals: bytes, match: int) -> bytes:
+    """A sequence's token, which has both lengths if they are small, and its literals."""
+    token = min(len(literals), 15) << 4 | min(match, 15)
+    return bytes([token]) + _length(len(literals)) + literals
+
+
+def _length(length: int) -> bytes:
+    """What of a length the token could not hold."""
+    if length < 15:
+        return b""
+    return b"\xff" * ((length - 15) // 255) + bytes([(length - 15) % 255])
 
 
 def spans_of_offsets(offsets: Buffer, first: int, count: int) -> array[int]:

@@ -22,7 +22,6 @@ from typing import Protocol, TypeVar
 from polybus.batch import Batch, Buffer
 from polybus.errors import PeerError
 
-
 STEPS_MAX = 1000
 
 

@@ -35,6 +35,9 @@ enum {
     RING_SLOTS_MAX = 65536,
     ID_BYTES = 8,
     READ_BYTES = 256 << 10,
+    MANY_READ_BYTES = 64 << 10, /* each, when there are many subscribers */
+    MANY = 64,
+    CONFIRM_BYTES = 1024,
     WRITE_BYTES = 64 << 10,
 };
 #define PROBE_ID UINT32_MAX
@@ -56,19 +59,20 @@ struct options {
     bool one_per_write;
     double rate;            /* messages a second; 0: as fast as it goes */
     int server_pid;         /* whose CPU time and memory are measured; 0: nobody's */
+    const char *keys;       /* a file of session keys, one a line (msgstream) */
     const char *fault;      /* relay only: "flip:AT", "drop:AT:BYTES", "repeat:AT:BYTES" */
 };
 extern struct options options;
 
 /* --- wire protocols (protocol.c and one file each) --- */
 
-enum kind { MESSAGE, RECEIPT, READY, OTHER, FAILURE };
+enum kind { MESSAGE, RECEIPT, READY, OTHER, FAILURE, PACK, PACKS_END, PING, PONG };
 
 struct received {
     enum kind kind;
     const char *topic, *payload; /* of a MESSAGE; the text of a FAILURE is in `payload` */
     size_t topic_bytes, payload_bytes;
-    uint32_t id; /* of a RECEIPT */
+    uint32_t id; /* of a RECEIPT or a PACK */
 };
 
 enum role { PUBLISHER, SUBSCRIBER };
@@ -85,7 +89,7 @@ struct protocol {
     long (*parse)(const char *in, size_t bytes, struct received *received);
     bool has_receipts;
 };
-extern const struct protocol boson, goms, jetstream, mqtt, nats, resp;
+extern const struct protocol boson, broadcast, goms, jetstream, mqtt, msgstream, nats, resp;
 const struct protocol *protocol_named(const char *name);
 void topic_name(char *out, int topic); /* TOPIC_BYTES and a zero */
 /* Room enough for any hello and any publish. */
@@ -122,6 +126,24 @@ bool connection_send(struct connection *connection, const char *bytes, size_t co
 typedef void take_fn(void *context, const struct received *received);
 bool connection_receive(struct connection *connection, take_fn *take, void *context);
 bool wait_readable(int fd, int timeout_ms);
+
+/* --- WebSocket frames of a client (websocket.c), and confirmations (confirm.c) --- */
+
+size_t websocket_text(char *out, const char *text, size_t count);
+size_t websocket_ping(char *out, const char *text, size_t count);
+size_t websocket_pong(char *out, const char *text, size_t count);
+
+struct confirms {
+    char ids[CONFIRM_BYTES];
+    size_t ids_bytes;
+    uint64_t *sent_ns; /* of the messages whose confirmation has no pong yet */
+    uint32_t received, confirmed;
+};
+void confirms_pack(struct confirms *confirms, struct connection *connection, uint32_t id);
+void confirms_message(struct confirms *confirms, uint64_t sent_ns);
+void confirms_send(struct confirms *confirms, struct connection *connection);
+/* When the next message that a pong confirms was sent; false if there is none left. */
+bool confirms_next(struct confirms *confirms, const char *text, size_t bytes, uint64_t *sent_ns);
 
 /* --- the run (run.c), its two sides (publish.c, subscribe.c), and the other modes --- */
 

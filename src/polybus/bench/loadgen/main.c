@@ -24,7 +24,7 @@ static const char USAGE[] =
     "         [--duration-s S] [--messages N] [--deadline-s S] [--window-bytes N]\n"
     "         [--receipts UNANSWERED_MAX] [--one-per-write] [--rate PER_SECOND] [--server-pid N]\n"
     "       loadgen relay [--fault flip:AT|drop:AT:BYTES|repeat:AT:BYTES]\n"
-    "protocols: boson goms jetstream mqtt nats resp\n";
+    "protocols: boson broadcast goms jetstream mqtt msgstream (with --keys FILE) nats resp\n";
 
 static _Noreturn void usage(const char *problem) {
     fprintf(stderr, "loadgen: %s\n%s", problem, USAGE);
@@ -50,6 +50,7 @@ static void apply(int key, const char *text) {
     case 'R': options.rate = atof(text); break;
     case 'i': options.server_pid = atoi(text); break;
     case 'f': options.fault = text; break;
+    case 'k': options.keys = text; break;
     default: usage("unknown option");
     }
 }
@@ -61,7 +62,8 @@ static void read_options(int count, char **arguments) {
         {"topics", 1, 0, 't'},        {"payload-bytes", 1, 0, 'b'}, {"duration-s", 1, 0, 'd'},
         {"messages", 1, 0, 'm'},      {"deadline-s", 1, 0, 'D'},  {"window-bytes", 1, 0, 'w'},
         {"receipts", 1, 0, 'r'},      {"one-per-write", 0, 0, '1'}, {"rate", 1, 0, 'R'},
-        {"server-pid", 1, 0, 'i'},    {"fault", 1, 0, 'f'},       {0, 0, 0, 0},
+        {"server-pid", 1, 0, 'i'},    {"fault", 1, 0, 'f'},       {"keys", 1, 0, 'k'},
+        {0, 0, 0, 0},
     };
     int key;
     while ((key = getopt_long(count, arguments, "", known, NULL)) != -1)

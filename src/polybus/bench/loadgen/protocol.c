@@ -6,7 +6,8 @@
 #include <string.h>
 
 const struct protocol *protocol_named(const char *name) {
-    static const struct protocol *const all[] = {&boson, &goms, &jetstream, &mqtt, &nats, &resp};
+    static const struct protocol *const all[] = {&boson, &broadcast, &goms, &jetstream,
+                                                 &mqtt,  &msgstream, &nats, &resp};
     for (size_t at = 0; at < sizeof all / sizeof *all; at++)
         if (!strcmp(all[at]->name, name))
             return all[at];

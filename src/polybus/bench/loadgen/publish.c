@@ -118,7 +118,9 @@ static void wait_for_room(struct publishers *all) {
         if (publisher->from < publisher->to)
             all->polled[number].events |= POLLOUT;
     }
-    poll(all->polled, (nfds_t)all->count, 1);
+    /* A small window closes after every message or so: there a millisecond would be the figure. */
+    struct timespec wait = {0, options.window_bytes < WRITE_BYTES ? 50000 : 1000000};
+    ppoll(all->polled, (nfds_t)all->count, &wait, NULL);
     for (int number = 0; number < all->count; number++)
         if (all->polled[number].revents & (POLLIN | POLLHUP | POLLERR))
             receive(&all->each[number]);

@@ -14,7 +14,8 @@ int run_main(void) {
     double seconds = 0, server_s = 0, own_s = 0;
     uint64_t published = 0, receipts = 0;
     past_deadline(); /* starts its clock */
-    struct subscribers *readers = subscribers_open(options.subscribers, READ_BYTES);
+    size_t read_bytes = options.subscribers > MANY ? MANY_READ_BYTES : READ_BYTES;
+    struct subscribers *readers = subscribers_open(options.subscribers, read_bytes);
     struct publishers *writers = failed() ? NULL : publishers_open(options.publishers);
     if (!failed()) {
         subscribers_start(readers);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-enum { LATENCIES_MAX = 4 << 20, EVENTS_MAX = 256, EXTRA_MS = 20 };
+enum { LATENCIES_MAX = 4 << 20, EVENTS_MAX = 256, EXTRA_MS = 20, CONTROL_BYTES_MAX = 160 };
 
 struct next {
     uint32_t slot;
@@ -24,6 +24,7 @@ struct subscriber {
     struct next *next; /* per publisher and topic */
     int number;
     bool probed;
+    struct confirms *confirms; /* msgstream only */
     _Alignas(64) _Atomic uint64_t delivered; /* alone in its cache line: the publisher looks */
 };
 
@@ -54,11 +55,40 @@ static void wrong(const struct subscriber *subscriber, const struct received *re
          received->topic, (int)shown, received->payload);
 }
 
-static void note_latency(struct subscribers *all, const char *payload) {
-    uint64_t sent_ns;
-    if (hex_read(payload + TIME_AT, 16, &sent_ns) && all->latency_count < LATENCIES_MAX)
+static void add_latency(struct subscribers *all, uint64_t sent_ns) {
+    if (all->latency_count < LATENCIES_MAX)
         all->latencies_us[all->latency_count++] =
             (uint32_t)((all->read_ns - (int64_t)sent_ns) / 1000);
+}
+
+static void note_latency(struct subscriber *subscriber, const char *payload) {
+    uint64_t sent_ns;
+    if (!hex_read(payload + TIME_AT, 16, &sent_ns))
+        return;
+    if (subscriber->confirms)
+        confirms_message(subscriber->confirms, sent_ns);
+    else
+        add_latency(subscriber->all, sent_ns);
+}
+
+/* What a WebSocket brings beside messages. */
+static void answer(struct subscriber *subscriber, const struct received *received) {
+    struct confirms *confirms = subscriber->confirms;
+    struct connection *connection = &subscriber->connection;
+    char pong[CONTROL_BYTES_MAX];
+    uint64_t sent_ns;
+    if (received->kind == PING)
+        connection_send(connection, pong,
+                        websocket_pong(pong, received->payload, received->payload_bytes));
+    if (!confirms)
+        return;
+    if (received->kind == PACK)
+        confirms_pack(confirms, connection, received->id);
+    else if (received->kind == PACKS_END)
+        confirms_send(confirms, connection);
+    else if (received->kind == PONG)
+        while (confirms_next(confirms, received->payload, received->payload_bytes, &sent_ns))
+            add_latency(subscriber->all, sent_ns);
 }
 
 static void advance(struct next *next, uint32_t slots) {
@@ -74,8 +104,10 @@ static void check(void *context, const struct received *received) {
     struct subscribers *all = subscriber->all;
     const char *payload = received->payload;
     uint64_t place;
-    if (received->kind != MESSAGE)
+    if (received->kind != MESSAGE) {
+        answer(subscriber, received);
         return;
+    }
     if (received->payload_bytes != options.payload_bytes) {
         wrong(subscriber, received, "wrong size");
         return;
@@ -105,15 +137,21 @@ static void check(void *context, const struct received *received) {
         wrong(subscriber, received, "wrong content");
     advance(next, all->slots);
     if (options.rate > 0)
-        note_latency(all, payload);
+        note_latency(subscriber, payload);
     /* Only this thread writes it; plain load and store spare a locked instruction. */
     uint64_t count = atomic_load_explicit(&subscriber->delivered, memory_order_relaxed);
     atomic_store_explicit(&subscriber->delivered, count + 1, memory_order_relaxed);
 }
 
+/* A paced run waits for the last confirmations too. */
+static bool all_timed(const struct subscribers *all) {
+    uint64_t due = all->published * (uint64_t)all->count;
+    return options.rate <= 0 || all->latency_count >= (due < LATENCIES_MAX ? due : LATENCIES_MAX);
+}
+
 static bool complete(const struct subscribers *all) {
     return atomic_load(&all->published_known) &&
-           subscribers_delivered_min(all) >= all->published;
+           subscribers_delivered_min(all) >= all->published && all_timed(all);
 }
 
 static int read_ready(struct subscribers *all, int timeout_ms) {
@@ -169,6 +207,8 @@ static void open_subscriber(struct subscribers *all, int number, char *hello, si
     size_t streams = (size_t)options.publishers * (size_t)options.topics;
     subscriber->all = all;
     subscriber->number = number;
+    if (options.protocol == &msgstream)
+        subscriber->confirms = checked_alloc(sizeof *subscriber->confirms);
     subscriber->next = checked_alloc(sizeof(struct next) * streams);
     for (size_t stream = 0; stream < streams; stream++) {
         subscriber->next[stream].slot = (uint32_t)(stream % (size_t)options.topics);

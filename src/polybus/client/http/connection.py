@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httptools
 import msgspec
@@ -18,6 +18,8 @@ from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
 JSON = "application/json"
+# A socket that rested longer is not trusted: the bus or a proxy may be closing it this moment.
+IDLE_S_MAX = 30.0
 T = TypeVar("T")
 
 
@@ -84,9 +86,13 @@ class HttpConnection:
         self._link: Link | None = None
         self._waiting: _Waiting | None = None
         self._turn = asyncio.Lock()
+        self._used_s = 0.0
 
     async def open(self) -> None:
         """Connect, one attempt, unless a connection is open. Raises `client.unreachable`."""
+        loop = asyncio.get_running_loop()
+        if self._link is not None and loop.time() - self._used_s > IDLE_S_MAX:
+            self.close()
         if self._link is not None and not self._link.lost.done():
             return
         try:
@@ -99,6 +105,7 @@ class HttpConnection:
         except OSError as error:
             text = f"{self._address}: {reason(error)}"
             raise PolybusError("client.unreachable", text) from error
+        self._used_s = loop.time()
 
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Answer:
         """Ask, and wait for the answer, in turn with other callers.
@@ -114,14 +121,12 @@ class HttpConnection:
             self._waiting = waiting = _Waiting(self._options.message_bytes_max)
             link.write(request.encode(self._address.authority))
             try:
-                await asyncio.wait(
-                    [waiting.done, link.lost],
-                    timeout=timeout_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                first: set[asyncio.Future[Any]] = {waiting.done, link.lost}
+                await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 return self._settled(waiting, link)
             finally:
                 self._waiting = None
+                self._used_s = asyncio.get_running_loop().time()
                 # Half an answer must not be taken for the next one.
                 if not waiting.keeps_alive:
                     link.abort()

@@ -68,7 +68,9 @@ def parse_packs(text: bytes) -> list[Pack]:
             Pack(
                 int(number),
                 [
-                    Event(_string.decode(one[0]), bytes(one[1]) if len(one) > 1 else b"", int(number))
+                    Event(
+                        _string.decode(one[0]), bytes(one[1]) if len(one) > 1 else b"", int(number)
+                    )
                     for one in events
                 ],
             )

@@ -167,6 +167,7 @@ class HttpPublisher:
             except asyncio.CancelledError:
                 self._refused(parts, _unknown("the client was closed"))
                 raise
+        self._idle.set()
 
     async def _connected(self) -> bool:
         """Connect if need be, before a request is at stake; False when there is no going on."""

@@ -65,7 +65,9 @@ class SessionStream:
                 await asyncio.sleep(delay_s)
                 continue
             self._backoff.reset()
-            if any(event.name == UNSET for pack in packs for event in pack.events if not pack.pack_id):
+            if any(
+                event.name == UNSET for pack in packs for event in pack.events if not pack.pack_id
+            ):
                 await self.disconnect()
                 raise PolybusError(UNSET, "the session has expired or was deleted")
             fresh = [pack for pack in packs if self._is_fresh(pack, source)]

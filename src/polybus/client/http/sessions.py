@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from polybus.client.http.connection import HttpConnection, Request
+from polybus.client.http.connection import Answer, HttpConnection, Request
 from polybus.client.options import Options
 from polybus.client.starts import Start, start_text
 from polybus.client.urls import Address
@@ -20,6 +20,10 @@ Events = Iterable[Sequence[Any]]
 
 class _Created(msgspec.Struct):
     session_key: str = msgspec.field(name="sessionKey")
+
+
+class _Topics(msgspec.Struct):
+    topics: list[str]
 
 
 class _Broadcast(msgspec.Struct):
@@ -54,12 +58,12 @@ class Sessions:
         if ttl_s is not None:
             wanted["ttl-s"] = ttl_s
         answer = await self._ask("POST", "/v1/sessions", wanted)
-        return msgspec.convert(answer, _Created).session_key
+        return answer.json(_Created).session_key
 
     async def set_topics(self, key: str, topics: Iterable[str]) -> list[str]:
         """Follow these topics and no others; return their names as the bus spells them."""
         answer = await self._ask("PUT", f"{_path(key)}/topics", {"topics": list(topics)})
-        return msgspec.convert(answer["topics"], list[str])
+        return answer.json(_Topics).topics
 
     async def push(self, key: str, events: Events) -> None:
         """Put events into one session, as one pack; it is on the bus's disk when this returns."""
@@ -68,7 +72,7 @@ class Sessions:
     async def broadcast(self, events: Events) -> int:
         """Put events into every session, as one pack each; return how many sessions there are."""
         answer = await self._ask("POST", "/v1/broadcast", _pack(events))
-        return msgspec.convert(answer, _Broadcast).sessions
+        return answer.json(_Broadcast).sessions
 
     async def delete(self, key: str) -> None:
         """End a session; its client is told."""
@@ -78,12 +82,12 @@ class Sessions:
         """Let go of the connection; the sessions stay."""
         self._http.close()
 
-    async def _ask(self, method: str, target: str, body: Any) -> dict[str, Any]:
+    async def _ask(self, method: str, target: str, body: Any) -> Answer:
         content = b"" if body is None else msgspec.json.encode(body)
         request = Request(method=method, target=target, body=content)
         answer = await self._http.request(request, timeout_s=self._timeout_s)
         answer.check()
-        return answer.json(dict[str, Any]) if answer.body else {}
+        return answer
 
 
 def _path(key: str) -> str:

@@ -196,9 +196,7 @@ class PollSource:
         if confirmed:
             target += f"&confirmIds={_ids(confirmed)}"
         timeout_s = HANG_S_MAX if hangs else self._options.connect_timeout_s
-        answer = await self._http.request(
-            Request(method="GET", target=target), timeout_s=timeout_s
-        )
+        answer = await self._http.request(Request(method="GET", target=target), timeout_s=timeout_s)
         answer.check()
         # Only now: what an unanswered poll confirmed may not have been heard.
         for pack_id in confirmed:

@@ -1,4 +1,4 @@
-"""The protocols a client can speak, by URL scheme.
+"""The stream protocols a client can speak, by URL scheme; client/http has the others.
 
 A transport is the client's side of one protocol on one connection: it makes the bytes to send and
 turns received bytes into events. It does no I/O; client/link.py moves the bytes.
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from polybus.batch import Buffer, Headers
 from polybus.client.events import Event
+from polybus.client.urls import Address
 from polybus.errors import UsageError
 
 
@@ -105,10 +106,23 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 
+# Requests and WebSockets, no streams of their own.
+HTTP_SCHEMES = ("http", "ws")
+
+
 def find(name: str) -> Scheme:
-    """The scheme of that name. Raises UsageError `client.scheme`, naming those known."""
+    """The stream protocol of that name. Raises UsageError `client.scheme`, naming those known."""
     scheme = SCHEMES.get(name)
     if scheme is None:
-        known = ", ".join(f"{known}://" for known in sorted(SCHEMES))
+        known = ", ".join(f"{known}://" for known in sorted([*SCHEMES, *HTTP_SCHEMES]))
         raise UsageError("client.scheme", f"{name[:40]}:// is not known; there are {known}")
     return scheme
+
+
+def check(address: Address) -> None:
+    """Raises UsageError: `client.scheme`, nobody speaks it; `client.url`, it has no such layer."""
+    scheme = None if address.scheme in HTTP_SCHEMES else find(address.scheme)
+    if address.gzip and (scheme is None or not scheme.gzip):
+        raise UsageError("client.url", f"{address.scheme}:// has no gzip")
+    if address.tls and scheme is not None and not scheme.tls:
+        raise UsageError("client.url", f"{address.scheme}:// has no TLS")

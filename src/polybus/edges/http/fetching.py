@@ -37,10 +37,13 @@ _OFFSET_MAX = (1 << 63) - 1
 class FetchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     """Where to begin (one of the first three; the earliest message if none), and how much."""
 
-    offset: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | None = None
-    time: str | None = None
-    from_: Literal["earliest", "latest"] | None = msgspec.field(name="from", default=None)
-    limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | None = None
+    # Unset, and not None: a query cannot say null, and the text "null" is no number.
+    offset: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    time: str | msgspec.UnsetType = msgspec.UNSET
+    from_: Literal["earliest", "latest"] | msgspec.UnsetType = msgspec.field(
+        name="from", default=msgspec.UNSET
+    )
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | msgspec.UnsetType = msgspec.UNSET
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_S_MAX)] = 0.0
 
 
@@ -107,7 +110,8 @@ async def fetch(call: Call) -> Response:
         await _wait(edge, topic, query.wait_s)
     if ARROW in call.request.headers.get("accept", ""):
         # The first piece before the status: a bad offset is still a problem then.
-        pieces = _pieces(log, topic, offset, query.limit)
+        limit = None if query.limit is msgspec.UNSET else query.limit
+        pieces = _pieces(log, topic, offset, limit)
         first = await asyncio.to_thread(next, pieces, None)
         return StreamingResponse(_arrow(first, pieces), media_type=ARROW)
     body = await asyncio.to_thread(_json, log, topic, epoch, (offset, query.limit or 1000))
@@ -115,13 +119,13 @@ async def fetch(call: Call) -> Response:
 
 
 def _begin(log: Log, topic: str, query: FetchQuery) -> int:
-    given = [one for one in (query.offset, query.time, query.from_) if one is not None]
+    given = [one for one in (query.offset, query.time, query.from_) if one is not msgspec.UNSET]
     if len(given) > 1:
         raise PeerError("http.query", "give one of offset, time and from")
     bounds = log.bounds(topic)
-    if query.offset is not None:
+    if query.offset is not msgspec.UNSET:
         return query.offset
-    if query.time is not None:
+    if query.time is not msgspec.UNSET:
         start = parse_start(query.time)
         if not isinstance(start, Since):
             raise PeerError("http.query", "time is an ISO time")

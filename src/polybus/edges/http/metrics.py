@@ -40,6 +40,7 @@ def _families(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]
     server, bus, inboxes = edge.server, edge.bus, edge.inboxes
     yield "connections", "gauge", "Open TCP connections.", [({}, len(server.connections))]
     yield "websockets", "gauge", "Open WebSockets.", [({}, len(edge.websockets))]
+    yield "polls", "gauge", "Long polls that hang.", [({}, edge.polls.hanging)]
     yield "sessions", "gauge", "msgstream sessions.", [({}, len(inboxes))]
     held = sum(session.pack_count for session in inboxes.sessions())
     yield "session_packs", "gauge", "Packs that wait to be confirmed.", [({}, held)]

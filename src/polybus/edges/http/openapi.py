@@ -44,7 +44,7 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
-    words = re.findall(r"[a-z]+", operation.path)
+    words = re.findall(r"[a-z0-9]+", operation.path)
     described: dict[str, Any] = {
         "operationId": "_".join([operation.method.lower(), *words]),
         "summary": operation.summary,
@@ -59,11 +59,13 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             described["responses"][str(status)] = _answer(text, PROBLEM, Problem, schemas)
     if operation.body is not None:
         schema = schemas[str(operation.body)]
+        # Of what is no JSON, nothing more can be said; of `*/*`, nothing at all.
+        others: dict[str, Any] = {JSON: schema, "*/*": {}}
         content: dict[str, Any] = {
-            media: {"schema": schema if media == JSON else {"type": "string"}}
-            for media in operation.media
+            media: {"schema": others.get(media, {"type": "string"})} for media in operation.media
         }
-        described["requestBody"] = {"required": True, "content": content}
+        # An empty body is an empty message; it is no JSON.
+        described["requestBody"] = {"required": JSON in operation.media, "content": content}
     return described
 
 

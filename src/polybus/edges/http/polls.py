@@ -65,6 +65,7 @@ class Polls:
 
     def __init__(self, edge: HttpEdge) -> None:
         self._edge = edge
+        self.hanging = 0
 
     async def answer(self, request: Request) -> Response:
         """GET and HEAD of /msgstream."""
@@ -106,7 +107,11 @@ class Polls:
                 left_s = deadline - self._edge.loop.time()
                 if not hangs or self._edge.stopping or left_s <= 0:
                     break
-                await poll.woken(left_s)
+                self.hanging += 1
+                try:
+                    await poll.woken(left_s)
+                finally:
+                    self.hanging -= 1
         finally:
             inboxes.detach(session, poll)
             if gone is not None:

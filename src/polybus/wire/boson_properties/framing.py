@@ -7,8 +7,8 @@ version we do not speak, or one with mistakes in it, is stepped over like any ot
 
 from __future__ import annotations
 
-import sys
 import struct
+import sys
 from array import array
 from collections.abc import Iterator
 

@@ -1,0 +1,226 @@
+"""msgstream sessions: memory, fan-out, long polls, and the time to a confirmed delivery.
+
+The load generator holds the WebSockets and confirms every pack; sessions are opened and polls made
+here. The fan-out is measured beside a plain `websockets` server, which keeps and confirms nothing.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from polybus.bench.brokers import HOST, Running
+from polybus.bench.errors import BenchError
+from polybus.bench.measure import Bench, Outcome, Sample, for_this_machine
+from polybus.bench.scenarios import BUS, Entry, Load, Metric, Scenario
+
+TOPIC = "bench.0000"
+IDLE_SESSIONS = 10_000
+SESSION_BYTES_MAX = 30 << 10
+LISTENERS = 1_000
+CONFIRMED_RATE_PER_S = 1_000
+# Of a broadcast that waits for nobody, this much is kept for each of a thousand listeners.
+FAN_OUT_WINDOW_BYTES = 128 << 10
+OPENERS = 32
+POLL_DEADLINE_S = 30.0
+ANSWER_BYTES = 64 << 10
+
+
+def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple[Scenario, ...]:
+    """What is measured; with fewer sessions for a first look."""
+    peer = Entry(broker="websockets", bar=2.0)
+    bus = Entry(broker="polybus", protocol="msgstream")
+    return (
+        Scenario(
+            name="sessions-idle",
+            title=f"{idle:,} idle WebSocket sessions",
+            load=Load(subscribers=idle),
+            entries=(bus,),
+            metric=Metric.MEMORY,
+            limit=SESSION_BYTES_MAX,
+        ),
+        Scenario(
+            name="fan-out",
+            title=f"1 topic → {listeners:,} WebSocket sessions, log on, confirmed",
+            load=Load(subscribers=listeners, window_bytes=FAN_OUT_WINDOW_BYTES),
+            entries=(bus, peer),
+        ),
+        Scenario(
+            name="fan-out-single",
+            title="the same, each message when all have the one before",
+            load=Load(subscribers=listeners, window_bytes=1, one_per_write=True),
+            entries=(bus, peer),
+        ),
+        Scenario(
+            name="long-polls",
+            title=f"{listeners:,} long polls woken by one publish: the last answer",
+            load=Load(subscribers=listeners),
+            entries=(BUS,),
+            metric=Metric.WAIT,
+        ),
+        Scenario(
+            name="confirmed",
+            title=f"publish to confirmed delivery, {CONFIRMED_RATE_PER_S:,} a second",
+            load=Load(rate_per_s=CONFIRMED_RATE_PER_S),
+            entries=(bus,),
+            metric=Metric.LATENCY,
+        ),
+    )
+
+
+class SessionBench(Bench):
+    """Runs these scenarios: opens the sessions that a run needs, then lets the generator listen."""
+
+    def run(self, scenario: Scenario, outcome: Outcome) -> Sample:
+        load = for_this_machine(outcome.entry.load or scenario.load)
+        with self.server(outcome.broker, load) as (server, folder):
+            if outcome.broker.protocol == "broadcast":
+                return self.generate(server, scenario, outcome, load)
+            before_kib = resident_kib(server.pid)
+            keys = open_sessions(server.port, load.subscribers)
+            if scenario.metric is Metric.WAIT:
+                return {"last_ms": 1000 * wake_polls(server, keys)}
+            file = folder / "keys"
+            file.write_text("".join(f"{key}\n" for key in keys))
+            sample = self.generate(server, scenario, outcome, load, "--keys", str(file))
+            if scenario.metric is Metric.MEMORY:
+                # The generator comes when the sessions are there already; they count too.
+                grown_kib = sample["after_kib"] - before_kib
+                sample |= {
+                    "before_kib": before_kib,
+                    "connection_bytes": 1024 * grown_kib / load.subscribers,
+                }
+            return sample
+
+
+def resident_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise BenchError(f"process {pid} is gone")
+
+
+# HTTP, as little of it as this needs
+
+
+class _Caller:
+    """One kept-alive connection."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection((HOST, port), timeout=POLL_DEADLINE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._unread = b""
+
+    def send(self, method: str, path: str, body: bytes = b"") -> None:
+        head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.socket.sendall(head.encode() + body)
+
+    def read(self) -> bool:
+        """Take what is there; say whether the answer is complete now."""
+        data = self.socket.recv(ANSWER_BYTES)
+        if not data:
+            raise BenchError("the bus closed a connection")
+        self._unread += data
+        head, found, body = self._unread.partition(b"\r\n\r\n")
+        return bool(found) and len(body) >= _content_bytes(head)
+
+    def answer(self) -> tuple[int, bytes]:
+        """The status and the body of an answer that is complete."""
+        head, _, body = self._unread.partition(b"\r\n\r\n")
+        self._unread = b""
+        return int(head.split(b" ", 2)[1]), body
+
+
+def _content_bytes(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name == b"content-length":
+            return int(value)
+    return 0
+
+
+@contextmanager
+def _callers(port: int, count: int) -> Iterator[list[_Caller]]:
+    with ExitStack() as stack:
+        callers = []
+        for _ in range(count):
+            callers.append(_Caller(port))
+            stack.enter_context(callers[-1].socket)
+        yield callers
+
+
+def open_sessions(port: int, count: int) -> list[str]:
+    """Open sessions on the topic; return their keys. Raises BenchError."""
+    body = msgspec.json.encode({"topics": [TOPIC]})
+    keys: list[str] = []
+    with _callers(port, min(count, OPENERS)) as callers:
+        while len(keys) < count:
+            busy = callers[: count - len(keys)]
+            for caller in busy:
+                caller.send("POST", "/v1/sessions", body)
+            for caller in busy:
+                while not caller.read():
+                    pass
+                status, answer = caller.answer()
+                if status != 201:
+                    raise BenchError(f"a session was not opened: {status} {answer[:100]!r}")
+                keys.append(msgspec.json.decode(answer)["sessionKey"])
+    return keys
+
+
+def wake_polls(server: Running, keys: Sequence[str]) -> float:
+    """Seconds from one publish until each of the sessions' hanging polls has its answer.
+
+    Raises:
+        BenchError: an answer was wrong, or did not come.
+    """
+    with _callers(server.port, len(keys)) as callers, _callers(server.port, 1) as (publisher,):
+        for caller, key in zip(callers, keys, strict=True):
+            caller.send("GET", f"/msgstream?sessionKey={key}&transport=longpolling")
+        _await_hanging(publisher, len(keys))
+        message = msgspec.json.encode("x" * 100)
+        began_s = time.perf_counter()
+        path = f"/v1/topics/{TOPIC}/messages?receipt=memory"
+        publisher.send("POST", path, message)
+        _read_all(callers)
+        took_s = time.perf_counter() - began_s
+        expected = (200, b'{"1":[["%b",%b]]}' % (TOPIC.encode(), message))
+        wrong = [answer for one in callers if (answer := one.answer()) != expected]
+        if wrong:
+            raise BenchError(f"{len(wrong)} polls were answered wrongly: {wrong[0]!r:.100}")
+    return took_s
+
+
+def _await_hanging(caller: _Caller, count: int) -> None:
+    """Wait until the bus holds so many polls."""
+    deadline = time.monotonic() + POLL_DEADLINE_S
+    wanted = b"\npolybus_polls %d\n" % count
+    while time.monotonic() < deadline:
+        caller.send("GET", "/metrics")
+        while not caller.read():
+            pass
+        if wanted in caller.answer()[1]:
+            return
+        time.sleep(0.02)
+    raise BenchError(f"the bus does not hold {count} polls")
+
+
+def _read_all(callers: Sequence[_Caller]) -> None:
+    by_file = {caller.socket.fileno(): caller for caller in callers}
+    with select.epoll() as poller:
+        for file in by_file:
+            poller.register(file, select.EPOLLIN)
+        while by_file:
+            ready = poller.poll(POLL_DEADLINE_S, 256)
+            if not ready:
+                raise BenchError(f"{len(by_file)} polls were not answered")
+            for file, _ in ready:
+                if by_file[file].read():
+                    poller.unregister(file)
+                    del by_file[file]

@@ -1,0 +1,109 @@
+"""`polybus sessions`: inboxes for msgstream clients, over the bus's HTTP API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from polybus.cli.options import json_option
+from polybus.cli.output import echo_json
+from polybus.client import connect
+from polybus.client.http.sessions import Sessions
+from polybus.config import PORT
+
+T = TypeVar("T")
+
+url_option = click.option(
+    "--url",
+    envvar="POLYBUS_URL",
+    default=f"http://127.0.0.1:{PORT}",
+    show_default=True,
+    show_envvar=True,
+    help="The bus: http:// or https://.",
+)
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  polybus sessions create news sport --ttl 600
+  polybus sessions push KEY '[["shop.purchase", {"item": "boots"}]]'
+"""
+)
+def sessions() -> None:
+    """Open, fill and end sessions: inboxes for msgstream clients.
+
+    A session's key is the only way to it: treat it as a password.
+    """
+
+
+@sessions.command(epilog="Example: polybus sessions create news --from earliest --json")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--ttl", "ttl_s", type=float, help="Seconds it lives without a client.")
+@click.option(
+    "--from",
+    "start",
+    default="latest",
+    show_default=True,
+    help="earliest, latest, EPOCH:OFFSET or an ISO time.",
+)
+@url_option
+@json_option
+def create(
+    topics: tuple[str, ...], ttl_s: float | None, start: str, url: str, as_json: bool
+) -> None:
+    """Open a session that follows the topics, and print its key."""
+    key = _run(url, lambda sessions: sessions.create(topics, start=start, ttl_s=ttl_s))
+    echo_json({"sessionKey": key}) if as_json else click.echo(key)
+
+
+@sessions.command(epilog="Example: polybus sessions delete KEY")
+@click.argument("key")
+@url_option
+@json_option
+def delete(key: str, url: str, as_json: bool) -> None:
+    """End a session; its client is told."""
+    _run(url, lambda sessions: sessions.delete(key))
+    echo_json({"deleted": True}) if as_json else click.echo("deleted")
+
+
+@sessions.command(epilog="""Example: polybus sessions push KEY '[["mail.new", {"count": 3}]]'""")
+@click.argument("key")
+@click.argument("pack", metavar="JSON")
+@url_option
+@json_option
+def push(key: str, pack: str, url: str, as_json: bool) -> None:
+    """Put one pack of events, [["type", data], …], into a session."""
+    events = _events(pack)
+    _run(url, lambda sessions: sessions.push(key, events))
+    echo_json({"events": len(events)}) if as_json else click.echo("pushed")
+
+
+@sessions.command(epilog="""Example: polybus sessions broadcast '[["server.notice", "hello"]]'""")
+@click.argument("pack", metavar="JSON")
+@url_option
+@json_option
+def broadcast(pack: str, url: str, as_json: bool) -> None:
+    """Put one pack of events, [["type", data], …], into every session."""
+    events = _events(pack)
+    count = _run(url, lambda sessions: sessions.broadcast(events))
+    echo_json({"sessions": count}) if as_json else click.echo(f"pushed to {count} sessions")
+
+
+def _events(pack: str) -> list[list[Any]]:
+    try:
+        return msgspec.json.decode(pack, type=list[list[Any]])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise click.BadParameter(f'it is not [["type", data], …]: {error}') from error
+
+
+def _run(url: str, ask: Callable[[Sessions], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with connect(url, reconnect=False) as client:
+            return await ask(client.sessions)
+
+    return asyncio.run(run())

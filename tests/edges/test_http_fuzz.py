@@ -1,0 +1,71 @@
+"""The API, fuzzed from its own description: no 5xx, and every answer is one it describes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from http_kit import Http, http_bus
+
+from polybus.batch import Batch
+from polybus.edges.http.publishing import HttpPublisher
+
+EXAMPLES = 40
+# OpenAPI has no words for what else must hold of a request: a topic's name is printable, `from` is
+# a position, and only one of `offset`, `time` and `from` is given.
+UNDESCRIBED = "positive_data_acceptance"
+
+
+async def fuzz(port: int, folder: Path, parameters: dict[str, str], *options: str) -> None:
+    seed = os.environ.get("HTTP_FUZZ_SEED", str(random.randrange(1 << 32)))
+    lines = [f"{json.dumps(name)} = {json.dumps(value)}" for name, value in parameters.items()]
+    config = folder / "schemathesis.toml"
+    config.write_text("\n".join(["[parameters]", *lines]))
+    process = await asyncio.create_subprocess_exec(
+        *(str(Path(sys.executable).parent / "st"), "--no-color", "--config-file", str(config)),
+        *("run", f"http://127.0.0.1:{port}/openapi.json", "--seed", seed),
+        *("--max-examples", str(EXAMPLES), "--exclude-checks", UNDESCRIBED, "--warnings", "off"),
+        *options,
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output = (await process.communicate())[0].decode()
+    replay = f"play it again with HTTP_FUZZ_SEED={seed} pytest {Path(__file__).name}"
+    assert process.returncode == 0, f"{output}\n{replay}"
+
+
+async def publish_everywhere(http: Http) -> None:
+    """Wake whoever waits for a message with `wait-s`."""
+    while True:
+        for topic in http.node.server.bus.topics():
+            publisher = HttpPublisher(http.node.http, "")
+            await publisher.publish(Batch.of(topic.name, [b"tick"]), wait=False)
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acquainted", [False, True])
+async def test_no_request_is_answered_with_5xx_or_what_is_not_described(
+    acquainted: bool, tmp_path: Path
+) -> None:
+    async with http_bus("news") as http:
+        parameters: dict[str, str] = {}
+        options = []
+        if acquainted:
+            # A stranger's guesses end at 404; this one has a session and knows a topic.
+            key = await http.open_session("news")
+            parameters |= {"path.key": key, "path.topic": "news"}
+            options = ["--exclude-method", "DELETE"]
+        publishing = asyncio.create_task(publish_everywhere(http))
+        await fuzz(http.node.tcp_port, tmp_path, parameters, *options)
+        publishing.cancel()
+
+        assert (await http.client.get("/healthz")).status_code == 200
+        if acquainted:
+            assert any(pack[0][0] != "news" for pack in (await http.packs(key)).values())
