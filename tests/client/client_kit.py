@@ -6,6 +6,7 @@ import asyncio
 from types import TracebackType
 
 from polybus.client import Message, Subscription
+from polybus.edges.node import Node
 
 SCHEMES = ("boson", "boson+properties", "goms")
 
@@ -23,6 +24,17 @@ async def take(subscription: Subscription, count: int) -> list[Message]:
             if len(messages) == count:
                 break
     return messages
+
+
+async def held_packs(node: Node, count: int) -> None:
+    """Wait until the sessions of a bus hold so many packs together."""
+
+    def held() -> int:
+        return sum(session.pack_count for session in node.http.inboxes.sessions())
+
+    async with asyncio.timeout(10):
+        while held() != count:  # noqa: ASYNC110  the bus has no event for it
+            await asyncio.sleep(0.005)
 
 
 class Proxy:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from client_kit import take, url_of
+from client_kit import held_packs, take, url_of
 
 import polybus
 from polybus.client import urls
@@ -33,13 +33,6 @@ async def bus() -> AsyncIterator[Node]:
         yield node
 
 
-async def held_packs(node: Node, count: int) -> None:
-    """Wait until the sessions of the bus hold so many packs together."""
-    async with asyncio.timeout(10):
-        while sum(one.pack_count for one in node.http.inboxes.sessions()) != count:
-            await asyncio.sleep(0.005)
-
-
 # Publishing
 
 
@@ -55,7 +48,7 @@ async def test_values_and_headers_reach_other_protocols_byte_for_byte(
     bus: Node, scheme: str
 ) -> None:
     values = [b"text", b'{"a": [1,  2]}', b'"quoted"', b"\xff\x00", b"", b"line\nline"]
-    headers = {"lang": "en", "raw": b"\xfe"}
+    headers: dict[str, bytes | str] = {"lang": "en", "raw": b"\xfe"}
     async with (
         polybus.connect(url_of(scheme, bus.tcp_port)) as c,
         polybus.connect(url_of("goms", bus.tcp_port)) as goms,

@@ -86,6 +86,7 @@ async def test_each_protocol_is_told_that_nothing_is_stored(tmp_path: Path, prot
         disk.heal()
 
 
+@pytest.mark.slow
 async def test_a_shutdown_with_a_broken_disk_still_ends(tmp_path: Path) -> None:
     disk = FaultyDisk(seed=1)
     log_closed = False

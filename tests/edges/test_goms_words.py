@@ -249,6 +249,7 @@ async def test_after_close_nothing_is_read_and_the_connection_ends(
     await anna.send(line("close") + line("send", topics=["news"], data="late") + b"garbage")
     assert await anna.read_to_end() == b""
     assert bus.server.bus.log.bounds("news").stop == 0
+    anna.send_eof()
     await until(lambda: not bus.server.connections)
     assert all(not topic.subscribers for topic in bus.server.bus.topics())
 

@@ -158,6 +158,7 @@ async def follow(node: Node, protocol: str, size: int) -> bytes:
         return await peer.read(size)
 
 
+@pytest.mark.slow
 async def test_a_reader_that_takes_its_time_gets_all_of_a_large_replay() -> None:
     """A replay goes no faster than its peer: waiting is no reason to be disconnected."""
     limits = {"outbox-bytes-max": 1 << 20}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from polybus.batch import Batch
 from polybus.log import commit
 from polybus.log.commit import HEAD, SCHEMA, Damaged, Encoder
+from polybus.log.rows import batch_of, rows_of
 
 VALUES = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
 BATCHES = st.lists(st.tuples(st.sampled_from(["a", "b", '{"commit":', "ü"]), VALUES), min_size=1)
@@ -148,3 +149,15 @@ def test_memory_for_one_huge_commit_is_given_back() -> None:
     before = pa.total_allocated_bytes()
     encoder.encode(2, 0, [small])
     assert pa.total_allocated_bytes() < before - (30 << 20)
+
+
+def test_a_batch_becomes_rows_and_the_rows_that_batch_again() -> None:
+    headers = [None, {"h": b"v", "i": b""}]
+    batch = Batch.of("a", [b"1", b"22"], keys=[b"k", None], headers=headers)
+    batch.first_offset, batch.epoch, batch.timestamp_us = 5, 7, 1000
+    batch.protocol, batch.sender = "goms", "peer"
+    again = batch_of(rows_of(batch), topic="a", epoch=7, first_offset=5)
+    assert list(again.values()) == [b"1", b"22"]
+    assert (again.keys, again.headers) == (batch.keys, headers)
+    assert (again.timestamp_us, again.protocol, again.sender) == (1000, "goms", "peer")
+    assert rows_of(again) is again.stored

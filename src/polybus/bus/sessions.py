@@ -167,12 +167,11 @@ class Session:
 
     def cut(self) -> None:
         """Number everything that its topics have got since the last time."""
-        fresh: list[Content] = []
         runs = []
         for follow in self.follows.values():
             index = follow.index
             feed = follow.feed
-            if index == BEHIND or index == feed.stop_index:
+            if follow.offset == feed.stop_offset or index == BEHIND:
                 continue
             if index < feed.first_index:
                 first = feed.contents[0].first_offset
@@ -181,10 +180,10 @@ class Session:
             runs.append(feed.contents[index - feed.first_index :])
             follow.index = feed.stop_index
             follow.offset = feed.stop_offset
-        if runs:
-            by_order = merge(*runs, key=lambda content: content.order)
-            fresh = runs[0] if len(runs) == 1 else list(by_order)
-            self._take(fresh)
+        if len(runs) == 1:
+            self._take(runs[0])
+        elif runs:
+            self._take(list(merge(*runs, key=lambda content: content.order)))
 
     def add(self, content: Content) -> None:
         """Take a direct pack, after everything that came before it."""
@@ -204,11 +203,16 @@ class Session:
 
     def wants_catch_up(self) -> Follow | None:
         """A topic to read from the log, if there is one and the session has room."""
+        for follow in self.follows.values():
+            if follow.index == BEHIND:
+                break
+        else:
+            return None
         if self._held >= min(self._limits.packs_max, CATCH_UP_PACKS_MAX):
             return None
         if self._value_bytes >= min(self._limits.value_bytes_max, CATCH_UP_BYTES_MAX):
             return None
-        return next((one for one in self.follows.values() if one.index == BEHIND), None)
+        return follow
 
     def _take(self, fresh: list[Content]) -> None:
         self._packs += fresh

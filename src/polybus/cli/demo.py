@@ -16,6 +16,7 @@ PROTOCOLS = {
     "Boson frames": "boson",
     "Boson properties": "boson+properties",
     "goMS": "goms",
+    "msgstream": "ws",
 }
 
 
@@ -40,6 +41,7 @@ async def show(node: Node) -> None:
     at_port = "" if port == 55545 else f" --url boson://127.0.0.1:{port}"
     click.echo(f"  .venv/bin/polybus tail {TOPIC} --from earliest{at_port}")
     click.echo(f'  .venv/bin/polybus publish {TOPIC} "hello from me"{at_port}')
+    click.echo(f"\nor open http://127.0.0.1:{port}/ in a browser and watch a topic live.")
     click.echo("\nCtrl-C stops the bus.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import ssl
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -99,6 +100,7 @@ class Client:
         self._options = options
         self._publisher: Outgoing | None = None
         self._subscriptions: set[Subscription] = set()
+        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
         self._sessions: Sessions | None = None
         self._closed = False
 
@@ -121,10 +123,12 @@ class Client:
         self._publisher = publisher
 
     async def close(self) -> None:
-        """End all subscriptions, send what is still to be sent, and disconnect."""
+        """End all subscriptions and event streams, send what is still to be sent, disconnect."""
         self._closed = True
         for subscription in list(self._subscriptions):
             await subscription.aclose()
+        for stream in list(self._streams):
+            await stream.aclose()
         if self._publisher is not None:
             await self._publisher.close()
         if self._sessions is not None:
@@ -245,7 +249,9 @@ class Client:
         self._open_publisher()
         self._need_http("events")
         source = Source(topics=tuple(topics), start=start, key=session_key, transport=transport)
-        return EventStream(self._address, self._options, source, on_failure=on_failure)
+        stream = EventStream(self._address, self._options, source, on_failure=on_failure)
+        self._streams.add(stream)
+        return stream
 
     @property
     def sessions(self) -> Sessions:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
 
 from polybus.errors import StorageError
 
@@ -29,8 +32,25 @@ CREATE TABLE IF NOT EXISTS packs (
     direct INTEGER NOT NULL, PRIMARY KEY (session, id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS direct (number INTEGER PRIMARY KEY, json BLOB NOT NULL);
 """
-SAVE_SESSION = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)"
-SAVE_PACK = "INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+# One statement for all rows, which come as one JSON text: SQLite then works through them without
+# Python's lock. With a statement for each row, the thread and the event loop would fight for it.
+SAVE_SESSIONS = """
+INSERT OR REPLACE INTO sessions
+SELECT json_extract(value, '$[0]'), substr(?2, key * 16 + 1, 16), json_extract(value, '$[1]'),
+    json_extract(value, '$[2]'), json_extract(value, '$[3]'),
+    CAST(json_extract(value, '$[4]') AS BLOB), CAST(json_extract(value, '$[5]') AS BLOB)
+FROM json_each(?1)"""
+SAVE_PACKS = f"""
+INSERT OR REPLACE INTO packs
+SELECT {", ".join(f"json_extract(value, '$[{column}]')" for column in range(8))} FROM json_each(?)
+"""
+# `{}` is a condition on the ids of a session's packs, by the number beside the session's.
+DELETE_PACKS = """
+DELETE FROM packs WHERE (session, id) IN (
+    SELECT packs.session, packs.id FROM json_each(?) AS gone CROSS JOIN packs
+    ON packs.session = json_extract(gone.value, '$[0]')
+    AND packs.id {} json_extract(gone.value, '$[1]'))"""
+DIGEST_BYTES = 16
 
 PackRow = tuple[int, int, str, int, int, int, int, int]
 
@@ -140,8 +160,7 @@ class State:
         db.execute("BEGIN IMMEDIATE")
         try:
             db.executemany("INSERT OR REPLACE INTO direct VALUES (?, ?)", changes.direct)
-            for row in changes.sessions:
-                _save_session(db, row)
+            _save_sessions(db, changes.sessions)
             _delete(db, "sessions WHERE number", changes.ended)
             _delete(db, "packs WHERE session", changes.ended)
             _delete(db, "direct WHERE number", changes.direct_gone)
@@ -155,21 +174,33 @@ class State:
             self._db.close()
 
 
-def _save_session(db: sqlite3.Connection, row: SessionRow) -> None:
-    number = row.number
-    db.execute(
-        SAVE_SESSION,
-        (number, row.digest, row.ttl_s, row.next_id, row.mark, row.follows, row.lost),
-    )
-    db.execute("DELETE FROM packs WHERE session = ? AND id < ?", (number, row.first_id))
-    if row.rewrite_from:
-        db.execute("DELETE FROM packs WHERE session = ? AND id >= ?", (number, row.rewrite_from))
-    if row.confirmed:
-        ids = ((number, one) for one in row.confirmed)
-        db.executemany("DELETE FROM packs WHERE session = ? AND id = ?", ids)
-    if row.packs:
-        db.executemany(SAVE_PACK, row.packs)
+def _save_sessions(db: sqlite3.Connection, rows: list[SessionRow]) -> None:
+    if not rows:
+        return
+    fields = [
+        (row.number, row.ttl_s, row.next_id, row.mark, Raw(row.follows), Raw(row.lost))
+        for row in rows
+    ]
+    digests = b"".join(row.digest for row in rows)
+    assert len(digests) == DIGEST_BYTES * len(rows)
+    db.execute(SAVE_SESSIONS, (_json(fields), digests))
+    gone = [
+        ("<", [(row.number, row.first_id) for row in rows]),
+        (">=", [(row.number, row.rewrite_from) for row in rows if row.rewrite_from]),
+        ("=", [(row.number, one) for row in rows for one in row.confirmed]),
+    ]
+    for sign, places in gone:
+        if places:
+            db.execute(DELETE_PACKS.format(sign), (_json(places),))
+    packs = [pack for row in rows for pack in row.packs]
+    if packs:
+        db.execute(SAVE_PACKS, (_json(packs),))
 
 
-def _delete(db: sqlite3.Connection, where: str, numbers: Iterable[int]) -> None:
-    db.executemany(f"DELETE FROM {where} = ?", ((number,) for number in numbers))
+def _delete(db: sqlite3.Connection, where: str, numbers: list[int]) -> None:
+    if numbers:
+        db.execute(f"DELETE FROM {where} IN (SELECT value FROM json_each(?))", (_json(numbers),))
+
+
+def _json(rows: Any) -> str:
+    return msgspec.json.encode(rows).decode()

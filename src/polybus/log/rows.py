@@ -1,4 +1,4 @@
-"""From the log's rows to batches: no Python object per message but for keys and headers."""
+"""From the log's rows to batches and back; only keys and headers become Python objects."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from polybus import scan
 from polybus.batch import Batch, Buffer
+from polybus.log.columns import Rows
+from polybus.log.message import MessageWriter, read_rows
 
 _VALUE = 5
 
@@ -33,6 +35,15 @@ def batch_of(rows: pa.RecordBatch, *, topic: str, epoch: int, first_offset: int)
     batch.protocol = rows.column(7)[0].as_py()
     batch.sender = rows.column(8)[0].as_py()
     return batch
+
+
+def rows_of(batch: Batch) -> pa.RecordBatch:
+    """The rows of a batch that has its offsets; those it was read from, if it was."""
+    if batch.stored is not None:
+        return batch.stored
+    # A writer of its own: the rows stay in its memory.
+    message, _ = MessageWriter().write(Rows({(batch.topic, batch.epoch): [batch]}), b" " * 64)
+    return read_rows(message)
 
 
 def cut(rows: pa.RecordBatch, *, bytes_max: int) -> pa.RecordBatch:

@@ -12,8 +12,10 @@ import os
 __all__ = [
     "COMPILED",
     "ObjectScanner",
+    "compact_json",
     "encode_frames",
     "encode_lines",
+    "encode_pack",
     "encode_properties",
     "encode_queue",
     "encode_receipts",
@@ -48,6 +50,7 @@ if COMPILED:
         from polybus.scan._frames import encode_frames, encode_receipts, scan_frames
         from polybus.scan._lines import encode_lines, is_utf8, scan_lines
         from polybus.scan._objects import ObjectScanner
+        from polybus.scan._packs import compact_json, encode_pack
         from polybus.scan._properties import encode_properties, scan_properties
         from polybus.scan._queue import encode_queue, join_queue, scan_queue, split_queue
     except ImportError:
@@ -65,5 +68,6 @@ if not COMPILED:
     from polybus.scan.frames_py import encode_frames, encode_receipts, scan_frames
     from polybus.scan.lines_py import encode_lines, is_utf8, scan_lines
     from polybus.scan.objects_py import ObjectScanner  # type: ignore[assignment]
+    from polybus.scan.packs_py import compact_json, encode_pack
     from polybus.scan.properties_py import encode_properties, scan_properties
     from polybus.scan.queue_py import encode_queue, join_queue, scan_queue, split_queue

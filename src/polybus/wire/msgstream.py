@@ -9,12 +9,12 @@ no place in the order and is never stored. Clients confirm packs by their ids, s
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import PeerError
 
@@ -37,9 +37,13 @@ _string = msgspec.json.Decoder(str)
 
 
 def encode_messages(batch: Batch) -> bytes:
-    """The batch as a pack's content: `[[topic, payload], …]`."""
+    """The batch as a pack's content: `[[topic, payload], …]`.
+
+    A payload is the value itself if it is JSON, else a string if it is text, else its base64;
+    `polybus.scan.packs_py` says what counts as JSON.
+    """
     head = b"[" + _json(batch.topic) + b","
-    return b"[" + b",".join([head + payload(value) + b"]" for value in batch.values()]) + b"]"
+    return scan.encode_pack(head, batch.buffer, batch.spans, _DEPTH_MAX)
 
 
 def join_contents(contents: Sequence[bytes]) -> bytes:
@@ -49,25 +53,9 @@ def join_contents(contents: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(one[1:-1] for one in contents if one != EMPTY_PACK) + b"]"
 
 
-def payload(value: bytes) -> bytes:
-    """A value as JSON: itself if it is JSON, else a string if it is text, else its base64."""
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return b'{"base64":"' + b64encode(value) + b'"}'
-    compact = compact_json(value)
-    return _json(text) if compact is None else compact
-
-
 def compact_json(value: bytes) -> bytes | None:
     """The same JSON without white space, or None if the value is not JSON."""
-    # Most text is told apart by its first byte, without an exception.
-    if not value or value[0] not in b'{["-0123456789tfn \t\r\n':
-        return None
-    try:
-        return msgspec.json.format(value, indent=-1)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    return scan.compact_json(value, _DEPTH_MAX)
 
 
 def deeper_than(text: bytes, depth_max: int) -> bool:

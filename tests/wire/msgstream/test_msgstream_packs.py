@@ -19,48 +19,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize(
-    ("value", "payload"),
-    [
-        (b'{"some": "data"}', b'{"some":"data"}'),
-        (b"42", b"42"),
-        (b" true\n", b"true"),
-        (b'"text"', b'"text"'),
-        (b"hello", b'"hello"'),
-        (b"", b'""'),
-        (b"NaN", b'"NaN"'),
-        (b"[1, 2", b'"[1, 2"'),
-        ("grün".encode(), '"grün"'.encode()),
-        (b"\xff\x00", b'{"base64":"/wA="}'),
-    ],
-)
-def test_a_payload_is_json_if_it_can_be_else_a_string_else_base64(
-    value: bytes, payload: bytes
-) -> None:
-    assert msgstream.payload(value) == payload
-
-
-@given(JSON)
-def test_json_keeps_its_meaning(value: object) -> None:
-    for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
-        try:
-            raw = text.encode()
-        except UnicodeEncodeError:
-            continue
-        assert json.loads(msgstream.payload(raw)) == value
-
-
-@given(st.binary())
-def test_any_bytes_become_json_in_utf_8(value: bytes) -> None:
-    json.loads(msgstream.payload(value).decode())
-
-
-def test_json_too_deep_for_a_parser_is_text() -> None:
-    bomb = b"[" * 100_000 + b"]" * 100_000
-
-    assert json.loads(msgstream.payload(bomb)) == bomb.decode()
-
-
 def test_a_batch_is_one_pack_of_topic_and_payload() -> None:
     batch = Batch.of("shop.purchase", [b'{"item": "boots"}', b"plain"])
 

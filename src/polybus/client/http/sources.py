@@ -27,7 +27,7 @@ TransportName = Literal["websocket", "longpolling", "shortpolling"]
 # A bus takes 64 KiB in one frame, and URLs of as much.
 CONFIRM_IDS_MAX = 2000
 # While packs are being handled the session is polled so often, or it would expire.
-CONTACT_S = 60.0
+CONTACT_S = 20.0
 # A long poll that says nothing for longer than any heartbeat is dead.
 HANG_S_MAX = 600.0
 # The URL has the session's key in it, and the library logs URLs.

@@ -11,11 +11,11 @@ from uvicorn.server import ServerState
 
 from polybus.config import Config
 from polybus.edges.http.app import make_app
+from polybus.edges.http.frames import Frames
 from polybus.edges.http.inboxes import Inboxes
 from polybus.edges.http.polls import Polls
 from polybus.edges.http.protocol import HttpProtocol
-from polybus.edges.http.websocket import Frames, WebSocketPeer, consecutive, text_frame
-from polybus.wire.msgstream import encode_packs
+from polybus.edges.http.websocket import WebSocketPeer
 
 if TYPE_CHECKING:
     from polybus.edges.http.transport import HttpTranslator
@@ -98,8 +98,6 @@ class HttpEdge:
 
     def frame(self, packs: list[tuple[int, bytes]]) -> bytes:
         """The packs as a WebSocket frame, made once for all who get the same in one loop turn."""
-        if not consecutive(packs):
-            return text_frame(encode_packs(packs))
         if not self._frames_scheduled:
             self._frames_scheduled = True
             self.loop.call_soon(self._forget_frames)

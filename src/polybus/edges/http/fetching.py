@@ -18,8 +18,9 @@ from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.edges.http.topics_api import topic_of
 from polybus.errors import PeerError, PolybusError
-from polybus.log.columns import SCHEMA, Columns
+from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
+from polybus.log.rows import rows_of
 from polybus.wire.msgstream import compact_json
 from polybus.wire.positions import Since, parse_start
 
@@ -227,22 +228,14 @@ def _iso(timestamp_us: int) -> str:
 async def _arrow(first: list[Batch] | None, pieces: Iterator[list[Batch]]) -> AsyncIterator[bytes]:
     """An Arrow IPC stream, a piece at a time: nothing is built whole in memory."""
     sink = Sink()
-    columns = Columns()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         piece = first
         while piece is not None:
             for batch in piece:
-                writer.write_batch(_rows(columns, batch))
+                writer.write_batch(rows_of(batch))
             yield sink.take()
             piece = await asyncio.to_thread(next, pieces, None)
     yield sink.take()
-
-
-def _rows(columns: Columns, batch: Batch) -> pa.RecordBatch:
-    if batch.stored is not None:
-        return batch.stored
-    count = len(batch)
-    return columns.rows([batch], [(batch.topic.encode(), count)], [(batch.first_offset, count)])
 
 
 class Sink:

@@ -1,4 +1,4 @@
-"""All sessions of a bus: who follows what, who listens, and what each is owed."""
+"""All sessions of a bus: their lives, who listens, and what each is owed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
-from polybus import names
 from polybus.bus.bus import Bus
-from polybus.bus.feeds import EMPTY, Content, Feed, FeedsShared, direct
-from polybus.bus.sessions import Follow, Lost, Session, SessionLimits
+from polybus.bus.feeds import EMPTY, Content, direct
+from polybus.bus.sessions import Lost, Session, SessionLimits
 from polybus.bus.traffic import Flow
 from polybus.config import Config
+from polybus.edges.http.following import Following, Receiver
 from polybus.edges.http.reading import Reader
 from polybus.edges.http.saving import Saver
-from polybus.edges.replay import resolve
 from polybus.edges.state import SessionRow, State
 from polybus.errors import UsageError
 from polybus.wire.msgstream import EMPTY_PACK
-from polybus.wire.positions import parse_start
 
 KEY_BYTES = 24
 SWEEP_S = 1.0
@@ -35,48 +33,26 @@ ANSWER_BYTES_MAX = 4 << 20
 Packs = list[tuple[int, bytes]]
 
 
-class Receiver(Protocol):
-    """The connection that a session's packs go to now."""
-
-    def wake(self) -> None:
-        """There may be something to send."""
-        ...
-
-    def replaced(self) -> None:
-        """A newer connection has come for the session."""
-        ...
-
-    def ended(self) -> None:
-        """The session is gone."""
-        ...
-
-    def shut_down(self) -> None:
-        """The bus stops."""
-        ...
-
-
 class Inboxes:
     """Sessions by the digest of their key: the key itself is kept nowhere."""
 
     def __init__(self, bus: Bus, config: Config) -> None:
-        self._bus = bus
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._limits = SessionLimits(
             config.msgstream.session_packs_max, config.msgstream.session_bytes_max
         )
         self._sessions: dict[bytes, Session] = {}
-        self._feeds: dict[str, Feed] = {}
-        self._shared = FeedsShared(
-            contents_max=self._limits.packs_max,
-            on_stirred=self._on_stirred,
-            on_deleted=self._on_deleted,
-        )
-        self._stirred: list[Feed] = []
-        self._reader = Reader(bus.log, self._shared.cache)
         path = Path(config.data) / "state.db"
         self._state = State(path, fsync=config.durability == "fsync")
         self._saver = Saver(self._state)
+        self._following = Following(
+            bus,
+            topics_max=config.limits.topics_per_request_max,
+            contents_max=self._limits.packs_max,
+            on_changed=self._saver.touch,
+        )
+        self._reader = Reader(bus.log, self._following.cache)
         self._last_number = 0
         self._sweeps = 0
         self._sweep: asyncio.TimerHandle | None = None
@@ -131,12 +107,7 @@ class Inboxes:
         session.mark = row.mark
         session.restore_lost(Lost(*one) for one in msgspec.json.decode(row.lost))
         for topic, epoch, offset in msgspec.json.decode(row.follows):
-            if self._bus.has_topic(topic):
-                feed = self._feed(topic)
-                bounds = self._bus.log.bounds(topic)
-                # What a crash took from the log is not there to be followed.
-                at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
-                self._follow(session, Follow(feed, at))
+            self._following.restore(session, topic, epoch, offset)
         session.contact_s = time.monotonic()
         session.is_changed = False
         self._sessions[row.digest] = session
@@ -155,7 +126,7 @@ class Inboxes:
         limit = self._config.msgstream.sessions_max
         if len(self._sessions) >= limit:
             raise UsageError("session.too-many", f"there are {limit} sessions (sessions-max)")
-        follows = await self._follows(topics, start)
+        follows = await self._following.places(topics, start)
         key = secrets.token_urlsafe(KEY_BYTES)
         digest = _digest(key)
         self._last_number += 1
@@ -163,7 +134,7 @@ class Inboxes:
         session = Session(self._last_number, digest, ttl_s, self._limits)
         session.contact_s = time.monotonic()
         for follow in follows:
-            self._follow(session, follow)
+            self._following.follow(session, follow)
         self._sessions[digest] = session
         try:
             await self._saver.save([session])
@@ -189,13 +160,14 @@ class Inboxes:
 
         Raises as `create`; nothing has changed then.
         """
-        wanted = self._canonical(topics)
-        fresh = await self._follows([one for one in wanted if one not in session.follows], "latest")
+        wanted = self._following.canonical(topics)
+        others = [topic for topic in wanted if topic not in session.follows]
+        fresh = await self._following.places(others, "latest")
         session.cut()
         for topic in [one for one in session.follows if one not in wanted]:
-            self._unfollow(session, session.follows[topic].feed)
+            self._following.unfollow(session, session.follows[topic].feed)
         for follow in fresh:
-            self._follow(session, follow)
+            self._following.follow(session, follow)
         session.is_changed = True
         await self._saver.save([session])
 
@@ -205,7 +177,7 @@ class Inboxes:
             return
         receiver = session.receiver
         for follow in list(session.follows.values()):
-            self._unfollow(session, follow.feed)
+            self._following.unfollow(session, follow.feed)
         session.close()
         self._saver.end(session)
         if receiver is not None:
@@ -218,7 +190,7 @@ class Inboxes:
         Raises:
             StorageError: it is not, and may come or not.
         """
-        content = direct(json, order=self._shared.next_order())
+        content = direct(json, order=self._following.next_order())
         for session in sessions:
             session.add(content)
         await self._saver.save(sessions)
@@ -241,15 +213,13 @@ class Inboxes:
         session.receiver = receiver
         if before is not None:
             cast(Receiver, before).replaced()
-        for follow in session.follows.values():
-            follow.feed.listeners[session] = None
+        self._following.listen(session)
 
     def detach(self, session: Session, receiver: Receiver) -> None:
         if session.receiver is receiver:
             session.receiver = None
             session.contact_s = time.monotonic()
-            for follow in session.follows.values():
-                follow.feed.listeners.pop(session, None)
+            self._following.stop_listening(session)
 
     def confirm(self, session: Session, ids: Sequence[int]) -> None:
         if ids:
@@ -303,81 +273,9 @@ class Inboxes:
                     flow = self.delivered[content.topic] = Flow()
                 flow.messages += content.count
                 flow.value_bytes += content.value_bytes
-            if session.is_changed:
-                self._saver.touch(session)
-
-    # Topics
-
-    def _canonical(self, topics: Sequence[str]) -> list[str]:
-        limit = self._config.limits.topics_per_request_max
-        if len(topics) > limit:
-            text = f"more than {limit} topics in one request (topics-per-request-max)"
-            raise UsageError("request.too-many-topics", text)
-        return list(dict.fromkeys(names.canonical(topic) for topic in topics))
-
-    async def _follows(self, topics: Sequence[str], start: str) -> list[Follow]:
-        """Where a session begins in each topic."""
-        where = parse_start(start)
-        wanted = self._canonical(topics)
-        for topic in wanted:
-            # All or nothing: an unknown topic must not leave the others followed.
-            self._bus.log.bounds(topic)
-        if start == "latest":
-            return [Follow(self._feed(topic), self._feed(topic).stop_offset) for topic in wanted]
-        follows = []
-        for topic in wanted:
-            feed = self._feed(topic)
-            _, offset = await asyncio.to_thread(resolve, self._bus.log, topic, where)
-            follows.append(Follow(feed, offset))
-        return follows
-
-    def _feed(self, topic: str) -> Feed:
-        feed = self._feeds.get(topic)
-        if feed is None:
-            bounds = self._bus.log.bounds(topic)
-            feed = self._feeds[topic] = Feed(topic, bounds.epoch, bounds.stop, self._shared)
-            self._bus.subscribe(topic, feed)
-        return feed
-
-    def _follow(self, session: Session, follow: Follow) -> None:
-        feed = follow.feed
-        if self._feeds.get(feed.topic) is not feed and self._bus.has_topic(feed.topic):
-            # Nobody followed it while its beginning was looked up, and so it was forgotten.
-            feed = self._feed(feed.topic)
-            follow = Follow(feed, follow.offset)
-        session.follows[feed.topic] = follow
-        feed.followers.add(session)
-        if session.receiver is not None:
-            feed.listeners[session] = None
-
-    def _unfollow(self, session: Session, feed: Feed) -> None:
-        session.follows.pop(feed.topic, None)
-        feed.followers.discard(session)
-        feed.listeners.pop(session, None)
+            self._saver.showed(session)
 
     # What happens by itself
-
-    def _on_stirred(self, feed: Feed) -> None:
-        if not self._stirred:
-            self._loop.call_soon(self._wake_listeners)
-        self._stirred.append(feed)
-
-    def _wake_listeners(self) -> None:
-        stirred, self._stirred = self._stirred, []
-        for feed in stirred:
-            feed.calm()
-            for session in list(feed.listeners):
-                if session.receiver is not None:
-                    cast(Receiver, session.receiver).wake()
-
-    def _on_deleted(self, feed: Feed) -> None:
-        self._feeds.pop(feed.topic, None)
-        for session in list(feed.followers):
-            # What it was owed can still be told as lost.
-            session.cut()
-            self._unfollow(session, feed)
-            session.is_changed = True
-            self._saver.touch(session)
 
     def _on_sweep(self) -> None:
         self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
@@ -391,18 +289,7 @@ class Inboxes:
             self.end(session)
         self._sweeps += 1
         if self._sweeps % TRIM_SWEEPS == 0:
-            self._trim_feeds()
-
-    def _trim_feeds(self) -> None:
-        """Forget what every follower has behind it, and feeds that nobody follows."""
-        for feed in list(self._feeds.values()):
-            if not feed.followers:
-                self._bus.unsubscribe(feed.topic, feed)
-                del self._feeds[feed.topic]
-                continue
-            indexes = [session.follows[feed.topic].index for session in feed.followers]
-            live = [index for index in indexes if index >= 0]
-            feed.trim(min(live, default=feed.stop_index))
+            self._following.trim()
 
 
 def _digest(key: str) -> bytes:

@@ -27,7 +27,7 @@ _ECHO_CHARS_MAX = 40
 
 
 class Poll:
-    """One request that a session's packs go to. Implements inboxes.Receiver."""
+    """One request that a session's packs go to. Implements following.Receiver."""
 
     __slots__ = ("_woken", "is_over", "session_ended")
 

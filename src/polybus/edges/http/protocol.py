@@ -57,7 +57,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._assembly.update(self._connection, 0, 0, completed=True)
+        # A body is due from now on. If there is none, the message is complete at once.
+        self._body_bytes = 1
+        self._assembly.update(self._connection, 0, self._body_bytes, completed=True)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

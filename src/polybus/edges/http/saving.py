@@ -52,6 +52,12 @@ class Saver:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SAVE_INTERVAL_S, self._on_timer)
 
+    def showed(self, session: Session) -> None:
+        """The session showed packs under numbers that were set aside: more may follow."""
+        if session in self._busy:
+            self._busy[session] = QUIET_ROUNDS
+        self.touch(session)
+
     def end(self, session: Session) -> None:
         self._touched.discard(session)
         self._pending.discard(session)

@@ -23,16 +23,32 @@ READING_GATE = "http"
 
 
 class HttpOutbox(Outbox):
-    """Passes a slow peer's backpressure on to whoever writes the answer."""
+    """Passes a slow peer's backpressure on to whoever writes the answer.
+
+    An answer is written whole, and counts as waiting while the transport holds it. When memory is
+    short, a peer that does not read loses its connection; a session keeps what is not confirmed.
+    """
 
     __slots__ = ("_http",)
 
     def __init__(self, http: HttpTranslator, server: Server) -> None:
-        super().__init__(server.outboxes, http.write, lambda lost: None)
+        super().__init__(server.outboxes, http.connection.write_now, lambda lost: self._let_go())
         self._http = http
 
-    def pause(self, *args: Any, **named: Any) -> None:
-        super().pause(*args, **named)
+    def put(self, data: Buffer) -> None:
+        """Write at once: the caller stops while it is paused."""
+        if self.paused or self.closed:
+            self._write(data)
+        else:
+            self._put(data)
+
+    def _let_go(self) -> None:
+        # Closed at once, so that whoever looks for memory sees that it is free.
+        self.close()
+        self._http.abort()
+
+    def pause(self) -> None:
+        super().pause()
         self._http.upper.pause_writing()
 
     def resume(self) -> None:
@@ -77,7 +93,7 @@ class HttpTranslator(Translator):
         self._lost = False
         assert server.http is not None
         self.upper: asyncio.Protocol = server.http.protocol(self)
-        connection.outbox = HttpOutbox(self, server)
+        self._outbox = connection.outbox = HttpOutbox(self, server)
         self.upper.connection_made(cast(asyncio.Transport, self))
 
     # The connection calls these
@@ -98,7 +114,7 @@ class HttpTranslator(Translator):
 
     def write(self, data: Buffer) -> None:
         if len(data) and not self.connection.is_closing():
-            self.connection.write_now(data)
+            self._outbox.put(data)
 
     def writelines(self, pieces: Sequence[Buffer]) -> None:
         self.write(b"".join(pieces))
@@ -111,6 +127,9 @@ class HttpTranslator(Translator):
 
     def is_closing(self) -> bool:
         return self.connection.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.connection.transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
         self.connection.hold(READING_GATE)

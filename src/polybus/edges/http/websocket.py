@@ -8,8 +8,6 @@ that a thousand sessions that are sent the same pack under the same number share
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, urlsplit
@@ -21,8 +19,9 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from polybus.bus.sessions import Session
+from polybus.edges.http.frames import ends_between_frames, short_text, text_frame
 from polybus.errors import StorageError
-from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
+from polybus.wire.msgstream import SESSION_UNSET, parse_confirm_ids
 
 if TYPE_CHECKING:
     from polybus.edges.http.edge import HttpEdge
@@ -30,18 +29,8 @@ if TYPE_CHECKING:
 PATHS = ("/msgstream", "/msgstream/")
 
 
-def text_frame(text: bytes) -> bytes:
-    """An unfragmented, unmasked text frame."""
-    size = len(text)
-    if size < 126:
-        return b"\x81%c%b" % (size, text)
-    if size < 1 << 16:
-        return b"\x81\x7e" + struct.pack("!H", size) + text
-    return b"\x81\x7f" + struct.pack("!Q", size) + text
-
-
 class WebSocketPeer(asyncio.Protocol):
-    """One WebSocket and the session it is for. Implements inboxes.Receiver."""
+    """One WebSocket and the session it is for. Implements following.Receiver."""
 
     def __init__(self, edge: HttpEdge) -> None:
         self._edge = edge
@@ -54,8 +43,10 @@ class WebSocketPeer(asyncio.Protocol):
         self._paused = False
         self._collecting: asyncio.Task[None] | None = None
         self._again = False
-        self._fragments: list[bytes] = []
+        self._text = bytearray()
+        self._between_frames = False
         self.awaits_pong = False
+        self._waiting_bytes = 0
 
     # The connection calls these
 
@@ -70,11 +61,19 @@ class WebSocketPeer(asyncio.Protocol):
         self._leave()
 
     def data_received(self, data: bytes) -> None:
+        if self._between_frames and self._session is not None:
+            # Nearly all that clients send are confirmations of a few bytes.
+            text = short_text(data)
+            if text is not None:
+                self._on_text(text)
+                return
+        self._between_frames = self._between_frames and ends_between_frames(data)
         ws = self._ws
         ws.receive_data(data)
         for event in ws.events_received():
             if isinstance(event, Request):
                 self._open(event)
+                self._between_frames = data.endswith(b"\r\n\r\n")
             elif isinstance(event, Frame):
                 self._on_frame(event)
         self._write_owed()
@@ -84,9 +83,15 @@ class WebSocketPeer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
+        # Or a peer that pings and reads no pong would fill our memory with them.
+        self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._paused = False
+        self._transport.resume_reading()
+        # It has read something, and so it is there.
+        self.awaits_pong = False
+        self._waiting_bytes = 0
         self.wake()
 
     # Opening
@@ -126,19 +131,25 @@ class WebSocketPeer(asyncio.Protocol):
         elif frame.opcode is Opcode.BINARY:
             self._fail(CloseCode.UNSUPPORTED_DATA, "text only")
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT) and self._session is not None:
-            self._fragments.append(bytes(frame.data))
+            self._text += frame.data
             if frame.fin:
-                text, self._fragments = b"".join(self._fragments), []
-                try:
-                    ids = parse_confirm_ids(text.decode())
-                except UnicodeDecodeError:
-                    self._fail(CloseCode.INVALID_DATA, "not UTF-8")
-                    return
-                self._inboxes.confirm(self._session, ids)
-                if self._session.wants_catch_up() is not None:
-                    self.wake()
+                text, self._text = self._text, bytearray()
+                self._on_text(text)
         elif frame.opcode is Opcode.CLOSE:
             self._leave()
+
+    def _on_text(self, text: bytes | bytearray) -> None:
+        session = self._session
+        if session is None:
+            return
+        try:
+            ids = parse_confirm_ids(text.decode())
+        except UnicodeDecodeError:
+            self._fail(CloseCode.INVALID_DATA, "not UTF-8")
+            return
+        self._inboxes.confirm(session, ids)
+        if session.wants_catch_up() is not None:
+            self.wake()
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         self._ws.fail(code, reason)
@@ -163,6 +174,8 @@ class WebSocketPeer(asyncio.Protocol):
             if not packs:
                 return
             self._send_packs(packs)
+            if self._sent_to + 1 == session.next_id:
+                return
 
     async def _collect(self, session: Session) -> None:
         """The way of `wake` when something must be read or written first."""
@@ -197,6 +210,13 @@ class WebSocketPeer(asyncio.Protocol):
     def ping(self) -> None:
         """Find out whether the peer is still there; one that is not is let go."""
         if self._ws.state is not State.OPEN:
+            return
+        if self._paused:
+            # A ping would come after what waits. On a slow line that may take long, but it moves.
+            before_bytes = self._waiting_bytes
+            self._waiting_bytes = self._transport.get_write_buffer_size()
+            if self._waiting_bytes == before_bytes:
+                self._transport.abort()
             return
         if self.awaits_pong:
             self._transport.abort()
@@ -237,27 +257,3 @@ class WebSocketPeer(asyncio.Protocol):
         session, self._session = self._session, None
         if session is not None:
             self._inboxes.detach(session, self)
-
-
-class Frames:
-    """Frames of this turn of the loop, by what is in them."""
-
-    def __init__(self) -> None:
-        # With the packs, so that their identities stay theirs.
-        self._frames: dict[tuple[int, ...], tuple[bytes, list[tuple[int, bytes]]]] = {}
-
-    def get(self, packs: list[tuple[int, bytes]]) -> bytes:
-        key = (packs[0][0], *(id(json) for _, json in packs))
-        found = self._frames.get(key)
-        if found is None:
-            found = self._frames[key] = (text_frame(encode_packs(packs)), packs)
-        return found[0]
-
-    def clear(self) -> None:
-        self._frames.clear()
-
-
-def consecutive(packs: Iterable[tuple[int, bytes]]) -> bool:
-    """Whether the numbers ascend by one, so that the first tells the others."""
-    numbers = [number for number, _ in packs]
-    return numbers[-1] - numbers[0] == len(numbers) - 1

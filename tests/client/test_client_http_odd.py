@@ -1,0 +1,161 @@
+"""The HTTP client's pure parts, and its connection against servers that do odd things."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from client_kit import url_of
+
+import polybus
+from polybus.client.http import connection as http_connection
+from polybus.client.http.connection import Answer, HttpConnection, Request
+from polybus.client.http.packs import Event, Pack, parse_packs
+from polybus.client.http.publisher import REQUEST_LINES_MAX, Publish, _parts
+from polybus.client.http.session_stream import SessionStream
+from polybus.client.options import Options
+from polybus.client.urls import parse
+from polybus.errors import PeerError, PolybusError, StorageError
+
+TOPIC = Request(method="GET", target="/v1/topics/news")
+
+
+@contextlib.asynccontextmanager
+async def server(*answers: bytes, cut: bool = False) -> AsyncIterator[str]:
+    """Gives each request the next answer; then, or with `cut` after each, ends the connection."""
+    left = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while left:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if b"content-length: " in head:
+                    length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                    await reader.readexactly(int(length))
+                writer.write(left.pop(0))
+                if cut:
+                    break
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        yield url_of("http", listener.sockets[0].getsockname()[1])
+
+
+def ok(body: bytes, *headers: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n" % len(body)
+    return head + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + body
+
+
+async def test_a_connection_is_used_again_and_made_again() -> None:
+    chunked = (
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"
+    )
+    async with server(ok(b"1"), chunked, ok(b"3", b"connection: close"), ok(b"4")) as url:
+        http = HttpConnection(parse(url), Options())
+        answers = [await http.request(TOPIC) for _ in range(4)]
+        http.close()
+    assert [answer.body for answer in answers] == [b"1", b"abcd", b"3", b"4"]
+
+
+async def test_a_connection_that_rested_for_long_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_connection, "IDLE_S_MAX", -1.0)
+    async with server(ok(b"1"), ok(b"2")) as url:
+        http = HttpConnection(parse(url), Options())
+        await http.request(TOPIC)
+        first = http._link
+        await http.request(TOPIC)
+        assert first is not None and http._link is not first
+        http.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "client.answer-invalid"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf", "client.disconnected"),
+        (b"", "client.disconnected"),
+        (ok(b"x" * 2000), "client.answer-invalid"),
+    ],
+)
+async def test_what_is_no_answer_is_an_error(answer: bytes, code: str) -> None:
+    async with server(answer, cut=True) as url:
+        http = HttpConnection(parse(url), Options(message_bytes_max=1000))
+        with pytest.raises(PolybusError) as caught:
+            await http.request(TOPIC)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "code"),
+    [
+        (Answer(503, b'{"code":"log.full","detail":"full"}'), StorageError, "log.full"),
+        (Answer(502, b"<h1>Bad gateway</h1>"), PolybusError, "client.answer-invalid"),
+        (Answer(200, b"<h1>Welcome</h1>"), PolybusError, "client.answer-invalid"),
+        (Answer(200, b"\xff"), PolybusError, "client.answer-invalid"),
+    ],
+)
+def test_a_problem_is_the_error_of_its_code(
+    answer: Answer, kind: type[PolybusError], code: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        answer.json(dict)
+    assert caught.value.code == code
+
+
+async def test_a_publish_that_a_web_server_answers_may_be_stored_or_not() -> None:
+    async with server(ok(b"<h1>Welcome</h1>"), ok(b'{"epoch":1,"offsets":[]}')) as url:
+        async with polybus.connect(url) as c:
+            for _ in range(2):
+                with pytest.raises(PolybusError, match=r"client\.receipt-unknown"):
+                    await c.publish("news", "x", receipt=True)
+
+
+def test_packs_come_in_the_order_of_their_numbers() -> None:
+    packs = parse_packs(b'{"10":[["a"]],"9":[["b",[1, 2]],["c",null]],"0":[]}')
+    assert packs == [
+        Pack(0, []),
+        Pack(9, [Event("b", b"[1, 2]", 9), Event("c", b"null", 9)]),
+        Pack(10, [Event("a", b"", 10)]),
+    ]
+    assert [event.data for event in packs[1].events] == [[1, 2], None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[]", b'{"1":[[]]}', b'{"1":[[1]]}', b'{"x":[]}', b'{"1":{}}', b"\xff", b'{"1":['],
+)
+def test_what_is_no_packs_is_the_bus_s_fault(text: bytes) -> None:
+    with pytest.raises(PeerError) as caught:
+        parse_packs(text)
+    assert caught.value.code == "msgstream.pack-invalid"
+
+
+async def test_packs_that_make_no_sense_end_the_stream() -> None:
+    async with server(ok(b"[]")) as url:
+        stream = SessionStream(parse(url), Options(), "key", "longpolling")
+        with pytest.raises(PeerError):
+            await stream.receive()
+
+
+async def test_a_pack_of_the_session_before_confirms_nothing_of_the_next() -> None:
+    async with server(ok(b'{"1":[["a"]]}'), ok(b'{"1":[["b"]]}')) as url:
+        stream = SessionStream(parse(url), Options(), "key", "longpolling")
+        (old,) = await stream.receive()
+        await stream.disconnect()
+        stream.renew("other")
+        (new,) = await stream.receive()
+        stream.handled(old)
+        assert list(stream._unhandled.values()) == [new]
+        await stream.disconnect()
+
+
+async def test_a_publish_is_cut_by_lines_too() -> None:
+    publish = Publish("news", None, wants_receipt=False)
+    values = [b""] * (2 * REQUEST_LINES_MAX + 1)
+    parts = _parts(publish, values)
+    assert [len(part.values) for part in parts] == [REQUEST_LINES_MAX, REQUEST_LINES_MAX, 1]
+    assert [part.is_last for part in parts] == [False, False, True]
