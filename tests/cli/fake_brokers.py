@@ -36,6 +36,8 @@ def _jetstream_ack(match: re.Match[bytes]) -> bytes:
 _PONG = (b"PING\r\n", b"INFO {}\r\nPONG\r\n")
 _CREATED = (b"PUB $JS.API.STREAM.CREATE.bench ", b"MSG _SETUP.0000 2 2\r\n{}\r\n")
 
+UPGRADED = (b"Upgrade: websocket", b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+
 SPEECHES = {
     "nats": Speech(
         publish=_pattern(rb"PUB (bench\.\d{4}) 100\r\n(.{100})\r\n"),
@@ -67,6 +69,11 @@ SPEECHES = {
         ),
         hello=((b'"register"', b'{"messagetype":"reg-ack","topics":[]}\n'),),
     ),
+    "broadcast": Speech(
+        publish=_pattern(rb'\x81\xf5\0{4}(\["bench\.\d{4}",".{100}"\])'),
+        deliver=lambda match: b"\x81\x75" + match[1],
+        hello=(UPGRADED,),
+    ),
     "boson": Speech(
         publish=_pattern(rb"\0\0\0\x64\0\0\x1b(bench\.\d{4})\?receipt=(.{8})(.{100})"),
         deliver=lambda match: b"\0\0\0\x64\0\0\x0a%b%b" % match.group(1, 3),
@@ -88,7 +95,7 @@ class FakeBroker:
             for said, answer in self._speech.hello:
                 if said in data and not self._speech.publish.search(data):
                     writer.write(answer)
-            if re.search(rb"SUB bench|SUBSCRIBE|\$subscribe|register|\x82", data):
+            if re.search(rb"SUB bench|SUBSCRIBE|\$subscribe|register|\x82|GET /( |msg)", data):
                 self._subscribers.add(writer)
             unread = self._publish(unread + data, writer)
         self._subscribers.discard(writer)

@@ -68,6 +68,8 @@ class Page:
 
     async def open(self, fragment: str = "") -> None:
         await asyncio.to_thread(self._browser.get, "about:blank")
+        # What the page of the last test said when its bus went away.
+        await self.complaints()
         await asyncio.to_thread(self._browser.get, self._url + fragment)
 
     async def text_of(self, selector: str) -> list[str]:

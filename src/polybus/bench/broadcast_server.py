@@ -1,6 +1,6 @@
 """What the fan-out is held against: a plain `websockets` server that broadcasts.
 
-Every text frame that comes on `/publish` goes to all who are connected elsewhere, with the library's
+Every text frame that comes on `/publish` goes to all who are connected elsewhere, by the library's
 own `broadcast`. It runs on the same event loop as the bus, and without compression as the bus does.
 """
 

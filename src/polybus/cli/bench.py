@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polybus.bench import generator, machine, measure, report
+from polybus.bench import msgstream as session_bench
 from polybus.bench import queues as queue_bench
 from polybus.bench.brokers import Broker, all_brokers
 from polybus.bench.errors import BenchError
@@ -22,6 +23,7 @@ from polybus.bench.scenarios import SCENARIOS, Scenario
 TABLE_WIDTH = 140
 RUN_S = 1.5
 QUICK_S = 0.5
+QUICK_SESSIONS = {"idle": 2_000, "listeners": 500}
 
 
 @click.command("bench")
@@ -50,6 +52,11 @@ QUICK_S = 0.5
     is_flag=True,
     help="Measure the queue framework instead, beside pyzmq and multiprocessing.connection.",
 )
+@click.option(
+    "--msgstream",
+    is_flag=True,
+    help="Measure msgstream sessions instead, beside a plain websockets server.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with every sample.")
 def bench(
     only: tuple[str, ...],
@@ -58,6 +65,7 @@ def bench(
     quick: bool,
     data_root: Path | None,
     queues: bool,
+    msgstream: bool,
     as_json: bool,
 ) -> None:
     """Measure the bus against nats-server, redis-server, mosquitto and a bare relay.
@@ -72,30 +80,39 @@ def bench(
       polybus bench --quick                everything once, a minute or two
       polybus bench --only boson-1-1 --only latency --rounds 5
       polybus bench --queues               queues between programs, about a minute
+      polybus bench --msgstream            WebSocket sessions and long polls, about a minute
       polybus bench --json > figures.json
     """
     signal.signal(signal.SIGTERM, _end)
     rounds, run_s = (1, QUICK_S) if quick else (rounds, seconds)
+    if (queues or msgstream) and only:
+        raise click.UsageError("--only goes with neither --queues nor --msgstream")
     if queues:
-        if only or data_root:
-            raise click.UsageError("--queues goes with neither --only nor --data-root")
+        if data_root or msgstream:
+            raise click.UsageError("--queues goes with neither --data-root nor --msgstream")
         _bench_queues(rounds, run_s, as_json=as_json)
         return
-    chosen = [scenario for scenario in SCENARIOS if not only or scenario.name in only]
     try:
         program = generator.compiled()
     except BenchError as error:
         raise click.ClickException(str(error)) from error
-    plan = measure.Bench(
-        program=program,
-        data_root=data_root,
-        rounds=rounds,
-        run_s=run_s,
-    )
-    facts = machine.describe(all_brokers(program), data_root)
-    before_ms = machine.sync_ms(data_root)
-    measured = _measure(plan, chosen)
-    after_ms = machine.sync_ms(data_root)
+    kind: type[measure.Bench] = session_bench.SessionBench if msgstream else measure.Bench
+    plan = kind(program=program, data_root=data_root, rounds=rounds, run_s=run_s)
+    if msgstream:
+        _bench_brokers(plan, session_bench.scenarios(**(QUICK_SESSIONS if quick else {})), as_json)
+    else:
+        chosen = [scenario for scenario in SCENARIOS if not only or scenario.name in only]
+        _bench_brokers(plan, chosen, as_json)
+
+
+def _bench_brokers(plan: measure.Bench, scenarios: Sequence[Scenario], as_json: bool) -> None:
+    known = all_brokers(plan.program)
+    taking_part = {entry.broker for scenario in scenarios for entry in scenario.entries}
+    brokers = {name: broker for name, broker in known.items() if name in taking_part}
+    facts = machine.describe(brokers, plan.data_root)
+    before_ms = machine.sync_ms(plan.data_root)
+    measured = _measure(plan, scenarios)
+    after_ms = machine.sync_ms(plan.data_root)
     facts["disk"] = f"write and fsync of 1 MiB: {before_ms:.2f} ms before, {after_ms:.2f} ms after"
     rows = [row for scenario, outcomes in measured for row in report.rows_of(scenario, outcomes)]
     if as_json:

@@ -12,6 +12,10 @@ from typing import Protocol
 
 from polybus.batch import Buffer
 
+CACHED_BYTES_MAX = 64 << 20
+"""The end of a file that is left to the system's cache: what readers close behind want."""
+DROP_STEP_BYTES = 8 << 20
+
 
 class DiskFile(Protocol):
     """A file that grows at its end."""
@@ -64,6 +68,7 @@ class OsFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._path = path
         self._descriptor = os.open(path, flags, 0o644)
+        self._dropped_bytes = 0
 
     def append(self, data: Buffer) -> None:
         view = memoryview(data)
@@ -71,7 +76,21 @@ class OsFile:
             view = view[os.write(self._descriptor, view) :]
 
     def sync(self) -> None:
+        # What is appended after this line may not be safe afterwards: it must stay cached.
+        size = self.size()
         os.fdatasync(self._descriptor)
+        self._drop_behind(size - CACHED_BYTES_MAX)
+
+    def _drop_behind(self, stop: int) -> None:
+        """Give back the memory of what is on disk and will not be read again soon.
+
+        A log is written once and read rarely, but the system caches all of it: each write then has
+        to find fresh memory, which on virtual machines costs ten times as much as the copy.
+        """
+        if stop - self._dropped_bytes >= DROP_STEP_BYTES:
+            length = stop - self._dropped_bytes
+            os.posix_fadvise(self._descriptor, self._dropped_bytes, length, os.POSIX_FADV_DONTNEED)
+            self._dropped_bytes = stop
 
     def rewrite(self, position: int, data: Buffer) -> None:
         # A descriptor opened for appending appends, whatever position it is told.

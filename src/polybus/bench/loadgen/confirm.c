@@ -19,6 +19,9 @@ static void flush(struct confirms *confirms, struct connection *connection) {
 }
 
 void confirms_pack(struct confirms *confirms, struct connection *connection, uint32_t id) {
+    if (id <= confirms->last_id)
+        fail("pack %u came after pack %u", id, confirms->last_id);
+    confirms->last_id = id;
     if (confirms->ids_bytes + ID_TEXT_BYTES_MAX > CONFIRM_BYTES)
         flush(confirms, connection);
     confirms->ids_bytes = append_text(confirms->ids, confirms->ids_bytes, "%u,", id);

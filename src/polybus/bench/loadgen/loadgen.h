@@ -136,6 +136,7 @@ size_t websocket_pong(char *out, const char *text, size_t count);
 struct confirms {
     char ids[CONFIRM_BYTES];
     size_t ids_bytes;
+    uint32_t last_id;
     uint64_t *sent_ns; /* of the messages whose confirmation has no pong yet */
     uint32_t received, confirmed;
 };

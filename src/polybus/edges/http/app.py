@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.resources
 import logging
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,7 @@ OPERATIONS: tuple[Operation, ...] = (
 MSGSTREAM_METHODS = ("GET", "HEAD", "OPTIONS")
 # The page shows messages of anybody: it runs no script and loads nothing but its own.
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; "
     "connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -87,6 +89,9 @@ def _endpoint(
 
 def _other_routes(edge: HttpEdge) -> Sequence[Route]:
     page = importlib.resources.files("polybus.edges.http").joinpath("page.html").read_text()
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = PAGE_POLICY.format(script=digest)
 
     async def msgstream(request: Request) -> Response:
         if request.method == "OPTIONS":
@@ -94,7 +99,7 @@ def _other_routes(edge: HttpEdge) -> Sequence[Route]:
         return await edge.polls.answer(request)
 
     async def index(request: Request) -> Response:
-        return HTMLResponse(page, headers={"content-security-policy": PAGE_POLICY})
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     @functools.cache
     def description() -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,10 @@ from polybus.errors import StorageError
 logger = logging.getLogger("polybus.sessions")
 
 SAVE_INTERVAL_S = 0.1
+# With very many busy sessions a save takes a while, and then comes less often: this share of the
+# time goes into saving, within a bound for what a crash makes come again.
+SAVE_SHARE = 0.1
+SAVE_INTERVAL_S_MAX = 1.0
 # A session that shows packs again and again gets so many numbers at once, until it is quiet for a
 # while. One that shows packs now and then gets only those: a crash then leaves nothing in doubt.
 NUMBERS_AHEAD = 256
@@ -25,7 +30,7 @@ _json = msgspec.json.encode
 
 
 class Saver:
-    """Writes what changed, every tenth of a second, and on demand; one save at a time."""
+    """Writes what changed, a few times a second, and on demand; one save at a time."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -40,6 +45,7 @@ class Saver:
         self._next_save: asyncio.Future[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._interval_s = SAVE_INTERVAL_S
 
     def restored(self, contents: Iterable[Content]) -> None:
         """Direct packs that came back from the disk."""
@@ -50,7 +56,7 @@ class Saver:
         """The session changed: save it some time soon."""
         self._touched.add(session)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SAVE_INTERVAL_S, self._on_timer)
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
 
     def showed(self, session: Session) -> None:
         """The session showed packs under numbers that were set aside: more may follow."""
@@ -108,6 +114,7 @@ class Saver:
 
     async def _run(self) -> None:
         while self._next_save is not None:
+            began_s = time.monotonic()
             waiting, self._next_save = self._next_save, None
             pending, self._pending = self._pending, set()
             changes, marks = self._changes(pending)
@@ -119,6 +126,8 @@ class Saver:
                     waiting.set_exception(error)
                 waiting.exception()
                 continue
+            taken_s = time.monotonic() - began_s
+            self._interval_s = min(max(SAVE_INTERVAL_S, taken_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX)
             for session, mark in marks:
                 # A session that renumbered its packs meanwhile needs another save before it shows.
                 if not session.rewrite_from:
@@ -150,7 +159,7 @@ class Saver:
                 if session.mark > session.shown_to + 1:
                     self._pending.add(session)
         if self._busy:
-            self._timer = asyncio.get_running_loop().call_later(SAVE_INTERVAL_S, self._on_timer)
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
         if self._pending:
             # Nobody waits for it, and a failure comes up again at the next round.
             self._start()

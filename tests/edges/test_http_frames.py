@@ -1,0 +1,131 @@
+"""Frames past the library: the same bytes as the library's, and never in the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from http_kit import http_bus, raw
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.frames import Frame, Opcode
+
+from polybus.edges.http.frames import Frames, ends_between_frames, short_text, text_frame
+from polybus.testing import ScriptedPeer
+
+UPGRADE = (
+    b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"Sec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+def said(text: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> bytes:
+    """A client's frame, by the library."""
+    return Frame(opcode, text, fin).serialize(mask=True, extensions=[])
+
+
+@given(st.binary(max_size=70_000))
+def test_a_text_frame_is_the_librarys(text: bytes) -> None:
+    assert text_frame(text) == Frame(Opcode.TEXT, text).serialize(mask=False, extensions=[])
+
+
+@given(st.binary(min_size=1, max_size=125))
+def test_a_short_text_is_unmasked(text: bytes) -> None:
+    assert short_text(said(text)) == text
+
+
+def test_anything_else_is_left_to_the_library() -> None:
+    others = [
+        b"",
+        b"\x81",
+        said(b""),
+        said(b"1" * 126),
+        said(b"1" * 70_000),
+        said(b"1", Opcode.BINARY),
+        said(b"1", Opcode.PONG),
+        said(b"1", fin=False),
+        said(b"1", Opcode.CONT),
+        said(b"1") + said(b"2"),
+        said(b"12")[:-1],
+        said(b"12") + b"\x81",
+        text_frame(b"unmasked"),
+        b"\xc1" + said(b"1")[1:],
+    ]
+    assert [short_text(data) for data in others] == [None] * len(others)
+
+
+frames = st.builds(
+    said,
+    st.sampled_from([b"", b"1", b"1" * 125, b"1" * 126, b"1" * 65_536]),
+    st.sampled_from([Opcode.TEXT, Opcode.BINARY, Opcode.PING, Opcode.PONG]),
+)
+
+
+@given(st.lists(frames, max_size=3), st.data())
+def test_it_is_known_where_frames_end(several: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(several)
+    cut = data.draw(st.integers(0, len(whole)))
+    ends = [len(b"".join(several[:count])) for count in range(len(several) + 1)]
+
+    assert ends_between_frames(whole)
+    assert ends_between_frames(whole[:cut]) == (cut in ends)
+
+
+def test_a_message_that_goes_on_is_not_between_frames() -> None:
+    assert not ends_between_frames(said(b"1", fin=False))
+    assert not ends_between_frames(said(b"1", fin=False) + said(b"2", Opcode.CONT))
+
+
+def test_the_same_packs_share_a_frame() -> None:
+    frames = Frames()
+    one, two = b'[["a"]]', b'[["b"]]'
+
+    assert frames.get([(1, one)]) is frames.get([(1, one)])
+    assert frames.get([(1, one), (2, two)]) is frames.get([(1, one), (2, two)])
+    assert frames.get([(2, one)]) == text_frame(b'{"2":[["a"]]}')
+    assert frames.get([(1, one), (3, two)]) == text_frame(b'{"1":[["a"]],"3":[["b"]]}')
+    assert frames.get([(1, one), (2, two)]) == text_frame(b'{"1":[["a"]],"2":[["b"]]}')
+
+
+async def test_confirmations_count_however_they_are_cut_and_joined() -> None:
+    pieces = [
+        said(b"1"),
+        said(b"2") + said(b"3"),
+        said(b"", Opcode.PONG) + said(b"4"),
+        said(b"5"),
+        said(b"6", fin=False) + said(b"", Opcode.CONT),
+        said(b"7")[:3],
+        said(b"7")[3:],
+        said(b"8")[:1],
+        said(b"8")[1:] + said(b"9"),
+        said(b"10"),
+    ]
+    # Both halves of a frame must have one mask.
+    seven, eight = said(b"7"), said(b"8")
+    pieces[5:9] = [seven[:3], seven[3:], eight[:1], eight[1:] + said(b"9")]
+    async with http_bus("news") as http:
+        key = await http.open_session("news")
+        await http.publish("news", *(b"%d" % number for number in range(1, 11)))
+        session = http.node.http.inboxes.find(key)
+        assert session is not None
+        async with ScriptedPeer(http.node.tcp_port) as peer:
+            await peer.send(UPGRADE % key.encode())
+            await http.until(lambda: session.shown_to == 10)
+            for count, piece in enumerate(pieces):
+                await peer.send(piece)
+                # Each piece must be a read of its own.
+                await asyncio.sleep(0.01)
+                assert session.pack_count <= 10 - count // 2
+            await http.until(lambda: session.pack_count == 0)
+
+
+async def test_a_short_frame_inside_a_fragmented_message_is_a_protocol_error() -> None:
+    async with http_bus("news") as http:
+        key = await http.open_session("news")
+
+        answer = await raw(http.node, UPGRADE % key.encode() + said(b"1", fin=False) + said(b"2"))
+
+        assert b"\x88" in answer
+        assert (1002).to_bytes(2, "big") in answer
+        assert json.loads((await http.poll(key)).text or "{}") == {}
