@@ -29,7 +29,7 @@ bench: .venv/ready
 	$(BIN)/polybus bench
 
 clean:
-	rm -rf .venv build dist src/polybus/scan/*.so src/polybus/scan/*.c bench/loadgen
+	rm -rf .venv build dist src/polybus/scan/*.so src/polybus/scan/*.c
 
 .venv/ready: $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

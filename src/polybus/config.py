@@ -166,6 +166,7 @@ class Config(Settings, frozen=True):
             topic = Topic(name=entry) if isinstance(entry, str) else entry
             try:
                 name = names.canonical(topic.name, topic_bytes_max=self.limits.topic_bytes_max)
+                names.check_creatable(name)
             except UsageError as error:
                 raise ConfigError("config.topic", f"{key}: {topic.name!r}: {error.text}") from error
             if names.is_reserved(name):
@@ -189,6 +190,8 @@ def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None 
     _accept_old_spellings(raw)
     topic_file = raw.get("topic-config")
     if isinstance(topic_file, str):
+        if not isinstance(raw.get("topics", []), list):
+            raise ConfigError("config.invalid", "topics: must be a list of names or tables")
         raw["topics"] = [*raw.get("topics", []), *_read_topics(topic_file, base)]
     try:
         config = msgspec.convert(raw, Config)
@@ -200,6 +203,8 @@ def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None 
 
 def check(config: Config) -> None:
     """Check what types cannot say. Raises ConfigError."""
+    if not config.connectors:
+        raise ConfigError("config.invalid", "connectors is empty: nobody could reach the bus")
     for number, connector in enumerate(config.connectors):
         key = f"connectors[{number}]"
         if not 0 <= connector.port <= 65535:
@@ -209,6 +214,9 @@ def check(config: Config) -> None:
             raise ConfigError("config.invalid", f"{key}.speaks is empty")
         if "queue" in connector.protocols:
             _check_queue(connector, key)
+        elif connector.topic is not None:
+            raise ConfigError("config.invalid", f"{key}.topic is for queue connectors only")
+        _check_default_topic(connector, key)
         big = config.limits.message_bytes_max > DETECTABLE_MESSAGE_BYTES_MAX
         if big and len(connector.protocols) > 1:
             text = (
@@ -216,13 +224,30 @@ def check(config: Config) -> None:
                 "256 MiB: protocols can then no longer be told apart by their first bytes"
             )
             raise ConfigError("config.invalid", text)
-    for group in (config.limits, config.journal, config.msgstream, config.http, config.retention):
-        for field in msgspec.structs.fields(group):
-            value = getattr(group, field.name)
-            if isinstance(value, int | float) and value <= 0:
-                text = f"{field.encode_name} is {value}; it must be more than 0"
-                raise ConfigError("config.range", text)
-    config.topic_list()
+    for name in ("limits", "journal", "msgstream", "http", "retention"):
+        _check_positive(getattr(config, name), name)
+    for topic in config.topic_list():
+        _check_positive(topic.retention, f"topics: {topic.name}: retention")
+
+
+def _check_positive(group: Settings, key: str) -> None:
+    for field in msgspec.structs.fields(group):
+        value = getattr(group, field.name)
+        # Not `<= 0`: TOML has a number that is neither more nor less.
+        if isinstance(value, int | float) and not value > 0:
+            text = f"{key}.{field.encode_name} is {value}; it must be more than 0"
+            raise ConfigError("config.range", text)
+
+
+def _check_default_topic(connector: Connector, key: str) -> None:
+    if connector.default_topic is None:
+        return
+    try:
+        name = names.canonical(connector.default_topic)
+    except UsageError as error:
+        raise ConfigError("config.topic", f"{key}.default-topic: {error.text}") from error
+    if names.is_reserved(name):
+        raise ConfigError("config.topic", f"{key}.default-topic: `$` names are the system's")
 
 
 def _check_queue(connector: Connector, key: str) -> None:
@@ -267,9 +292,12 @@ def _read_topics(topic_file: str, base: Path) -> list[Any]:
 
 def _accept_old_spellings(raw: dict[str, Any]) -> None:
     connectors = raw.get("connectors")
-    for connector in connectors if isinstance(connectors, list) else []:
+    for number, connector in enumerate(connectors if isinstance(connectors, list) else []):
         if isinstance(connector, dict) and "protocoll" in connector:
-            connector.setdefault("protocol", connector.pop("protocoll"))
+            if "protocol" in connector:
+                text = f"connectors[{number}]: protocoll and protocol are the same setting"
+                raise ConfigError("config.invalid", text)
+            connector["protocol"] = connector.pop("protocoll")
 
 
 def _apply_environment(raw: dict[str, Any], environ: Mapping[str, str]) -> None:

@@ -27,6 +27,17 @@ def canonical(name: str, *, topic_bytes_max: int = TOPIC_BYTES_MAX) -> str:
     return folded
 
 
+def check_creatable(name: str) -> None:
+    """Refuse names that some protocol could not tell from its own words.
+
+    Raises:
+        UsageError: `topic.invalid`.
+    """
+    if name == "*" or name != name.strip() or "?receipt=" in name:
+        text = f"'{name}' cannot be told from a protocol's own words on some connections"
+        raise UsageError("topic.invalid", text)
+
+
 def is_reserved(name: str) -> bool:
     """Whether the name is the system's own: clients may read such topics but never write them."""
     return name.startswith("$")

@@ -345,3 +345,30 @@ class BusMachine(RuleBasedStateMachine):
 
 TestBusMachine = BusMachine.TestCase
 TestBusMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_one_message_to_many_topics_is_refused_only_where_it_must_be() -> None:
+    bus = Bus(MemoryLog(clock=ManualClock(), bytes_max=1 << 20), clock_us=ManualClock())
+    bus.create_topic("a")
+    publisher, reader = Recorder(), Recorder()
+    bus.subscribe("a", reader)
+    bus.publish_joint([Batch.of("a", [b"x"]), Batch.of("gone", [b"x"])], publisher)
+    assert publisher.refused == ["topic.unknown"]
+    assert reader.joint == [["a"]]
+
+
+def test_receipts_are_counted_one_for_each_id_and_signals_are_none() -> None:
+    bus = Bus(MemoryLog(clock=ManualClock(), bytes_max=1 << 20), clock_us=ManualClock())
+    bus.create_topic("a")
+    batch = Batch.of("a", [b"x", b"y", b"z"])
+    batch.receipt_ids = array("i", [0, 1, 1, 1, 1, 2])
+    bus.publish([batch], Recorder())
+    bus.when_all_durable(Recorder())
+    assert bus.receipts_given == 2
+
+
+@pytest.mark.parametrize("name", ["*", "a?receipt=1", " lead", "$own", ""])
+def test_a_name_that_a_protocol_would_misread_cannot_be_created(name: str) -> None:
+    bus = Bus(MemoryLog(clock=ManualClock(), bytes_max=1 << 20), clock_us=ManualClock())
+    with pytest.raises(UsageError):
+        bus.create_topic(name)

@@ -209,6 +209,8 @@ async def test_a_confirmation_cut_anywhere_is_one_confirmation() -> None:
         key = await http.open_session()
         for number in range(12):
             await http.post(key, ["n", number])
+        # Only what was sent can be confirmed.
+        assert len(await http.packs(key)) == 12
         # A letter of two bytes is cut too, a ping comes between, and some fragments are empty.
         text = "é,11".encode()
         cuts = [frame(CONTINUATION, text[at : at + 1], fin=False) for at in range(1, len(text))]

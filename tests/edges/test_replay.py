@@ -226,3 +226,22 @@ def test_what_a_start_means(start: str, offset: int) -> None:
         clock.now_us += 1
     start = start.replace("1:", f"{epoch}:") if start[:2] == "1:" else start
     assert resolve(log, "news", parse_start(start)) == (epoch, offset)
+
+
+@pytest.mark.parametrize("problem", [FileNotFoundError(2, "gone"), OSError(5, "bad disk")])
+async def test_a_past_that_cannot_be_read_is_told_and_may_be_asked_for_again(
+    problem: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as reader:
+        log = node.server.bus.log
+
+        def fail(topic: str, timestamp_us: int) -> int:
+            raise problem
+
+        monkeypatch.setattr(log, "offset_at", fail)
+        await reader.send_json(
+            {"messagetype": "register", "topics": ["news"], "from": "2020-01-01T00:00:00Z"}
+        )
+        assert (await reader.read_json())["error-code"] == "002001"
+        await reader.send_json({"messagetype": "register", "topics": ["news"], "ack": True})
+        assert (await reader.read_json())["topics"] == ["news"]

@@ -130,5 +130,6 @@ def test_spans_come_back_out_of_offsets(columns: ModuleType) -> None:
     offsets = array("i", [0, 2, 2, 7, 9]).tobytes()
     assert columns.spans_of_offsets(offsets, 1, 2).tolist() == [2, 2, 2, 7]
     assert columns.spans_bytes(array("i", [2, 2, 2, 7])) == 5
+    assert columns.spans_count(array("i", [2, 2, 2, 7])) == 1
     with pytest.raises(IndexError):
         columns.spans_of_offsets(offsets, 3, 2)

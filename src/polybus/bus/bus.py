@@ -10,7 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from polybus import names
+from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import ReceiptTaker, Subscriber
 from polybus.bus.traffic import Traffic
@@ -77,11 +77,12 @@ class Bus:
         name = names.canonical(name)
         if names.is_reserved(name):
             raise UsageError("topic.reserved", f"{name}: names that begin with $ are the system's")
+        names.check_creatable(name)
         if len(self._topics) >= self._topics_max:
             raise UsageError("topic.too-many", f"there are {self._topics_max} topics (topics-max)")
         bounds = self.log.create_topic(name, settings)
         topic = self._topics[name] = Topic(name)
-        for subscriber in self._everything:
+        for subscriber in list(self._everything):
             subscriber.topic_created(name)
         topic.listen(tuple(self._everything))
         return bounds
@@ -183,13 +184,17 @@ class Bus:
     def publish_joint(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
         """Publish one message to several topics; a subscriber of several gets it as one delivery.
 
-        The batches are the same message, one batch per topic, all of known topics.
+        The batches are the same message, one batch per topic. One that is not taken is refused to
+        its publisher, and the others go on.
         """
         joint: dict[Subscriber, list[Batch]] = {}
         ticket = 0
         now_us = self._clock_us()
         for batch in batches:
-            topic = self._topic(batch.topic)
+            topic = self._topics.get(batch.topic)
+            if topic is None:
+                publisher.refuse(batch, unknown_topic(batch.topic))
+                continue
             batch.timestamp_us = now_us
             added = self._append(batch, publisher)
             if not added:
@@ -221,7 +226,7 @@ class Bus:
     def expect_receipt(self, ticket: int, batch: Batch, publisher: ReceiptTaker) -> None:
         """Call `publisher.receipt(batch)` once everything up to the ticket is durable."""
         if ticket <= self.log.durable:
-            publisher.receipt(batch)
+            self._give(batch, publisher)
         else:
             self._receipts.append((ticket, batch, publisher))
 
@@ -234,8 +239,13 @@ class Bus:
         receipts = self._receipts
         while receipts and receipts[0][0] <= durable:
             _, batch, publisher = receipts.popleft()
-            self.receipts_given += 1
-            publisher.receipt(batch)
+            self._give(batch, publisher)
+
+    def _give(self, batch: Batch, publisher: ReceiptTaker) -> None:
+        if batch.receipt_ids is not None:
+            # Each id is a receipt; a request without ids (a send-ack, an HTTP answer) is one.
+            self.receipts_given += max(1, scan.spans_count(batch.receipt_ids))
+        publisher.receipt(batch)
 
     @property
     def receipts_waiting(self) -> int:
@@ -255,5 +265,5 @@ def _spare(taken: Sequence[tuple[Topic, Batch]], publisher: Subscriber) -> None:
 
 def unknown_topic(name: str) -> PolybusError:
     if names.is_reserved(name):
-        return UsageError("topic.reserved", f"{name[:40]} is a system topic")
-    return UsageError("topic.unknown", f"there is no topic {name[:40]!r}")
+        return UsageError("topic.reserved", f"'{name}' is a system topic")
+    return UsageError("topic.unknown", f"there is no topic '{name}'")

@@ -54,10 +54,6 @@ class Follow:
         self.index = BEHIND
         self.try_live()
 
-    @property
-    def is_live(self) -> bool:
-        return self.index != BEHIND
-
     def try_live(self) -> bool:
         """Go on with the feed's entries if they begin where the session stands."""
         feed = self.feed

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Log
 from polybus.wire.positions import At, Earliest, Latest, Since, Start, parse_start
 
@@ -71,8 +71,10 @@ class Replay:
         try:
             await self._follow()
         except PolybusError as error:
-            translator.complain(error.code, error.text)
-            translator.subscriptions.discard(topic)
+            translator.replay_failed(topic, error)
+        except OSError as error:
+            text = f"topic {topic!r} cannot be read: {error.strerror}"
+            translator.replay_failed(topic, StorageError("log.failed", text))
         translator.replay_ended(topic)
 
     async def _follow(self) -> None:

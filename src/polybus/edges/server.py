@@ -83,6 +83,9 @@ class Server:
         try:
             for connector in self.config.connectors:
                 addresses.append(await self._listen(connector))
+        except ConfigError as error:
+            await self.stop()
+            raise ConfigError(error.code, f"connectors[{len(addresses)}]: {error.text}") from error
         except OSError as error:
             await self.stop()
             where = f"{connector.protocol} {connector.ip}:{connector.port}"

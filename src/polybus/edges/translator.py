@@ -227,6 +227,14 @@ class Translator:
             self._everything = False
             self.bus.unsubscribe_new(self)
 
+    def replay_failed(self, topic: str, error: PolybusError) -> None:
+        """The past could not be read to its end: the subscription is over, and the peer knows."""
+        self.subscriptions.discard(topic)
+        if error.code in ("topic.deleted", "topic.unknown"):
+            self.topic_deleted(topic)
+        else:
+            self.complain(error.code, error.text)
+
     def replay_ended(self, topic: str) -> None:
         self._replays.pop(topic, None)
 

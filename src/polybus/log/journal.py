@@ -130,10 +130,6 @@ class Journal:
     def pending_bytes(self) -> int:
         return self._appended_bytes - self._released_bytes
 
-    @property
-    def live_segment(self) -> Path | None:
-        return None if self._writer is None else self._writer.path
-
     def append(self, batch: Batch, urgent: bool) -> int:
         spans = batch.spans
         weight = (

@@ -194,6 +194,15 @@ class TopicLog:
         return found
 
     def offset_at(self, timestamp_us: int) -> int:
+        for _ in range(_RETRIES_MAX):
+            try:
+                return self._find_time(timestamp_us)
+            except FileNotFoundError:
+                # A hand-over came between: history has it now.
+                continue
+        raise StorageError("log.damaged", f"topic {self.name!r}: files of the log are missing")
+
+    def _find_time(self, timestamp_us: int) -> int:
         stop = self.stop
         tail = tuple(self.tail)
         offset = self.start

@@ -30,6 +30,7 @@ __all__ = [
     "scan_properties",
     "scan_queue",
     "spans_bytes",
+    "spans_count",
     "spans_of_offsets",
     "split_queue",
     "pack_runs",
@@ -45,6 +46,7 @@ if COMPILED:
             offsets_into,
             pack_runs,
             spans_bytes,
+            spans_count,
             spans_of_offsets,
         )
         from polybus.scan._frames import encode_frames, encode_receipts, scan_frames
@@ -63,6 +65,7 @@ if not COMPILED:
         offsets_into,
         pack_runs,
         spans_bytes,
+        spans_count,
         spans_of_offsets,
     )
     from polybus.scan.frames_py import encode_frames, encode_receipts, scan_frames

@@ -31,6 +31,11 @@ def spans_bytes(spans: array[int]) -> int:
     return sum(spans[1::2]) - sum(spans[0::2])
 
 
+def spans_count(spans: array[int]) -> int:
+    """How many spans are not empty."""
+    return sum(start != end for start, end in zip(spans[0::2], spans[1::2], strict=True))
+
+
 def gather(buffers: Sequence[Buffer], spans: Sequence[array[int]]) -> tuple[bytes, bytes]:
     """Copy the spans of several buffers end to end; return (values, int32 offsets)."""
     parts = []

@@ -68,7 +68,7 @@ class BosonFramesCodec:
 
     def __init__(self, limits: Limits, default_topic: str | None = None) -> None:
         self._limits = limits
-        self._default_topic = default_topic or ""
+        self._default_topic = names.canonical(default_topic) if default_topic else ""
         self._parts = Parts(limits.parts_max, limits.parts_bytes_max)
         self._carry: bytearray | None = None
         # No point in looking before this many bytes are there: one-byte chunks stay linear.

@@ -238,3 +238,7 @@ def test_garbage_gives_events_and_never_an_exception(data: bytes) -> None:
 def test_replies_have_the_shapes_that_clients_rely_on() -> None:
     assert encode_error("topic.unknown", "no") == encode_frame(b"$error", b"topic.unknown no")
     assert encode_position("a b", 3, 4) == encode_frame(b"$position", b"3:4 a b")
+
+
+def test_a_default_topic_is_lowercased_like_any_other() -> None:
+    assert received(encode_frame(b"", b"x"), default_topic="NEWS") == [("news", b"x")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -13,6 +14,8 @@ from polybus.bus.sessions import Follow, Session
 from polybus.edges.replay import resolve
 from polybus.errors import UsageError
 from polybus.wire.positions import parse_start
+
+WAKES_PER_TURN = 500
 
 
 class Receiver(Protocol):
@@ -54,7 +57,9 @@ class Following:
         self._shared = FeedsShared(
             contents_max=contents_max, on_stirred=self._on_stirred, on_deleted=self._on_deleted
         )
-        self._stirred: list[Feed] = []
+        self._stirred: deque[Feed] = deque()
+        self._to_wake: deque[Session] = deque()
+        self._waking = False
 
     @property
     def cache(self) -> JsonCache:
@@ -145,17 +150,25 @@ class Following:
         return feed
 
     def _on_stirred(self, feed: Feed) -> None:
-        if not self._stirred:
-            self._loop.call_soon(self._wake_listeners)
         self._stirred.append(feed)
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._wake_some)
 
-    def _wake_listeners(self) -> None:
-        stirred, self._stirred = self._stirred, []
-        for feed in stirred:
-            feed.calm()
-            for session in list(feed.listeners):
-                if session.receiver is not None:
-                    cast(Receiver, session.receiver).wake()
+    def _wake_some(self) -> None:
+        for _ in range(WAKES_PER_TURN):
+            while not self._to_wake:
+                if not self._stirred:
+                    self._waking = False
+                    return
+                feed = self._stirred.popleft()
+                feed.calm()
+                self._to_wake.extend(feed.listeners)
+            receiver = self._to_wake.popleft().receiver
+            if receiver is not None:
+                cast(Receiver, receiver).wake()
+        # Others first: ten thousand sessions on one topic take a while.
+        self._loop.call_soon(self._wake_some)
 
     def _on_deleted(self, feed: Feed) -> None:
         self._feeds.pop(feed.topic, None)

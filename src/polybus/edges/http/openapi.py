@@ -84,17 +84,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
         schema = msgspec.json.schema(operation.query)
         properties = schema["$defs"][operation.query.__name__]["properties"]
         parameters += [
-            {"name": name, "in": "query", "required": False, "schema": _without_null(one)}
+            {"name": name, "in": "query", "required": False, "schema": one}
             for name, one in properties.items()
         ]
     return parameters
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say null: leaving the parameter out is how it is said."""
-    choices = [one for one in schema.get("anyOf", []) if one.get("type") != "null"]
-    if "anyOf" in schema and len(choices) == 1:
-        return dict(choices[0])
-    if "enum" in schema:
-        return {**schema, "enum": [one for one in schema["enum"] if one is not None]}
-    return {key: value for key, value in schema.items() if value is not None}

@@ -1,0 +1,73 @@
+"""When sessions are saved: rarely enough to be cheap, and always before it matters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from http_kit import http_bus, recv
+
+from polybus.bus.sessions import Session, SessionLimits
+from polybus.edges.http import saving
+from polybus.edges.http.saving import SAVE_INTERVAL_S, SAVE_INTERVAL_S_MAX, Saver
+from polybus.edges.state import Changes
+
+
+async def test_a_session_in_steady_use_does_not_wait_for_the_disk_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Three rounds without a pack would count as quiet.
+    monkeypatch.setattr(saving, "SAVE_INTERVAL_S", 0.01)
+    waits = 0
+    save_to_show = Saver.save_to_show
+
+    async def counted(saver: Saver, session: Session) -> None:
+        nonlocal waits
+        waits += 1
+        await save_to_show(saver, session)
+
+    monkeypatch.setattr(Saver, "save_to_show", counted)
+    async with http_bus("news") as http:
+        key = await http.open_session("news")
+        async with http.websocket(key) as websocket:
+            for number in range(1, 41):
+                await http.publish("news", b"%d" % number)
+                assert await recv(websocket) == {str(number): [["news", number]]}
+                await websocket.send(str(number))
+
+    # Once for the first number, once to set many aside.
+    assert waits == 2
+
+
+class SlowState:
+    """Takes its time for each save, as a disk with very many sessions does."""
+
+    def __init__(self) -> None:
+        self.save_s = 0.0
+        self.saves: list[Changes] = []
+
+    async def save(self, changes: Changes) -> None:
+        await asyncio.sleep(self.save_s)
+        self.saves.append(changes)
+
+
+@pytest.mark.parametrize(
+    ("save_s", "least_s", "most_s"),
+    [
+        (0.0, SAVE_INTERVAL_S, SAVE_INTERVAL_S),
+        (0.03, 0.3, SAVE_INTERVAL_S_MAX),
+        (0.15, SAVE_INTERVAL_S_MAX, SAVE_INTERVAL_S_MAX),
+    ],
+)
+async def test_slow_saves_come_less_often_but_not_too_seldom(
+    save_s: float, least_s: float, most_s: float
+) -> None:
+    state = SlowState()
+    saver = Saver(state)  # type: ignore[arg-type]
+    session = Session(1, bytes(16), 60.0, SessionLimits(10, 1000))
+    state.save_s = save_s
+
+    await saver.save([session])
+
+    assert least_s <= saver._interval_s <= most_s
+    await saver.close()
