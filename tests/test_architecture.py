@@ -124,7 +124,10 @@ WRITTEN_BY_HAND = [
 @pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
 def test_error_codes_in_prose_exist(page: Path) -> None:
     kinds = {code.partition(".")[0] for code in CODES}
-    groups = {"http": config.Http, "msgstream": config.Msgstream}
+    groups: dict[str, type[config.Settings]] = {
+        "http": config.Http,
+        "msgstream": config.Msgstream,
+    }
     settings = {
         f"{group}.{field.encode_name}"
         for group, kind in groups.items()

@@ -58,7 +58,7 @@ _CLIENT = {
     "client.running": Meaning("an event stream runs already", "call run once at a time"),
     "client.closed": Meaning("the client was closed or never opened", "use it inside `async with`"),
     "client.receipt-unknown": Meaning(
-        "the connection broke before the receipt came; the message may be stored or not",
+        "no receipt came, and no refusal of this message; it may be stored or not",
         "publish again if twice is better than never, or use retry=True",
     ),
     "client.unsupported": Meaning(

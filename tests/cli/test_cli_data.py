@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from cli_kit import polybus, serve
 
 from polybus.cli import admin, compact, options, topics, verify  # noqa: F401  what is tested
+from polybus.error_codes import CODES
 
 pytestmark = pytest.mark.slow  # each test runs the command many times
 
@@ -84,6 +86,31 @@ def test_deleting_asks_first(tmp_path: Path) -> None:
     done = polybus("topics", "delete", "a", "--data", str(tmp_path), stdin=b"n\n")
     assert done.returncode == 1
     assert set(listed(tmp_path)) == {"a"}
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_nobody_is_asked_to_confirm_what_cannot_be_deleted(tmp_path: Path, running: bool) -> None:
+    polybus("topics", "create", "a", "--data", str(tmp_path))
+    with serve(tmp_path) if running else contextlib.nullcontext():
+        done = polybus("topics", "delete", "nosuch", "--data", str(tmp_path), stdin=b"y\n")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"polybus: topic.unknown: ")
+
+
+def test_a_second_bus_on_the_same_data_says_what_to_do(tmp_path: Path) -> None:
+    with serve(tmp_path):
+        done = polybus("serve", "--port", "0", "--data", str(tmp_path))
+    said, advice = done.stderr.decode().splitlines()
+    assert done.returncode == 1
+    assert said.startswith("polybus: log.locked: ")
+    assert advice.strip() == CODES["log.locked"].advice
+
+
+def test_a_wrong_setting_keeps_the_bus_from_starting_with_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("nonsense = 1\n")
+    done = polybus("serve", "--config", str(tmp_path / "bad.toml"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"polybus: config.")
 
 
 def test_a_folder_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from polybus.cli import publish, tail  # noqa: F401  these are what is tested
 @pytest.fixture(scope="module")
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBus]:
     topics = ("one", "lines", "files", "headers", "binary", "many", "live", "receipts", "stdin")
-    with serve(tmp_path_factory.mktemp("data"), *topics) as served:
+    with serve(tmp_path_factory.mktemp("data"), *topics, "typed") as served:
         yield served
 
 
@@ -70,6 +72,17 @@ def test_a_file_can_be_published_many_times(bus: ServedBus, tmp_path: Path) -> N
     )
     assert json.loads(done.stdout)["messages"] == 4
     assert [message["text"] for message in tail_json(bus, "files", 4)] == ["1", "2", "1", "2"]
+
+
+def test_what_is_typed_need_not_be_text(bus: ServedBus) -> None:
+    """The shell passes any bytes: they are published as they are."""
+    data, header = os.fsdecode(b"\xff\xfe"), os.fsdecode(b"a=\xff")
+    url = bus.url("boson+properties")
+    done = polybus("publish", "typed", data, "--header", header, "--url", url)
+    assert (done.returncode, done.stderr) == (0, b"")
+    (message,) = tail_json(bus, "typed", 1, "boson+properties")
+    assert message["base64"] == base64.b64encode(b"\xff\xfe").decode()
+    assert message["headers"] == {"a": {"base64": base64.b64encode(b"\xff").decode()}}
 
 
 def test_count_publishes_a_message_so_often(bus: ServedBus) -> None:

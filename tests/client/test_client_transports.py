@@ -10,7 +10,7 @@ from polybus.client.message import Position
 from polybus.client.transports import SCHEMES, Transport, find
 from polybus.client.transports.goms import GomsTransport
 from polybus.client.transports.runs import Runs
-from polybus.errors import PeerError, UsageError
+from polybus.errors import BusyError, PeerError, UsageError
 from polybus.wire import boson_frames, boson_properties, goms
 from polybus.wire.positions import At
 
@@ -145,15 +145,35 @@ def test_a_goms_ack_that_says_nothing_was_stored_gives_the_connection_up() -> No
     assert event.error.code == "goms.ack-unknown"
 
 
-def test_a_goms_send_that_failed_refuses_all_receipts_that_wait() -> None:
+ABOUT_SENDS = [code for code in goms.Code if code[:3] in ("000", "002") and code != "000429"]
+
+
+@pytest.mark.parametrize("code", ABOUT_SENDS)
+def test_a_goms_error_while_acks_are_due_gives_the_connection_up(code: str) -> None:
     transport = GomsTransport(LIMIT)
     transport.publish("a", [b"1"], None, "1")
-    transport.publish("b", [b"2"], None, "2")
-    events = transport.receive(goms.encode_error("002001", "log.full: no space"))
-    assert [event.receipt_id for event in events if isinstance(event, Refused)] == ["1", "2", None]
-    last = events[-1]
-    assert isinstance(last, Refused) and last.final
-    assert last.error.code == "log.full"
+    (event,) = transport.receive(goms.encode_error(code, "log.full: no space"))
+    assert isinstance(event, Refused) and event.final and not event.registering
+    assert event.error.code == "log.full"
+
+
+@pytest.mark.parametrize("code", ["000429", "001002", "001003", "003001"])
+def test_a_goms_error_about_anything_else_leaves_the_acks_that_are_due(code: str) -> None:
+    transport = GomsTransport(LIMIT)
+    transport.publish("a", [b"1"], None, "1")
+    (event, stored) = transport.receive(
+        goms.encode_error(code, "why") + goms.encode_send_ack(["a"], [At(3, 5)])
+    )
+    assert isinstance(event, Refused) and not event.final
+    assert event.registering or isinstance(event.error, BusyError)
+    assert stored == Stored("1", Position(3, 5))
+
+
+def test_a_boson_properties_error_names_the_receipt_it_ends() -> None:
+    data = boson_properties.encode_error("topic.invalid", "no", b"7")
+    (event,) = find("boson+properties").make(LIMIT).receive(data)
+    assert isinstance(event, Refused)
+    assert event.receipt_id == "7"
 
 
 def test_a_goms_registration_in_the_past_waits_for_messages_to_know_its_place() -> None:

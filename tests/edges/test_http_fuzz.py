@@ -65,6 +65,7 @@ async def test_no_request_is_answered_with_5xx_or_what_is_not_described(
         publishing = asyncio.create_task(publish_everywhere(http))
         await fuzz(http.node.tcp_port, tmp_path, parameters, *options)
         publishing.cancel()
+        await asyncio.wait([publishing])
 
         assert (await http.client.get("/healthz")).status_code == 200
         if acquainted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import sqlite3
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from http_kit import http_bus, recv
 
+from polybus.edges.http import following
 from polybus.edges.http.inboxes import Inboxes
 from polybus.testing import ScriptedPeer
 
@@ -261,7 +263,8 @@ async def test_a_deleted_topic_is_told_and_does_not_stop_the_session() -> None:
 
         assert packs["0"][0][0] == "session.overflow"
         assert packs["0"][0][1]["topic"] == "a"
-        assert values({"2": packs["2"]}) == [2]
+        assert packs["2"] == [["topic.deleted", {"topic": "a"}]]
+        assert values({"3": packs["3"]}) == [2]
 
 
 async def test_many_sessions_share_one_payload_in_memory_and_on_disk(tmp_path: Path) -> None:
@@ -340,3 +343,48 @@ async def test_many_sessions_are_woken_by_one_publish() -> None:
         assert [await recv(one) for one in sockets] == [{"1": [["news", 1]]}] * 30
         for one in sockets:
             await one.close()
+
+
+async def test_many_sessions_are_woken_a_few_at_a_time_and_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "WAKES_PER_TURN", 2)
+    async with http_bus("news", "more") as http, contextlib.AsyncExitStack() as stack:
+        websockets = [
+            await stack.enter_async_context(http.websocket(await http.open_session("news", "more")))
+            for _ in range(5)
+        ]
+
+        await http.publish("news", b"1")
+        await http.publish("more", b"2")
+
+        for websocket in websockets:
+            packs: dict[str, Any] = {}
+            while len(packs) < 2:
+                packs |= await recv(websocket)
+            assert packs == {"1": [["news", 1]], "2": [["more", 2]]}
+
+
+async def test_hanging_polls_are_counted() -> None:
+    async with http_bus("news") as http:
+        poll = await http.hanging_poll(await http.open_session("news"))
+
+        assert "\npolybus_polls 1\n" in (await http.client.get("/metrics")).text
+
+        await http.publish("news", b"1")
+        assert (await poll).json() == {"1": [["news", 1]]}
+        assert "\npolybus_polls 0\n" in (await http.client.get("/metrics")).text
+
+
+async def test_a_deleted_topic_is_told_in_a_pack_of_its_own() -> None:
+    async with http_bus("news", "sport") as http:
+        key = await http.open_session("news", "sport")
+        poll = await http.hanging_poll(key)
+
+        assert (await http.client.delete("/v1/topics/news")).status_code == 204
+        told = (await asyncio.wait_for(poll, 10)).json()
+        await http.publish("sport", b"1")
+
+        assert [["topic.deleted", {"topic": "news"}]] in told.values()
+        after = await http.packs(key, ",".join(told))
+        assert list(after.values()) == [[["sport", 1]]]

@@ -25,10 +25,10 @@ class Job:
     """What is to be published, and how."""
 
     topic: str
-    data: str | None
+    data: bytes | None
     file: BinaryIO
     lines: bool
-    headers: dict[str, str]
+    headers: dict[str, bytes]
     receipt: bool
     count: int
 
@@ -74,7 +74,7 @@ def publish(
         raise click.UsageError("--count with --lines needs --file: standard input comes only once")
     job = Job(
         topic=topic,
-        data=data,
+        data=None if data is None else os.fsencode(data),
         file=file or sys.stdin.buffer,
         lines=lines,
         headers=_headers(headers),
@@ -89,13 +89,13 @@ def publish(
         click.echo(position)
 
 
-def _headers(pairs: tuple[str, ...]) -> dict[str, str]:
+def _headers(pairs: tuple[str, ...]) -> dict[str, bytes]:
     headers = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--header")
-        headers[name] = value
+        headers[name] = os.fsencode(value)
     return headers
 
 
@@ -134,7 +134,7 @@ async def _batches(job: Job) -> AsyncIterator[list[bytes]]:
             async for lines in _lines(job.file):
                 yield lines
         return
-    message = job.data.encode() if job.data is not None else job.file.read()
+    message = job.data if job.data is not None else job.file.read()
     for first in range(0, job.count, BATCH_MAX):
         yield [message] * min(BATCH_MAX, job.count - first)
 

@@ -17,7 +17,6 @@ import msgspec
 from polybus import config as configuration
 from polybus.config import Config
 from polybus.edges.node import Node
-from polybus.errors import ConfigError, PolybusError
 
 
 @click.command(
@@ -56,17 +55,9 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    try:
-        config = _adapt(configuration.load(config_path), data, port, topics)
-        configuration.check(config)
-        code = run_loop(_serve(config, demo=demo))
-    except ConfigError as error:
-        click.echo(f"polybus: {error}", err=True)
-        sys.exit(2)
-    except PolybusError as error:
-        click.echo(f"polybus: {error}", err=True)
-        sys.exit(1)
-    sys.exit(code)
+    config = _adapt(configuration.load(config_path), data, port, topics)
+    configuration.check(config)
+    sys.exit(run_loop(_serve(config, demo=demo)))
 
 
 def _adapt(config: Config, data: str | None, port: int | None, topics: tuple[str, ...]) -> Config:

@@ -97,6 +97,8 @@ def delete(name: str, yes: bool, data: str | None, config_path: str | None, as_j
 
     config = load_config(data, config_path)
     if not yes:
+        # Nobody should have to confirm what cannot be done.
+        _ask(config, "topics.describe", lambda log: log.bounds(names.canonical(name)), name=name)
         click.confirm(f"Delete {name} and all its messages?", abort=True)
     result = _ask(config, "topics.delete", delete_offline, name=name)
     echo_json(result) if as_json else click.echo(f"deleted {result['name']}")

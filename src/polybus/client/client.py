@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 Data = bytes | bytearray | memoryview | str
 
 
-def connect(
+def connect(  # noqa: PLR0913 - all named by the caller
     url: str = urls.DEFAULT_URL,
     *,
     reconnect: bool = True,
     connect_timeout_s: float = 10.0,
+    receipt_timeout_s: float = 30.0,
     name: str = "polybus-client",
     ssl_context: ssl.SSLContext | None = None,
     on_error: ErrorListener | None = None,
@@ -49,6 +50,7 @@ def connect(
     Args:
         reconnect: make a lost connection again, and resume subscriptions where they stood.
         connect_timeout_s: how long connecting, and the answer to a subscription, may take.
+        receipt_timeout_s: how long a receipt may take once the message is on its way.
         name: what the client is called in log lines.
         ssl_context: for `+tls`; the system's certificates are trusted without it.
         on_error: called with each refusal of a message that was published without a receipt;
@@ -60,6 +62,7 @@ def connect(
     options = Options(
         reconnect=reconnect,
         connect_timeout_s=connect_timeout_s,
+        receipt_timeout_s=receipt_timeout_s,
         name=name,
         tls=ssl_context,
         on_error=on_error,
@@ -155,7 +158,8 @@ class Client:
 
         Raises:
             PolybusError: the bus refused the message (its code, such as `topic.unknown`), or
-                `client.receipt-unknown`: the connection broke, and it may be stored or not.
+                `client.receipt-unknown`: it may be stored or not, as the connection broke, no
+                receipt came in time, or the bus did not say which message it refused.
             UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`, or
                 `client.unsupported`, a receipt on a protocol that has none.
         """

@@ -43,15 +43,19 @@ class Stored:
 class Refused:
     """The bus refused something: the publish with that receipt id or, without one, whatever it was.
 
-    `topics` are those it concerns, when the protocol says. After a `final` one the connection is of
-    no use any more.
+    `topics` are those it concerns, when the protocol says. `registering` says that it is about a
+    registration, so no message is meant. After a `final` one the connection is of no use any more.
     """
 
     error: PolybusError
     receipt_id: str | None = None
     topics: tuple[str, ...] = ()
+    registering: bool = False
     final: bool = False
 
+
+TOO_LARGE = ".message-too-large"
+"""How codes end after which Boson's bus reads nothing more of the connection."""
 
 _KINDS: dict[str, type[PolybusError]] = {
     "topic": UsageError,

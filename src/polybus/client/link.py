@@ -96,6 +96,12 @@ class Link(asyncio.Protocol):
         """Whether a writer should wait (`drain`) before it writes more."""
         return self._pending_bytes > PENDING_BYTES_MAX
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the system has not taken yet."""
+        transport = self._transport
+        return self._pending_bytes + (transport.get_write_buffer_size() if transport else 0)
+
     async def drain(self) -> None:
         """Hand everything to the system and wait until it takes more; a lost link takes all."""
         self._flush()

@@ -18,6 +18,7 @@ class Options:
     Attributes:
         reconnect: whether a lost connection is made again, and subscriptions resume.
         connect_timeout_s: how long connecting, and the answer to a subscription, may take.
+        receipt_timeout_s: how long a receipt may take once the message is on its way.
         close_timeout_s: how long the bus may take to read our last bytes when we leave.
         name: what the client is called in log lines.
         tls: the context for TLS connections; None means the system's certificates.
@@ -28,6 +29,7 @@ class Options:
 
     reconnect: bool = True
     connect_timeout_s: float = 10.0
+    receipt_timeout_s: float = 30.0
     close_timeout_s: float = 5.0
     name: str = "polybus-client"
     tls: ssl.SSLContext | None = None

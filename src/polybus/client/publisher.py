@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Sequence
 
@@ -12,12 +11,16 @@ from polybus.client.connection import Connection
 from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed
 from polybus.client.message import Position
 from polybus.client.options import Options
+from polybus.client.receipts import RECEIPT_UNKNOWN, Asked, Receipts, refuse
 from polybus.client.transports import Transport
 from polybus.client.urls import Address
-from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.errors import PolybusError, UsageError
 
 log = logging.getLogger("polybus.client")
-RECEIPT_UNKNOWN = "client.receipt-unknown"
+
+
+class _Broken(PolybusError):
+    """`client.receipt-unknown` because the connection broke: only then does a retry help."""
 
 
 class Publisher:
@@ -30,8 +33,7 @@ class Publisher:
         self._up = asyncio.Event()
         self._failure: PolybusError | None = None
         self._last_error: PolybusError | None = None
-        self._ids = map(str, itertools.count(1))
-        self._receipts: dict[str, tuple[str, asyncio.Future[Position]]] = {}
+        self._receipts = Receipts()
         # By topic, for protocols where a publisher must register first.
         self._registrations: dict[str, asyncio.Future[None]] = {}
 
@@ -46,6 +48,7 @@ class Publisher:
         """Send without a receipt; returns at once unless the bus takes less than we send."""
         transport = self._usable(topic) or await self._ready(topic)
         self._connection.write(transport.publish(topic, values, headers, None))
+        self._receipts.sent_without(topic)
         link = self._connection.link
         if link is not None and link.crowded:
             await link.drain()
@@ -56,22 +59,59 @@ class Publisher:
         """Send and wait for the receipt, which is the last value's and covers all.
 
         Raises:
-            PolybusError: the bus's own refusal, or `client.receipt-unknown` when the connection
-                broke first and `retry` is off: the messages may be stored or not.
+            PolybusError: the bus's own refusal, or `client.receipt-unknown`, the messages may be
+                stored or not: the connection broke first and `retry` is off, nothing came for
+                `receipt_timeout_s`, or the bus refused a message and did not say which.
         """
         while True:
             transport = await self._ready(topic)
-            receipt_id = next(self._ids)
-            receipt: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-            self._connection.write(transport.publish(topic, values, headers, receipt_id))
-            self._receipts[receipt_id] = topic, receipt
+            asked = self._receipts.ask(topic, values)
             try:
-                return await receipt
-            except PolybusError as error:
-                if not (retry and error.code == RECEIPT_UNKNOWN):
+                data = transport.publish(topic, values, headers, asked.receipt_id)
+                self._connection.write(data)
+                return await self._receipt(asked)
+            except _Broken:
+                if not retry:
                     raise
             finally:
-                self._receipts.pop(receipt_id, None)
+                self._receipts.forget(asked)
+
+    async def _receipt(self, asked: Asked) -> Position:
+        """Wait for the receipt until its time is up."""
+        self._watch(asked, self._unsent_bytes)
+        try:
+            return await asked.receipt
+        finally:
+            if asked.timer is not None:
+                asked.timer.cancel()
+
+    def _watch(self, asked: Asked, unsent_bytes: int) -> None:
+        loop = asyncio.get_running_loop()
+        timeout_s = self._options.receipt_timeout_s
+        asked.timer = loop.call_later(timeout_s, self._time_up, asked, unsent_bytes)
+
+    def _time_up(self, asked: Asked, unsent_before: int) -> None:
+        unsent = self._unsent_bytes
+        if unsent and unsent != unsent_before:
+            # Our bytes still move: a large message may well take longer on a slow line.
+            self._watch(asked, unsent)
+        else:
+            self._give_up(asked)
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return 0 if self._connection.link is None else self._connection.link.unsent_bytes
+
+    def _give_up(self, asked: Asked) -> None:
+        text = (
+            f"the bus gave no receipt for {self._options.receipt_timeout_s:g} seconds; the message"
+            " may be stored or not"
+        )
+        refuse(asked.receipt, PolybusError(RECEIPT_UNKNOWN, text))
+        if self._transport is not None and self._transport.registers:
+            # Acks that only come in order cannot be told apart once one is missing.
+            self._connection.restart()
+            self._down()
 
     async def flush(self) -> None:
         """Wait until everything published so far is with the operating system.
@@ -140,26 +180,34 @@ class Publisher:
     def received(self, event: Event) -> None:
         match event:
             case Stored(receipt_id, position):
-                _, receipt = self._receipts.get(receipt_id, (None, None))
-                if receipt is not None and not receipt.done():
-                    receipt.set_result(position)
+                self._receipts.stored(receipt_id, position)
             case Subscribed(topic):
                 registration = self._registrations.get(topic)
                 if registration is not None and not registration.done():
                     registration.set_result(None)
             case Refused():
                 self._refused(event)
+                if event.final:
+                    self._down()
             case Delivered():
                 pass  # goMS sends a publisher what others send: nobody here asked for it
 
     def lost(self) -> None:
-        self._transport = None
-        self._up.clear()
+        self._down()
         text = "the connection broke before the receipt came; the message may be stored or not"
         if self._last_error is not None:
             text += f" (the bus said {self._last_error})"
             self._last_error = None
-        self._settle(PolybusError(RECEIPT_UNKNOWN, text))
+        error = _Broken(RECEIPT_UNKNOWN, text)
+        self._receipts.lost(error)
+        for registration in self._registrations.values():
+            refuse(registration, error)
+        self._registrations.clear()
+
+    def _down(self) -> None:
+        """What is published from now on waits for the next link."""
+        self._transport = None
+        self._up.clear()
 
     def failed(self, error: PolybusError) -> None:
         self._fail(error)
@@ -170,25 +218,12 @@ class Publisher:
             self._failure = error
         self._up.set()
 
-    def _settle(self, error: PolybusError) -> None:
-        """Nothing more is heard of what is in flight."""
-        for _, receipt in self._receipts.values():
-            _refuse(receipt, error)
-        for registration in self._registrations.values():
-            _refuse(registration, error)
-        self._registrations.clear()
-
     def _refused(self, refusal: Refused) -> None:
-        blamed: list[asyncio.Future[Position] | asyncio.Future[None]] = []
-        for topic in refusal.topics:
-            # Asked again next time: the topic may have been created by then.
-            registration = self._registrations.pop(topic, None)
-            if registration is not None and not registration.done():
-                blamed.append(registration)
-        blamed += self._receipts_of(refusal)
-        for future in blamed:
-            _refuse(future, refusal.error)
-        if blamed:
+        registrations = self._registrations_of(refusal)
+        for registration in registrations:
+            refuse(registration, refusal.error)
+        blamed = not refusal.registering and self._receipts.refused(refusal)
+        if registrations or blamed:
             return
         self._last_error = refusal.error
         if self._options.on_error is not None:
@@ -196,26 +231,14 @@ class Publisher:
         else:
             log.warning("%s: %s", self._options.name, refusal.error)
 
-    def _receipts_of(self, refusal: Refused) -> list[asyncio.Future[Position]]:
-        """The receipts that will not come because of this refusal."""
-        if refusal.receipt_id is not None:
-            known = self._receipts.get(refusal.receipt_id)
-            return [known[1]] if known is not None else []
-        # Boson's errors name no receipt. Those about topics hold for all messages of the topic, and
-        # when the log takes no writes, no receipt that is still out will come.
-        error = refusal.error
-        named = [
-            receipt
-            for topic, receipt in self._receipts.values()
-            if topic in refusal.topics or f"'{topic}'" in error.text
-        ]
-        if not named and isinstance(error, StorageError):
-            return [receipt for _, receipt in self._receipts.values()]
-        return named
-
-
-def _refuse(future: asyncio.Future[Position] | asyncio.Future[None], error: PolybusError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        # Whoever waited may have been cancelled meanwhile; that is no news for the log.
-        future.exception()
+    def _registrations_of(self, refusal: Refused) -> list[asyncio.Future[None]]:
+        """The registrations that were refused; they are asked for again next time."""
+        waiting = [topic for topic, one in self._registrations.items() if not one.done()]
+        refused = list(refusal.topics)
+        if not refused and refusal.receipt_id is None:
+            nothing_sent = not self._receipts and self._receipts.all_proven
+            if refusal.registering or nothing_sent:
+                # The bus answers registrations in order.
+                refused = waiting[:1]
+        found = {topic: self._registrations.pop(topic, None) for topic in dict.fromkeys(refused)}
+        return [one for topic, one in found.items() if one is not None and topic in waiting]

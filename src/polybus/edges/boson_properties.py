@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from polybus.batch import Batch, Buffer
 from polybus.edges.translator import Peer, Translator
+from polybus.errors import PeerError, PolybusError
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Bad, Publish
 
@@ -29,6 +30,8 @@ class BosonPropertiesTranslator(Translator):
         match event:
             case Publish(batches):
                 self.publish(batches)
+            case wire.BadPublish(error, receipt_id):
+                self._refuse_message(error, receipt_id)
             case Bad(error):
                 self.bad(error)
             case wire.Subscribe(lines):
@@ -43,6 +46,21 @@ class BosonPropertiesTranslator(Translator):
 
     def receipt(self, batch: Batch) -> None:
         self.peer.send(wire.encode_receipts(batch))
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        refusals = wire.encode_refusals(batch, error.code, error.text)
+        if not refusals:
+            super().refuse(batch, error)
+            return
+        # Those that wait for a receipt are told one by one; the others were refused with them.
+        self.server.bad_peers.note(self.peer.name, self.protocol, error.code, error.text)
+        self.peer.send(refusals)
+
+    def _refuse_message(self, error: PeerError, receipt_id: bytes) -> None:
+        self.server.bad_peers.note(self.peer.name, self.protocol, error.code, error.text)
+        self.peer.send(wire.encode_error(error.code, error.text, receipt_id))
+        if error.final:
+            self.peer.close()
 
     def send_error(self, code: str, text: str) -> None:
         self.peer.send(wire.encode_error(code, text))

@@ -1,6 +1,6 @@
 """The scanner: the loops that touch every message, compiled.
 
-Each compiled module (`_frames`, `_columns`, `_lines`, `_objects`) has a pure-Python twin with the
+Each compiled module (`_frames`, `_columns`, `_lines`, `_packs`) has a pure-Python twin with the
 same contract (`frames_py`, `columns_py`, …); one test suite runs on both. The twin is used when the
 extension is not there, or when POLYBUS_PURE=1 asks for it; `polybus doctor` says which runs.
 """

@@ -358,6 +358,32 @@ def test_a_receipt_id_over_its_limit_is_refused_and_the_connection_stays() -> No
     assert plain(events) == [("boson.receipt-id-invalid", False), ("a", b"x", fits, {})]
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        publish(b"\xff", b"x", (b"hbfr", b"id")),
+        publish(b"", b"x", (b"hbfr", b"id")),
+        publish(b"a", b"x", (b"hbff", b"9"), (b"hbfr", b"id")),
+        part(b"1", b"x", (b"topic", b"\xff"), (b"hbfr", b"id")) + part(b"0", b"y"),
+    ],
+)
+def test_a_refused_message_that_asked_for_a_receipt_is_told_by_its_id(bad: bytes) -> None:
+    (event,) = codec().receive(bad)
+    assert isinstance(event, wire.BadPublish)
+    assert (event.receipt_id, event.error.final) == (b"id", False)
+
+
+def test_the_refusal_after_it_does_not_take_the_id_of_another_message() -> None:
+    first, second = codec().receive(publish(b"\xff", b"x", (b"hbfr", b"id")) + publish(b"\xff"))
+    assert isinstance(first, wire.BadPublish)
+    assert type(second) is Bad
+
+
+def test_everybody_who_waits_for_a_receipt_gets_an_answer() -> None:
+    events = codec().receive(publish(b"\xff", b"x", (b"hbfr", b"id")) * 100)
+    assert [type(event) for event in events] == [wire.BadPublish] * 100
+
+
 def test_requests_over_the_limit_or_not_text_are_refused_and_the_connection_stays() -> None:
     limits = Limits(topics_per_request_max=2)
     data = versioned((b"hbfs", b"a\nb\nc")) + versioned((b"hbfs", b"\xff"))

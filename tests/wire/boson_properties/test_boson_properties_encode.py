@@ -71,6 +71,19 @@ def test_receipts_go_to_those_who_asked_with_their_own_offsets() -> None:
     assert wire.encode_receipts(batch) == b""
 
 
+def test_a_refused_batch_is_told_to_each_that_asked_for_a_receipt() -> None:
+    data = b"".join(wire.encode_publish("a", b"x", None, asked) for asked in (b"1", b"", b"2"))
+    (event,) = wire.BosonPropertiesCodec(Limits()).receive(data)
+    assert isinstance(event, Publish)
+    (batch,) = event.batches
+    told = wire.BosonPropertiesClientCodec(Limits()).receive(
+        wire.encode_refusals(batch, "code", "text")
+    )
+    assert told == [wire.Refused("code", "text", b"1"), wire.Refused("code", "text", b"2")]
+    batch.receipt_ids = None
+    assert wire.encode_refusals(batch, "code", "text") == b""
+
+
 def test_a_told_position_reads_back() -> None:
     events = wire.BosonPropertiesClientCodec(Limits()).receive(wire.encode_position("a", 1, 5))
     assert events == [wire.Positioned("a", At(1, 5))]

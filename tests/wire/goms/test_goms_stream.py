@@ -14,7 +14,7 @@ from polybus import scan
 from polybus.config import Limits
 from polybus.scan import _lines, _objects, lines_py, objects_py
 from polybus.wire.codec import Bad, Publish
-from polybus.wire.goms import Close, GomsCodec, Register, decode_datagram
+from polybus.wire.goms import Close, GomsCodec, Register, decode_datagram, encode_send
 from polybus.wire.goms import stream as goms_stream
 
 REGISTER = b'{"messagetype":"register","topics":["golang"]}'
@@ -215,7 +215,7 @@ def test_what_is_too_large_is_dropped_as_it_comes_and_reading_resumes_at_its_end
     events = codec.receive(begin)
     for _ in range(50):
         events += codec.receive(chunk)
-        assert codec.unfinished_bytes <= SMALL.message_bytes_max + goms_stream.ENVELOPE_BYTES_MAX
+        assert codec.unfinished_bytes <= goms_stream.object_bytes_max(SMALL)
     events += codec.receive(b'"\n}' + REGISTER)
     assert codes(events) == ["000003", "ok"]
 
@@ -233,6 +233,15 @@ def test_the_size_limit_is_of_the_data() -> None:
         begin = b'{"messagetype":"send",%b"topics":["golang"],"data":"' % spaces
         assert codes(received(begin + b"x" * limit + b'"}', limits=SMALL)) == ["ok"]
         assert codes(received(begin + b"x" * (limit + 1) + b'"}', limits=SMALL)) == ["000003"]
+
+
+@pytest.mark.usefixtures("either_scanner")
+def test_a_value_of_exactly_the_limit_fits_in_base64_too() -> None:
+    limits = Limits(message_bytes_max=1 << 20)
+    for size, code in ((limits.message_bytes_max, "ok"), (limits.message_bytes_max + 1, "000003")):
+        line = encode_send(["golang"], b"\xff" * size, {"a": b"b"}, ack=True)
+        chunks = [line[at : at + 65536] for at in range(0, len(line), 65536)]
+        assert codes(received(*chunks, limits=limits)) == [code]
 
 
 class CountedScans:

@@ -21,7 +21,7 @@ from polybus.client.backoff import Backoff
 from polybus.client.http.connection import HttpConnection, Request
 from polybus.client.message import Position
 from polybus.client.options import Options
-from polybus.client.publisher import RECEIPT_UNKNOWN
+from polybus.client.receipts import RECEIPT_UNKNOWN
 from polybus.client.urls import Address
 from polybus.errors import PolybusError, UsageError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polybus.batch import Buffer, Headers
-from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed, refusal
+from polybus.client.events import TOO_LARGE, Delivered, Event, Refused, Stored, Subscribed, refusal
 from polybus.client.message import Position
 from polybus.errors import UsageError
 from polybus.wire import boson_frames_client as wire
@@ -60,7 +60,8 @@ class BosonFramesTransport:
                 case wire.Receipt(receipt_id, epoch, offset):
                     events.append(Stored(receipt_id, Position(epoch, offset)))
                 case wire.ErrorTold(code, text):
-                    events.append(Refused(refusal(code, text)))
+                    final = code.endswith(TOO_LARGE)
+                    events.append(Refused(refusal(code, text), final=final))
                 case Bad(error):
                     events.append(Refused(error, final=True))
         return events

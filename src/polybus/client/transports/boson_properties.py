@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polybus.batch import Buffer, Headers
-from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed, refusal
+from polybus.client.events import TOO_LARGE, Delivered, Event, Refused, Stored, Subscribed, refusal
 from polybus.client.message import Position
 from polybus.client.transports.runs import Runs
 from polybus.config import Limits
@@ -54,8 +54,10 @@ class BosonPropertiesTransport:
                     runs.add(Subscribed(topic, _position(at)))
                 case wire.Receipt(_, receipt_id, at):
                     runs.add(Stored(receipt_id.decode("ascii", "replace"), _position(at)))
-                case wire.Refused(code, text):
-                    runs.add(Refused(refusal(code, text)))
+                case wire.Refused(code, text, receipt_id):
+                    asked = receipt_id.decode("ascii", "replace") or None
+                    final = code.endswith(TOO_LARGE)
+                    runs.add(Refused(refusal(code, text), asked, final=final))
                 case Bad(error):
                     runs.add(Refused(error, final=True))
         return runs.events

@@ -15,11 +15,14 @@ from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed,
 from polybus.client.message import Position
 from polybus.client.transports.runs import Runs
 from polybus.config import Limits
-from polybus.errors import PeerError
+from polybus.errors import BusyError, PeerError
 from polybus.wire import goms as wire
 from polybus.wire.codec import Bad
 from polybus.wire.positions import At
 
+# The first digits of goMS's codes: general and send, register and logout.
+_ABOUT_SENDS = ("000", "002")
+_ABOUT_REGISTERING = ("001", "003")
 _OUR_CODE = re.compile(r"([a-z]+\.[a-z-]+): (.*)", re.DOTALL)
 
 
@@ -106,15 +109,15 @@ class GomsTransport:
             return
         ours = _OUR_CODE.fullmatch(text)
         error = refusal(ours[1], ours[2]) if ours else refusal(f"goms.{code}", text)
-        if code != wire.Code.NOT_SENT:
-            runs.add(Refused(error))
+        if code == wire.Code.SLOW_DOWN:
+            # What others sent was dropped, as we read too slowly; our own sends are not meant.
+            error = BusyError(error.code, error.text)
+        elif code.startswith(_ABOUT_SENDS) and any(self._acks_due.values()):
+            # No ack will come for some send, so the acks of others can no longer be told apart.
+            self._acks_due.clear()
+            runs.add(Refused(error, final=True))
             return
-        # No ack will come for some send, so the acks of the others can no longer be told apart.
-        for receipt_ids in self._acks_due.values():
-            for receipt_id in receipt_ids:
-                runs.add(Refused(error, receipt_id))
-        self._acks_due.clear()
-        runs.add(Refused(error, final=True))
+        runs.add(Refused(error, registering=code.startswith(_ABOUT_REGISTERING)))
 
 
 def _add_message(runs: Runs, message: wire.Message) -> None:

@@ -9,10 +9,11 @@ from typing import Protocol, cast
 
 from polybus import names
 from polybus.bus.bus import Bus
-from polybus.bus.feeds import Feed, FeedsShared, JsonCache
+from polybus.bus.feeds import Feed, FeedsShared, JsonCache, direct
 from polybus.bus.sessions import Follow, Session
 from polybus.edges.replay import resolve
 from polybus.errors import UsageError
+from polybus.wire.msgstream import encode_notice
 from polybus.wire.positions import parse_start
 
 WAKES_PER_TURN = 500
@@ -172,9 +173,14 @@ class Following:
 
     def _on_deleted(self, feed: Feed) -> None:
         self._feeds.pop(feed.topic, None)
+        notice = b"[" + encode_notice("topic.deleted", {"topic": feed.topic}) + b"]"
+        content = direct(notice, order=self.next_order())
         for session in list(feed.followers):
             # What it was owed can still be told as lost.
             session.cut()
             self.unfollow(session, feed)
+            session.add(content)
             session.is_changed = True
             self._on_changed(session)
+            if session.receiver is not None:
+                cast(Receiver, session.receiver).wake()

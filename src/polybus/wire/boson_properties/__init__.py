@@ -13,6 +13,7 @@ from polybus.wire.boson_properties.client import (
 )
 from polybus.wire.boson_properties.codec import (
     PROTOCOL,
+    BadPublish,
     BosonPropertiesCodec,
     Event,
     ReceiptOwed,
@@ -26,12 +27,14 @@ from polybus.wire.boson_properties.encode import (
     encode_publish,
     encode_receipt,
     encode_receipts,
+    encode_refusals,
     encode_subscribe,
     encode_unsubscribe,
 )
 
 __all__ = [
     "PROTOCOL",
+    "BadPublish",
     "BosonPropertiesClientCodec",
     "BosonPropertiesCodec",
     "Delivered",
@@ -48,6 +51,7 @@ __all__ = [
     "encode_publish",
     "encode_receipt",
     "encode_receipts",
+    "encode_refusals",
     "encode_subscribe",
     "encode_unsubscribe",
 ]

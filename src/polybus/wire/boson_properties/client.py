@@ -47,10 +47,11 @@ class Positioned:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server's complaint."""
+    """The server's complaint; `receipt_id` is that of the refused message, if it had one."""
 
     code: str
     text: str
+    receipt_id: bytes = b""
 
 
 Event = Delivered | Receipt | Positioned | Refused | Bad
@@ -96,7 +97,7 @@ def _event(buffer: Buffer, message: Properties) -> Event:
     topic = message.topic.decode("utf-8", "replace")
     if ERROR in flags:
         code, _, text = flags[ERROR].decode("utf-8", "replace").partition(" ")
-        return Refused(code, text)
+        return Refused(code, text, flags.get(RECEIPT, b""))
     if RECEIPT in flags:
         return Receipt(topic, flags[RECEIPT], _at(flags.get(OFFSET, b"")))
     if POSITION in flags:

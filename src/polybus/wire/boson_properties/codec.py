@@ -59,6 +59,13 @@ class ReceiptOwed:
     receipt_id: bytes
 
 
+@dataclass(slots=True)
+class BadPublish(Bad):
+    """A message that asked for a receipt is refused."""
+
+    receipt_id: bytes
+
+
 Event = Publish | Subscribe | Unsubscribe | ReceiptOwed | Bad
 
 
@@ -111,6 +118,8 @@ class BosonPropertiesCodec:
         self._framer = Framer(limits.message_bytes_max, limits.properties_max, STEPS_MAX)
         self._parts = Parts(limits.parts_max, limits.parts_bytes_max)
         self._failed = False
+        # The receipt id of the message at hand, for the case that it is refused.
+        self._asked = b""
         self._events: list[Event] = []
         self._complaints = 0
         self._parts_refused: PeerError | None = None
@@ -136,10 +145,11 @@ class BosonPropertiesCodec:
                 if run is not None:
                     self._group(self._run_topic).spans.extend(run)
                     continue
+                self._asked = b""
                 try:
                     self._take(buffer, places)
                 except PeerError as problem:
-                    self._refuse(buffer, problem)
+                    self._refuse(buffer, problem, self._asked)
                     if self._failed:
                         break
         except PeerError as error:
@@ -169,6 +179,7 @@ class BosonPropertiesCodec:
                 return
             if ERROR in flags:
                 return
+            self._asked = _asked(buffer, flags)
         flag = _part_flag(buffer, flags.get(PART))
         if flag != WHOLE or self._parts.open:
             self._add_part(buffer, message, flag)
@@ -203,7 +214,8 @@ class BosonPropertiesCodec:
             self._framer.learn(b"")
             self._parts_refused = None
             try:
-                topic, receipt = self._topic(message.topic), _receipt(message.flags)
+                receipt = _receipt(message.flags)
+                topic = self._topic(message.topic)
             except PeerError as error:
                 self._parts_refused = error
         receipt_id = bytes(buffer[receipt[0] : receipt[1]])
@@ -213,7 +225,7 @@ class BosonPropertiesCodec:
         if finished is None:
             return
         if self._parts_refused is not None:
-            self._tell(buffer, self._parts_refused)
+            self._tell(buffer, self._parts_refused, finished.receipt_id)
             return
         self._gather(buffer)
         if finished.spans:
@@ -238,7 +250,7 @@ class BosonPropertiesCodec:
             self._topics[raw] = topic
         return topic
 
-    def _refuse(self, buffer: Buffer, error: PeerError) -> None:
+    def _refuse(self, buffer: Buffer, error: PeerError, receipt_id: bytes = b"") -> None:
         """A message is refused; whether the stream goes on is the error's to say."""
         if self._parts.open and not error.final:
             # It may have been a part, or the end: the sequence is beyond repair.
@@ -246,9 +258,14 @@ class BosonPropertiesCodec:
         if error.final:
             self._failed = True
             self.close()
-        self._tell(buffer, error)
+        self._tell(buffer, error, receipt_id)
 
-    def _tell(self, buffer: Buffer, error: PeerError) -> None:
+    def _tell(self, buffer: Buffer, error: PeerError, receipt_id: bytes) -> None:
+        if receipt_id:
+            # Somebody waits for an answer to this very message.
+            self._flush(buffer)
+            self._events.append(BadPublish(error, receipt_id))
+            return
         # Four bytes can be wrong; answering each would cost us and the peer many times that.
         self._complaints += 1
         if error.final or self._complaints <= COMPLAINTS_PER_READ_MAX:
@@ -286,3 +303,9 @@ def _receipt(flags: dict[bytes, Span]) -> Span:
         text = f"the receipt id is over {RECEIPT_ID_BYTES_MAX} bytes"
         raise PeerError("boson.receipt-id-invalid", text, final=False)
     return place
+
+
+def _asked(buffer: Buffer, flags: dict[bytes, Span]) -> bytes:
+    """The receipt id to answer with; none if it is too long to be given back."""
+    start, end = flags.get(RECEIPT, _NOWHERE)
+    return bytes(buffer[start:end]) if end - start <= RECEIPT_ID_BYTES_MAX else b""

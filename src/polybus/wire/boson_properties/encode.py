@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from polybus import scan
 from polybus.batch import Batch, Headers
@@ -98,21 +98,34 @@ def encode_receipt(topic: str, receipt_id: bytes, epoch: int, offset: int) -> by
 
 def encode_receipts(batch: Batch) -> bytes:
     """The receipts that a durable batch owes."""
+    return b"".join(
+        encode_receipt(batch.topic, receipt_id, batch.epoch, batch.first_offset + index)
+        for index, receipt_id in _receipt_ids(batch)
+    )
+
+
+def encode_refusals(batch: Batch, code: str, text: str) -> bytes:
+    """One error for each receipt that a refused batch asked for; nothing if it asked for none."""
+    return b"".join(encode_error(code, text, receipt_id) for _, receipt_id in _receipt_ids(batch))
+
+
+def _receipt_ids(batch: Batch) -> Iterator[tuple[int, bytes]]:
+    """The messages that asked for a receipt: which, and with what id."""
     ids = batch.receipt_ids
     if ids is None:
-        return b""
-    receipts = []
+        return
     for index in range(len(batch)):
         start, end = ids[2 * index], ids[2 * index + 1]
         if start != end:
-            receipt_id = bytes(batch.buffer[start:end])
-            offset = batch.first_offset + index
-            receipts.append(encode_receipt(batch.topic, receipt_id, batch.epoch, offset))
-    return b"".join(receipts)
+            yield index, bytes(batch.buffer[start:end])
 
 
-def encode_error(code: str, text: str) -> bytes:
-    return _message([_property(ERROR, f"{code} {text}".encode())])
+def encode_error(code: str, text: str, receipt_id: bytes = b"") -> bytes:
+    """A complaint, with the receipt id of the message it is about, if that asked for one."""
+    properties = [_property(ERROR, f"{code} {text}".encode())]
+    if receipt_id:
+        properties.append(_property(RECEIPT, receipt_id))
+    return _message(properties)
 
 
 def encode_position(topic: str, epoch: int, offset: int) -> bytes:

@@ -27,13 +27,21 @@ from polybus.wire.codec import Bad
 from polybus.wire.goms.codes import Code, peer_error
 
 ENVELOPE_BYTES_MAX = 64 << 10
-"""How much longer than `message_bytes_max` an object may be: room for topics and headers."""
+"""How much longer than its value an object may be: room for topics and headers."""
 CARRY_BYTES_MAX = 4 << 10
 """Longer unfinished objects are kept here: copied with every read, they would cost a square."""
 
 _NEWLINE = re.compile(rb"\n")
 
 E = TypeVar("E")
+
+
+def object_bytes_max(limits: Limits) -> int:
+    """How long an object may be: the largest value in base64, which is a third longer, and room.
+
+    That the value itself is within its limit is checked when it is decoded.
+    """
+    return (limits.message_bytes_max + 2) // 3 * 4 + ENVELOPE_BYTES_MAX
 
 
 class ObjectStream(Generic[E]):
@@ -53,7 +61,7 @@ class ObjectStream(Generic[E]):
         self._plain = plain
         self._gathered = gathered
         self._decode = decode
-        self._object_bytes_max = limits.message_bytes_max + ENVELOPE_BYTES_MAX
+        self._object_bytes_max = object_bytes_max(limits)
         self._scanner = scan.ObjectScanner(limits.json_depth_max)
         self._held = bytearray()
         self._carried_bytes = 0
