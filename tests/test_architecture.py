@@ -134,7 +134,7 @@ def test_error_codes_in_prose_exist(page: Path) -> None:
         for field in msgspec.structs.fields(kind)
     }
     for code in re.findall(r"`([a-z]+\.[a-z0-9]+(?:-[a-z0-9]+)*)`", page.read_text()):
-        is_file = re.search(r"\.(json|toml|sock|lock|py|md)$", code)
+        is_file = re.search(r"\.(json|toml|sock|lock|py|md|db)$", code)
         if not is_file and code not in settings:
             assert code.partition(".")[0] not in kinds or code in CODES, code
 
