@@ -79,12 +79,6 @@ def test_a_program_with_a_socket_can_take_part(bus: Bridge) -> None:
         assert received == b"\0\0\0\6to all"
 
 
-def test_a_queue_that_the_bus_ends_is_a_failed_publish(bus: Bridge) -> None:
-    done = polybus("publish", "news", "--url", bus.queue, stdin=bytes(32 << 20))
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"polybus: client.disconnected: ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -44,10 +44,13 @@ def failure(error: PolybusError) -> Failure:
 
 
 def error_lines(error: PolybusError) -> list[str]:
-    """`polybus: CODE: text`, and what to do about it where that is known."""
+    """`polybus: CODE: text`, and what to do about it where that is known.
+
+    A config error is one line, which names the key: scripts rely on it.
+    """
     lines = [f"polybus: {error.code}: {error.text}"]
     known = CODES.get(error.code)
-    if known is not None and known.advice:
+    if known is not None and known.advice and not isinstance(error, ConfigError):
         lines.append(f"  {known.advice}")
     return lines
 
