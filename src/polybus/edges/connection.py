@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 READ_BYTES_FIRST = 64 << 10
 READ_BYTES_LEAST = 8 << 10
-READ_S_MAX = 0.01
+READ_S_MAX = 0.025
 # A small read is copied, so that few messages do not keep a whole read buffer alive.
 SMALL_BYTES = 128 << 10
 CARRY_BYTES_MAX = 64 << 10
@@ -307,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
     def _adapt(self, elapsed_s: float) -> None:
         """Read more at once while that is cheap, less when a read keeps the loop from others."""
         if elapsed_s > READ_S_MAX:
-            self._read_bytes = max(self._read_bytes // 4, READ_BYTES_LEAST)
+            self._read_bytes = max(self._read_bytes // 2, READ_BYTES_LEAST)
         elif elapsed_s < READ_S_MAX / 2:
             self._read_bytes = min(self._read_bytes * 2, self._listener.read_bytes_max)
 
