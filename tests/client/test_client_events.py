@@ -378,6 +378,7 @@ async def test_sessions_are_made_filled_and_ended(bus: Node, client: polybus.Cli
         await sessions.create(["nowhere"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["longpolling", "shortpolling"])
 async def test_a_session_does_not_expire_while_its_client_is_at_work(
     monkeypatch: pytest.MonkeyPatch, transport: Any

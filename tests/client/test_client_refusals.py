@@ -102,6 +102,7 @@ async def test_a_receipt_that_does_not_come_is_given_up(
     assert position is not None and position.offset == 1
 
 
+@pytest.mark.slow
 async def test_a_receipt_is_not_given_up_while_the_message_is_still_on_its_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

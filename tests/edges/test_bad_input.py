@@ -424,6 +424,7 @@ async def test_forged_addresses_leave_nothing_behind() -> None:
 # Time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", START)
 async def test_a_message_that_stands_still_ends_its_connection_with_an_error(protocol: str) -> None:
     half = {
@@ -440,6 +441,7 @@ async def test_a_message_that_stands_still_ends_its_connection_with_an_error(pro
         await is_alive(node)
 
 
+@pytest.mark.slow
 async def test_a_slow_drip_does_not_keep_a_message_open_for_ever() -> None:
     async with run_bus("news", "alive", limits={"message-timeout-s": 0.2}) as node:
         async with ScriptedPeer(node.tcp_port) as peer:
@@ -460,6 +462,7 @@ async def drip(peer: ScriptedPeer) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_idle_connections_between_messages_stay() -> None:
     async with run_bus("news", limits={"message-timeout-s": 0.1}) as node:
         async with ScriptedPeer(node.tcp_port) as peer:

@@ -223,6 +223,7 @@ async def test_tls_to_a_connector_without_a_certificate_is_closed() -> None:
 # Limits of a connection's beginning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head", [b"\x00", b"\x00\x00\x00", b"\x1f", b"\x16", b"GE", gzip.compress(b"")[:5]]
 )
