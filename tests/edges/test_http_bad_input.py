@@ -481,29 +481,3 @@ async def test_a_pack_as_deep_as_allowed_is_delivered_and_one_deeper_is_not() ->
 
         assert statuses == [202, 400]
         assert len(await http.packs(key)) == 1
-
-
-async def test_a_client_that_reads_a_byte_now_and_then_gets_all_and_holds_up_nobody() -> None:
-    value = b"x" * (4 << 20)
-    async with http_bus("news", "other") as http:
-        slow_key, other_key = await http.open_session("news"), await http.open_session("other")
-        await http.publish("news", value)
-        loop = asyncio.get_running_loop()
-        with socket.socket() as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.setblocking(False)
-            await loop.sock_connect(slow, ("127.0.0.1", http.node.tcp_port))
-            target = f"/msgstream?sessionKey={slow_key}&transport=shortpolling"
-            request = f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-            await loop.sock_sendall(slow, request.encode())
-            said = b""
-            for number in range(20):
-                said += await asyncio.wait_for(loop.sock_recv(slow, 1), 10)
-                await http.publish("other", b"%d" % number)
-                got = await asyncio.wait_for(http.packs(other_key), 10)
-                assert len(got) == number + 1
-            while piece := await asyncio.wait_for(loop.sock_recv(slow, 1 << 20), 10):
-                said += piece
-    head, _, body = said.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 ")
-    assert json.loads(body) == {"1": [["news", value.decode()]]}
