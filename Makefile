@@ -36,5 +36,5 @@ clean:
 	    { echo "Polybus needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up .venv (once; a minute or so) ..."
 	@test -d .venv || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,spark]'
 	@touch $@

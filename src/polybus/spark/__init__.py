@@ -1,0 +1,1 @@
+"""Spark: topics as streams and tables, and results back to topics (PySpark)."""

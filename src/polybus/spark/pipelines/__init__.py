@@ -1,0 +1,1 @@
+"""Pipelines: the standard one, and those that users declare, on Structured Streaming."""
