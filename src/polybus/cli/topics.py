@@ -11,6 +11,7 @@ import msgspec
 
 from polybus import names
 from polybus.cli import admin
+from polybus.cli.consumers import consumers, forget
 from polybus.cli.options import data_options, existing_data, json_option, load_config
 from polybus.cli.output import echo_json, echo_table
 from polybus.config import Config
@@ -33,17 +34,24 @@ def topics() -> None:
 
 
 @topics.command("list", epilog="Example: polybus topics list --json")
+@click.option("--system", is_flag=True, help="The system's own topics too, such as $events.")
 @data_options
 @json_option
-def list_topics(data: str | None, config_path: str | None, as_json: bool) -> None:
+def list_topics(system: bool, data: str | None, config_path: str | None, as_json: bool) -> None:
     """List all topics with what they hold."""
+
+    def list_offline(log: Log) -> list[dict[str, Any]]:
+        found = sorted(log.topics())
+        return [_summary(log, one) for one in found if system or not names.is_reserved(one)]
+
     config = load_config(data, config_path)
-    found = _ask(config, "topics.list", _list)
+    found = _ask(config, "topics.list", list_offline, system=system)
     if as_json:
         echo_json(found)
         return
-    columns = ("name", "epoch", "start", "stop", "messages-in", "subscribers")
-    echo_table(columns, [[topic.get(column, "-") for column in columns] for topic in found])
+    columns = ("name", "epoch", "start", "stop", "messages-in", "subscribers", "lag")
+    rows = [[topic.get(column) for column in columns] for topic in found]
+    echo_table(columns, [["-" if cell is None else cell for cell in row] for row in rows])
 
 
 @topics.command(epilog="Example: polybus topics create news --retention-bytes 1000000000")
@@ -92,6 +100,8 @@ def delete(name: str, yes: bool, data: str | None, config_path: str | None, as_j
 
     def delete_offline(log: Log) -> dict[str, Any]:
         topic = names.canonical(name)
+        if names.is_reserved(topic):
+            raise UsageError("topic.reserved", f"'{topic}' is a system topic; it stays")
         log.delete_topic(topic)
         return {"name": topic}
 
@@ -127,9 +137,17 @@ def describe(name: str, data: str | None, config_path: str | None, as_json: bool
     if as_json:
         echo_json(result)
         return
+    for consumer in result.pop("consumers", []):
+        loss = f" (data loss: {consumer['data-loss']})" if consumer["data-loss"] else ""
+        where = f"at {consumer['offset']}, lag {consumer['lag']}{loss}"
+        result[f"consumer {consumer['group']}"] = where
     for key, value in result.items():
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         click.echo(f"{key}: {text}")
+
+
+topics.add_command(consumers)
+topics.add_command(forget)
 
 
 def _ask(config: Config, verb: str, offline: Callable[[Log], Any], **fields: Any) -> Any:
@@ -146,10 +164,6 @@ def _ask(config: Config, verb: str, offline: Callable[[Log], Any], **fields: Any
         return offline(log)
     finally:
         log.close()
-
-
-def _list(log: Log) -> list[dict[str, Any]]:
-    return [_summary(log, topic) for topic in sorted(log.topics())]
 
 
 def _summary(log: Log, topic: str) -> dict[str, Any]:

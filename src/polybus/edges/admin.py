@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import msgspec
 
 from polybus import names
 from polybus.bus.bus import Topic
+from polybus.config import Connector
+from polybus.edges.consumer_book import ConsumerBook
 from polybus.edges.server import Server
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
@@ -34,6 +36,7 @@ class Request(msgspec.Struct, rename="kebab"):
     name: str = ""
     retention_age_s: float | None = None
     retention_bytes: int | None = None
+    system: bool = False
 
 
 class Admin:
@@ -50,6 +53,8 @@ class Admin:
             "topics.create": self._create,
             "topics.delete": self._delete,
             "topics.describe": self._describe,
+            "consumers.list": self._consumers,
+            "consumers.forget": self._forget,
             "status": self._status,
         }
 
@@ -63,7 +68,12 @@ class Admin:
             )
         finally:
             os.umask(before)
-        run = {"pid": os.getpid(), "addresses": self._addresses, "admin": str(self._socket)}
+        run = {
+            "pid": os.getpid(),
+            "addresses": self._addresses,
+            "http": http_urls(self._server.config.connectors, self._addresses),
+            "admin": str(self._socket),
+        }
         (self._data / "run.json").write_bytes(msgspec.json.encode(run))
 
     async def stop(self) -> None:
@@ -92,7 +102,9 @@ class Admin:
             return {"error": {"code": error.code, "text": error.text}}
 
     def _list(self, request: Request) -> list[dict[str, Any]]:
-        return [self._summary(topic) for topic in self._server.bus.topics()]
+        topics = self._server.bus.topics(system=request.system)
+        lags = self._book().lags()
+        return [self._summary(topic) | {"lag": lags.get(topic.name)} for topic in topics]
 
     def _create(self, request: Request) -> dict[str, Any]:
         settings = TopicSettings(
@@ -110,7 +122,7 @@ class Admin:
         name = names.canonical(request.name)
         log = self._server.bus.log
         log.bounds(name)
-        topic = next(one for one in self._server.bus.topics() if one.name == name)
+        topic = self._server.bus.topic(name)
         settings = log.settings(name)
         return self._summary(topic) | {
             "settings": {
@@ -118,7 +130,20 @@ class Admin:
                 "retention-bytes": settings.retention_bytes,
             },
             **log.describe(name),
+            "consumers": self._book().of_topic(name),
         }
+
+    def _consumers(self, request: Request) -> list[Any]:
+        return list(self._book().views())
+
+    def _forget(self, request: Request) -> dict[str, Any]:
+        self._book().forget(request.name)
+        return {"group": request.name}
+
+    def _book(self) -> ConsumerBook:
+        http = self._server.http
+        assert http is not None, "a node has one"
+        return http.consumers
 
     def _summary(self, topic: Topic) -> dict[str, Any]:
         summary: dict[str, Any] = {
@@ -146,6 +171,16 @@ class Admin:
             "errors": dict(server.bad_peers.counts),
             "storage-error": None if server.storage_error is None else str(server.storage_error),
         }
+
+
+def http_urls(connectors: Sequence[Connector], addresses: Sequence[str]) -> list[str]:
+    """The addresses at which HTTP is spoken, as URLs."""
+    urls = []
+    for connector, address in zip(connectors, addresses, strict=True):
+        if "http" in connector.protocols and address.startswith("tcp://"):
+            scheme = "https://" if connector.tls is not None else "http://"
+            urls.append(address.replace("tcp://", scheme))
+    return urls
 
 
 def socket_path(data: Path) -> Path:

@@ -7,12 +7,21 @@ from collections import Counter
 from collections.abc import Callable
 
 logger = logging.getLogger("polybus.peers")
+# A subscriber was disconnected, or lost messages, because it read too slowly.
+SLOW = ("outbox.full", "outbox.dropped")
 
 
 class BadPeers:
     """Counts errors by code, and keeps a flood of bad input from becoming a flood of log lines."""
 
-    def __init__(self, *, lines_per_s: int, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        lines_per_s: int,
+        clock_s: Callable[[], float],
+        on_slow: Callable[[str, str, str], None] | None = None,
+    ) -> None:
+        self._on_slow = on_slow
         self.counts: Counter[str] = Counter()
         self._lines_per_s = lines_per_s
         self._clock_s = clock_s
@@ -26,6 +35,8 @@ class BadPeers:
 
     def note(self, peer: str, protocol: str, code: str, text: str) -> None:
         self.counts[code] += 1
+        if code in SLOW and self._on_slow is not None:
+            self._on_slow(peer, protocol, code)
         second = int(self._clock_s())
         if second != self._second:
             if self._suppressed:

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from polybus import names
 from polybus.batch import Batch, Buffer
 from polybus.edges.replay import resolve
 from polybus.edges.translator import Peer, Translator
@@ -118,7 +119,11 @@ class GomsTranslator(Translator):
             self.publish(allowed)
 
     def _send(self, event: wire.Send) -> None:
-        topics = [topic for topic in event.topics if topic in self.subscriptions]
+        topics = [
+            topic
+            for topic in event.topics
+            if topic in self.subscriptions and not names.is_reserved(topic)
+        ]
         if not topics:
             self.server.bad_peers.count("goms.send-ignored", 1)
             if event.ack:

@@ -10,6 +10,9 @@ from polybus.config import Config
 from polybus.edges.admin import Admin
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.server import Server
+from polybus.edges.system import make_topics
+from polybus.edges.token import load_or_make
+from polybus.lake import settings as pipeline_settings
 from polybus.log.files import FileLog
 from polybus.log.interface import Log, TopicSettings
 from polybus.log.memory import MemoryLog
@@ -45,6 +48,9 @@ class Node:
                     )
                     self._log.create_topic(topic.name, settings)
             self.server = Server(self.config, self._log)
+            make_topics(self.server.bus, self.config)
+            self.server.admin_token = load_or_make(self.data)
+            pipeline_settings.write(self.data, self.config)
             http = self.http = self.server.http = HttpEdge(self.server)
             await http.start()
             self.addresses = await self.server.start()

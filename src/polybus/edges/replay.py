@@ -8,9 +8,13 @@ is missed and nothing comes twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
+
+from polybus.batch import Batch
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Log
 from polybus.wire.positions import At, Earliest, Latest, Since, Start, parse_start
@@ -52,11 +56,21 @@ class ReplayTurns:
 class Replay:
     """One subscription on its way from the past to the live end."""
 
-    def __init__(self, translator: Translator, topic: str, start: str, *, tell: bool) -> None:
+    def __init__(
+        self,
+        translator: Translator,
+        topic: str,
+        start: str,
+        *,
+        tell: bool,
+        skip_sender: str | None = None,
+    ) -> None:
+        """`skip_sender` leaves out what that peer published, as live delivery would have."""
         self._translator = translator
         self._topic = topic
         self._start = parse_start(start)
         self._tell = tell
+        self._skip_sender = skip_sender
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -87,7 +101,7 @@ class Replay:
             async with translator.server.replay_turns:
                 if log.bounds(topic).epoch != epoch:
                     raise UsageError("topic.deleted", f"the topic {topic!r} was deleted")
-                reached = translator.bus.attach_if_recent(topic, translator, offset)
+                reached = translator.bus.attach_if_recent(topic, translator, offset, self._deliver)
                 if reached is None:
                     return
                 if reached == offset:
@@ -95,12 +109,38 @@ class Replay:
                     batches = await asyncio.to_thread(read, topic, offset, bytes_max=PIECE_BYTES)
                     for batch in batches:
                         if batch.epoch == epoch:
-                            translator.deliver(batch)
+                            self._deliver(batch)
                             reached = batch.last_offset + 1
                 offset = reached
                 # Before the next one's turn, so that what this peer does not take is counted.
                 translator.peer.flush()
             await translator.peer.drained()
+
+    def _deliver(self, batch: Batch) -> None:
+        if self._skip_sender is None:
+            self._translator.deliver(batch)
+        else:
+            for part in without_sender(batch, self._skip_sender):
+                self._translator.deliver(part)
+
+
+def without_sender(batch: Batch, sender: str) -> Iterator[Batch]:
+    """The parts of a batch that somebody else published."""
+    if batch.stored is None:
+        if batch.sender != sender:
+            yield batch
+        return
+    senders = batch.stored.column("sender")
+    if senders.null_count == 0 and pc.index(senders, sender).as_py() < 0:
+        yield batch
+        return
+    is_own = pc.equal(senders, sender).to_pylist()
+    start = 0
+    for own, run in groupby(is_own):
+        stop = start + len(list(run))
+        if not own:
+            yield batch.slice(start, stop)
+        start = stop
 
 
 def resolve(log: Log, topic: str, start: Start) -> tuple[int, int]:

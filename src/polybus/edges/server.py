@@ -9,6 +9,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
@@ -21,6 +22,8 @@ from polybus.edges.http.edge import HttpEdge
 from polybus.edges.listener import Listener
 from polybus.edges.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
 from polybus.edges.replay import ReplayTurns
+from polybus.edges.system import EventWriter
+from polybus.edges.token import AdminToken
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError, StorageError
 from polybus.log.interface import Log
@@ -53,14 +56,22 @@ class Server:
             policy=config.slow_subscriber,
             bytes_max=config.limits.outbox_bytes_max,
         )
+        self.clock_us = _clock_us
+        self.events: EventWriter | None = None
+        if config.system.events:
+            self.events = EventWriter(self.bus, self.loop, _clock_us)
         self.bad_peers = BadPeers(
-            lines_per_s=config.limits.error_lines_per_s, clock_s=time.monotonic
+            lines_per_s=config.limits.error_lines_per_s,
+            clock_s=time.monotonic,
+            on_slow=self._tell_slow,
         )
         self.assembly = Assembly(config.limits, self.loop.time)
         self.connections: set[Connection] = set()
         self.publishing: Connection | None = None
         self.storage_error: StorageError | None = None
         self.http: HttpEdge | None = None
+        # Without one, nobody on the network is the administrator.
+        self.admin_token: AdminToken | None = None
         self._memory_waiters: list[Connection] = []
         self._over_memory_s = 0.0
         self.replay_turns = ReplayTurns(self._has_room_for_replays)
@@ -141,6 +152,14 @@ class Server:
     def _call_in_loop(self, callback: Callable[..., None], argument: object) -> None:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(callback, argument)
+
+    def tell_event(self, kind: str, **fields: Any) -> None:
+        """Tell in `$events` that something happened."""
+        if self.events is not None:
+            self.events.book.tell(kind, **fields)
+
+    def _tell_slow(self, peer: str, protocol: str, code: str) -> None:
+        self.tell_event("subscriber-slow", peer=peer, protocol=protocol, code=code)
 
     # Connections
 

@@ -1,4 +1,4 @@
-"""State that is not messages: sessions and their packs, in DATA/state.db (SQLite, WAL).
+"""State that is not messages: sessions, packs and consumers, in DATA/state.db (SQLite, WAL).
 
 One thread writes, many changes in one transaction. A save is on disk when its future is done; with
 `durability = "fsync"` it then survives a power cut, else the end of the process.
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Raw
@@ -31,6 +32,7 @@ CREATE TABLE IF NOT EXISTS packs (
     first_offset INTEGER NOT NULL, count INTEGER NOT NULL, value_bytes INTEGER NOT NULL,
     direct INTEGER NOT NULL, PRIMARY KEY (session, id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS direct (number INTEGER PRIMARY KEY, json BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS consumers (name TEXT PRIMARY KEY, note BLOB NOT NULL);
 """
 # One statement for all rows, which come as one JSON text: SQLite then works through them without
 # Python's lock. With a statement for each row, the thread and the event loop would fight for it.
@@ -119,6 +121,18 @@ class State:
         """
         await self._call(lambda: self._save(changes))
 
+    async def read_consumers(self) -> dict[str, bytes]:
+        """Each consumer's note by its group. Raises StorageError `state.failed`."""
+        return await self._call(lambda: _read_consumers(self._opened()))
+
+    async def save_consumers(self, rows: list[tuple[str, bytes]], gone: list[str]) -> None:
+        """Write consumers' notes, remove those of the groups that are gone; all or nothing.
+
+        Raises:
+            StorageError: `state.failed`.
+        """
+        await self._call(lambda: self._save_consumers(rows, gone))
+
     async def close(self) -> None:
         """Close the file; nothing happens the second time."""
         if not self._closed:
@@ -169,9 +183,57 @@ class State:
             db.execute("ROLLBACK")
             raise
 
+    def _save_consumers(self, rows: list[tuple[str, bytes]], gone: list[str]) -> None:
+        db = self._opened()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            db.executemany("INSERT OR REPLACE INTO consumers VALUES (?, ?)", rows)
+            db.executemany("DELETE FROM consumers WHERE name = ?", [(one,) for one in gone])
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+
+    def _opened(self) -> sqlite3.Connection:
+        assert self._db is not None
+        return self._db
+
     def _close(self) -> None:
         if self._db is not None:
             self._db.close()
+
+
+def consumers_in(path: Path) -> dict[str, bytes]:
+    """The consumers' notes of a stopped bus; none if it never had any. Raises StorageError."""
+    if not path.exists():
+        return {}
+    try:
+        db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+        try:
+            known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'consumers'").fetchone()
+            return _read_consumers(db) if known else {}
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise StorageError("state.failed", f"{path}: {error}") from error
+
+
+def forget_consumer(path: Path, group: str) -> bool:
+    """Remove a consumer of a stopped bus; say whether there was one. Raises StorageError."""
+    if group not in consumers_in(path):
+        return False
+    try:
+        db = sqlite3.connect(path, isolation_level=None)
+        try:
+            return db.execute("DELETE FROM consumers WHERE name = ?", (group,)).rowcount > 0
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise StorageError("state.failed", f"{path}: {error}") from error
+
+
+def _read_consumers(db: sqlite3.Connection) -> dict[str, bytes]:
+    return dict(db.execute("SELECT name, note FROM consumers").fetchall())
 
 
 def _save_sessions(db: sqlite3.Connection, rows: list[SessionRow]) -> None:

@@ -100,6 +100,16 @@ class Translator:
         for batch in batches:
             self.deliver(batch)
 
+    def deliver_from_log(self, batches: Sequence[Batch]) -> None:
+        """More came at once than an outbox should hold: read it from the log, then go on live."""
+        first = batches[0]
+        self.bus.unsubscribe(first.topic, self)
+        skip_sender = None if self.takes_own else self.peer.name
+        start = f"{first.epoch}:{first.first_offset}"
+        replay = Replay(self, first.topic, start, tell=False, skip_sender=skip_sender)
+        self._replays[first.topic] = replay
+        replay.begin()
+
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         text = error.text if len(batch) == 1 else f"{error.text} ({len(batch)} messages)"
         self.complain(error.code, text)

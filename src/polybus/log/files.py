@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -184,6 +184,26 @@ class FileLog:
         log.tail.append(batch)
         log.stop += len(batch.spans) >> 1
         return self._journal.append(batch, urgent)
+
+    def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+        logs = [self._log_of(batch.topic) for batch in batches]
+        for log in logs:
+            if log.frozen is not None:
+                raise log.frozen
+        if self._journal.failure is not None:
+            raise self._journal.failure
+        # Nothing can go wrong from here on.
+        taken = []
+        for log, batch in zip(logs, batches, strict=True):
+            if not batch.timestamp_us:
+                batch.timestamp_us = self._clock()
+            batch.epoch = log.epoch
+            batch.first_offset = log.stop
+            if batch.spans:
+                log.tail.append(batch)
+                log.stop += len(batch.spans) >> 1
+                taken.append(batch)
+        return self._journal.append_all(taken, urgent)
 
     @property
     def durable(self) -> int:

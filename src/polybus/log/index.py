@@ -65,6 +65,11 @@ def read_index(path: Path) -> Index:
         content = path.read_bytes()
     except FileNotFoundError:
         content = b""
+    return parse_index(content)
+
+
+def parse_index(content: bytes) -> Index:
+    """What the bytes of an index say, from the start of any record on."""
     entries: list[CommitEntry] = []
     position = 0
     while position + _HEADER.size <= len(content):

@@ -2,7 +2,9 @@
 
 DATA/polybus.json                                   the format, the largest epoch deleted
 DATA/lock                                           held by whoever writes
+DATA/admin.token                                    the administrator's secret, made by the bus
 DATA/journal/<first commit>.arrows, .index          the shared journal
+DATA/staging/<producer>/<batch>-<unique>.arrows     what Spark has staged and not committed yet
 DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
                                      manifest.json  the history's files
                                      history/…      Parquet
@@ -33,6 +35,10 @@ def topics_folder(data: Path) -> Path:
 
 def topic_folder(data: Path, topic: str) -> Path:
     return topics_folder(data) / names.folder_of(topic)
+
+
+def admin_token_path(data: Path) -> Path:
+    return data / "admin.token"
 
 
 def trash_folder(data: Path) -> Path:

@@ -122,6 +122,7 @@ class Maintenance:
                 self._failures = min(self._failures + 1, 16)
                 logger.warning("maintenance failed and will be tried again: %s", error)
         except Exception:
+            # A bug must not end the thread: nothing would be handed over or removed any more.
             self._failures = min(self._failures + 1, 16)
             logger.exception("maintenance failed and will be tried again")
 

@@ -104,6 +104,9 @@ def _recover_segment(
         _cut(segment, scan, disk)
     elif scan.holes or scan.tail:
         _report(segment, scan)
+    if scan.entries:
+        # A crash came before they were synced, and whoever finds them in the index may rely on it.
+        _sync(path, disk)
     complete = len(segment.entries) == len(index.entries) and not segment.sealed
     if not complete or index.file_bytes > index.intact_bytes:
         _write_index(segment, disk)
@@ -145,6 +148,14 @@ def _cut(segment: RecoveredSegment, scan: Scan, disk: Disk) -> None:
     file = disk.open(segment.path)
     try:
         file.truncate(end)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _sync(path: Path, disk: Disk) -> None:
+    file = disk.open(path)
+    try:
         file.sync()
     finally:
         file.close()

@@ -63,7 +63,7 @@ def _check_topics(data: Path, report: VerifyReport, checked: Checked) -> dict[st
 
 
 def _check_topic(folder: Path, report: VerifyReport, checked: Checked) -> TopicState:
-    report.topics += 1
+    report.count(folder.name, topics=1)
     state = TopicState()
     note_file = str(folder / "topic.json")
     try:
@@ -96,7 +96,7 @@ def _check_history(
         report.files += 1
         reason = _check_file(folder, file, topic)
         if reason is None:
-            report.messages += file.rows
+            report.count(topic, messages=file.rows)
         else:
             name = str(folder / file.path)
             report.add(

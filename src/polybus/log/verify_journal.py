@@ -63,7 +63,8 @@ class _Offsets:
             self._add(segment, rows.topic, (rows.first_offset, last), "are in the journal twice")
         self._next[rows.topic] = max(self._next.get(rows.topic, 0), last + 1)
         if intact:
-            self._report.messages += max(0, last + 1 - max(rows.first_offset, expected))
+            readable = max(0, last + 1 - max(rows.first_offset, expected))
+            self._report.count(rows.topic, messages=readable)
 
     def _add(self, segment: Path, topic: str, offsets: tuple[int, int], reason: str) -> None:
         first, last = offsets

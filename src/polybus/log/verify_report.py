@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from polybus import names
+
 DAMAGES_MAX = 10_000
 Progress = Callable[[str, int, int], None]
 """Called with what is being checked, the bytes checked so far, and the bytes there are."""
@@ -30,7 +32,8 @@ class Damage:
 class VerifyReport:
     """What a check found. `damages` holds the first DAMAGES_MAX of `damage_count`.
 
-    `messages` are those a reader can get; `notes` are harmless: leftovers of a crash that the next
+    `messages` are those a reader can get, and like `topics` they are of users: the system's own are
+    counted apart. `notes` are harmless: leftovers of a crash that the next
     start or hand-over removes.
     """
 
@@ -38,6 +41,8 @@ class VerifyReport:
     segments: int = 0
     files: int = 0
     messages: int = 0
+    system_topics: int = 0
+    system_messages: int = 0
     bytes: int = 0
     damage_count: int = 0
     damages: list[Damage] = field(default_factory=list)
@@ -46,6 +51,15 @@ class VerifyReport:
     @property
     def intact(self) -> bool:
         return self.damage_count == 0
+
+    def count(self, topic: str, *, topics: int = 0, messages: int = 0) -> None:
+        """Count a topic, or intact messages of one."""
+        if names.is_reserved(topic):
+            self.system_topics += topics
+            self.system_messages += messages
+        else:
+            self.topics += topics
+            self.messages += messages
 
     def add(self, damage: Damage) -> None:
         self.damage_count += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polybus import scan
+from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.errors import PeerError
 from polybus.scan.frames_py import HEADER, HEADER_BYTES
@@ -162,6 +162,8 @@ def _answer(data: Buffer, start: int, end: int) -> Event:
     if topic == ERROR:
         code, _, said = text.partition(" ")
         return ErrorTold(code, said)
+    if _text(topic) in names.SYSTEM_TOPICS:
+        return Deliveries([Batch.of(_text(topic), [bytes(data[content_start:end])])])
     shown = topic[:40].decode("utf-8", "replace")
     raise PeerError("boson.answer-invalid", f"a frame with topic {shown!r} and no meaning")
 

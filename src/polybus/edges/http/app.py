@@ -18,7 +18,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from polybus.edges.http import fetching, health, publishing, sessions_api, topics_api
+from polybus.edges.http import (
+    commits_api,
+    consumers_api,
+    fetching,
+    health,
+    publishing,
+    sessions_api,
+    topics_api,
+)
 from polybus.edges.http.calls import Operation, perform
 from polybus.edges.http.openapi import describe
 from polybus.edges.http.problems import problem
@@ -33,6 +41,8 @@ OPERATIONS: tuple[Operation, ...] = (
     *topics_api.OPERATIONS,
     *publishing.OPERATIONS,
     *fetching.OPERATIONS,
+    *consumers_api.OPERATIONS,
+    *commits_api.OPERATIONS,
     *health.OPERATIONS,
 )
 MSGSTREAM_METHODS = ("GET", "HEAD", "OPTIONS")

@@ -66,6 +66,19 @@ class Call:
     def content_type(self) -> str:
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    @property
+    def is_admin(self) -> bool:
+        """Whether the call carries the administrator's token."""
+        token = self.edge.server.admin_token
+        return token is not None and token.is_in(self.request.headers.get("authorization"))
+
+    def require_admin(self, what: str) -> None:
+        """Refuse anybody but the administrator. Raises UsageError `admin.token`."""
+        if not self.is_admin:
+            wrong = "the token is another's" if "authorization" in self.request.headers else ""
+            text = f"{what} needs the token in the bus's admin.token (Authorization: Bearer …)"
+            raise UsageError("admin.token", f"{text}; {wrong}" if wrong else text)
+
     def query(self, kind: type[T]) -> T:
         """The query. Raises PeerError `http.query`."""
         raw: dict[str, str] = {}

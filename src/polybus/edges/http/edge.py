@@ -10,12 +10,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from polybus.config import Config
+from polybus.edges.consumer_book import ConsumerBook
 from polybus.edges.http.app import make_app
 from polybus.edges.http.frames import Frames
 from polybus.edges.http.inboxes import Inboxes
 from polybus.edges.http.polls import Polls
 from polybus.edges.http.protocol import HttpProtocol
 from polybus.edges.http.websocket import WebSocketPeer
+from polybus.edges.transactions import Transactions
 
 if TYPE_CHECKING:
     from polybus.edges.http.transport import HttpTranslator
@@ -36,6 +38,10 @@ class HttpEdge:
         self.loop = server.loop
         self.head_bytes_max = server.config.http.head_bytes_max
         self.inboxes = Inboxes(server.bus, server.config)
+        self.consumers = ConsumerBook(server, self.inboxes.state)
+        if server.events is not None:
+            self.inboxes.events = server.events.book
+        self.transactions = Transactions(server)
         self.polls = Polls(self)
         self.websockets: set[WebSocketPeer] = set()
         # Reads that wait for a topic to grow.
@@ -65,8 +71,10 @@ class HttpEdge:
         self._pings: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Take up the sessions. Raises StorageError."""
+        """Take up the sessions, and transactions that were begun. Raises StorageError."""
         await self.inboxes.start()
+        await self.consumers.start()
+        await self.transactions.start()
         self._schedule_pings()
 
     async def stop(self) -> None:
@@ -88,6 +96,10 @@ class HttpEdge:
 
     async def close(self) -> None:
         """Save the sessions; call this when nothing is connected any more."""
+        await self.transactions.close()
+        if self.server.events is not None:
+            self.server.events.close()
+        await self.consumers.close()
         await self.inboxes.close()
 
     def protocol(self, http: HttpTranslator) -> HttpProtocol:

@@ -17,7 +17,7 @@ from polybus.edges.http.calls import Answer, Call, Operation
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.edges.http.topics_api import topic_of
-from polybus.errors import PeerError, PolybusError
+from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
 from polybus.log.rows import rows_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ARROW = "application/vnd.apache.arrow.stream"
 LIMIT_MAX = 100_000
+JSON_LIMIT_DEFAULT = 1000
 WAIT_S_MAX = 60.0
 PIECE_BYTES = 1 << 20
 JSON_BYTES_MAX = 16 << 20
@@ -45,6 +46,11 @@ class FetchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         name="from", default=msgspec.UNSET
     )
     limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    # Read up to here and no further; and refuse to if the topic is not of this epoch.
+    stop: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    # Of an Arrow stream: only these columns, with commas between.
+    columns: str | msgspec.UnsetType = msgspec.UNSET
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_S_MAX)] = 0.0
 
 
@@ -106,17 +112,39 @@ async def fetch(call: Call) -> Response:
     edge = call.edge
     log = edge.bus.log
     epoch = log.bounds(topic).epoch
+    if query.epoch not in (msgspec.UNSET, epoch):
+        text = f"topic {topic!r} was created again: its epoch is {epoch}, not {query.epoch}"
+        raise UsageError("topic.recreated", text)
     offset = await asyncio.to_thread(_begin, log, topic, query)
     if query.wait_s and offset >= log.bounds(topic).stop:
         await _wait(edge, topic, query.wait_s)
     if ARROW in call.request.headers.get("accept", ""):
+        schema = _schema(query)
+        pieces = _pieces(log, topic, epoch, offset, _stop(query, offset))
         # The first piece before the status: a bad offset is still a problem then.
-        limit = None if query.limit is msgspec.UNSET else query.limit
-        pieces = _pieces(log, topic, offset, limit)
         first = await asyncio.to_thread(next, pieces, None)
-        return StreamingResponse(_arrow(first, pieces), media_type=ARROW)
-    body = await asyncio.to_thread(_json, log, topic, epoch, (offset, query.limit or 1000))
+        return StreamingResponse(_arrow(first, pieces, schema), media_type=ARROW)
+    if query.limit is msgspec.UNSET:
+        query.limit = JSON_LIMIT_DEFAULT
+    stop = _stop(query, offset)
+    body = await asyncio.to_thread(_json, log, topic, epoch, (offset, stop))
     return Response(body, media_type="application/json")
+
+
+def _stop(query: FetchQuery, offset: int) -> int:
+    """Where the answer ends at the latest."""
+    stop = _OFFSET_MAX if query.stop is msgspec.UNSET else query.stop
+    return stop if query.limit is msgspec.UNSET else min(stop, offset + query.limit)
+
+
+def _schema(query: FetchQuery) -> pa.Schema:
+    if query.columns is msgspec.UNSET:
+        return SCHEMA
+    columns = query.columns.split(",")
+    strange = [name for name in columns if name not in SCHEMA.names]
+    if strange or len(set(columns)) < len(columns):
+        raise PeerError("http.query", f"columns are some of {', '.join(SCHEMA.names)}, each once")
+    return pa.schema([SCHEMA.field(name) for name in columns])
 
 
 def _begin(log: Log, topic: str, query: FetchQuery) -> int:
@@ -145,18 +173,21 @@ async def _wait(edge: HttpEdge, topic: str, wait_s: float) -> None:
         edge.bus.unsubscribe(topic, waiter)
 
 
-def _pieces(log: Log, topic: str, offset: int, limit: int | None) -> Iterator[list[Batch]]:
-    """Batches from the offset to what is the end now, or so many messages. May block.
+def _pieces(log: Log, topic: str, epoch: int, offset: int, stop: int) -> Iterator[list[Batch]]:
+    """Batches from the offset up to `stop`, or what is the end now. May block.
+
+    A topic that is created again meanwhile ends it.
 
     Raises:
         UsageError: `log.offset-unknown`.
     """
-    stop = log.bounds(topic).stop
-    stop = stop if limit is None else min(stop, offset + limit)
+    stop = min(stop, log.bounds(topic).stop)
     while True:
         batches = log.read(topic, offset, bytes_max=PIECE_BYTES)
         piece = []
         for batch in batches:
+            if batch.epoch != epoch:
+                break
             part = batch if batch.last_offset < stop else batch.slice(0, max(0, stop - offset))
             if len(part):
                 piece.append(part)
@@ -167,12 +198,12 @@ def _pieces(log: Log, topic: str, offset: int, limit: int | None) -> Iterator[li
 
 
 def _json(log: Log, topic: str, epoch: int, where: tuple[int, int]) -> bytes:
-    """The answer as JSON, up to the limit or about JSON_BYTES_MAX. May block."""
-    offset, limit = where
+    """The answer as JSON, up to an offset or about JSON_BYTES_MAX. May block."""
+    offset, stop = where
     messages: list[StoredMessage] = []
     following = offset
     size = 0
-    for piece in _pieces(log, topic, offset, limit):
+    for piece in _pieces(log, topic, epoch, offset, stop):
         for batch in piece:
             messages += _stored(batch)
             following = batch.last_offset + 1
@@ -225,14 +256,16 @@ def _iso(timestamp_us: int) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"
 
 
-async def _arrow(first: list[Batch] | None, pieces: Iterator[list[Batch]]) -> AsyncIterator[bytes]:
+async def _arrow(
+    first: list[Batch] | None, pieces: Iterator[list[Batch]], schema: pa.Schema
+) -> AsyncIterator[bytes]:
     """An Arrow IPC stream, a piece at a time: nothing is built whole in memory."""
     sink = Sink()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+    with pa.ipc.new_stream(sink, schema) as writer:
         piece = first
         while piece is not None:
             for batch in piece:
-                writer.write_batch(rows_of(batch))
+                writer.write_batch(rows_of(batch).select(schema.names))
             yield sink.take()
             piece = await asyncio.to_thread(next, pieces, None)
     yield sink.take()
@@ -272,6 +305,7 @@ OPERATIONS = (
             200: Answer("Messages, also as an Arrow stream by Accept", Messages),
             400: INVALID,
             404: NO_TOPIC,
+            409: Answer("The topic was created again and has another epoch", Problem, PROBLEM),
             416: Answer("The offset is outside what the topic holds", Problem, PROBLEM),
         },
     ),

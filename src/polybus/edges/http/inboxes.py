@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 
 from polybus.bus.bus import Bus
+from polybus.bus.events import EventBook
 from polybus.bus.feeds import EMPTY, Content, direct
 from polybus.bus.sessions import Lost, Session, SessionLimits
 from polybus.bus.traffic import Flow
@@ -44,8 +45,8 @@ class Inboxes:
         )
         self._sessions: dict[bytes, Session] = {}
         path = Path(config.data) / "state.db"
-        self._state = State(path, fsync=config.durability == "fsync")
-        self._saver = Saver(self._state)
+        self.state = State(path, fsync=config.durability == "fsync")
+        self._saver = Saver(self.state)
         self._following = Following(
             bus,
             topics_max=config.limits.topics_per_request_max,
@@ -59,6 +60,7 @@ class Inboxes:
         self.delivered: dict[str, Flow] = {}
         self.packs_out = 0
         self.messages_lost = 0
+        self.events: EventBook | None = None
         self.stopping = False
 
     def __len__(self) -> int:
@@ -71,7 +73,7 @@ class Inboxes:
 
     async def start(self) -> None:
         """Take up the sessions of the last time. Raises StorageError."""
-        saved = await self._state.open()
+        saved = await self.state.open()
         contents = {number: direct(json, stored_as=number) for number, json in saved.direct.items()}
         for row in saved.sessions:
             self._restore(row, contents)
@@ -89,7 +91,7 @@ class Inboxes:
 
     async def close(self) -> None:
         await self._saver.close()
-        await self._state.close()
+        await self.state.close()
 
     def _restore(self, row: SessionRow, contents: dict[int, Content]) -> None:
         session = Session(row.number, row.digest, row.ttl_s, self._limits)
@@ -141,6 +143,8 @@ class Inboxes:
         except BaseException:
             self.end(session)
             raise
+        if self.events is not None:
+            self.events.opened(session)
         return key
 
     def find(self, key: str) -> Session | None:
@@ -150,7 +154,7 @@ class Inboxes:
             return None
         now = time.monotonic()
         if session.receiver is None and now - session.contact_s > session.ttl_s:
-            self.end(session)
+            self.end(session, "expired")
             return None
         session.contact_s = now
         return session
@@ -171,10 +175,12 @@ class Inboxes:
         session.is_changed = True
         await self._saver.save([session])
 
-    def end(self, session: Session) -> None:
+    def end(self, session: Session, reason: str = "deleted") -> None:
         """The session is over: deleted or expired."""
         if self._sessions.pop(session.digest, None) is None:
             return
+        if self.events is not None:
+            self.events.ended(session, reason, session.pack_count)
         receiver = session.receiver
         for follow in list(session.follows.values()):
             self._following.unfollow(session, follow.feed)
@@ -223,7 +229,10 @@ class Inboxes:
 
     def confirm(self, session: Session, ids: Sequence[int]) -> None:
         if ids:
+            held = session.pack_count
             session.confirm(ids)
+            if self.events is not None:
+                self.events.confirmed(session, ids, held - session.pack_count)
             if session.is_changed:
                 self._saver.touch(session)
 
@@ -258,13 +267,23 @@ class Inboxes:
                 session.discard(number)
             packs.append((number, EMPTY_PACK if json is None else json))
         if session.has_notice:
-            self.messages_lost += sum(lost.count for lost in session.lost())
+            self._tell_lost(session)
             packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
             self._saver.touch(session)
         return packs
 
+    def _tell_lost(self, session: Session) -> None:
+        digest = session.digest.hex()
+        for lost in session.lost():
+            self.messages_lost += lost.count
+            if self.events is not None:
+                topic = lost.topic or None
+                self.events.tell("lost", session=digest, topic=topic, messages=lost.count)
+
     def _show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
         if packs:
+            if self.events is not None:
+                self.events.delivered(session, packs, session.shown_to)
             session.show(packs[-1][0])
             self.packs_out += len(packs)
             for _, content in packs:
@@ -286,7 +305,7 @@ class Inboxes:
             if session.receiver is None and now - session.contact_s > session.ttl_s
         ]
         for session in expired:
-            self.end(session)
+            self.end(session, "expired")
         self._sweeps += 1
         if self._sweeps % TRIM_SWEEPS == 0:
             self._following.trim()

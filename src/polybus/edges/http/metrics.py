@@ -63,15 +63,35 @@ def _families(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]
     yield "drops_total", "counter", "Peers and messages dropped for being slow.", drops
     by_code = [({"code": code}, float(count)) for code, count in sorted(errors.items())]
     yield "errors_total", "counter", "Errors by code.", by_code
+    yield from _consumers(edge)
     healthy = float(server.storage_error is None)
     yield "storage_healthy", "gauge", "1 while the log takes writes.", [({}, healthy)]
+
+
+def _consumers(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    views = edge.consumers.views()
+    lags: list[Sample] = [
+        ({"group": one.group, "topic": topic.topic}, float(topic.lag))
+        for one in views
+        for topic in one.topics
+        if topic.lag is not None
+    ]
+    yield "consumer_lag", "gauge", "Messages a consumer has still to read.", lags
+    rates: list[Sample] = [({"group": one.group}, one.rows_per_s) for one in views]
+    yield "consumer_rows_per_second", "gauge", "Rows a consumer takes a second.", rates
+    ages: list[Sample] = [({"group": one.group}, one.seen_s_ago) for one in views]
+    yield "consumer_seen_seconds_ago", "gauge", "Since a consumer's last report.", ages
+    failed: list[Sample] = [({"group": one.group}, float(one.failed)) for one in views]
+    yield "consumer_failed", "gauge", "1 if a consumer's last report was an error.", failed
+    lost: list[Sample] = [({"group": one.group}, float(one.data_loss)) for one in views]
+    yield "consumer_data_loss", "gauge", "1 if a consumer will miss messages.", lost
 
 
 def _traffic(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     taken: dict[str, list[Sample]] = {"messages": [], "bytes": []}
     given: dict[str, list[Sample]] = {"messages": [], "bytes": []}
     listeners: list[Sample] = []
-    for topic in edge.bus.topics():
+    for topic in edge.bus.topics(system=True):
         topic.traffic.settle(topic.subscribers)
         listeners.append(({"topic": topic.name}, len(topic.subscribers)))
         delivered = {**topic.traffic.delivered}

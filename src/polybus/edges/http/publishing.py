@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from starlette.responses import Response
 
+from polybus import names
 from polybus.batch import Batch, Buffer, Headers
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
@@ -59,8 +60,9 @@ class HttpPublisher:
     takes_own = True
     protocol = "http"
 
-    def __init__(self, edge: HttpEdge, sender: str) -> None:
+    def __init__(self, edge: HttpEdge, sender: str, *, is_admin: bool = False) -> None:
         self._edge = edge
+        self._is_admin = is_admin
         self._sender = sender
         self._stored: asyncio.Future[None] = edge.loop.create_future()
         self._refusal: PolybusError | None = None
@@ -75,7 +77,10 @@ class HttpPublisher:
         batch.sender = self._sender
         if wait:
             batch.receipt_ids = array("i", [0, 0] * len(batch))
-        self._edge.bus.publish([batch], self)
+        if names.is_reserved(batch.topic) and self._is_admin:
+            self._edge.bus.publish_system([batch], self)
+        else:
+            self._edge.bus.publish([batch], self)
         if self._refusal is not None:
             raise self._refusal
         while wait and not self._stored.done():
@@ -117,7 +122,8 @@ async def publish(call: Call) -> Response:
     else:
         batch = Batch.of(topic, [body])
     client = call.request.client
-    publisher = HttpPublisher(call.edge, f"{client.host}:{client.port}" if client else "")
+    sender = f"{client.host}:{client.port}" if client else ""
+    publisher = HttpPublisher(call.edge, sender, is_admin=call.is_admin)
     await publisher.publish(batch, wait=query.receipt == "fsync")
     offsets = list(range(batch.first_offset, batch.last_offset + 1))
     return answer(Published(topic, batch.epoch, offsets))
@@ -186,6 +192,7 @@ OPERATIONS = (
         answers={
             200: Answer("Stored, and safe unless receipt=memory", Published),
             400: INVALID,
+            403: Answer("Only the administrator writes to system topics", Problem, PROBLEM),
             404: NO_TOPIC,
             413: Answer("The body is too large", Problem, PROBLEM),
             503: Answer("The log takes no writes", Problem, PROBLEM),

@@ -9,9 +9,11 @@ from starlette.responses import Response
 
 from polybus import names
 from polybus.bus.bus import unknown_topic
+from polybus.edges.consumer_book import TopicConsumer
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.settling import Settling
 from polybus.log.interface import TopicSettings
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
@@ -37,6 +39,19 @@ class TopicState(msgspec.Struct, rename="kebab"):
     subscribers: int
 
 
+class TopicDetail(TopicState, rename="kebab"):
+    """A topic, and the consumers that say how far they are in it."""
+
+    consumers: list[TopicConsumer]
+
+
+class ListQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """With `durable` the answer comes when all messages that it counts are safe."""
+
+    system: bool = False
+    durable: bool = False
+
+
 class TopicList(msgspec.Struct):
     topics: list[TopicState]
 
@@ -59,7 +74,11 @@ def state_of(call: Call, name: str) -> TopicState:
 
 
 async def list_topics(call: Call) -> Response:
-    topics = [state_of(call, topic.name) for topic in call.edge.bus.topics()]
+    query = call.query(ListQuery)
+    found = call.edge.bus.topics(system=query.system)
+    topics = [state_of(call, topic.name) for topic in found]
+    if query.durable:
+        await Settling(call.edge).wait()
     return answer(TopicList(topics))
 
 
@@ -73,7 +92,9 @@ async def create(call: Call) -> Response:
 
 
 async def show(call: Call) -> Response:
-    return answer(state_of(call, topic_of(call)))
+    name = topic_of(call)
+    fields = msgspec.structs.asdict(state_of(call, name))
+    return answer(TopicDetail(**fields, consumers=call.edge.consumers.of_topic(name)))
 
 
 async def delete(call: Call) -> Response:
@@ -86,8 +107,13 @@ OPERATIONS = (
         method="GET",
         path="/v1/topics",
         run=list_topics,
-        summary="All topics",
-        answers={200: Answer("The topics", TopicList)},
+        summary="All topics; the system's own too with system=true",
+        query=ListQuery,
+        answers={
+            200: Answer("The topics", TopicList),
+            400: INVALID,
+            503: Answer("The log cannot be written", Problem, PROBLEM),
+        },
     ),
     Operation(
         method="POST",
@@ -107,13 +133,17 @@ OPERATIONS = (
         path="/v1/topics/{topic}",
         run=show,
         summary="One topic",
-        answers={200: Answer("The topic", TopicState), 404: NO_TOPIC},
+        answers={200: Answer("The topic", TopicDetail), 404: NO_TOPIC},
     ),
     Operation(
         method="DELETE",
         path="/v1/topics/{topic}",
         run=delete,
         summary="Remove a topic and its messages",
-        answers={204: Answer("It is gone"), 404: NO_TOPIC},
+        answers={
+            204: Answer("It is gone"),
+            403: Answer("It is the system's", Problem, PROBLEM),
+            404: NO_TOPIC,
+        },
     ),
 )

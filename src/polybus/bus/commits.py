@@ -1,0 +1,186 @@
+"""Who committed what: the memory that keeps a transaction from being done twice.
+
+A writer is a `producer`; its transactions are numbered by `batch`, within the run of one `query`
+(a Spark query's id lives as long as its checkpoint). Each transaction's record is in the topic
+`$commits`, in the same commit of the log as its messages, so the log is the truth and what is here
+can be made again from it:
+
+    commit   the transaction is done, here are its offsets
+    intent   it needs several commits of the log: these files are to be published, in these parts
+    part     one of those parts is done; the last one is a `commit`
+
+A transaction that has an intent will be finished, if need be when the bus starts the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from polybus.errors import UsageError
+
+TOPIC = "$commits"
+ONCE = "once"
+"""The query of a writer with a single transaction; it need not be remembered for long."""
+
+Range = tuple[int, int, int]
+"""Epoch, first offset, and the offset after the last."""
+Offsets = dict[str, list[Range]]
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What a transaction is known by."""
+
+    producer: str
+    query: str
+    batch: int
+
+
+class Record(msgspec.Struct, kw_only=True, rename="kebab", omit_defaults=True):
+    """A message of `$commits`."""
+
+    kind: Literal["commit", "intent", "part"]
+    producer: str
+    query: str
+    batch: int
+    offsets: Offsets = {}
+    """Of a commit: where all of its messages are. Of a part: where its own are."""
+    files: list[str] = []
+    part: int = 0
+    parts: int = 1
+    part_bytes: int = 0
+
+    @property
+    def key(self) -> Key:
+        return Key(self.producer, self.query, self.batch)
+
+
+class Unfinished(msgspec.Struct):
+    """A transaction that has an intent and no end yet."""
+
+    intent: Record
+    parts_done: int = 0
+    offsets: Offsets = {}
+
+
+class Producer(msgspec.Struct, kw_only=True):
+    """What is known of a producer: its last transaction, and one that is under way."""
+
+    name: str
+    query: str = ""
+    batch: int = -1
+    offsets: Offsets = {}
+    unfinished: Unfinished | None = None
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The answer to a transaction that was committed before."""
+
+    offsets: Offsets
+
+
+class Producers:
+    """All producers, the one whose last transaction is oldest first."""
+
+    def __init__(self, *, producers_max: int) -> None:
+        self._producers: dict[str, Producer] = {}
+        self._producers_max = producers_max
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def get(self, name: str) -> Producer | None:
+        return self._producers.get(name)
+
+    def all(self) -> Iterable[Producer]:
+        return self._producers.values()
+
+    def restore(self, producer: Producer) -> None:
+        self._producers[producer.name] = producer
+
+    def unfinished(self) -> list[Unfinished]:
+        return [one.unfinished for one in self.all() if one.unfinished is not None]
+
+    def decide(self, key: Key, *, take_over: bool = False, gaps: bool = False) -> Done | None:
+        """Whether the transaction is done already, or may be done now (None).
+
+        Raises:
+            UsageError: `commit.query`, `commit.gap` or `commit.too-many`.
+        """
+        known = self._producers.get(key.producer)
+        if known is None:
+            self._check_room()
+            return None
+        if known.unfinished is not None and known.unfinished.intent.key == key:
+            return None
+        if known.query == key.query:
+            if key.batch <= known.batch:
+                return Done(known.offsets if key.batch == known.batch else {})
+            if key.batch > known.batch + 1 and not gaps:
+                text = (
+                    f"producer {key.producer!r}: batch {key.batch} follows batch {known.batch}, "
+                    "so batches are missing: was the checkpoint replaced by a newer or another "
+                    "one? start the query with another option producer, or with takeOver=true if "
+                    "what is missing may stay missing"
+                )
+                if not take_over:
+                    raise UsageError("commit.gap", text)
+            return None
+        if known.query and not take_over:
+            text = (
+                f"producer {key.producer!r} belongs to query {known.query}, and this is query "
+                f"{key.query}: its checkpoint is a new one, so what was published before might be "
+                "published again; give the query another option producer, or take the name over "
+                "with option takeOver=true"
+            )
+            raise UsageError("commit.query", text)
+        return None
+
+    def apply(self, record: Record) -> None:
+        """Learn what a record says; records come in the order of the log."""
+        known = self._producers.pop(record.producer, None) or Producer(name=record.producer)
+        self._producers[record.producer] = known
+        if record.kind == "commit":
+            known.query, known.batch = record.query, record.batch
+            known.offsets = record.offsets
+            known.unfinished = None
+            self._forget_some()
+        elif record.kind == "intent":
+            known.unfinished = Unfinished(record, 0, {})
+        elif known.unfinished is not None and known.unfinished.intent.key == record.key:
+            known.unfinished.parts_done = record.part
+            known.unfinished.offsets = joined(known.unfinished.offsets, record.offsets)
+
+    def _check_room(self) -> None:
+        if len(self) < self._producers_max or any(one.query == ONCE for one in self.all()):
+            return
+        text = f"there are {self._producers_max} producers (limits.producers-max)"
+        raise UsageError("commit.too-many", text)
+
+    def _forget_some(self) -> None:
+        """Only single transactions: of the others everything must be known for ever."""
+        while len(self) > self._producers_max:
+            once = (
+                name
+                for name, one in self._producers.items()
+                if one.query == ONCE and one.unfinished is None
+            )
+            oldest = next(once, None)
+            if oldest is None:
+                return
+            del self._producers[oldest]
+
+
+def joined(offsets: Offsets, more: Offsets) -> Offsets:
+    """Both; ranges that touch become one."""
+    result = {topic: list(ranges) for topic, ranges in offsets.items()}
+    for topic, ranges in more.items():
+        known = result.setdefault(topic, [])
+        for epoch, first, stop in ranges:
+            if known and known[-1][0] == epoch and known[-1][2] == first:
+                known[-1] = (epoch, known[-1][1], stop)
+            else:
+                known.append((epoch, first, stop))
+    return result

@@ -1,0 +1,121 @@
+"""`polybus topics consumers` and `forget`: who reads the topics from outside, and how far."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from polybus.cli import admin
+from polybus.cli.options import data_options, existing_data, json_option, load_config
+from polybus.cli.output import echo_json, echo_table, shown
+from polybus.config import Config
+from polybus.errors import UsageError
+
+COLUMNS = ("group", "topic", "position", "lag", "rows/s", "batch-ms", "seen", "state")
+
+
+@click.command(epilog="Example: polybus topics consumers --json")
+@data_options
+@json_option
+def consumers(data: str | None, config_path: str | None, as_json: bool) -> None:
+    """List who reads the topics from outside: position, lag, rows a second, last error.
+
+    Spark queries report themselves; others do with PUT /v1/consumers/GROUP.
+    """
+    config = load_config(data, config_path)
+    folder = existing_data(config)
+    run = admin.running(folder)
+    found = _offline(config, folder) if run is None else admin.ask(run, "consumers.list")
+    if as_json:
+        echo_json(found)
+        return
+    echo_table(COLUMNS, [row for consumer in found for row in _rows(consumer)])
+    for consumer in found:
+        if consumer["last-error"]:
+            click.echo(f"{consumer['group']}: last error: {shown(consumer['last-error'].encode())}")
+
+
+@click.command(epilog="Example: polybus topics forget my-query")
+@click.argument("group")
+@data_options
+@json_option
+def forget(group: str, data: str | None, config_path: str | None, as_json: bool) -> None:
+    """Forget a consumer that will not come back; it holds no history any more."""
+    folder = existing_data(load_config(data, config_path))
+    run = admin.running(folder)
+    if run is None:
+        _forget_offline(folder, group)
+    else:
+        admin.ask(run, "consumers.forget", name=group)
+    echo_json({"group": group}) if as_json else click.echo(f"forgot {group}")
+
+
+def _rows(consumer: dict[str, Any]) -> list[list[object]]:
+    state = "failed" if consumer["failed"] else "ok"
+    ago = _ago(consumer["seen-s-ago"])
+    figures = (round(consumer["rows-per-s"], 1), round(consumer["batch-ms"], 1), ago)
+    rows: list[list[object]] = []
+    for topic in consumer["topics"]:
+        loss = topic["data-loss"]
+        lag = "-" if topic["lag"] is None else topic["lag"]
+        position = f"{topic['epoch']}:{topic['offset']}"
+        said = f"{state}, data loss: {_loss(topic)}" if loss else state
+        rows.append([consumer["group"], topic["topic"], position, lag, *figures, said])
+    return rows or [[consumer["group"], "-", "-", "-", *figures, state]]
+
+
+def _loss(topic: dict[str, Any]) -> str:
+    reasons = {
+        "epoch": "the topic was created anew",
+        "expired": f"{topic['lost']} messages expired before they were read",
+        "ahead": "the topic ends before its position",
+        "topic": "there is no such topic any more",
+        "damaged": "the topic is damaged",
+    }
+    return reasons.get(topic["data-loss"], str(topic["data-loss"]))
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit} ago"
+    return f"{seconds:.0f}s ago"
+
+
+def _offline(config: Config, data: Path) -> list[dict[str, Any]]:
+    # Heavy: the files are Arrow and Parquet.
+    from polybus.bus.consumers import lag_of
+    from polybus.edges.consumer_book import decode_rows, view_of
+    from polybus.edges.node import open_log
+    from polybus.edges.state import consumers_in
+
+    found = decode_rows(consumers_in(data / "state.db"))
+    log = open_log(config)
+    try:
+        views = [
+            view_of(
+                one,
+                [lag_of(topic, at, log.bounds) for topic, at in sorted(one.positions.items())],
+                time.time_ns() // 1000,
+            )
+            for one in sorted(found, key=lambda consumer: consumer.group)
+        ]
+    finally:
+        log.close()
+    return [msgspec.to_builtins(view) for view in views]
+
+
+def _forget_offline(data: Path, group: str) -> None:
+    from polybus.edges.state import forget_consumer
+    from polybus.log.layout import DataLock
+
+    lock = DataLock(data)
+    try:
+        if not forget_consumer(data / "state.db", group):
+            raise UsageError("consumer.unknown", f"there is no consumer {group[:80]!r}")
+    finally:
+        lock.release()

@@ -1,0 +1,200 @@
+"""/v1/staging and /v1/commits: how Spark's sink publishes, exactly once.
+
+Whoever shares the bus's disk stages files by itself; others upload them, in pieces, so that one
+large file neither fills memory nor has to be sent again as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from starlette.responses import Response
+
+from polybus.bus.commits import Key, Offsets
+from polybus.edges.http.calls import Answer, Call, Operation, answer
+from polybus.edges.http.problems import Problem
+from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.transactions import Wanted
+from polybus.errors import UsageError
+from polybus.log import staging
+from polybus.log.topics import storage_error
+
+PIECE_BYTES_MAX = 8 << 20
+FILES_MAX = 100_000
+QUERY_BYTES_MAX = 128
+OCTETS = "application/octet-stream"
+
+Batch = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+
+
+class NewCommit(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A transaction: all messages of the staged files. Its key is producer, query and batch."""
+
+    producer: str
+    query: Annotated[str, msgspec.Meta(min_length=1, max_length=QUERY_BYTES_MAX)]
+    batch: Batch
+    files: Annotated[list[str], msgspec.Meta(max_length=FILES_MAX)] = []
+    take_over: bool = False
+    """Let this query go on for a producer that belongs to another, or has missed batches."""
+    gaps: bool = False
+    """Batches may be left out: those in which there was nothing to publish."""
+
+
+class Committed(msgspec.Struct):
+    """Ranges of each topic: epoch, first offset, offset after the last.
+
+    `already` says that it had been committed before; ranges are known of the last batch only.
+    """
+
+    producer: str
+    query: str
+    batch: int
+    already: bool
+    offsets: Offsets
+
+
+class PieceQuery(msgspec.Struct, forbid_unknown_fields=True):
+    position: Annotated[int, msgspec.Meta(ge=0)] = 0
+    end: bool = False
+
+
+class Staged(msgspec.Struct):
+    """So many bytes are there."""
+
+    file: str
+    bytes: int
+
+
+async def commit(call: Call) -> Response:
+    asked = await call.json(NewCommit)
+    key = Key(staging.check_producer(asked.producer), asked.query, asked.batch)
+    wanted = Wanted(key, asked.files, asked.take_over, asked.gaps)
+    offsets, already = await call.edge.transactions.commit(wanted, is_admin=call.is_admin)
+    return answer(Committed(key.producer, key.query, key.batch, already, offsets))
+
+
+async def last_commit(call: Call) -> Response:
+    known = call.edge.transactions.producer(call.path["producer"])
+    return answer(Committed(known.name, known.query, known.batch, True, known.offsets))
+
+
+async def stage(call: Call) -> Response:
+    path = _staged_path(call)
+    query = call.query(PieceQuery)
+    piece = await call.body(PIECE_BYTES_MAX, "a piece of a staged file")
+    bytes_max = call.edge.config.limits.staging_bytes_max
+    data = Path(call.edge.config.data)
+    size = await asyncio.to_thread(_write, data, path, query, piece, bytes_max)
+    return answer(Staged(path.name, size))
+
+
+async def unstage(call: Call) -> Response:
+    path = _staged_path(call)
+    # What a transaction under way needs stays: it will be finished, whatever its producer thinks.
+    if not call.edge.transactions.is_wanted(path):
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+    return Response(status_code=204)
+
+
+def _staged_path(call: Call) -> Path:
+    producer = staging.check_producer(call.path["producer"])
+    staging.check_file(call.path["file"])
+    folder = staging.staging_folder(Path(call.edge.config.data))
+    return folder / producer / call.path["file"]
+
+
+def _write(data: Path, path: Path, query: PieceQuery, piece: bytes, bytes_max: int) -> int:
+    """Put the piece in its place. May block."""
+    staged_bytes, staged_files = staging.staged(data)
+    if staged_files > FILES_MAX:
+        raise UsageError("staging.full", f"over {FILES_MAX} files are staged and not committed")
+    if staged_bytes + len(piece) > bytes_max:
+        text = f"over {bytes_max} bytes are staged and not committed (limits.staging-bytes-max)"
+        raise UsageError("staging.full", text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            size = file.tell()
+            if query.position > size:
+                text = f"{path.name} has {size} bytes; a piece for byte {query.position} cannot be"
+                raise UsageError("staging.position", text)
+            # A piece that was sent before, and whose answer was lost, is written again.
+            file.truncate(query.position)
+            file.seek(0, os.SEEK_END)
+            file.write(piece)
+            file.flush()
+            if query.end:
+                os.fsync(file.fileno())
+        if query.end:
+            _sync_folder(path.parent)
+            _sync_folder(path.parent.parent)
+    except OSError as error:
+        raise storage_error(error, f"cannot stage {path}") from error
+    return query.position + len(piece)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+REFUSED = Answer("The producer belongs to another query, or batches are missing", Problem, PROBLEM)
+NO_ROOM = Answer("The disk or the log takes no writes", Problem, PROBLEM)
+STAGED_PATH = "/v1/staging/{producer}/{file}"
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/commits",
+        run=commit,
+        summary="Publish staged files, all or nothing, once for each producer, query and batch",
+        body=NewCommit,
+        answers={
+            200: Answer("Published, now or before, and safe", Committed),
+            400: INVALID,
+            403: Answer("A topic is the system's", Problem, PROBLEM),
+            404: NO_TOPIC,
+            409: REFUSED,
+            503: NO_ROOM,
+        },
+    ),
+    Operation(
+        method="GET",
+        path="/v1/commits/{producer}",
+        run=last_commit,
+        summary="The last transaction of a producer",
+        answers={
+            200: Answer("The transaction", Committed),
+            404: Answer("There is none", Problem, PROBLEM),
+        },
+    ),
+    Operation(
+        method="POST",
+        path=STAGED_PATH,
+        run=stage,
+        summary="Upload a piece of a file to be committed",
+        query=PieceQuery,
+        media=(OCTETS,),
+        answers={
+            200: Answer("The piece is there", Staged),
+            400: INVALID,
+            413: Answer("The piece is too large", Problem, PROBLEM),
+            507: Answer("Too much is staged", Problem, PROBLEM),
+            503: NO_ROOM,
+        },
+    ),
+    Operation(
+        method="DELETE",
+        path=STAGED_PATH,
+        run=unstage,
+        summary="Remove a staged file that will not be committed",
+        answers={204: Answer("It is gone, or a transaction under way needs it")},
+    ),
+)

@@ -1,0 +1,60 @@
+"""/v1/consumers: who reads the topics from outside, how far each is, and its last error."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from polybus.bus.consumers import Report
+from polybus.edges.consumer_book import ConsumerView
+from polybus.edges.http.calls import Answer, Call, Operation, answer
+from polybus.edges.http.problems import Problem
+from polybus.edges.http.sessions_api import INVALID, PROBLEM
+
+
+class ConsumerList(msgspec.Struct):
+    consumers: list[ConsumerView]
+
+
+async def list_consumers(call: Call) -> Response:
+    return answer(ConsumerList(call.edge.consumers.views()))
+
+
+async def report(call: Call) -> Response:
+    call.edge.consumers.report(call.path["group"], await call.json(Report))
+    return Response(status_code=204)
+
+
+async def forget(call: Call) -> Response:
+    call.edge.consumers.forget(call.path["group"])
+    return Response(status_code=204)
+
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/v1/consumers",
+        run=list_consumers,
+        summary="All consumers, with their lag",
+        answers={200: Answer("The consumers", ConsumerList)},
+    ),
+    Operation(
+        method="PUT",
+        path="/v1/consumers/{group}",
+        run=report,
+        summary="Say how far a consumer is; what it leaves out stays as it was",
+        body=Report,
+        answers={
+            204: Answer("It is noted"),
+            400: INVALID,
+            409: Answer("There are too many consumers", Problem, PROBLEM),
+        },
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/consumers/{group}",
+        run=forget,
+        summary="Forget a consumer; it holds no history any more",
+        answers={204: Answer("It is gone"), 404: Answer("No such consumer", Problem, PROBLEM)},
+    ),
+)

@@ -1,0 +1,71 @@
+"""The administrator's token: whoever can read DATA/admin.token may do what clients may not.
+
+The bus makes it when it starts and there is none. HTTP calls carry it as `Authorization: Bearer …`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from polybus.errors import StorageError
+from polybus.log.layout import admin_token_path
+from polybus.log.topics import storage_error
+
+TOKEN_BYTES = 32
+TOKEN_CHARACTERS_MIN = 16
+SCHEME = "bearer "
+
+
+class AdminToken:
+    """The secret of one bus; compared in constant time."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def is_in(self, authorization: str | None) -> bool:
+        """Whether an Authorization header carries the token."""
+        if authorization is None or not authorization[: len(SCHEME)].lower() == SCHEME:
+            return False
+        return hmac.compare_digest(authorization[len(SCHEME) :].strip().encode(), self._token)
+
+
+def load_or_make(data: Path) -> AdminToken:
+    """The token of a data folder; made, for the owner's eyes only, if there is none.
+
+    Raises:
+        StorageError: the file cannot be read or written, or holds no token.
+    """
+    path = admin_token_path(data)
+    try:
+        token = _read(path)
+        if token is None:
+            token = secrets.token_urlsafe(TOKEN_BYTES)
+            _write(path, token)
+    except OSError as error:
+        raise storage_error(error, f"cannot use {path}") from error
+    if len(token) < TOKEN_CHARACTERS_MIN:
+        text = f"{path} holds no token: remove the file, and the bus makes a new one"
+        raise StorageError("log.damaged", text)
+    return AdminToken(token)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, token: str) -> None:
+    # Whole or not at all, and never readable by others, not even for a moment.
+    fresh = path.with_suffix(".tmp")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+        file.flush()
+        os.fsync(descriptor)
+    fresh.replace(path)

@@ -1,0 +1,101 @@
+"""Consumers: what they report, how far behind they are, and what they hold back."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.bus.consumers import Consumers, Position, Report, lag_of
+from polybus.errors import UsageError
+from polybus.log.interface import Bounds
+from polybus.testing import ManualClock
+
+DAY_US = 86_400_000_000
+
+
+def bounds_of(topic: str) -> Bounds:
+    if topic != "news":
+        raise UsageError("topic.unknown", topic)
+    return Bounds(epoch=5, start=10, stop=30)
+
+
+def consumers(now_us: int = 1_000) -> Consumers:
+    return Consumers(clock_us=lambda: now_us, consumers_max=2, topics_max=3)
+
+
+def at(offset: int, epoch: int = 5) -> Report:
+    return Report(positions={"news": Position(epoch, offset)})
+
+
+@pytest.mark.parametrize(
+    ("topic", "position", "lag", "loss", "lost"),
+    [
+        ("news", Position(5, 12), 18, "", 0),
+        ("news", Position(5, 30), 0, "", 0),
+        ("news", Position(5, 4), 20, "expired", 6),
+        ("news", Position(4, 12), 20, "epoch", 0),
+        ("news", Position(5, 31), 0, "ahead", 0),
+        ("olds", Position(5, 12), None, "topic", 0),
+    ],
+)
+def test_lag_counts_what_can_still_be_read_and_names_what_cannot(
+    topic: str, position: Position, lag: int | None, loss: str, lost: int
+) -> None:
+    found = lag_of(topic, position, bounds_of)
+    assert (found.lag, found.data_loss, found.lost) == (lag, loss, lost)
+
+
+def test_a_report_changes_only_what_it_names() -> None:
+    book = consumers()
+    book.report("etl", Report(kind="spark", query_id="q", positions={"News": Position(5, 11)}))
+    consumer = book.report("etl", Report(rows_per_s=7.5))
+    assert (consumer.kind, consumer.query_id, consumer.rows_per_s) == ("spark", "q", 7.5)
+    assert consumer.positions == {"news": Position(5, 11)}
+
+
+def test_the_last_error_stays_known_while_the_consumer_goes_on() -> None:
+    book = consumers()
+    assert book.report("etl", Report(last_error="boom " * 1000)).failed
+    consumer = book.report("etl", at(12))
+    assert not consumer.failed
+    assert consumer.last_error.startswith("boom") and len(consumer.last_error) == 2000
+
+
+def test_there_is_an_end_to_the_number_of_consumers_and_topics() -> None:
+    book = consumers()
+    book.report("a", at(11))
+    book.report("b", at(11))
+    with pytest.raises(UsageError, match="consumers-max") as caught:
+        book.report("c", at(11))
+    assert caught.value.code == "consumer.too-many"
+    many = Report(positions={str(number): Position(1, 1) for number in range(4)})
+    with pytest.raises(UsageError, match="topics-per-request-max"):
+        book.report("a", many)
+    book.forget("a")
+    book.report("c", at(11))
+
+
+@pytest.mark.parametrize("group", ["", "x" * 256, "a\nb"])
+def test_a_group_is_printable_and_short(group: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        consumers().report(group, at(11))
+    assert caught.value.code == "consumer.invalid"
+
+
+def test_who_is_not_there_cannot_be_forgotten() -> None:
+    with pytest.raises(UsageError) as caught:
+        consumers().forget("nobody")
+    assert caught.value.code == "consumer.unknown"
+
+
+def test_the_slowest_consumer_of_this_epoch_holds_history_until_it_is_silent_too_long() -> None:
+    clock = ManualClock()
+    book = Consumers(clock_us=clock, consumers_max=9, topics_max=9)
+    start_us = clock.now_us
+    book.report("slow", at(11))
+    clock.advance(s=1.0)
+    book.report("quick", at(25))
+    book.report("of another epoch", at(1, epoch=4))
+    assert book.held_from("news", 5, seen_after_us=start_us) == 11
+    assert book.held_from("news", 5, seen_after_us=start_us + 1) == 25
+    assert book.held_from("news", 5, seen_after_us=start_us + DAY_US) is None
+    assert book.held_from("olds", 5, seen_after_us=start_us) is None
