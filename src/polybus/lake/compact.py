@@ -1,0 +1,160 @@
+"""Tidying a table: many small files become few, and leftovers go. Rows never change.
+
+Streams add a small file or two with every batch. `tidy`, called after a commit, merges them every
+COMPACT_EVERY versions. Both ends of a crash are safe: the merged file is committed in the same
+version that takes the small ones out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polybus.errors import StorageError
+from polybus.lake import files as lake_files
+from polybus.lake import versions
+from polybus.lake.files import FileNote, TableFile, note_of
+from polybus.lake.table import STAGING, Conflict, LakeTable
+from polybus.log.topics import storage_error
+
+logger = logging.getLogger("polybus.lake")
+
+WRITER = "polybus-compact"
+COMPACT_EVERY = 32
+SMALL_BYTES = 32 << 20
+TARGET_BYTES = 128 << 20
+RUN_BYTES_MAX = 256 << 20
+"""What one run of `tidy` merges at most: it happens between two batches of a stream."""
+GRACE_S = 900.0
+"""How long a file that no version names any more stays, for readers of the version before."""
+STAGING_GRACE_S = 86_400.0
+
+
+def tidy(table: LakeTable) -> None:
+    """Compact and vacuum if it is time; what goes wrong is logged and tried again later."""
+    if table.version % COMPACT_EVERY:
+        return
+    try:
+        compact(table, files_min=COMPACT_EVERY // 2, bytes_max=RUN_BYTES_MAX)
+        vacuum(table)
+    except Exception as error:
+        # The batch before it is committed: nothing that happens here may make it come again.
+        logger.warning("table %s: cannot be compacted: %s", table.name, error)
+
+
+def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = None) -> int:
+    """Merge the small files of each partition that has `files_min` of them; how many went.
+
+    Gives up (0) if another writer takes one of the files meanwhile: it will be tried again.
+
+    Raises:
+        StorageError: `lake.damaged` names a file that cannot be read; the table is as it was.
+    """
+    add: list[FileNote] = []
+    remove: list[str] = []
+    for group in _groups(table, files_min, bytes_max):
+        add.append(_merged(table, group))
+        remove += [file.path for file in group]
+    if not remove:
+        return 0
+    try:
+        table.commit(add, remove=remove, writer=WRITER, batch_id=None)
+    except Conflict:
+        for note in add:
+            (table.path / note.file.path).unlink(missing_ok=True)
+        return 0
+    return len(remove)
+
+
+def vacuum(table: LakeTable, *, grace_s: float = GRACE_S) -> int:
+    """Remove files that no version names, `grace_s` after they fell out of use; how many."""
+    named = set(table.state.files)
+    now = time.time()
+    removed = 0
+    for path in table.path.rglob("*.parquet"):
+        relative = path.relative_to(table.path)
+        if relative.parts[0] in (versions.FOLDER, STAGING) or str(relative) in named:
+            continue
+        with suppress(FileNotFoundError):
+            # Its rename into the folder counts too: a commit may be under way.
+            status = path.stat()
+            if max(status.st_mtime, status.st_ctime) <= now - grace_s:
+                path.unlink()
+                removed += 1
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(table.path / STAGING):
+            if entry.stat().st_mtime <= now - max(grace_s, STAGING_GRACE_S):
+                shutil.rmtree(entry.path, ignore_errors=True)
+    return removed
+
+
+def _groups(table: LakeTable, files_min: int, bytes_max: int | None) -> Iterator[list[TableFile]]:
+    """Small files of one partition that together make one of about the target size."""
+    small: dict[Path, list[TableFile]] = defaultdict(list)
+    for file in table.state.files.values():
+        if file.bytes < SMALL_BYTES:
+            small[Path(file.path).parent].append(file)
+    left_bytes = float("inf") if bytes_max is None else bytes_max
+    for found in small.values():
+        if len(found) < files_min:
+            continue
+        for group in _runs(found):
+            left_bytes -= sum(file.bytes for file in group)
+            if left_bytes < 0:
+                return
+            yield group
+
+
+def _runs(found: list[TableFile]) -> Iterator[list[TableFile]]:
+    run: list[TableFile] = []
+    for file in found:
+        run.append(file)
+        if sum(one.bytes for one in run) >= TARGET_BYTES:
+            yield run
+            run = []
+    if len(run) > 1:
+        yield run
+
+
+def _merged(table: LakeTable, group: list[TableFile]) -> FileNote:
+    """One file with the rows of several; columns that some lack are null there."""
+    assert table.schema is not None
+    folder = Path(group[0].path).parent
+    partitions = lake_files.partition_values(group[0].path)
+    schema = pa.schema([field for field in table.schema if field.name not in partitions])
+    path = str(folder / lake_files.new_path())
+    try:
+        paths = [table.path / file.path for file in group]
+        lake_files.write_file(table.path / path, schema, _rows(paths, schema))
+    except OSError as error:
+        raise storage_error(error, f"table {table.name}: cannot write {path}") from error
+    types = {name: table.schema.field(name).type for name in partitions}
+    return note_of(table.path, path, types)
+
+
+def _rows(paths: list[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        try:
+            with pq.ParquetFile(path) as reader:
+                for batch in reader.iter_batches(use_threads=False):
+                    yield _fitted(batch, schema)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise StorageError("lake.damaged", f"{path}: {error}") from error
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    known = batch.schema.names
+    columns = [
+        batch.column(field.name) if field.name in known else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,362 @@
+"""SQL over topics and lake tables with DuckDB: no JVM, no server, nothing copied.
+
+A topic is its Parquet history, which DuckDB reads itself, and the journal's end, which it gets as a
+stream of Arrow batches. Both are bounded by one offset of one manifest and the end is fixed when a
+statement begins, so each message is there once, however often the statement reads the topic.
+
+Only what a statement names is made known to DuckDB. It may read the files of these tables and
+nothing else, and uses at most MEMORY_MAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
+from polybus.lake.table import LakeTable, open_table, table_names
+from polybus.log.columns import SCHEMA
+from polybus.log.handover_topic import SMALL_FILE_BYTES
+from polybus.log.reader import LogReader
+
+MEMORY_MAX = "1GiB"
+SPILL_MAX = "16GiB"
+FRESH_ROWS = 8192
+"""Rows of a batch of the journal: a few of DuckDB's own vectors. Joining more costs a copy."""
+COLUMNS = (
+    *("topic", "partition", "offset", "timestamp", "key", "value", "headers"),
+    *("protocol", "sender", "epoch", "date"),
+)
+_STORED = ("offset", "timestamp", "key", "value", "headers", "protocol", "sender")
+# DuckDB's own json() takes a BLOB for the text it is shown as, and decode() fails on what is no
+# text: values come from strangers.
+_MACROS = """
+CREATE MACRO text(value BLOB) AS try(decode(value)), (value VARCHAR) AS value;
+CREATE MACRO json(value BLOB) AS try_cast(try(decode(value)) AS JSON),
+  (value VARCHAR) AS try_cast(value AS JSON);
+"""
+_DATE = 'CAST(make_timestamp(epoch_us("timestamp")) AS DATE)'
+_SYSTEM = ("information_schema", "pg_catalog")
+_PINNED = Path("/proc/self/fd")
+
+
+def connect(data: Path) -> Engine:
+    """An engine on a data folder.
+
+    Raises:
+        UsageError: `data.not-found`; `sql.engine-missing`, DuckDB is not installed.
+    """
+    return Engine(data)
+
+
+class Engine:
+    """DuckDB on a data folder: a context manager, for one thread."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self._reader = LogReader(data)
+        self._reading = threading.Lock()
+        self._topics = frozenset(self._reader.topics(system=True))
+        self._duckdb = _duckdb()
+        self._spill = tempfile.mkdtemp(prefix="polybus-sql-")
+        self._pins: list[int] = []
+        self._connection: Any = None
+        self._failure: PolybusError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._forget()
+        shutil.rmtree(self._spill, ignore_errors=True)
+
+    def tables(self) -> list[str]:
+        """Every name a statement may use."""
+        return sorted({*self._topics, *table_names(self.data)})
+
+    def query(self, sql: str) -> Any:
+        """Run one statement on the topics and tables as they are now: DuckDB's own result.
+
+        Raises:
+            UsageError: `sql.invalid` (with the place in the text), `sql.table-unknown`,
+                `sql.statement` (it is not one statement that only reads).
+            StorageError: `log.damaged`, `lake.damaged` or `sql.unreadable` name a file.
+        """
+        return self._attempt(with_offset_quoted(sql), lambda text: self._connection.execute(text))
+
+    def stream(self, sql: str, *, batch_rows: int = 2048) -> tuple[pa.Schema, Iterator[Any]]:
+        """As `query`: the columns, and the rows in record batches, as they are found."""
+
+        def run(text: str) -> Any:
+            try:
+                return self._connection.sql(text).to_arrow_reader(batch_rows)
+            except self._duckdb.BinderException:
+                self._connection.execute(text)  # Fails in the same way, and says where in the text.
+                raise
+
+        reader = self._attempt(with_offset_quoted(sql), run)
+        return reader.schema, self._batches_of(reader)
+
+    def _attempt(self, text: str, run: Callable[[str], Any]) -> Any:
+        """Make known what the statement names, and run it."""
+        with self._explained():
+            self._open()
+            named = self._named(text)
+            try:
+                self._register_all(named)
+                return run(text)
+            except self._duckdb.BinderException:
+                if named.everything:
+                    raise
+            # A column may be needed in a way that cannot be read off the text.
+            self._open()
+            self._register_all(named._replace(everything=True))
+            return run(text)
+
+    def _batches_of(self, reader: Any) -> Iterator[Any]:
+        with self._explained():
+            yield from reader
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """DuckDB's errors as ours."""
+        duckdb = self._duckdb
+        self._failure = None
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            if self._failure is not None:
+                # DuckDB was reading from us; what it says is only that this failed.
+                raise self._failure from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                text = f"it needs more than {MEMORY_MAX} of memory: {_one_line(error)}"
+                raise UsageError("sql.failed", text) from error
+            if isinstance(
+                error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException
+            ):
+                raise UsageError("sql.invalid", str(error).strip()) from error
+            if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
+                raise StorageError("sql.unreadable", _one_line(error)) from error
+            raise UsageError("sql.failed", str(error).strip()) from error
+
+    def _register_all(self, named: Named) -> None:
+        paths: list[str] = []
+        for parts in named.tables:
+            paths += self._register(parts, named)
+        self._connection.execute(f"SET allowed_paths = {_listed(paths)}")
+        for setting in ("enable_external_access = false", "lock_configuration = true"):
+            self._connection.execute(f"SET {setting}")
+
+    # Opening.
+
+    def _open(self) -> None:
+        """A connection that knows no table yet: what is registered is of one moment."""
+        self._forget()
+        settings = {
+            "memory_limit": MEMORY_MAX,
+            "temp_directory": self._spill,
+            "max_temp_directory_size": SPILL_MAX,
+            "autoinstall_known_extensions": False,
+            "python_enable_replacements": False,
+        }
+        self._connection = self._duckdb.connect(":memory:", config=settings)
+        self._connection.execute(_MACROS)
+        with contextlib.suppress(self._duckdb.Error):
+            self._connection.execute("SET TimeZone = 'UTC'")
+
+    def _forget(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        for descriptor in self._pins:
+            os.close(descriptor)
+        self._pins.clear()
+
+    def _named(self, text: str) -> Named:
+        """What the statement names. Raises UsageError `sql.invalid`, `sql.statement`."""
+        statements = self._connection.extract_statements(text)
+        kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
+        if len(kinds) != 1:
+            raise UsageError("sql.statement", f"one statement at a time; these are {len(kinds)}")
+        if kinds[0] not in ("SELECT", "EXPLAIN"):
+            raise UsageError("sql.statement", f"{kinds[0]} is not among what is run: only SELECT")
+        text = without_explain(text) if kinds[0] == "EXPLAIN" else text
+        found = self._connection.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
+        return named_in(json.loads(found[0][0]))
+
+    # What a statement names.
+
+    def _register(self, parts: tuple[str, ...], named: Named) -> list[str]:
+        """Make a view of a topic or a table; the files it reads."""
+        if parts[0].lower() in _SYSTEM:
+            return []
+        name = ".".join(parts)
+        topic = name.lower()
+        table = self._table(parts)
+        if topic in self._topics and not (len(parts) > 1 and parts[0] == "tables" and table):
+            query, paths = self._topic_query(topic, named)
+        elif table is not None:
+            query, paths = self._table_query(table)
+        else:
+            raise unknown_table(name, self.tables())
+        if len(parts) > 2:
+            text = f'{name}: names of more than two parts need quotes: "{name}"'
+            raise UsageError("sql.invalid", text)
+        if len(parts) == 2:
+            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(parts[0])}")
+        view = ".".join(map(_quoted, parts))
+        self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
+        return paths
+
+    def _table(self, parts: Sequence[str]) -> LakeTable | None:
+        known = {name.lower(): name for name in table_names(self.data)}
+        wanted = parts[1:] if len(parts) > 1 and parts[0] == "tables" else parts
+        name = known.get(".".join(wanted).lower())
+        return None if name is None else open_table(self.data, name)
+
+    def _topic_query(self, topic: str, named: Named) -> tuple[str, list[str]]:
+        history = self._reader.history(topic)
+        stop = max(self._reader.bounds(topic).stop, history.handed_over)
+        settled = [str(file.path.absolute()) for file in history.files]
+        pinned = ""
+        if history.files and history.files[-1].bytes < SMALL_FILE_BYTES:
+            # The hand-over may replace the last file while we read; open, it stays.
+            pinned = self._pin(Path(settled[-1]))
+            settled.pop()
+        columns = [name for name in COLUMNS if named.everything or name in named.words]
+        columns = columns or ["offset"]
+        parts = []
+        made = {"topic": f"{_text(topic)}", "partition": "0", "epoch": f"{history.epoch}::BIGINT"}
+        if settled:
+            source = f"read_parquet({_listed(settled)}, hive_partitioning = true, "
+            parts.append(_select(columns, made, source + "hive_types = {'date': DATE})"))
+        made["date"] = _DATE
+        if pinned:
+            source = f"read_parquet({_text(pinned)}, hive_partitioning = false)"
+            parts.append(_select(columns, made, source))
+        if history.handed_over < stop or not parts:
+            needed = {*columns, "timestamp"} if "date" in columns else {*columns}
+            stored = [name for name in _STORED if name in needed]
+            fresh = _Fresh(self, topic, (history.handed_over, stop), stored or ["offset"])
+            view = f"__fresh_{topic}"
+            self._connection.register(view, fresh)
+            parts.append(_select(columns, made, _quoted(view)))
+        return " UNION ALL ".join(parts), [*settled, *([pinned] if pinned else [])]
+
+    def _pin(self, path: Path) -> str:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            text = f"{path}: {error.strerror}; if a hand-over replaced it, the next try succeeds"
+            raise StorageError("sql.unreadable", text) from error
+        self._pins.append(descriptor)
+        return str(_PINNED / str(descriptor)) if _PINNED.is_dir() else str(path)
+
+    def _table_query(self, table: LakeTable) -> tuple[str, list[str]]:
+        paths = [str(path) for path in table.files()]
+        if not paths:
+            assert table.schema is not None
+            view = f"__empty_{table.name}"
+            self._connection.register(view, table.schema.empty_table())
+            return f"SELECT * FROM {_quoted(view)}", []
+        missing = [path for path in paths if not os.path.exists(path)]
+        if missing:
+            raise StorageError("lake.damaged", f"table {table.name}: {missing[0]} is missing")
+        source = f"read_parquet({_listed(paths)}, hive_partitioning = true, union_by_name = true)"
+        return f"SELECT * FROM {source}", paths
+
+    def batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
+        """The fresh end of a topic. DuckDB may pull several streams from several threads."""
+        with self._reading:
+            found = self._reader.read(topic, *bounds, columns=columns, rows_max=FRESH_ROWS)
+        try:
+            while True:
+                with self._reading:
+                    batch = next(found, None)
+                if batch is None:
+                    return
+                yield batch
+        except PolybusError as error:
+            self._failure = error
+            raise
+
+
+class _Fresh:
+    """The journal's end as DuckDB takes it: each scan asks for a stream of its own."""
+
+    def __init__(
+        self, engine: Engine, topic: str, bounds: tuple[int, int], columns: list[str]
+    ) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._bounds = bounds
+        self._columns = columns
+        self._schema = pa.schema([SCHEMA.field(name) for name in columns])
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        batches = self._engine.batches(self._topic, self._bounds, self._columns)
+        reader = pa.RecordBatchReader.from_batches(self._schema, batches)
+        return reader.__arrow_c_stream__()
+
+
+def unknown_table(name: str, known: Sequence[str]) -> UsageError:
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"; did you mean {', '.join(near)}?" if near else f"; there are {_first(known)}"
+    return UsageError("sql.table-unknown", f"there is no topic or table {name}{hint}")
+
+
+def _first(known: Sequence[str]) -> str:
+    if not known:
+        return "none yet"
+    return ", ".join(known[:10]) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
+
+
+def _select(columns: Sequence[str], made: dict[str, str], source: str) -> str:
+    chosen = ", ".join(
+        f"{made[name]} AS {_quoted(name)}" if name in made else _quoted(name) for name in columns
+    )
+    return f"SELECT {chosen} FROM {source}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return "[" + ", ".join(map(_text, paths)) + "]"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise UsageError("sql.engine-missing", "DuckDB is not installed") from error
+    return duckdb

@@ -1,0 +1,197 @@
+"""The Parquet files of a lake table: what one holds, and how one is written.
+
+A file says its own columns, rows and statistics in its footer; a `FileNote` is what a table wants
+to know of it before it takes the file in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polybus.errors import StorageError
+from polybus.lake.variant import mark_variants
+from polybus.log.parquet import timestamp_us_of
+
+ROW_GROUP_ROWS = 128 << 10
+SPARK_TYPE = b"spark.type"
+"""Field metadata: Spark's own name of a column's type, which Arrow may not know (VARIANT)."""
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+_EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class TableFile(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """A file of a table, as a version lists it.
+
+    `ranges` are the smallest and the largest value of the columns worth skipping files by:
+    `offset`, and timestamps in microseconds since 1970.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    ranges: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileNote:
+    """A file that is in the table's folder and not yet part of the table."""
+
+    file: TableFile
+    schema: pa.Schema
+
+
+def note_of(
+    folder: Path, path: str, partition_types: Mapping[str, pa.DataType] | None = None
+) -> FileNote:
+    """What the footer of `folder/path` says.
+
+    Columns in the names of folders (`topic=orders/`) are text unless `partition_types` says more.
+
+    Raises:
+        StorageError: `lake.damaged`, it is no whole Parquet file.
+    """
+    full = folder / path
+    try:
+        footer = pq.read_metadata(full)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StorageError("lake.damaged", f"{full}: {error}") from error
+    schema = plain_schema(footer.schema.to_arrow_schema())
+    for name in partition_values(path):
+        schema = schema.append(pa.field(name, (partition_types or {}).get(name, pa.string())))
+    file = TableFile(
+        path=path, rows=footer.num_rows, bytes=full.stat().st_size, ranges=_ranges(footer)
+    )
+    return FileNote(file, schema)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns alone, all nullable, each with Spark's name of its type if Spark wrote it."""
+    known = json.loads((schema.metadata or {}).get(_SPARK_SCHEMA, b'{"fields": []}'))
+    types = {field["name"]: field["type"] for field in known["fields"]}
+    fields = []
+    for field in schema:
+        named = types.get(field.name)
+        metadata = None if named is None else {SPARK_TYPE: json.dumps(named).encode()}
+        # What was there already stays: a schema of a version goes through here too.
+        kept = {SPARK_TYPE: field.metadata[SPARK_TYPE]} if _has_spark_type(field) else None
+        fields.append(pa.field(field.name, field.type, metadata=metadata or kept))
+    return pa.schema(fields)
+
+
+def _has_spark_type(field: Any) -> bool:
+    return field.metadata is not None and SPARK_TYPE in field.metadata
+
+
+def is_variant(field: Any) -> bool:
+    """Whether a column of a table's schema is VARIANT, which to Arrow is a struct of two."""
+    return _has_spark_type(field) and field.metadata[SPARK_TYPE] == b'"variant"'
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """The columns in the names of a file's folders: `date=2026-01-31/part.parquet`."""
+    found: dict[str, str | None] = {}
+    for part in Path(path).parent.parts:
+        name, equals, value = part.partition("=")
+        if equals:
+            text = unquote(value)
+            found[unquote(name)] = None if text == _EMPTY_PARTITION else text
+    return found
+
+
+def partition_folder(values: Mapping[str, object]) -> str:
+    """The folders of a partition, as Spark names them: `topic=orders/date=2026-01-31`."""
+    return "/".join(
+        f"{quote(name, safe=' $-')}="
+        + (_EMPTY_PARTITION if value is None else quote(str(value), safe=" $-"))
+        for name, value in values.items()
+    )
+
+
+def new_path(values: Mapping[str, object] | None = None) -> str:
+    """A path for a new file that no other file has."""
+    name = f"{uuid.uuid4().hex}.parquet"
+    folder = partition_folder(values or {})
+    return f"{folder}/{name}" if folder else name
+
+
+def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write a whole file, zstd; its folder must exist. Committing it fsyncs it.
+
+    Columns that the schema's metadata says are VARIANT are so in the file.
+    Holds one row group in memory. Nothing is left if it fails.
+    """
+    held: list[pa.RecordBatch] = []
+    held_rows = 0
+    try:
+        with pq.ParquetWriter(
+            path, schema, compression="zstd", compression_level=3, write_page_checksum=True
+        ) as writer:
+            for batch in batches:
+                held.append(batch)
+                held_rows += batch.num_rows
+                if held_rows >= ROW_GROUP_ROWS:
+                    writer.write_table(pa.Table.from_batches(held, schema))
+                    held, held_rows = [], 0
+            if held:
+                writer.write_table(pa.Table.from_batches(held, schema))
+        mark_variants(path, [field.name for field in schema if is_variant(field)])
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _ranges(footer: Any) -> dict[str, tuple[int, int]]:
+    """The ranges of the columns that are `offset` or timestamps, where every row group has one."""
+    wanted = [
+        index for index in range(footer.num_columns) if _worth_a_range(footer.schema.column(index))
+    ]
+    found: dict[str, tuple[int, int]] = {}
+    for index in wanted:
+        name = footer.schema.column(index).name
+        ends = [
+            _ends(footer.row_group(group).column(index)) for group in range(footer.num_row_groups)
+        ]
+        known = [one for one in ends if one is not None]
+        if known and len(known) == len(ends):
+            found[name] = (min(low for low, _ in known), max(high for _, high in known))
+    return found
+
+
+def _worth_a_range(column: Any) -> bool:
+    if column.path != column.name:
+        return False  # A part of a list, a map or a struct.
+    if column.name == "offset":
+        return bool(column.physical_type == "INT64")
+    return bool(column.logical_type.type == "TIMESTAMP")
+
+
+def _ends(chunk: Any) -> tuple[int, int] | None:
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    low, high = statistics.min, statistics.max
+    if isinstance(low, datetime):
+        if low.tzinfo is None:
+            return None
+        return timestamp_us_of(low), timestamp_us_of(high)
+    return int(low), int(high)

@@ -1,0 +1,70 @@
+"""What the bus's config says to the pipeline, as a file: the pipeline is another process.
+
+    DATA/pipeline/settings.json
+
+The bus writes it at every start; the pipeline looks at it before every micro-batch, so a change
+takes hold with a restart of the bus alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from polybus.config import Config, Pipeline, Topic
+from polybus.errors import StorageError
+from polybus.log.disk import OsDisk, replace_file
+from polybus.log.topics import storage_error
+
+NAME = "settings.json"
+
+
+class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The group `pipeline` of the config, and the topics that say how they are decoded."""
+
+    pipeline: Pipeline = Pipeline()
+    topics: tuple[Topic, ...] = ()
+
+
+def of_config(config: Config) -> PipelineSettings:
+    declared = tuple(
+        topic
+        for topic in config.topic_list()
+        if topic.format != "any" or topic.schema or topic.message_id or topic.event_time
+    )
+    return PipelineSettings(pipeline=config.pipeline, topics=declared)
+
+
+def path_of(data: Path) -> Path:
+    return data / "pipeline" / NAME
+
+
+def write(data: Path, config: Config) -> None:
+    """Tell the pipeline of the folder. Raises StorageError `log.full`, `log.failed`."""
+    path = path_of(data)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, msgspec.json.encode(of_config(config)), OsDisk())
+    except OSError as error:
+        raise storage_error(error, f"cannot write {path}") from error
+
+
+def read(data: Path) -> PipelineSettings:
+    """What the last bus on the folder said; the defaults where none has.
+
+    Raises:
+        StorageError: `log.damaged`, the file is not what a bus writes.
+    """
+    path = path_of(data)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return PipelineSettings()
+    except OSError as error:
+        raise storage_error(error, f"cannot read {path}") from error
+    try:
+        return msgspec.json.decode(content, type=PipelineSettings)
+    except msgspec.DecodeError as error:
+        text = f"{path}: {error}; a restart of the bus writes it anew"
+        raise StorageError("log.damaged", text) from error

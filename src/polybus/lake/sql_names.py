@@ -1,0 +1,111 @@
+"""What a SQL statement names: its tables, and the columns it may need, read off DuckDB's own parse.
+
+Nothing is bound here, so a statement can be looked at before the tables it names are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+_TOKENS = re.compile(
+    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*` | --[^\n]* | /\*.*?\*/
+      | (?P<offset>\boffset\b)(?P<next>\s*)""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_EXPLAIN = re.compile(r"\A\s*explain(\s+analyze)?\s+", re.IGNORECASE)
+
+
+class Named(NamedTuple):
+    """What a statement refers to.
+
+    Attributes:
+        tables: each table's name in its parts, as written: `orders.eu` has two, `"orders.eu"` one.
+        words: every name in the statement, lower case: a column that is not here is not needed.
+        everything: the statement may need columns that it does not name (`*`, `SELECT t FROM t`).
+    """
+
+    tables: list[tuple[str, ...]]
+    words: frozenset[str]
+    everything: bool
+
+
+def with_offset_quoted(sql: str) -> str:
+    """The statement with the column `offset` in quotes: DuckDB takes the word for its clause.
+
+    The clause is followed by a number; nothing that follows a column is.
+    """
+
+    def quoted(found: re.Match[str]) -> str:
+        if found["offset"] is None:
+            return found[0]
+        at = found.start()
+        if at and sql[at - 1] in ".$@":
+            return found[0]
+        following = sql[found.end() : found.end() + 1]
+        is_clause = following.isdigit() or following in ("?", "$", ":", "(")
+        return found[0] if is_clause else f'"{found["offset"]}"{found["next"]}'
+
+    return _TOKENS.sub(quoted, sql)
+
+
+def without_explain(sql: str) -> str:
+    """The statement that an EXPLAIN is about."""
+    return _EXPLAIN.sub("", sql, count=1)
+
+
+def named_in(tree: Any) -> Named:
+    """What the tree of `json_serialize_sql` names."""
+    nodes = list(_nodes(tree))
+    local = {
+        str(entry["key"]).lower()
+        for node in nodes
+        for entry in _entries(node.get("cte_map"))
+        if "key" in entry
+    }
+    tables = []
+    aliases = set()
+    for node in nodes:
+        if node.get("type") == "BASE_TABLE":
+            parts = (node.get("catalog_name"), node.get("schema_name"), node.get("table_name"))
+            path = tuple(str(part) for part in parts if part)
+            if not (len(path) == 1 and path[0].lower() in local):
+                tables.append(path)
+            aliases |= {path[-1].lower(), str(node.get("alias") or path[-1]).lower()}
+    references = {
+        str(node["column_names"][-1]).lower()
+        for node in nodes
+        if node.get("class") == "COLUMN_REF" and node.get("column_names")
+    }
+    everything = bool(references & aliases) or any(
+        node.get("class") == "STAR" or node.get("ref_type") == "NATURAL" for node in nodes
+    )
+    return Named(list(dict.fromkeys(tables)), frozenset(_words(tree)), everything)
+
+
+def _entries(cte_map: Any) -> list[dict[str, Any]]:
+    return list(cte_map.get("map", [])) if isinstance(cte_map, dict) else []
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    pending = [tree]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            yield one
+            pending.extend(one.values())
+        elif isinstance(one, list):
+            pending.extend(one)
+
+
+def _words(tree: Any) -> Iterator[str]:
+    pending = [tree]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, str):
+            yield one.lower()
+        elif isinstance(one, dict):
+            pending.extend(one.values())
+        elif isinstance(one, list):
+            pending.extend(one)

@@ -1,0 +1,48 @@
+"""VARIANT columns that pyarrow wrote are VARIANT to others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from polybus.lake.files import SPARK_TYPE, write_file
+from polybus.lake.variant import mark_variants
+
+BODY = pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)])
+ONE = {"value": b"\x02\x01\x00\x00\x02\x0c\x01", "metadata": b"\x01\x01\x00\x01a"}  # {"a": 1}
+
+
+def test_columns_with_sparks_type_are_written_as_variant(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            pa.field("nested", pa.struct([("body", pa.list_(pa.int32()))])),
+            pa.field("body", BODY, metadata={SPARK_TYPE: b'"variant"'}),
+            pa.field("headers", pa.map_(pa.string(), pa.binary())),
+            pa.field("plain", BODY),
+        ]
+    )
+    row = {"nested": {"body": [1]}, "body": ONE, "headers": [("k", b"v")], "plain": ONE}
+    table = pa.Table.from_pylist([row, row | {"body": None}], schema)
+    write_file(tmp_path / "x.parquet", schema, table.to_batches())
+    sql = "SELECT typeof(body), body.a, typeof(plain), headers, nested FROM read_parquet(?)"
+    found = duckdb.connect().execute(sql, [str(tmp_path / "x.parquet")]).fetchall()
+    assert [row[:2] for row in found] == [("VARIANT", 1), ("VARIANT", None)]
+    assert found[0][2].startswith("STRUCT")
+    assert found[0][3:] == ({"k": b"v"}, {"body": [1]})
+    assert pq.read_table(tmp_path / "x.parquet").column("body").to_pylist() == [ONE, None]
+
+
+@pytest.mark.parametrize("columns", [1, 14, 15, 200])
+def test_any_number_of_columns_can_stand_around_it(tmp_path: Path, columns: int) -> None:
+    names = [f"c{number}" for number in range(columns)]
+    table = pa.table({name: [1] for name in names} | {"v": pa.array([ONE], BODY)})
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path)
+    mark_variants(path, ["v"])
+    mark_variants(path, ["v"])  # Twice is once.
+    assert str(pq.read_metadata(path).schema).count("Variant(1)") == 1
+    assert pq.read_table(path) == table
