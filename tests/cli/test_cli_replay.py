@@ -1,0 +1,344 @@
+"""`polybus replay`: history into any topic and protocol, and dead letters back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import pyarrow as pa
+import pytest
+from cli_kit import COMMAND, ServedBus, environment, polybus, serve
+from click.testing import CliRunner
+
+import polybus as library
+from polybus.cli import main
+from polybus.cli.replay_history import LocalHistory, RemoteHistory, span_of
+from polybus.cli.replay_pace import ROWS_MAX, Pace, Schedule, Slot, parse_rate, parse_speed
+from polybus.cli.replay_target import Rows, ndjson, split_url
+from polybus.errors import UsageError
+from polybus.lake.table import open_table
+
+TARGETS = ("copy", "boson", "props", "goms", "http", "max", "rated", "slow", "json")
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBus]:
+    with serve(tmp_path_factory.mktemp("bus"), "news", "empty", *TARGETS) as served:
+        lines = [
+            {"value": number, "key": f"k{number}", "headers": {"n": str(number)}}
+            for number in range(5)
+        ]
+        body = "\n".join(map(json.dumps, lines))
+        answer = httpx.post(
+            f"{served.url('http')}/v1/topics/news/messages",
+            content=body,
+            headers={"content-type": "application/x-ndjson"},
+        )
+        assert answer.status_code == 200
+        yield served
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """The command in this process: quicker, and the same otherwise."""
+    result = CliRunner().invoke(main, arguments, env={"POLYBUS_URL": None})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return subprocess.CompletedProcess(
+        arguments, result.exit_code, result.stdout_bytes, result.stderr_bytes
+    )
+
+
+def stored(bus: ServedBus, topic: str) -> list[dict[str, Any]]:
+    answer = httpx.get(f"{bus.url('http')}/v1/topics/{topic}/messages")
+    found: list[dict[str, Any]] = answer.json()["messages"]
+    return found
+
+
+def values(bus: ServedBus, topic: str) -> list[Any]:
+    return [message["value"] for message in stored(bus, topic)]
+
+
+# The command
+
+
+def test_history_goes_into_a_topic_with_its_keys_and_headers(bus: ServedBus) -> None:
+    done = run(
+        *("replay", "news", "--into", "copy", "--from", "1", "--to", "4", "--data", str(bus.data))
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"replayed 3 messages of news into copy at http://127.0.0.1:")
+    assert [(one["value"], one["key"], one["headers"]) for one in stored(bus, "copy")] == [
+        (number, f"k{number}", {"n": str(number)}) for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "topic", "headers", "keys"),
+    [
+        ("boson", "boson", False, False),
+        ("boson+properties", "props", True, False),
+        ("goms", "goms", True, False),
+        ("ws", "http", True, True),
+    ],
+)
+def test_history_goes_out_over_any_protocol_and_says_what_it_cannot_carry(
+    bus: ServedBus, scheme: str, topic: str, headers: bool, keys: bool
+) -> None:
+    into = f"{bus.url(scheme)}/{topic}"
+    done = run("replay", "news", "--into", into, "--url", bus.url("http"), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["messages"], told["done"], told["next"]) == (5, True, 5)
+    assert told["keys-left-out"] == (0 if keys else 5)
+    assert told["headers-left-out"] == (0 if headers else 5)
+    found = stored(bus, topic)
+    assert [one["value"] for one in found] == list(range(5))
+    assert [bool(one["headers"]) for one in found] == [headers] * 5
+    assert [one["key"] is not None for one in found] == [keys] * 5
+
+
+def test_a_dry_run_says_what_would_go_and_publishes_nothing(bus: ServedBus) -> None:
+    arguments = ["replay", "news", "--into", "empty", "--rate", "2/s", "--dry-run"]
+    done = run(*arguments, "--data", str(bus.data))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"would replay 5 messages of news, offsets 0 to 5, into empty at")
+    assert b"in 2.5 s or more" in done.stdout
+    told = json.loads(run(*arguments, "--json", "--data", str(bus.data)).stdout)
+    assert (told["messages"], told["from"], told["to"], told["dry-run"]) == (5, 0, 5, True)
+    assert stored(bus, "empty") == []
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "count"),
+    [
+        ("2020-01-01T00:00:00Z", "latest", 5),
+        ("2100-01-01T00:00:00Z", "latest", 0),
+        ("earliest", "2020-01-01T00:00:00Z", 0),
+        ("latest", "latest", 0),
+        ("2", "4", 2),
+    ],
+)
+def test_offsets_and_times_choose_what_is_replayed_from_files_and_over_http(
+    bus: ServedBus, start: str, stop: str, count: int
+) -> None:
+    for history in (LocalHistory(bus.data), RemoteHistory(bus.url("boson"))):
+        span = span_of(history, "news", start, stop)
+        assert len(span) == count
+        found = [rows.num_rows for rows in history.read("news", span.start, span.stop)]
+        assert sum(found) == count
+
+
+def test_a_rate_is_kept(bus: ServedBus) -> None:
+    arguments = ["replay", "news", "--into", "rated", "--speed", "max", "--rate", "10", "--json"]
+    done = run(*arguments, "--data", str(bus.data))
+    told = json.loads(done.stdout)
+    assert told["messages"] == 5 and told["seconds"] >= 0.4
+
+
+def test_a_replay_that_is_stopped_says_where_and_how_to_go_on(bus: ServedBus) -> None:
+    arguments = ["replay", "news", "--into", "slow", "--speed", "max", "--rate", "0.5"]
+    with subprocess.Popen(
+        [*COMMAND, *arguments, "--data", str(bus.data)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not stored(bus, "slow") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    sent = len(stored(bus, "slow"))
+    assert process.returncode == 1
+    assert f"replayed {sent} messages".encode() in out
+    assert (
+        f"stopped at offset {sent}; go on with: polybus replay news --from {sent}".encode() in err
+    )
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["news"], 2, b"--into"),
+        (["nix", "--into", "copy"], 1, b"topic.unknown"),
+        (["news", "--into", "nix"], 1, b"topic.unknown"),
+        (["news", "--into", "$events"], 1, b"topic.reserved"),
+        (["news", "--into", "copy", "--from", "99"], 1, b"it holds 0 to 5"),
+        (["news", "--into", "copy", "--from", "5:1"], 1, b"another epoch"),
+        (["news", "--into", "copy", "--from", "yesterday"], 2, b"position.invalid"),
+        (["news", "--into", "copy", "--speed", "fast"], 2, b"original, max or a multiple"),
+        (["news", "--into", "copy", "--rate", "0"], 2, b"messages a second"),
+        (["news", "--into", "copy", "--reason", "x"], 2, b"--dead-letters"),
+        (["news", "--into", "gopher://x/y"], 2, b"client.scheme"),
+        (["news", "--dead-letters"], 2, b"--dead-letters takes"),
+        (["--dead-letters"], 1, b"lake.unknown"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    bus: ServedBus, arguments: list[str], code: int, said: bytes
+) -> None:
+    done = run("replay", *arguments, "--data", str(bus.data))
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_replay_into_a_stopped_bus_says_that_none_runs(tmp_path: Path) -> None:
+    with serve(tmp_path, "news"):
+        pass
+    done = run("replay", "news", "--into", "news", "--data", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"polybus: client.unreachable: no bus runs on")
+
+
+def test_there_is_a_clear_error_where_there_is_no_log(tmp_path: Path) -> None:
+    done = run("replay", "news", "--into", "news", "--data", str(tmp_path / "nowhere"))
+    assert done.returncode == 1 and b"data.not-found" in done.stderr
+
+
+# Dead letters
+
+
+def quarantine(data: Path, *rows: tuple[str, int, bytes, str]) -> None:
+    table = pa.table(
+        {
+            "topic": [topic for topic, *_ in rows],
+            "epoch": pa.array([7] * len(rows), pa.int64()),
+            "offset": pa.array([offset for _, offset, *_ in rows], pa.int64()),
+            "timestamp": pa.array([0] * len(rows), pa.timestamp("us", "UTC")),
+            "protocol": ["goms"] * len(rows),
+            "sender": ["x"] * len(rows),
+            "key": pa.array([b"k"] * len(rows), pa.binary()),
+            "value": pa.array([value for *_, value, _ in rows], pa.binary()),
+            "headers": pa.array([[("a", b"1")]] * len(rows), pa.map_(pa.string(), pa.binary())),
+            "reason": [reason for *_, reason in rows],
+            "quarantined_at": pa.array([0] * len(rows), pa.timestamp("us", "UTC")),
+        }
+    )
+    open_table(data, "quarantine").append(table, writer="test", batch_id=None)
+
+
+def test_dead_letters_go_back_once_with_the_place_they_were_at(tmp_path: Path) -> None:
+    with serve(tmp_path, "news", "sport") as bus:
+        quarantine(
+            tmp_path,
+            ("news", 3, b"{", "not JSON"),
+            ("sport", 9, b"\xff", "not text"),
+            ("news", 4, b"}", "wrong schema"),
+        )
+        dead = ["replay", "--dead-letters", "--json", "--data", str(tmp_path)]
+        told = json.loads(run(*dead, "--dry-run").stdout)
+        assert told["messages"] == 3 and len(told["waiting"]) == 3
+        assert stored(bus, "news") == []
+
+        done = run(*dead, "--topic", "News", "--reason", "json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["topics"] == {"news": 1}
+        (letter,) = stored(bus, "news")
+        assert (letter["text"], letter["key"]) == ("{", "k")
+        assert letter["headers"] == {"a": "1", "replayed-from": "news:7:3"}
+
+        assert json.loads(run(*dead).stdout)["messages"] == 2
+        assert json.loads(run(*dead).stdout)["messages"] == 0
+        assert (len(stored(bus, "news")), len(stored(bus, "sport"))) == (2, 1)
+        quarantine(tmp_path, ("news", 5, b"x", "late"))
+        done = run(*dead[:2], "--rate", "5/s", "--data", str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, b"put 1 of 1 dead letters back\n")
+
+
+def test_a_dead_letter_whose_topic_is_gone_stays(tmp_path: Path) -> None:
+    with serve(tmp_path, "news") as bus:
+        quarantine(tmp_path, ("news", 1, b"1", "why"), ("gone", 2, b"2", "why"))
+        done = run("replay", "--dead-letters", "--data", str(tmp_path))
+        assert done.returncode == 1
+        assert b"put 1 of 2 dead letters back" in done.stdout
+        assert b"topic.unknown" in done.stderr
+        run("topics", "create", "gone", "--data", str(tmp_path))
+        done = run("replay", "--dead-letters", "--data", str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, b"put 1 of 1 dead letters back\n")
+        assert values(bus, "news") == [1]
+
+
+# Its parts
+
+
+def test_the_original_pace_is_that_of_the_timestamps() -> None:
+    times_us = [1_000_000, 1_005_000, 1_500_000, 3_000_000]
+    slots = list(Schedule(Pace(speed=2.0)).slots(times_us))
+    assert slots == [Slot(0, 2, 0.0), Slot(2, 3, 0.25), Slot(3, 4, 1.0)]
+
+
+def test_at_full_speed_messages_go_in_batches() -> None:
+    slots = list(Schedule(Pace()).slots([5] * (ROWS_MAX + 1)))
+    assert slots == [Slot(0, ROWS_MAX, 0.0), Slot(ROWS_MAX, ROWS_MAX + 1, 0.0)]
+
+
+def test_a_rate_holds_over_batches() -> None:
+    schedule = Schedule(Pace(rate=100.0))
+    first = list(schedule.slots([0] * 4))
+    second = list(schedule.slots([0] * 2))
+    assert [slot.due_s for slot in (*first, *second)] == [0.0, 0.02, 0.04]
+
+
+def test_a_clock_that_went_backwards_delays_nothing() -> None:
+    slots = list(Schedule(Pace(speed=1.0)).slots([2_000_000, 1_000_000, 2_500_000]))
+    assert slots == [Slot(0, 2, 0.0), Slot(2, 3, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"), [("max", None), ("original", 1.0), ("2x", 2.0), ("0.5x", 0.5)]
+)
+def test_a_speed_is_read(text: str, speed: float | None) -> None:
+    assert parse_speed(text) == speed
+
+
+@pytest.mark.parametrize("text", ["0x", "x", "-1x", "2"])
+def test_a_speed_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        parse_speed(text)
+
+
+def test_a_rate_is_read_with_and_without_its_unit() -> None:
+    assert (parse_rate("500"), parse_rate("2.5/s"), parse_rate(None)) == (500.0, 2.5, None)
+
+
+def test_a_url_names_its_topic_or_keeps_the_replayed_one() -> None:
+    assert split_url("boson://h:1/a%20b", "news") == ("boson://h:1", "a b")
+    assert split_url("http://h:1", "news") == ("http://h:1", "news")
+    with pytest.raises(UsageError):
+        split_url("http://h:1//", "news")
+
+
+def test_bodies_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polybus.cli.replay_target.REQUEST_BYTES_MAX", 100)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([b"k"] * 3, pa.binary()),
+            "value": pa.array([b"x" * 60] * 3, pa.binary()),
+            "headers": pa.array([None] * 3, pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    bodies = ndjson(Rows(batch))
+    assert len(bodies) == 3 and all(json.loads(body)["base64"] for body in bodies)
+
+
+def test_a_replayed_message_reaches_live_subscribers(bus: ServedBus) -> None:
+    async def follow() -> bytes:
+        async with library.connect(bus.url("goms")) as client, client.subscribe("json") as messages:
+            done = await asyncio.to_thread(
+                polybus,
+                *("replay", "news", "--to", "1", "--into", "json", "--data", str(bus.data)),
+            )
+            assert done.returncode == 0, done.stderr
+            return (await anext(messages)).value
+
+    assert asyncio.run(follow()) == b"0"
