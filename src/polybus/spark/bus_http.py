@@ -1,0 +1,211 @@
+"""Small, blocking HTTP calls to the bus: for drivers, tasks and tools that have no event loop.
+
+    url = bus_url(data)                      # where the bus of a data folder listens
+    text = request_json(url, "GET", "/v1/topics", token=read_token(data))
+
+What the bus refuses comes back as the bus's own error, with its code and text; a bus that cannot
+be reached is `client.unreachable`, one that goes away during a call `client.disconnected`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urlsplit
+
+from polybus.errors import BusyError, PolybusError, StorageError, UsageError
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+RETRY_FIRST_S = 0.05
+RETRY_LAST_S = 1.0
+JSON = "application/json"
+GONE = ("client.unreachable", "client.disconnected")
+"""The codes of a bus that is not there, as against one that says no."""
+RUN_NOTE = "run.json"
+TOKEN_FILE = "admin.token"
+
+T = TypeVar("T")
+Body = bytes | BinaryIO | None
+
+
+def bus_url(data: Path) -> str:
+    """Where the running bus of a data folder answers HTTP.
+
+    Raises:
+        UsageError: `client.unreachable`, no bus runs on the folder or none of its connectors
+            speaks HTTP.
+    """
+    note = data / RUN_NOTE
+    try:
+        run = json.loads(note.read_bytes())
+    except (OSError, ValueError) as error:
+        text = f"no bus runs on {data} ({note.name} is not there): start it with polybus serve"
+        raise UsageError("client.unreachable", text) from error
+    addresses = run.get("http")
+    if addresses is None:
+        addresses = [
+            address.replace("tcp://", "http://")
+            for address in run["addresses"]
+            if address.startswith("tcp://")
+        ]
+    if not addresses:
+        text = f"the bus on {data} has no connector that speaks http; add one to its connectors"
+        raise UsageError("client.unreachable", text)
+    return str(addresses[0]).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def read_token(data: Path) -> str | None:
+    """The administrator's token of a data folder, if this process may read it."""
+    try:
+        return (data / TOKEN_FILE).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def request(  # noqa: PLR0913 - all but the first three named by the caller
+    url: str,
+    method: str,
+    path: str,
+    body: Body = None,
+    *,
+    token: str | None = None,
+    content_type: str = JSON,
+    timeout_s: float = ANSWER_TIMEOUT_S,
+) -> bytes:
+    """One call; returns the answer's body.
+
+    Raises:
+        UsageError: `client.url`; or the bus refused, with the bus's own code and text.
+        BusyError, StorageError: the bus cannot do it now, with its own code.
+        PolybusError: `client.unreachable`, `client.disconnected` or `client.answer-invalid`.
+    """
+    head = {"accept": JSON, "content-type": content_type}
+    with opened(url, method, path, body, headers=_head(head, token), timeout_s=timeout_s) as answer:
+        try:
+            return answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _disconnected(url, error) from error
+
+
+def request_json(
+    url: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    token: str | None = None,
+    timeout_s: float = ANSWER_TIMEOUT_S,
+) -> Any:
+    """One call with JSON in both directions; None when the answer has no body."""
+    content = None if body is None else json.dumps(body).encode()
+    answer = request(url, method, path, content, token=token, timeout_s=timeout_s)
+    return json.loads(answer) if answer else None
+
+
+@contextlib.contextmanager
+def opened(
+    url: str,
+    method: str,
+    path: str,
+    body: Body = None,
+    *,
+    headers: dict[str, str] | None = None,
+    timeout_s: float = ANSWER_TIMEOUT_S,
+) -> Iterator[http.client.HTTPResponse]:
+    """A call whose answer is read by the caller, as it comes. Raises like `request`."""
+    connection = _connect(url, timeout_s)
+    prefix = urlsplit(url).path.rstrip("/")
+    try:
+        try:
+            connection.request(method, prefix + path, body=body, headers=headers or {})
+            answer = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            # A bus that refuses a long body answers before it has read all of it, and closes.
+            raise _early_answer(connection) or _disconnected(url, error) from error
+        if answer.status >= 300:
+            raise _refusal(url, answer)
+        yield answer
+    finally:
+        connection.close()
+
+
+def persist(work: Callable[[], T], *, timeout_s: float) -> T:
+    """Do work that may be done again, until the bus is there to do it: for `timeout_s` at most.
+
+    Only a bus that is away is waited for; what it refuses is raised at once.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = RETRY_FIRST_S
+    while True:
+        try:
+            return work()
+        except PolybusError as error:
+            if error.code not in GONE or time.monotonic() + pause_s > deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_LAST_S)
+
+
+def _head(headers: dict[str, str], token: str | None) -> dict[str, str]:
+    return headers if token is None else headers | {"authorization": f"Bearer {token}"}
+
+
+def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError("client.url", f"url {url!r}: {error}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError("client.url", f"url {url!r} must be like http://127.0.0.1:55545")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(
+            host, port, timeout=CONNECT_TIMEOUT_S, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+    try:
+        connection.connect()
+    except OSError as error:
+        text = f"no bus answers at {url}: {error}"
+        raise PolybusError("client.unreachable", text) from error
+    connection.sock.settimeout(timeout_s)
+    return connection
+
+
+def _early_answer(connection: http.client.HTTPConnection) -> PolybusError | None:
+    """What the bus said before it closed a connection that was still sending, if it can be read."""
+    if connection.sock is None:
+        return None
+    answer = http.client.HTTPResponse(connection.sock)
+    try:
+        answer.begin()
+        return _refusal("", answer) if answer.status >= 300 else None
+    except (OSError, http.client.HTTPException):
+        return None
+
+
+def _disconnected(url: str, error: BaseException) -> PolybusError:
+    text = f"the bus at {url} went away during a call: {error or type(error).__name__}"
+    return PolybusError("client.disconnected", text)
+
+
+def _refusal(url: str, answer: http.client.HTTPResponse) -> PolybusError:
+    try:
+        problem = json.loads(answer.read())
+        code, text = str(problem["code"]), str(problem["detail"])
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        said = f"{answer.status} {answer.reason}"
+        return PolybusError("client.answer-invalid", f"{url} is no bus: it answered {said}")
+    if answer.status == 429 or code.endswith(".busy"):
+        return BusyError(code, text)
+    return StorageError(code, text) if answer.status >= 500 else UsageError(code, text)

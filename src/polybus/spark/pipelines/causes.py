@@ -1,0 +1,69 @@
+"""Why a flow failed, in the words of whoever raised it, without Java's stack."""
+
+from __future__ import annotations
+
+import re
+
+# What passes by itself: the bus is restarting, a worker process was killed.
+_TRANSIENT = re.compile(
+    r"client\.(unreachable|timeout|disconnected)|lake\.(busy|conflict)"
+    r"|Connection (refused|reset)|Broken pipe"
+    r"|Python worker (exited unexpectedly|failed to connect back)|Python streaming source runner"
+    r"|Python daemon failed to launch worker|Failed to find the data source: polybus\b"
+    r"|java\.io\.EOFException|java\.net\.Socket(Timeout)?Exception"
+)
+_PREFIX = re.compile(
+    r"^\[STREAM_FAILED\].*?terminated with exception: |^An error occurred while calling [^\n]*\n: "
+    r"|^(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ",
+    re.DOTALL,
+)
+# Where the sentence ends and a stack, or a picture of the query, begins.
+_REST = re.compile(
+    r"\n\s*(?:at |\.\.\. \d+ more|Caused by|== SQL|=== Streaming Query|Driver stacktrace)"
+)
+_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: (.*))?$")
+_TEXT_MAX = 2000
+
+
+def clean_cause(error: BaseException | str) -> str:
+    """One short paragraph: the Python error if there was one, else Spark's own first sentence."""
+    text = error if isinstance(error, str) else str(error) or type(error).__name__
+    python = _python_error(text)
+    if python is not None:
+        return python[:_TEXT_MAX]
+    text = text.split("JVM stacktrace:")[0]
+    before = None
+    while before != text:
+        before, text = text, _PREFIX.sub("", text.strip())
+    text = _REST.split(text)[0]
+    text = re.sub(r";\n(?:'|[A-Z+]).*", "", text, flags=re.DOTALL)  # the logical plan
+    text = re.sub(r"\s*SQLSTATE: \w+", "", text)
+    return " ".join(text.split())[:_TEXT_MAX] or "no reason given"
+
+
+def _python_error(text: str) -> str | None:
+    """The last line of the last Python traceback in `text`, with what belongs to it."""
+    _, mark, trace = text.rpartition("Traceback (most recent call last):")
+    if not mark:
+        return None
+    for line in trace.splitlines()[1:]:
+        if line.startswith((" ", "\t")) or not line.strip():
+            continue
+        match = _PYTHON_ERROR.match(line.strip())
+        if match is None:
+            continue
+        name, said = match.group(1), match.group(2) or ""
+        if name.startswith("polybus."):  # our errors begin with their code
+            return said
+        short = name.rpartition(".")[2]
+        return f"{short}: {_without_state(said)}" if said else short
+    return None
+
+
+def _without_state(text: str) -> str:
+    return re.sub(r"\s*SQLSTATE: \w+", "", text)
+
+
+def is_transient(error: BaseException | str) -> bool:
+    """True if trying again may help although nobody changed anything."""
+    return _TRANSIENT.search(str(error)) is not None

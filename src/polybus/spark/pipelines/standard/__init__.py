@@ -1,0 +1,21 @@
+"""The standard pipeline: every topic decoded, counted and watched, without a line of set-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polybus.spark.pipelines.flows import Flow
+
+PIPELINE = "standard"
+LOOK_EVERY_S = 0.5
+
+
+def flows(data: Path) -> list[Flow]:
+    """The flows of the standard pipeline for the bus of a data folder."""
+    from polybus.spark.pipelines.standard.flow import start_decode
+    from polybus.spark.pipelines.standard.watch import Watch
+
+    return [
+        Flow(PIPELINE, "decode", start_decode),
+        Flow(PIPELINE, "watch", Watch(data).tick, again_s=LOOK_EVERY_S),
+    ]

@@ -1,0 +1,95 @@
+"""The flow `decode`: one streaming query over all topics, which feeds every table."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+from polybus.errors import UsageError
+from polybus.lake import settings as pipeline_settings
+from polybus.lake.table import open_table
+from polybus.spark.pipelines.flows import FlowContext
+from polybus.spark.pipelines.standard.batch_settings import BatchSettings, begun_batch
+from polybus.spark.pipelines.standard.batches import StandardBatches
+
+GROUP = "standard"
+# All topics of users, and the bus's own report of its deliveries.
+PATTERN = r"\$events|[^$].*"
+TABLES = ("silver", "quarantine", "traffic", "top_senders", "deliveries", "recent_ids")
+
+
+def start_decode(context: FlowContext) -> Any:
+    """Start the query, from its checkpoint or from the beginning of the log.
+
+    Raises:
+        UsageError: `pipeline.checkpoint`, the tables were made by another checkpoint.
+    """
+    checkpoint_id = identity(context.checkpoint)
+    check_tables(context.data, checkpoint_id, context.checkpoint)
+    settings = BatchSettings(context.data, begun=begun_batch(context.checkpoint))
+    batches = StandardBatches(
+        context.data, writer_name(checkpoint_id), settings, checkpoint=context.checkpoint
+    )
+    where = {"data": str(context.data)} if context.url is None else {"url": context.url}
+    if context.url is not None and context.token is not None:
+        where["token"] = context.token
+    rows_max = pipeline_settings.read(context.data).pipeline.batch_rows_max
+    stream = (
+        context.spark.readStream.format("polybus")
+        .option("subscribePattern", PATTERN)
+        .option("startingOffsets", "earliest")
+        .option("groupId", GROUP)
+        .option("maxOffsetsPerTrigger", rows_max)
+        # A topic that is deleted, or made anew, must not end the pipeline of all others.
+        .option("failOnDataLoss", "false")
+        .options(**where)
+        .load()
+    )
+    return (
+        stream.writeStream.queryName(f"{GROUP}.decode")
+        .option("checkpointLocation", str(context.checkpoint))
+        .trigger(**context.trigger)
+        .foreachBatch(batches)
+        .start()
+    )
+
+
+def writer_name(checkpoint_id: str) -> str:
+    return f"{GROUP}.decode:{checkpoint_id}"
+
+
+def identity(checkpoint: Path) -> str:
+    """The query id that the checkpoint has; a new one is given to a new checkpoint."""
+    path = checkpoint / "metadata"
+    try:
+        return str(json.loads(path.read_bytes())["id"])
+    except FileNotFoundError:
+        made = str(uuid.uuid4())
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"id": made}))
+        return made
+    except (ValueError, KeyError) as error:
+        text = f"{path} is damaged: {error}; {_ADVICE}"
+        raise UsageError("pipeline.checkpoint", text) from error
+
+
+_ADVICE = (
+    "put the checkpoint back, or remove both the checkpoint and the tables "
+    f"{', '.join(TABLES)} to make them anew from the log"
+)
+
+
+def check_tables(data: Path, checkpoint_id: str, checkpoint: Path) -> None:
+    """Refuse to go on with tables that another checkpoint filled: all would be in them twice."""
+    for name in TABLES:
+        writers = open_table(data, name).state.batches
+        strange = [
+            one
+            for one in writers
+            if one.startswith(f"{GROUP}.decode:") and one != writer_name(checkpoint_id)
+        ]
+        if strange:
+            text = f"table {name} was filled from another checkpoint than {checkpoint}; {_ADVICE}"
+            raise UsageError("pipeline.checkpoint", text)

@@ -1,0 +1,61 @@
+"""A lake table as it is when each batch of a stream begins: format `polybus-table`.
+
+Spark's own Parquet reader lists a table's files once, when a stream starts; a stream that is joined
+with a table of its pipeline would never see what came later. This source asks the table for its
+newest version each time Spark plans a batch. It is for such joins only: everything else reads
+tables natively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+FORMAT = "polybus-table"
+
+
+class LakeTableSource(DataSource):
+    """Options: `path`, the table's folder. The schema must be given."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return LakeTableReader(self.options["path"], to_arrow_schema(schema, timezone="UTC"))
+
+
+class LakeTableReader(DataSourceReader):
+    """Reads the newest version as a whole, in one task: tables to join a stream with are small."""
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self._path = path
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from polybus.lake.table import LakeTable
+
+        table = LakeTable(Path(self._path))
+        if table.exists:
+            for batch in table.read().to_batches():
+                yield _shaped(batch, self._schema)
+
+
+def _shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with exactly these columns; one that the table lacks is null."""
+    columns = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,45 @@
+"""Polybus as one zip file, for the Python processes of a cluster that have it not installed.
+
+The zip holds the pure Python part; the scanner's compiled twin is left out, as Python loads no
+compiled module from a zip, and a reader or writer does not need it. What Polybus imports (pyarrow,
+msgspec, xxhash) must be installed on the workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+import polybus
+from polybus import __version__
+
+# Programs and tests of the driver's side: no worker runs them.
+LEFT_OUT = ("bench", "cli", "testing")
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@functools.cache
+def package() -> Path:
+    """The path of a zip for `addPyFile`; it is made once and lives as long as the process."""
+    folder = Path(tempfile.mkdtemp(prefix="polybus-ship-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / f"polybus-{__version__}.zip"
+    source = Path(polybus.__file__).parent
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(source.rglob("*.py")):
+            name = file.relative_to(source)
+            if name.parts[0] not in LEFT_OUT:
+                _add(archive, f"polybus/{name.as_posix()}", file)
+        _add(archive, "pyspark_polybus.py", source.parent / "pyspark_polybus.py")
+    return path
+
+
+def _add(archive: zipfile.ZipFile, name: str, file: Path) -> None:
+    # With a fixed time, the same code makes the same zip.
+    info = zipfile.ZipInfo(name, EPOCH)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(info, file.read_bytes())

@@ -1,0 +1,63 @@
+"""Which tests are slow; and for the Spark tests more time, and one session for all of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from spark_kit import RunningBus
+
+TESTS = Path(__file__).parent
+# They start processes, or Java: too long for `make test-fast`.
+SLOW = (TESTS / "cli", TESTS / "spark")
+SPARK_TIMEOUT_S = 300
+# What PySpark and the libraries under it warn of; none of it is in our hands. PySpark's own
+# sockets and pipes are closed when the process ends.
+FOREIGN_WARNINGS = (
+    "ignore::DeprecationWarning:pyspark",
+    "ignore::FutureWarning:pyspark",
+    "ignore::UserWarning:pyspark",
+    "ignore::DeprecationWarning:py4j",
+    "ignore::DeprecationWarning:google",
+    "ignore:unclosed:ResourceWarning",
+    "ignore:subprocess .* is still running:ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(folder in item.path.parents for folder in SLOW):
+            item.add_marker(pytest.mark.slow)
+        if TESTS / "spark" in item.path.parents:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+            for text in FOREIGN_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(text))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The run's only embedded session. A test that changes a setting puts it back."""
+    from polybus.spark.session import session
+
+    before = os.environ.get("POLYBUS_DATA")
+    made = session(app="tests")
+    yield made
+    made.stop()
+    if before is None:
+        os.environ.pop("POLYBUS_DATA", None)
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[RunningBus]:
+    """A bus without topics on a data folder of its own."""
+    from spark_kit import running_bus
+
+    with running_bus(tmp_path) as running:
+        yield running

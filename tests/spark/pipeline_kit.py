@@ -1,0 +1,77 @@
+"""What tests of pipelines share: pipeline files on a real bus, run for one pass."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spark_kit import RunningBus
+
+from polybus.lake.table import open_table
+from polybus.spark.pipelines.flows import FlowRunner
+from polybus.spark.pipelines.places import Where
+from polybus.spark.pipelines.prepare import Prepared, prepare
+
+PASS_TIMEOUT_S = 120.0
+
+
+class PipelineFolder:
+    """A folder `pipelines` beside a running bus."""
+
+    def __init__(
+        self, spark: Any, bus: RunningBus, folder: Path, where: Where | None = None
+    ) -> None:
+        self.spark = spark
+        self.bus = bus
+        self.where = where or Where(bus.data)
+        self.folder = folder / "pipelines"
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).lstrip("\n"))
+        return path
+
+    def prepare(self, *only: str, reset: Sequence[str] = (), check_only: bool = False) -> Prepared:
+        return prepare(
+            self.spark, self.folder, self.where, only=only, reset=reset, check_only=check_only
+        )
+
+    def run(self, *only: str, reset: Sequence[str] = ()) -> Prepared:
+        """One pass; nothing may fail."""
+        prepared = self.prepare(*only, reset=reset)
+        assert prepared.problems == [], prepared.problems
+        runner = self.start(prepared, continuous=False)
+        try:
+            assert runner.wait(PASS_TIMEOUT_S), runner.progress()
+            assert runner.failures == [], runner.failures
+        finally:
+            runner.stop()
+        return prepared
+
+    def start(self, prepared: Prepared, *, continuous: bool) -> FlowRunner:
+        where = self.where
+        runner = FlowRunner(self.spark, where.data, url=where.url, continuous=continuous)
+        for flow in prepared.flows:
+            runner.start(flow)
+        return runner
+
+    def problem(self, *only: str) -> str:
+        """The only problem of the pipelines, as text."""
+        (problem,) = self.prepare(*only, check_only=True).problems
+        return str(problem.error)
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """The rows of a lake table, sorted; none if it is not there yet."""
+        lake_table = open_table(self.where.data, table)
+        if not lake_table.exists:
+            return []
+        found = lake_table.read().select(list(columns)).to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=repr)
+
+
+def as_json(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [json.dumps(row) for row in rows]

@@ -1,0 +1,96 @@
+"""What tests of the standard pipeline share: messages made by hand, batches run one by one."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from polybus.config import Config, Pipeline, Topic
+from polybus.lake import settings as pipeline_settings
+from polybus.lake.table import open_table
+from polybus.spark.pipelines.standard.batch_settings import BatchSettings
+from polybus.spark.pipelines.standard.batches import StandardBatches
+from polybus.spark.schema import ARROW, SPARK
+
+EPOCH = 7
+NOON = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)
+
+
+class Topics:
+    """Makes messages as the source gives them; offsets of a topic ascend."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def message(
+        self,
+        topic: str,
+        value: bytes | str,
+        *,
+        after_s: float = 0.0,
+        headers: Mapping[str, bytes | str] | None = None,
+        protocol: str = "goms",
+        sender: str = "10.0.0.1:1",
+    ) -> dict[str, Any]:
+        offset = self._next.get(topic, 0)
+        self._next[topic] = offset + 1
+        return {
+            "topic": topic,
+            "partition": 0,
+            "offset": offset,
+            "timestamp": NOON + datetime.timedelta(seconds=after_s),
+            "key": None,
+            "value": _bytes(value),
+            "headers": None if headers is None else [(k, _bytes(v)) for k, v in headers.items()],
+            "protocol": protocol,
+            "sender": sender,
+            "epoch": EPOCH,
+        }
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+class Pipe:
+    """The standard pipeline's batches on a data folder, without a query around them."""
+
+    def __init__(self, spark: Any, data: Path, *topics: Topic, **pipeline: Any) -> None:
+        self.spark = spark
+        self.data = data
+        data.mkdir(parents=True, exist_ok=True)
+        self.configure(*topics, **pipeline)
+        self.restart()
+
+    def configure(self, *topics: Topic, **pipeline: Any) -> None:
+        """Do what a bus with such a config does when it starts."""
+        config = Config(data=str(self.data), topics=list(topics), pipeline=Pipeline(**pipeline))
+        pipeline_settings.write(self.data, config)
+
+    def restart(self, *, begun: int | None = None) -> None:
+        """A new life of the flow, as after a crash."""
+        settings = BatchSettings(self.data, begun=begun)
+        self.batches = StandardBatches(self.data, "standard.decode:test", settings)
+
+    def run(self, batch_id: int, messages: Sequence[dict[str, Any]]) -> None:
+        table = pa.Table.from_pylist(list(messages), schema=ARROW)
+        self.batches(self.spark.createDataFrame(table, schema=SPARK), batch_id)
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """The table's rows by Arrow, sorted; empty if it is not there."""
+        found = open_table(self.data, table)
+        if not found.exists or not found.files():
+            return []
+        rows = found.read().select(list(columns)).to_pylist()
+        return sorted((tuple(row[name] for name in columns) for row in rows), key=repr)
+
+    def silver(self, *expressions: str) -> list[tuple[Any, ...]]:
+        """Rows of silver by Spark, in the order of topic and offset."""
+        from polybus.spark.tables import read
+
+        frame = read(self.spark, open_table(self.data, "silver")).orderBy("topic", "offset")
+        return [tuple(row) for row in frame.selectExpr(*expressions).collect()]

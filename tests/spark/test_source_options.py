@@ -1,0 +1,195 @@
+"""The source's options: Kafka's names and meanings, and a clear word about every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from source_kit import NOON_US
+
+from polybus.errors import UsageError
+from polybus.spark.option_values import EARLIEST, LATEST
+from polybus.spark.options import NAMES, SourceOptions, parse
+from polybus.spark.schema import COLUMNS
+
+KIND = {"batch": False, "stream": True}
+
+
+def parsed(kind: str = "batch", **given: str) -> SourceOptions:
+    return parse({"data": "/data", "subscribe": "news"} | given, streaming=KIND[kind])
+
+
+def refusal(kind: str = "batch", **given: str | None) -> UsageError:
+    options: dict[str, Any] = {"data": "/data", "subscribe": "news"} | given
+    with pytest.raises(UsageError) as caught:
+        parse({k: v for k, v in options.items() if v is not None}, streaming=KIND[kind])
+    return caught.value
+
+
+def test_defaults_are_those_of_kafka_and_headers_are_there() -> None:
+    batch, stream = parsed("batch"), parsed("stream")
+    assert batch.starting.of("news") == EARLIEST
+    assert stream.starting.of("news") == LATEST
+    assert batch.ending.of("news") == LATEST
+    assert batch.fail_on_data_loss
+    assert batch.headers
+    assert batch.columns == COLUMNS
+    assert stream.max_delay_ms == 15 * 60 * 1000
+
+
+def test_names_are_the_same_in_any_case() -> None:
+    found = parsed(STARTINGOFFSETS="earliest", failondataloss="FALSE", groupid="g")
+    assert not found.fail_on_data_loss
+    assert found.group == "g"
+
+
+def test_a_list_of_topics_is_taken_apart_and_lowered() -> None:
+    assert parsed(subscribe=" News , sport,news,").topics == ("news", "sport")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("earliest", EARLIEST),
+        ('{"news": {"0": 23}}', 23),
+        ('{"news": {"0": -2}}', EARLIEST),
+        ('{"News": 7}', 7),
+        ('{"news": "earliest"}', EARLIEST),
+    ],
+)
+def test_starting_offsets_are_words_or_json_as_kafka_has_it(text: str, expected: int) -> None:
+    assert parsed(startingOffsets=text).starting.of("news") == expected
+
+
+def test_a_topic_that_json_does_not_name_begins_where_the_query_would() -> None:
+    options = parsed("stream", subscribe="news,sport", startingOffsets='{"news": 4}')
+    assert options.starting.of("sport") == LATEST
+
+
+@pytest.mark.parametrize(
+    "text", ["1728043200000", "2024-10-04T12:00:00Z", "2024-10-04T14:00+02:00"]
+)
+def test_a_time_is_milliseconds_or_iso_with_a_zone(text: str) -> None:
+    assert parsed(startingTimestamp=text).starting.timestamp_us == NOON_US
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ms"), [("500ms", 500), ("30s", 30_000), ("15m", 900_000), ("250", 250)]
+)
+def test_a_time_span_has_a_unit(text: str, expected_ms: int) -> None:
+    found = parsed("stream", minOffsetsPerTrigger="5", maxTriggerDelay=text)
+    assert found.max_delay_ms == expected_ms
+
+
+def test_columns_come_in_our_order_whatever_the_order_asked_for() -> None:
+    assert parsed(columns="value, Topic ,offset").columns == ("topic", "offset", "value")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("batch", {"subscribePattern": "n.*"}),
+        ("batch", {"startingOffsets": "earliest", "startingTimestamp": "1"}),
+        ("batch", {"endingOffsets": "latest", "endingTimestamp": "1"}),
+        ("batch", {"url": "http://127.0.0.1:1"}),
+        ("stream", {"endingOffsets": "latest"}),
+        ("stream", {"endingTimestamp": "1"}),
+        ("batch", {"maxOffsetsPerTrigger": "5"}),
+        ("batch", {"minOffsetsPerTrigger": "5"}),
+        ("stream", {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}),
+        ("stream", {"maxTriggerDelay": "5s"}),
+        ("batch", {"startingOffsets": '{"sport": 1}'}),
+        ("batch", {"endingOffsets": '{"sport": {"0": 1}}'}),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(kind: str, given: dict[str, str]) -> None:
+    error = refusal(kind, **given)
+    assert error.code == "spark.option-conflict"
+    for name in given:
+        assert name in error.text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingOffsets": "sometimes"},
+        {"startingOffsets": '{"news": {"1": 5}}'},
+        {"startingOffsets": '{"news": -3}'},
+        {"startingOffsets": '{"news": true}'},
+        {"startingOffsets": "latest"},
+        {"endingOffsets": "earliest"},
+        {"startingTimestamp": "yesterday"},
+        {"endingTimestamp": "2024-10-04T12:00:00"},
+        {"startingOffsetsByTimestampStrategy": "never"},
+        {"minPartitions": "0"},
+        {"maxRecordsPerPartition": "-1"},
+        {"failOnDataLoss": "maybe"},
+        {"includeHeaders": "1"},
+        {"columns": "value,nothing"},
+        {"columns": " , "},
+        {"maxValueBytes": "much"},
+    ],
+)
+def test_a_value_that_cannot_be_names_its_option(given: dict[str, str]) -> None:
+    error = refusal("batch", **given)
+    assert error.code == "spark.option-invalid"
+    assert f"option {next(iter(given))}:" in error.text
+
+
+def test_a_pattern_that_is_none_names_its_option() -> None:
+    error = refusal(subscribe=None, subscribePattern="(")
+    assert error.code == "spark.option-invalid"
+    assert "subscribePattern" in error.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("startingOfsets", "startingOffsets"), ("subscribepatern", "subscribePattern")],
+)
+def test_an_unknown_option_suggests_the_nearest(wrong: str, right: str) -> None:
+    error = refusal(**{wrong: "x"})
+    assert error.code == "spark.option-unknown"
+    assert f"option {wrong} is unknown; did you mean {right}?" in error.text
+
+
+def test_a_path_is_told_to_be_the_option_data() -> None:
+    assert "option data" in refusal(path="/data").text
+
+
+def test_no_topic_at_all_is_a_missing_option() -> None:
+    error = refusal(subscribe=None)
+    assert error.code == "spark.option-missing"
+    assert "subscribePattern" in error.text
+
+
+def test_a_pattern_meets_whole_names_and_no_system_topics_unless_it_says_so() -> None:
+    plain = parse({"data": "/data", "subscribePattern": "new.*"}, streaming=True)
+    assert plain.matches("news")
+    assert not plain.matches("old.news")
+    assert not plain.system
+    assert parse({"data": "/data", "subscribePattern": r"\$ev.*"}, streaming=True).system
+
+
+def test_the_environment_then_the_folder_here_say_where_the_log_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POLYBUS_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        parse({"subscribe": "news"}, streaming=False)
+    assert caught.value.code == "data.not-found"
+    (tmp_path / "polybus-data").mkdir()
+    found = parse({"subscribe": "news"}, streaming=False)
+    assert found.where.data == tmp_path / "polybus-data"
+    monkeypatch.setenv("POLYBUS_DATA", str(tmp_path / "other"))
+    assert parse({"subscribe": "news"}, streaming=False).where.data == tmp_path / "other"
+    remote = parse({"subscribe": "news", "url": "http://h:1/", "token": "t"}, streaming=False)
+    assert (remote.where.url, remote.where.token) == ("http://h:1", "t")
+    assert "t'" not in repr(remote.where), "a token is not for logs"
+
+
+def test_every_option_is_on_the_page_about_spark() -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "spark.md"
+    text = page.read_text()
+    assert [name for name in NAMES if f"`{name}`" not in text] == []
