@@ -1,0 +1,10 @@
+-- What report.py draws: one row a day and product, made anew when sales come in.
+CREATE MATERIALIZED VIEW daily AS
+SELECT day, product, sum(pieces) AS pieces, sum(pieces * price) AS revenue
+FROM sales
+GROUP BY day, product;
+
+CREATE MATERIALIZED VIEW best AS
+SELECT day, max_by(product, revenue) AS product, max(revenue) AS revenue
+FROM daily
+GROUP BY day;

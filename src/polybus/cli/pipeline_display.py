@@ -1,0 +1,122 @@
+"""What `polybus pipeline run` shows: a live table in a terminal, lines elsewhere, or JSON."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from polybus.cli.output import echo_json
+
+COLUMNS = ("flow", "state", "rows", "rows/s", "lag", "batch ms", "error")
+_COLOURS = {"failed": "red", "waiting": "yellow", "running": "green", "done": "green"}
+_ERROR_CHARS_MAX = 200
+
+
+def flow_rows(flows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[object]]]:
+    """The columns and rows of a table of flows."""
+    rows: list[list[object]] = [
+        [
+            f"{flow['pipeline']}.{flow['flow']}",
+            flow["state"],
+            flow["rows"],
+            round(flow["rows_per_s"], 1),
+            "-" if flow["lag"] is None else flow["lag"],
+            "-" if flow["batch_ms"] is None else flow["batch_ms"],
+            (flow["error"] or "")[:_ERROR_CHARS_MAX],
+        ]
+        for flow in flows
+    ]
+    return COLUMNS, rows
+
+
+class JsonDisplay:
+    """Every event as a line of JSON."""
+
+    def __enter__(self) -> JsonDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, event: dict[str, Any]) -> None:
+        echo_json(event)
+        sys.stdout.flush()
+
+
+class Display:
+    """Events for people: the table changes in place in a terminal, else changes are lines."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._live: Live | None = None
+        self._states: dict[str, tuple[str, str | None]] = {}
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end_live()
+
+    def show(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind in ("done", "stopped"):
+            self._end_live()
+            self._console.print(_table(event["flows"]))
+        elif kind == "progress":
+            self._progress(event["flows"])
+        elif kind == "problem":
+            self._console.print(f"[red]{event['code']}[/]: {escape(event['text'])}")
+        elif kind == "ready":
+            flows = event["flows"]
+            self._console.print(f"{flows} flows started after {event['seconds']} s")
+        else:
+            self._console.print(escape(event["text"]))
+
+    def _progress(self, flows: list[dict[str, Any]]) -> None:
+        if not self._console.is_terminal:
+            self._changes(flows)
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(_table(flows), refresh=True)
+
+    def _changes(self, flows: list[dict[str, Any]]) -> None:
+        for flow in flows:
+            name = f"{flow['pipeline']}.{flow['flow']}"
+            now = (flow["state"], flow["error"])
+            if self._states.get(name) != now:
+                self._states[name] = now
+                said = f": {flow['error']}" if flow["error"] else ""
+                self._console.print(escape(f"{name} {flow['state']}{said}"), soft_wrap=True)
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _table(flows: list[dict[str, Any]]) -> Table:
+    columns, rows = flow_rows(flows)
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        right = column in ("rows", "rows/s", "lag", "batch ms")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        cells = [escape(str(cell)) for cell in row]
+        colour = _COLOURS.get(str(row[1]))
+        if colour:
+            cells[1] = f"[{colour}]{cells[1]}[/]"
+        table.add_row(*cells)
+    return table

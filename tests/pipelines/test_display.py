@@ -1,0 +1,54 @@
+"""What a run shows to people, and that a run that was killed is not taken for a running one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from polybus.cli import main
+from polybus.cli.pipeline_display import Display
+from polybus.spark.pipelines.status import read_status, write_status
+
+FLOW: dict[str, Any] = {
+    "pipeline": "shop",
+    "flow": "orders",
+    "state": "running",
+    "rows": 12,
+    "rows_per_s": 3.04,
+    "lag": None,
+    "batch_ms": 310,
+    "batch_id": 4,
+    "error": None,
+}
+
+
+def test_without_a_terminal_only_changes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = {**FLOW, "state": "failed", "error": "no [luck]"}
+    with Display() as display:
+        display.show({"event": "starting", "text": "reading [x]"})
+        display.show({"event": "problem", "code": "pipeline.file", "text": "a.py:3: bad"})
+        for flow in (FLOW, FLOW, failed, failed):
+            display.show({"event": "progress", "flows": [flow]})
+        display.show({"event": "done", "flows": [failed]})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
+        "reading [x]",
+        "pipeline.file: a.py:3: bad",
+        "shop.orders running",
+        "shop.orders failed: no [luck]",
+    ]
+    assert lines[4].split() == ["flow", "state", "rows", "rows/s", "lag", "batch", "ms", "error"]
+    assert lines[5].split() == "shop.orders failed 12 3.0 - 310 no [luck]".split()
+
+
+def test_a_run_that_was_killed_is_told_as_such(tmp_path: Path) -> None:
+    assert read_status(tmp_path) is None
+    write_status(tmp_path, "running", [FLOW], ["pipeline.file: bad.py:1: no"])
+    shown = CliRunner().invoke(main, ["pipeline", "status", "--data", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("killed at 2")
+    assert "shop.orders  running    12     3.0  -         310" in shown.stdout
+    assert "bad.py:1" in shown.stderr

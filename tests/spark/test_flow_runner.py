@@ -1,0 +1,128 @@
+"""The flow runner: one flow's failure is its own, what passes is tried again, all of it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spark_kit import eventually
+
+from polybus.errors import PolybusError
+from polybus.spark.pipelines.causes import clean_cause, is_transient
+from polybus.spark.pipelines.flows import Flow, FlowContext, FlowRunner, in_order
+from polybus.spark.pipelines.progress import topic_offsets
+
+Take = Callable[[Any, int], None]
+
+
+def stream(take: Take) -> Callable[[FlowContext], Any]:
+    """A flow of small batches of numbers, each given to `take`."""
+
+    def start(context: FlowContext) -> Any:
+        source = context.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5)
+        return (
+            source.load()
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(context.checkpoint))
+            .trigger(**context.trigger)
+            .start()
+        )
+
+    return start
+
+
+def states(runner: FlowRunner) -> dict[str, str]:
+    return {one.flow: one.state for one in runner.progress()}
+
+
+def test_a_failing_flow_is_marked_and_the_others_go_on(spark: Any, tmp_path: Path) -> None:
+    def fail(rows: Any, batch_id: int) -> None:
+        raise ValueError("the colour is wrong")
+
+    def unreachable_once(rows: Any, batch_id: int) -> None:
+        if not tried:
+            tried.append(batch_id)
+            raise PolybusError("client.unreachable", "no bus answers")
+        rows.count()
+        batches.append(batch_id)
+
+    tried: list[int] = []
+    batches: list[int] = []
+    runner = FlowRunner(spark, tmp_path, continuous=True)
+    runner.start(Flow("p", "bad", stream(fail)))
+    runner.start(Flow("p", "patient", stream(unreachable_once)))
+    runner.start(Flow("p", "broken", lambda context: 1 / 0))
+    eventually(lambda: batches[1:] and len(runner.failures) == 2, timeout_s=120)
+    assert {one.flow: one.error for one in runner.failures} == {
+        "bad": "ValueError: the colour is wrong",
+        "broken": "division by zero",
+    }
+    assert batches[:2] == [0, 1], "it went on from its checkpoint"
+    (patient,) = (one for one in runner.progress() if one.flow == "patient")
+    assert patient.rows >= 5 and patient.batch_ms and patient.error is None
+    assert runner.stop(60)
+    assert states(runner) == {"bad": "failed", "patient": "stopped", "broken": "failed"}
+    assert not any(query.name is None and query.isActive for query in spark.streams.active)
+
+
+def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None:
+    order: list[str] = []
+    flows = [
+        Flow("p", "last", lambda context: order.append("last"), after=("middle", "first")),
+        Flow("p", "middle", lambda context: order.append("middle"), after=("first",)),
+        Flow("p", "first", lambda context: order.append("first")),
+    ]
+    assert [flow.name for flow in in_order(flows)] == ["first", "middle", "last"]
+    runner = FlowRunner(spark, tmp_path, continuous=False)
+    for flow in flows:
+        runner.start(flow)
+    assert runner.wait(30)
+    assert order == ["first", "middle", "last"]
+    assert set(states(runner).values()) == {"done"}
+    runner.stop()
+
+
+def test_what_comes_after_a_failed_flow_says_so(spark: Any, tmp_path: Path) -> None:
+    runner = FlowRunner(spark, tmp_path, continuous=False)
+    runner.start(Flow("p", "first", lambda context: 1 / 0))
+    runner.start(Flow("p", "second", lambda context: None, after=("first",)))
+    assert runner.wait(30)
+    (second,) = (one for one in runner.progress() if one.flow == "second")
+    assert (second.state, second.error) == ("stopped", "not run, because first failed")
+    runner.stop()
+
+
+def test_a_batch_flow_is_done_again_and_again_in_continuous_mode(
+    spark: Any, tmp_path: Path
+) -> None:
+    runs: list[int] = []
+    runner = FlowRunner(spark, tmp_path, continuous=True)
+    runner.start(Flow("p", "view", lambda context: runs.append(1), again_s=0.01))
+    eventually(lambda: len(runs) >= 3)
+    assert runner.stop()
+    assert states(runner) == {"view": "stopped"}
+
+
+def test_causes_are_told_without_javas_stack() -> None:
+    python = (
+        "[STREAM_FAILED] Query [id = a, runId = b] terminated with exception: Job aborted\n"
+        "Traceback (most recent call last):\n"
+        '  File "/x.py", line 3, in f\n'
+        "    raise UsageError()\n"
+        "polybus.errors.UsageError: topic.unknown: there is no topic blue\n"
+        "\n\tat org.apache.spark.Thing(Thing.scala:1)\n"
+    )
+    assert clean_cause(python) == "topic.unknown: there is no topic blue"
+    java = "org.apache.spark.SparkException: [X.Y] It broke. SQLSTATE: 42000\n\tat a.B(C.java:1)"
+    assert clean_cause(java) == "[X.Y] It broke."
+    assert is_transient("polybus.errors.PolybusError: client.unreachable: no bus")
+    assert not is_transient("ValueError: the colour is wrong")
+
+
+def test_only_offsets_of_our_source_are_positions() -> None:
+    ours = '{"group": "", "topics": {"news": {"epoch": 5, "offset": 7}}}'
+    assert topic_offsets(ours) == {"news": 7}
+    assert topic_offsets('{"logOffset": 3}') == {}
+    assert topic_offsets("12") == {}
+    assert topic_offsets(None) == {}
