@@ -1,0 +1,248 @@
+"""From a publish to the row in silver and to an alert on a WebSocket; cold start; memory.
+
+The bus and the pipeline's driver are processes of their own, as `polybus up` runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+
+import polybus
+from polybus.bench.brokers import HOST, Broker, Place, running
+from polybus.bench.errors import BenchError
+from polybus.bench.spark.figures import Figure, quantiles
+from polybus.lake.table import LakeTable, open_table
+
+TOPIC = "bench.orders"
+READY_S_MAX = 120.0
+ARRIVED_S_MAX = 60.0
+WARM_MESSAGES = 20
+MESSAGES = 100
+EVERY_S = 0.2
+SPIKES = 20
+SPIKE_MESSAGES = 100
+SPIKE_EVERY_S = 1.0
+POLL_S = 0.01
+
+
+def measure_delays(root: Path | None, tell: Callable[[str], None]) -> list[Figure]:
+    """All figures of a warm pipeline, and how long the cold one took."""
+    spiky = [f"bench.spike.{number:02d}" for number in range(SPIKES)]
+    with (
+        tempfile.TemporaryDirectory(prefix="polybus-bench-", dir=root) as folder,
+        running(_bus(), Path(folder), [TOPIC, *spiky]) as server,
+    ):
+        data = Path(folder) / "data"
+        silver = open_table(data, "silver")
+        asyncio.run(_publish(server.port, TOPIC, 1))
+        tell("the pipeline's first result, cold")
+        with _driver(data) as (pid, began):
+            cold_s = _await_rows(silver, TOPIC, 1) - began
+            tell("publish to silver")
+            delays_ms = asyncio.run(_silver_delays(server.port, silver))
+            tell("publish to an alert on a WebSocket")
+            alerts_ms = asyncio.run(_alert_delays(server.port, spiky))
+            memory_bytes = _memory_of(pid)
+    work = "the pipeline of `polybus up`"
+    middle, late = quantiles(delays_ms)
+    alert_middle, alert_late = quantiles(alerts_ms)
+    return [
+        Figure(work=work, who="first result, cold", value=cold_s, unit="s", at_most=12.0),
+        Figure(
+            work=work,
+            who="Boson publish to the row in silver",
+            value=middle,
+            p99=late,
+            unit="ms",
+            at_most=1000.0,
+            note=f"{MESSAGES} messages, one every {EVERY_S:g} s",
+        ),
+        Figure(
+            work=work,
+            who="Boson publish to an alert on a WebSocket",
+            value=alert_middle,
+            p99=alert_late,
+            unit="ms",
+            at_most=2000.0,
+            note=f"{SPIKES} spikes of {SPIKE_MESSAGES} messages",
+        ),
+        Figure(
+            work=work,
+            who="memory: Java and all Python of Spark",
+            value=memory_bytes / 2**20,
+            unit="MiB",
+            at_most=2048.0,
+            note="shared pages counted once (PSS)",
+        ),
+    ]
+
+
+def _bus() -> Broker:
+    """A bus whose topics need no history before a rate is judged."""
+
+    def command(program: str, place: Place) -> list[str]:
+        config = {
+            "topics": place.topics,
+            "connectors": [{"protocol": "tcp", "ip": HOST, "port": place.port}],
+            "pipeline": {"alert-history-s": 0.5, "alert-messages-min": SPIKE_MESSAGES},
+        }
+        path = place.folder / "bus.json"
+        path.write_bytes(msgspec.json.encode(config))
+        start = [program, "-m", "polybus.cli", "serve"]
+        return [*start, "--config", str(path), "--data", str(place.folder / "data")]
+
+    return Broker(title="polybus", protocol="boson", program=sys.executable, command=command)
+
+
+@contextmanager
+def _driver(data: Path) -> Iterator[tuple[int, float]]:
+    """The pipeline's process and when it was started; it is ended, and its JVM with it."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polybus.spark.driver", "--data", str(data)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    # What it says is not needed, but must be read.
+    drain = threading.Thread(target=lambda: process.stdout and process.stdout.read(), daemon=True)
+    drain.start()
+    try:
+        yield process.pid, began
+    finally:
+        process.terminate()
+        try:
+            process.wait(READY_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def _publish(port: int, topic: str, count: int) -> None:
+    async with polybus.connect(f"boson://{HOST}:{port}") as client:
+        values = [msgspec.json.encode({"order": number}) for number in range(count)]
+        await client.publish_many(topic, values, receipt=True)
+
+
+async def _silver_delays(port: int, silver: LakeTable) -> list[float]:
+    """Milliseconds from each publish until its row is in the table."""
+    sent: dict[int, float] = {}
+    seen: dict[int, float] = {}
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(silver, seen, ended))
+    watcher.start()
+    try:
+        async with polybus.connect(f"boson://{HOST}:{port}") as client:
+            for number in range(WARM_MESSAGES + MESSAGES):
+                began = time.monotonic()
+                value = msgspec.json.encode({"order": number, "total": number / 7})
+                position = await client.publish(TOPIC, value, receipt=True)
+                assert position is not None
+                if number >= WARM_MESSAGES:
+                    sent[position.offset] = began
+                await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
+        deadline = time.monotonic() + ARRIVED_S_MAX
+        while not sent.keys() <= seen.keys():
+            if time.monotonic() > deadline:
+                missing = len(sent.keys() - seen.keys())
+                raise BenchError(f"{missing} messages did not reach silver")
+            await asyncio.sleep(POLL_S)
+    finally:
+        ended.set()
+        watcher.join()
+    return [(seen[offset] - began) * 1000 for offset, began in sent.items()]
+
+
+def _watch(table: LakeTable, seen: dict[int, float], ended: threading.Event) -> None:
+    """Note when each offset of the topic is there, as a reader of the table would see it."""
+    known: set[Path] = set()
+    while not ended.wait(POLL_S):
+        files = [path for path in table.files() if path not in known]
+        if not files:
+            continue
+        for path in files:
+            known.add(path)
+            for offset in _offsets(path):
+                seen.setdefault(offset, time.monotonic())
+
+
+def _offsets(path: Path) -> list[int]:
+    # The topic is in the folder's name (`topic=…`), or in the rows.
+    if "topic=" in str(path) and f"topic={TOPIC}" not in str(path):
+        return []
+    try:
+        found: list[int] = pq.read_table(path, columns=["offset"])["offset"].to_pylist()
+    except FileNotFoundError:
+        # Small files are put together meanwhile.
+        return []
+    return found
+
+
+def _await_rows(table: LakeTable, topic: str, count: int) -> float:
+    deadline = time.monotonic() + READY_S_MAX
+    while table.rows < count:
+        if time.monotonic() > deadline:
+            raise BenchError(f"no row of {topic} in {table.name} after {READY_S_MAX:g} s")
+        time.sleep(POLL_S)
+    return time.monotonic()
+
+
+async def _alert_delays(port: int, topics: list[str]) -> list[float]:
+    """Milliseconds from the last message of each spike until its alert is on a WebSocket."""
+    sent: dict[str, float] = {}
+    came: dict[str, float] = {}
+    async with (
+        polybus.connect(f"ws://{HOST}:{port}") as browser,
+        polybus.connect(f"boson://{HOST}:{port}") as client,
+        browser.subscribe("$alerts") as alerts,
+    ):
+
+        async def listen() -> None:
+            async for message in alerts:
+                alert: dict[str, Any] = msgspec.json.decode(message.value)
+                came.setdefault(alert["topic"], time.monotonic())
+                if len(came) == len(topics):
+                    return
+
+        listening = asyncio.create_task(listen())
+        for topic in topics:
+            values = [msgspec.json.encode({"n": number}) for number in range(SPIKE_MESSAGES)]
+            sent[topic] = time.monotonic()
+            await client.publish_many(topic, values, receipt=True)
+            await asyncio.sleep(SPIKE_EVERY_S)
+        try:
+            await asyncio.wait_for(listening, ARRIVED_S_MAX)
+        except TimeoutError as error:
+            raise BenchError(f"{len(topics) - len(came)} alerts did not come") from error
+    return [(came[topic] - sent[topic]) * 1000 for topic in topics]
+
+
+def _memory_of(pid: int) -> int:
+    """Memory of a process and all below it; pages that several share are counted once."""
+    total = 0
+    for one in [pid, *_below(pid)]:
+        try:
+            rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += next(int(line.split()[1]) for line in rollup.splitlines() if "Pss:" in line)
+    return total * 1024
+
+
+def _below(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *_below(child)]
+    return found
