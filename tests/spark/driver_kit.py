@@ -74,6 +74,7 @@ class RunningDriver:
     def _end(self) -> int:
         code = self.process.wait(STOP_TIMEOUT_S)
         self._reader.join(STOP_TIMEOUT_S)
+        self._errors.close()
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):

@@ -172,6 +172,16 @@ def test_rows_with_many_headers_are_staged_so_that_the_bus_takes_them(data: Path
     assert plan([data / "staging" / "p" / name], LIMITS).rows == 10_000
 
 
+def test_rows_with_unequal_headers_are_staged_so_that_the_bus_takes_them(data: Path) -> None:
+    large, small = [("name", b"x" * 400_000)], [("name", b"x")]
+    headers = pa.array([large if n < 20 else small for n in range(9000)], HEADERS)
+    rows = pa.record_batch({"value": ["1"] * 9000, "headers": headers})
+    columns = SinkColumns("out", False, True)
+    name, _ = staging.stage(iter([rows]), columns, Where(data=data), "p", 0)
+    assert name is not None
+    assert plan([data / "staging" / "p" / name], LIMITS).rows == 9000
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     (tmp_path / "polybus.json").write_text("{}")

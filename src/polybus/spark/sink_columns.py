@@ -17,11 +17,17 @@ from pyspark.sql import types
 
 from polybus import names
 from polybus.errors import UsageError
-from polybus.log.staging import HEADER_WEIGHT, KEY_WEIGHT, SCHEMA, headers_in
+from polybus.log.staging import (
+    HEADER_WEIGHT,
+    KEY_WEIGHT,
+    ROW_WEIGHT,
+    SCHEMA,
+    header_bytes,
+    headers_in,
+)
 
 BATCH_BYTES = 1 << 20
 """About so much goes into one staged record batch; a single row may be larger."""
-ROW_OVERHEAD_BYTES = 32
 IGNORED = ("partition", "offset", "timestamp", "protocol", "sender", "epoch")
 _HEADERS = SCHEMA.field("headers").type
 
@@ -152,15 +158,14 @@ def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Pieces of about BATCH_BYTES, of one row at least."""
     name_bytes = len(rows.column(0)[0].as_py().encode())
     lengths = pc.cast(pc.binary_length(rows.column(2)), pa.int64())
-    sizes = pc.add(lengths, name_bytes + ROW_OVERHEAD_BYTES)
+    sizes = pc.add(lengths, name_bytes + ROW_WEIGHT)
     keys, headers = rows.column(1), rows.column(3)
     if keys.null_count < rows.num_rows:
         lengths = pc.fill_null(pc.binary_length(keys), 0)
         sizes = pc.add(sizes, pc.cast(pc.add(lengths, KEY_WEIGHT), pa.int64()))
     if headers.null_count < rows.num_rows:
-        # The bytes of headers as if all rows' were alike; what each costs is counted.
         weights = pc.multiply(pc.cast(headers_in(headers), pa.int64()), HEADER_WEIGHT)
-        sizes = pc.add(sizes, pc.add(weights, headers.nbytes // rows.num_rows))
+        sizes = pc.add(sizes, pc.add(weights, header_bytes(headers)))
     sums = memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("B").cast("q")[: rows.num_rows]
     first = 0
     while first < rows.num_rows:

@@ -7,7 +7,7 @@ from pathlib import Path
 from polybus.spark.pipelines.flows import Flow
 
 PIPELINE = "standard"
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.2
 
 
 def flows(data: Path) -> list[Flow]:

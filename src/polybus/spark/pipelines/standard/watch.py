@@ -1,6 +1,6 @@
 """The flow `watch`: what the tables say back to topics, `$stats` and `$alerts`.
 
-It looks at `traffic` twice a second, and has no streaming query of its own: a topic that falls
+It looks at `traffic` five times a second, and has no streaming query of its own: a topic that falls
 silent gives no micro-batch that could notice. A look that finds something is a numbered tick:
 
 1. alerts go into the table `alerts`, under the tick's number;

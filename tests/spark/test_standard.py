@@ -1,0 +1,229 @@
+"""The standard pipeline's tables, row by row, from messages made by hand."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standard_kit import EPOCH, NOON, Pipe, Topics
+
+from polybus.config import Topic
+from polybus.errors import UsageError
+from polybus.lake.table import open_table
+from polybus.spark.pipelines.standard.decode import schema_fields
+from polybus.spark.views import collect
+
+ORDERS = Topic(
+    name="orders",
+    schema="id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>",
+    message_id="$.id",
+    event_time="$.sent.at",
+)
+
+
+def test_every_message_is_decoded_by_what_it_is(spark: Any, tmp_path: Path) -> None:
+    pipe, topics = Pipe(spark, tmp_path), Topics()
+    values: list[Any] = ['{"a": [1, null]}', " [2]", "hello é", "42", b"\xff\x00", ""]
+    messages = [topics.message("t", value) for value in values]
+    messages.append(topics.message("t", "", headers={"unit": "°C", "raw": b"\xfe"}))
+    pipe.run(0, messages)
+    assert pipe.silver(
+        "offset", "format", "CAST(payload AS STRING)", "text", "binary", "bytes"
+    ) == [
+        (0, "json", '{"a":[1,null]}', None, None, 16),
+        (1, "json", "[2]", None, None, 4),
+        (2, "text", None, "hello é", None, 8),
+        (3, "text", None, "42", None, 2),
+        (4, "binary", None, None, b"\xff\x00", 2),
+        (5, "text", None, "", None, 0),
+        (6, "properties", None, None, None, 0),
+    ]
+    assert pipe.silver("properties")[6] == ({"unit": "°C", "raw": "/g=="},)
+    assert pipe.rows("quarantine", "offset") == []
+    assert {row[0] for row in pipe.rows("silver", "epoch")} == {EPOCH}
+
+
+def test_what_cannot_be_decoded_is_quarantined_with_its_bytes_and_the_reason(
+    spark: Any, tmp_path: Path
+) -> None:
+    pipe, topics = Pipe(spark, tmp_path, ORDERS, value_bytes_max=60), Topics()
+    bad = {
+        "{broken": "begins like JSON and is not JSON, or has a key twice",
+        "x" * 61: "the value has 61 bytes; value-bytes-max is 60",
+    }
+    bad_orders = {
+        '{"id": "seven"}': "schema: id is missing or no bigint",
+        '{"name": "no id"}': "schema: id is missing or no bigint",
+        '{"id": 1, "tags": 5}': "schema: tags is no array<string>",
+        "[1]": "schema: not an object; id is missing or no bigint",
+        "text": "the topic is declared as JSON; this is not JSON, or has a key twice",
+    }
+    messages = [topics.message("t", value, headers={"h": b"\xff"}) for value in bad]
+    messages += [topics.message("orders", value) for value in bad_orders]
+    messages.append(topics.message("orders", b"\xff"))
+    messages.append(topics.message("orders", '{"id": "7", "name": null, "more": 1}'))
+    pipe.run(0, messages)
+    found = pipe.rows("quarantine", "topic", "offset", "value", "reason")
+    expected = [("t", n, v.encode(), r) for n, (v, r) in enumerate(bad.items())]
+    expected += [("orders", n, v.encode(), r) for n, (v, r) in enumerate(bad_orders.items())]
+    expected.append(("orders", 5, b"\xff", "the topic is declared as JSON; this is no UTF-8"))
+    assert found == sorted(expected, key=repr)
+    assert pipe.rows("quarantine", "headers")[-1] == ([("h", b"\xff")],)
+    assert pipe.silver("topic", "offset") == [("orders", 6)]
+    columns = open_table(tmp_path, "quarantine").schema
+    assert columns is not None
+    assert {"epoch", "timestamp", "protocol", "sender", "key", "quarantined_at"} < set(
+        columns.names
+    )
+
+
+def test_event_time_and_id_come_from_the_declared_path_or_a_header(
+    spark: Any, tmp_path: Path
+) -> None:
+    pipe, topics = Pipe(spark, tmp_path, ORDERS), Topics()
+    iso, early = "2026-03-01T11:59:30Z", "2026-03-01T11:00:00+01:00"
+    millis = int(NOON.timestamp() * 1000)
+    pipe.run(
+        0,
+        [
+            topics.message("orders", f'{{"id": 1, "sent": {{"at": "{iso}"}}}}'),
+            topics.message("orders", f'{{"id": 2, "sent": {{"at": {millis}}}}}'),
+            topics.message("orders", '{"id": 3, "sent": {"at": "never"}}'),
+            topics.message("t", "x", headers={"message-id": "m", "event-time": early}),
+        ],
+    )
+    half_a_minute, two_hours = datetime.timedelta(seconds=30), datetime.timedelta(hours=2)
+    plain = NOON.replace(tzinfo=None)
+    assert pipe.silver("topic", "message_id", "CAST(event_time AS TIMESTAMP_NTZ)", "late") == [
+        ("orders", "1", plain - half_a_minute, False),
+        ("orders", "2", plain, False),
+        ("orders", "3", plain, False),
+        ("t", "m", plain - two_hours, True),
+    ]
+
+
+def test_duplicates_within_the_watermark_are_removed_and_counted(
+    spark: Any, tmp_path: Path
+) -> None:
+    pipe, topics = Pipe(spark, tmp_path, watermark_s=60), Topics()
+
+    def sent(name: str, after_s: float, topic: str = "t") -> dict[str, Any]:
+        return topics.message(topic, name, after_s=after_s, headers={"message-id": name})
+
+    pipe.run(0, [sent("a", 0), sent("b", 0), sent("a", 1), topics.message("t", "no id")])
+    pipe.run(1, [sent("a", 2), sent("b", 62), sent("c", 62), sent("c", 62), sent("a", 2, "other")])
+    pipe.restart()
+    pipe.run(2, [sent("c", 100), sent("d", 100), sent('{"e": 1}', 100)])
+    shown = "CONCAT(topic, ' ', COALESCE(text, CAST(payload AS STRING)))"
+    assert [row[0] for row in pipe.silver(shown)] == [
+        *("other a", "t a", "t b", "t no id", "t b", "t c", "t d", 't {"e":1}')
+    ]
+    assert sum(row[0] for row in pipe.rows("traffic", "duplicates")) == 4
+    assert sum(row[0] for row in pipe.rows("traffic", "messages")) == 12
+
+
+def test_a_batch_that_is_done_again_changes_nothing(spark: Any, tmp_path: Path) -> None:
+    pipe, topics = Pipe(spark, tmp_path, ORDERS), Topics()
+    batch = [topics.message("orders", '{"id": 1}'), topics.message("orders", '{"id": 1}')]
+    batch += [topics.message("orders", "no"), topics.message("t", "x")]
+    pipe.run(0, batch)
+
+    def everything() -> list[Any]:
+        return [
+            pipe.rows("silver", "topic", "offset"),
+            pipe.rows("quarantine", "topic", "offset"),
+            pipe.rows("traffic", "topic", "messages", "duplicates", "quarantined"),
+            pipe.rows("top_senders", "topic", "messages"),
+        ]
+
+    before = everything()
+    assert before[0] == [("orders", 0), ("t", 0)]
+    assert before[2] == [("orders", 3, 1, 1), ("t", 1, 0, 0)]
+    pipe.restart(begun=0)
+    pipe.run(0, batch)
+    assert everything() == before
+    files = list((tmp_path / "tables" / "silver").glob("*.parquet"))
+    assert len(files) == len(open_table(tmp_path, "silver").files()), "leftovers"
+
+
+def test_a_batch_that_was_cut_off_is_finished_without_loss_or_repeat(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, topics = Pipe(spark, tmp_path), Topics()
+    batch = [topics.message("t", "{bad"), topics.message("t", "good", headers={"message-id": "1"})]
+    monkeypatch.setattr(pipe.batches, "_take_bad", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pipe.run(0, batch)
+    assert pipe.rows("silver", "offset") == [(1,)]
+    pipe.restart(begun=0)
+    pipe.run(0, batch)
+    assert pipe.rows("silver", "offset") == [(1,)]
+    assert pipe.rows("quarantine", "offset") == [(0,)]
+    assert pipe.rows("traffic", "messages", "duplicates", "quarantined") == [(2, 0, 1)]
+
+
+def test_new_settings_hold_from_the_next_batch_on_and_not_for_one_that_was_begun(
+    spark: Any, tmp_path: Path
+) -> None:
+    pipe, topics = Pipe(spark, tmp_path), Topics()
+    pipe.run(0, [topics.message("orders", "free text")])
+    pipe.configure(ORDERS)
+    pipe.restart(begun=1)
+    pipe.run(1, [topics.message("orders", "text again")])
+    pipe.run(2, [topics.message("orders", "text no more")])
+    assert pipe.rows("silver", "offset") == [(0,), (1,)]
+    assert pipe.rows("quarantine", "offset") == [(2,)]
+
+
+def test_traffic_is_counted_per_topic_protocol_and_minute(spark: Any, tmp_path: Path) -> None:
+    pipe, topics = Pipe(spark, tmp_path), Topics()
+    early = {"event-time": "2026-03-01T10:00:00Z"}
+    pipe.run(0, [topics.message("t", "ab", after_s=59), topics.message("t", "abcd", after_s=60)])
+    pipe.run(
+        1,
+        [
+            topics.message("t", "abc", after_s=61, sender="10.0.0.2:1"),
+            topics.message("t", "{no", after_s=62),
+            topics.message("t", "x", after_s=63, headers=early),
+            topics.message("t", "abc", after_s=61, protocol="http"),
+        ],
+    )
+    minute = NOON + datetime.timedelta(minutes=1)
+    columns = ("topic", "protocol", "minute", "messages", "bytes", "late", "quarantined")
+    assert pipe.rows("traffic", *columns, "size_p50", "size_p99") == [
+        ("t", "goms", NOON, 1, 2, 0, 0, 2, 2),
+        ("t", "goms", minute, 4, 11, 1, 1, 3, 4),
+        ("t", "http", minute, 1, 3, 0, 0, 3, 3),
+    ]
+    assert pipe.rows("top_senders", "topic", "hour", "sender", "messages", "bytes") == [
+        ("t", NOON, "10.0.0.1:1", 5, 13),
+        ("t", NOON, "10.0.0.2:1", 1, 3),
+    ]
+
+
+def test_a_declared_schema_that_is_none_names_its_topic(spark: Any) -> None:
+    with pytest.raises(UsageError, match=r"pipeline.schema: topics: orders: schema 'id NUMBER'"):
+        schema_fields("orders", "id NUMBER")
+    with pytest.raises(UsageError, match="has a quote in it"):
+        schema_fields("orders", "`it's` INT")
+
+
+def test_a_declared_topic_has_a_view_with_typed_columns(spark: Any, tmp_path: Path) -> None:
+    pipe, topics = Pipe(spark, tmp_path, ORDERS), Topics()
+    pipe.run(
+        0,
+        [
+            topics.message("orders", '{"id": "7", "tags": ["a"], "name": "x"}'),
+            topics.message("orders", '{"id": 8}'),
+            topics.message("other", '{"id": 9}'),
+        ],
+    )
+    (tmp_path / "polybus.json").write_text('{"format": 1}')
+    query = "SELECT id + 1 AS next, name, tags, _message.offset FROM `silver.orders` ORDER BY id"
+    rows = collect(spark, query, tmp_path, rows_max=10)
+    assert rows.to_pylist() == [
+        {"next": 8, "name": "x", "tags": ["a"], "offset": 0},
+        {"next": 9, "name": None, "tags": None, "offset": 1},
+    ]

@@ -1,0 +1,310 @@
+"""What the standard pipeline does with Arrow alone: percentiles, alerts, what it tells the bus."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from standard_kit import NOON, Topics
+
+from polybus.config import Pipeline, load
+from polybus.errors import ConfigError, PolybusError, UsageError
+from polybus.lake import settings as pipeline_settings
+from polybus.lake.table import open_table
+from polybus.spark.pipelines.flows import FlowContext
+from polybus.spark.pipelines.standard import alerts, gold, outbox, watch
+from polybus.spark.pipelines.standard.batch_settings import begun_batch
+from polybus.spark.pipelines.standard.deliveries import deliveries_of, deliveries_table, events_of
+from polybus.spark.pipelines.standard.flow import check_tables, identity, writer_name
+from polybus.spark.pipelines.standard.histograms import (
+    RELATIVE_ERROR_MAX,
+    buckets_of,
+    values_of,
+)
+from polybus.spark.pipelines.standard.plans import UNKNOWN, Plan, read_plan
+from polybus.spark.schema import ARROW, SPARK
+
+MINUTE = datetime.timedelta(minutes=1)
+NOON_US = int(NOON.timestamp() * 1e6)
+SETTINGS = Pipeline(alert_messages_min=10, alert_history_s=300.0)
+
+
+def facts(sizes: list[int], topic: str = "t", minute: datetime.datetime = NOON) -> pa.Table:
+    rows = [
+        {"topic": topic, "protocol": "goms", "sender": "s", "timestamp": minute, "bytes": size}
+        for size in sizes
+    ]
+    schema = pa.schema(
+        [
+            ("topic", pa.string()),
+            ("protocol", pa.string()),
+            ("sender", pa.string()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("bytes", pa.int64()),
+        ]
+    )
+    return gold.facts_of(pa.Table.from_pylist(rows, schema=schema))
+
+
+def add(table: Any, batch_id: int, *parts: pa.Table) -> None:
+    table.add(gold.traffic_of(pa.concat_tables(parts), batch_id), writer="w", batch_id=batch_id)
+
+
+def test_a_bucket_is_at_most_one_percent_from_every_size_in_it() -> None:
+    sizes = np.concatenate([np.arange(0, 5000), np.geomspace(5000, 1 << 40, 2000).astype(np.int64)])
+    found = values_of(buckets_of(sizes))
+    assert np.all(np.abs(found - sizes) <= RELATIVE_ERROR_MAX * sizes + 0.5)
+    assert np.array_equal(found[:50], sizes[:50])
+
+
+def test_percentiles_are_right_when_a_minute_comes_in_many_batches(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    sizes = [int(draw.lognormvariate(6, 1.5)) for _ in range(5000)]
+    table = gold.traffic_table(tmp_path)
+    for batch_id in range(10):
+        add(table, batch_id, facts(sizes[batch_id::10]))
+    (row,) = table.table.read().to_pylist()
+    assert row["messages"] == 5000 and row["bytes"] == sum(sizes)
+    for name, quantile in gold.QUANTILES.items():
+        true = np.quantile(sizes, quantile, method="inverted_cdf")
+        assert row[name] == pytest.approx(true, rel=RELATIVE_ERROR_MAX, abs=0.5)
+
+
+def test_a_batch_touches_only_the_files_of_its_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polybus.spark.pipelines.standard import accumulated
+
+    monkeypatch.setattr(accumulated, "CLOSED_ROWS", 3)
+    table = gold.traffic_table(tmp_path)
+    for number in range(5):
+        add(table, number, *[facts([1], minute=NOON + number * 60 * MINUTE)])
+    add(table, 5, *[facts([1], f"t{n}", NOON + 240 * MINUTE) for n in range(4)])
+    files = len(table.table.files())
+    assert files > 1
+    add(table, 6, facts([1], minute=NOON))
+    rows = {(r["topic"], r["minute"]): r["messages"] for r in table.table.read().to_pylist()}
+    assert rows["t", NOON] == 2 and sum(rows.values()) == 10
+    recent = table.recent(NOON_US + 239 * 60_000_000)
+    assert recent is not None and recent.num_rows == 5
+
+
+def minutes(*counts: int, topic: str = "t") -> pa.Table:
+    """Rows of traffic: the last count is that of the minute at noon."""
+    parts = [
+        facts([1] * count, topic, NOON - (len(counts) - 1 - place) * MINUTE)
+        for place, count in enumerate(counts)
+        if count
+    ]
+    return gold.combine_traffic(gold.traffic_of(pa.concat_tables(parts), 0))
+
+
+def found(traffic: pa.Table, after_s: float = 30.0, **told: int) -> list[tuple[str, str, int]]:
+    known = {("t", kind): at_us for kind, at_us in told.items()}
+    now_us = NOON_US + int(after_s * 1e6)
+    return [
+        (one.kind, one.topic, one.messages) for one in alerts.find(traffic, now_us, SETTINGS, known)
+    ]
+
+
+def test_a_spike_is_a_minute_far_above_the_topics_own_history() -> None:
+    usual = [20, 18, 22, 20, 19, 21]
+    assert found(minutes(*usual, 81)) == [("spike", "t", 81)]
+    assert found(minutes(*usual, 79)) == []
+    assert found(minutes(1, 1, 1, 1, 1, 1, 9)) == [], "below alert-messages-min"
+    assert found(minutes(20, 20, 200)) == [], "the topic is too young"
+    assert found(minutes(*usual, 200, 20)) == [("spike", "t", 200)], "the minute just over"
+    regular = [0, 90, 0, 0, 90, 0, 0, 90]
+    assert found(minutes(1, *regular)) == [], "bursts are usual here"
+
+
+def test_the_same_alert_is_not_repeated_for_a_while() -> None:
+    traffic = minutes(20, 20, 20, 20, 20, 20, 100)
+    assert found(traffic, spike=NOON_US - 569 * 1_000_000) == []
+    assert found(traffic, spike=NOON_US - 571 * 1_000_000) == [("spike", "t", 100)]
+
+
+def test_silence_of_a_busy_topic_is_told_once() -> None:
+    busy = minutes(20, 20, 20, 20, 20, 20, 20)
+    assert found(busy, after_s=60 + 179) == []
+    assert found(busy, after_s=60 + 181) == [("silence", "t", 0)]
+    assert found(busy, after_s=60 + 300, silence=NOON_US + 241_000_000) == []
+    quiet = minutes(*[1] * 20)
+    assert found(quiet, after_s=300) == []
+
+
+class Bus:
+    """Takes what is published, unless it is away."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = False
+        self.dies = False
+        self.commits: dict[int, list[tuple[str, Any]]] = {}
+        monkeypatch.setattr(outbox, "send", self.send)
+
+    def send(self, rows: pa.Table, where: Any, *, producer: str, query: str, batch_id: int) -> None:
+        if self.away:
+            raise PolybusError("client.unreachable", "no bus")
+        messages = [(row["topic"], msgspec.json.decode(row["value"])) for row in rows.to_pylist()]
+        self.commits.setdefault(batch_id, messages)
+        if self.dies:
+            raise PolybusError("client.disconnected", "gone")
+
+    def told(self, topic: str) -> list[Any]:
+        return [value for tick in self.commits.values() for name, value in tick if name == topic]
+
+
+def watching(tmp_path: Path) -> tuple[watch.Watch, FlowContext]:
+    context = FlowContext(None, tmp_path, None, None, True, tmp_path, {})
+    return watch.Watch(tmp_path, clock_us=lambda: NOON_US + 30_000_000), context
+
+
+def test_each_change_of_traffic_is_told_once_also_when_the_bus_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = Bus(monkeypatch)
+    table = gold.traffic_table(tmp_path)
+    watcher, context = watching(tmp_path)
+    watcher.tick(context)
+    add(table, 0, facts([5, 5]))
+    watcher.tick(context)
+    watcher.tick(context)
+    assert [row["messages"] for row in bus.told("$stats")] == [2]
+    assert bus.told("$stats")[0]["minute"] == "2026-03-01T12:00:00Z"
+    bus.away = True
+    add(table, 1, facts([5]))
+    with pytest.raises(PolybusError):
+        watcher.tick(context)
+    add(table, 2, facts([5], "other"))
+    bus.away, bus.dies = False, True
+    watcher, context = watching(tmp_path)
+    with pytest.raises(PolybusError):
+        watcher.tick(context)
+    bus.dies = False
+    watcher, context = watching(tmp_path)
+    watcher.tick(context)
+    told = [(row["topic"], row["messages"]) for row in bus.told("$stats")]
+    assert told == [("t", 2), ("t", 3), ("other", 1)]
+
+
+def test_an_alert_is_told_and_kept_exactly_once_through_crashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = Bus(monkeypatch)
+    table = gold.traffic_table(tmp_path)
+    for number in range(7):
+        count = 20 if number < 6 else 500
+        add(table, number, facts([1] * count, minute=NOON - (6 - number) * MINUTE))
+    bus.away = True
+    for _ in range(2):
+        watcher, context = watching(tmp_path)
+        with pytest.raises(PolybusError):
+            watcher.tick(context)
+    bus.away = False
+    for _ in range(2):
+        watcher, context = watching(tmp_path)
+        watcher.tick(context)
+    (alert,) = bus.told("$alerts")
+    assert (alert["kind"], alert["topic"], alert["messages"]) == ("spike", "t", 500)
+    assert open_table(tmp_path, "alerts").rows == 1
+
+
+def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
+    topics = Topics()
+
+    def told(*events: dict[str, Any]) -> dict[str, Any]:
+        at = [{"time": "2026-03-01T12:00:00.5Z", "session": "s1", **event} for event in events]
+        return topics.message("$events", msgspec.json.encode({"events": at}))
+
+    table = deliveries_table(tmp_path)
+
+    def run(batch_id: int, *messages: dict[str, Any]) -> None:
+        rows = pa.Table.from_pylist(list(messages), schema=ARROW)
+        events = events_of(spark.createDataFrame(rows, schema=SPARK))
+        table.add(deliveries_of(events), writer="w", batch_id=batch_id)
+
+    other = {"kind": "delivered", "session": "s2", "count": 1, "messages": 9, "waiting": 1}
+    sent = {"kind": "delivered", "topic": "t", "count": 3, "messages": 30, "waiting": 3}
+    confirmed = {"kind": "confirmed", "count": 2, "wait-ms": 40.0, "waiting": 1}
+    run(0, told({"kind": "session-opened"}, sent, other), told({"kind": "other", "count": 9}))
+    run(1, told(confirmed, {"kind": "repeated", "count": 1}))
+    run(1, told(confirmed))
+    run(
+        2,
+        told(confirmed | {"count": 1, "wait-ms": 1000.0, "waiting": 0}, {"kind": "session-ended"}),
+    )
+    columns = ("session", "sent", "messages", "sent_again", "confirmed", "waiting", "is_open")
+    rows = {row["session"]: row for row in table.table.read().to_pylist()}
+    assert [rows["s1"][name] for name in columns] == ["s1", 3, 30, 1, 3, 0, False]
+    assert rows["s1"]["confirm_ms_p50"] == pytest.approx(40, rel=0.01)
+    assert rows["s1"]["confirm_ms_p95"] == pytest.approx(1000, rel=0.01)
+    assert [rows["s2"][name] for name in columns] == ["s2", 1, 9, 0, 0, 1, True]
+    assert rows["s2"]["confirm_ms_p50"] is None
+
+
+def test_a_plan_counts_the_messages_of_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+
+    def plan(batch: int, **topics: tuple[int, int]) -> None:
+        places = {
+            name.replace("S", "$"): {"epoch": epoch, "offset": offset}
+            for name, (epoch, offset) in topics.items()
+        }
+        text = msgspec.json.encode({"group": "standard", "topics": places}).decode()
+        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{text}")
+
+    plan(0, a=(1, 10))
+    plan(1, a=(1, 12), b=(1, 5))
+    plan(2, a=(1, 12), b=(1, 8), Sevents=(1, 0))
+    plan(3, a=(1, 13), b=(1, 8), Sevents=(1, 4))
+    plan(4, a=(2, 15), b=(1, 8), Sevents=(1, 4))
+    assert read_plan(tmp_path, 0) == UNKNOWN
+    assert read_plan(tmp_path, 1) == UNKNOWN, "a new topic may begin anywhere"
+    assert read_plan(tmp_path, 3) == Plan(messages=1, events=4)
+    assert read_plan(tmp_path, 4) == UNKNOWN, "a topic was made anew"
+    assert begun_batch(tmp_path) == 4
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "4").touch()
+    assert begun_batch(tmp_path) is None
+
+
+def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    first = identity(checkpoint)
+    assert identity(checkpoint) == first
+    table = open_table(tmp_path, "silver")
+    table.append(pa.table({"offset": [1]}), writer=writer_name(first), batch_id=0)
+    check_tables(tmp_path, first, checkpoint)
+    (checkpoint / "metadata").unlink()
+    with pytest.raises(
+        UsageError, match="pipeline.checkpoint: table silver was filled from another"
+    ):
+        check_tables(tmp_path, identity(checkpoint), checkpoint)
+
+
+def test_the_bus_tells_the_pipeline_what_its_config_says(tmp_path: Path) -> None:
+    orders = {"name": "Orders", "schema": "id INT", "message-id": "$.id", "event-time": "$.at[0]"}
+    settings = {"topics": [orders, "plain"], "pipeline": {"watermark-s": 5.0, "alerts": False}}
+    path = tmp_path / "config.json"
+    path.write_bytes(msgspec.json.encode(settings))
+    config = load(path, {})
+    pipeline_settings.write(tmp_path, config)
+    found = pipeline_settings.read(tmp_path)
+    assert found.pipeline == Pipeline(watermark_s=5.0, alerts=False)
+    (topic,) = found.topics
+    assert (topic.name, topic.message_id, topic.event_time) == ("orders", "$.id", "$.at[0]")
+    assert pipeline_settings.read(tmp_path / "none") == pipeline_settings.PipelineSettings()
+
+
+@pytest.mark.parametrize("path", ["id", "$", "$.a'b", "$..a", "$.a b"])
+def test_a_path_that_is_none_is_refused_with_the_topics_name(tmp_path: Path, path: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes(msgspec.json.encode({"topics": [{"name": "orders", "message-id": path}]}))
+    with pytest.raises(ConfigError, match="topics: orders: message-id is"):
+        load(config, {})
