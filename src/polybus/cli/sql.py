@@ -89,7 +89,8 @@ def sql(
     with answered(text, folder, engine, rows_max=limit, say=_say) as answer:
         rows = Limited(answer.batches, limit)
         _print(answer, rows, as_json=as_json, as_csv=as_csv, chart=chart)
-        _say(f"{answer.engine}: {rows.count} rows in {time.monotonic() - started:.2f} s")
+        found = "1 row" if rows.count == 1 else f"{rows.count} rows"
+        _say(f"{answer.engine}: {found} in {time.monotonic() - started:.2f} s")
         if rows.more or answer.more:
             _say(f"there are more rows; --limit N shows more than {rows.count}, --csv all")
 
