@@ -93,7 +93,7 @@ class Limits(Settings, frozen=True):
     staging_bytes_max: int = 4 << 30
     """What writers have uploaded and not committed yet, all together."""
     transaction_bytes_max: int = 1 << 30
-    transaction_part_bytes: int = 8 << 20
+    transaction_part_bytes: int = 4 << 20
     """A transaction of more goes to the log in several commits."""
     producers_max: int = 10_000
     """Writers of transactions that are remembered, so that none is done twice."""

@@ -407,6 +407,9 @@ _COMMIT = {
     "staging.full": Meaning(
         "too much is uploaded and not committed", "raise limits.staging-bytes-max"
     ),
+    "staging.in-use": Meaning(
+        "a staged file is being written or committed by another request", "try again"
+    ),
     "staging.position": Meaning("a piece of an upload does not join the others"),
     "sink.column": Meaning(
         "a column that goes to a topic is missing or of the wrong type",

@@ -99,3 +99,20 @@ def test_the_slowest_consumer_of_this_epoch_holds_history_until_it_is_silent_too
     assert book.held_from("news", 5, seen_after_us=start_us + 1) == 25
     assert book.held_from("news", 5, seen_after_us=start_us + DAY_US) is None
     assert book.held_from("olds", 5, seen_after_us=start_us) is None
+
+
+def test_positions_are_bounded_over_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polybus.bus.consumers.POSITIONS_MAX", 4)
+    known = consumers()
+    three = Report(positions={name: Position(1, 0) for name in "abc"})
+    known.report("first", three)
+    with pytest.raises(UsageError, match="over 4 positions"):
+        known.report("second", three)
+    # The same again is no more than before.
+    known.report("first", three)
+    known.report("second", at(1))
+
+
+def test_a_position_of_what_cannot_be_a_topic_is_refused() -> None:
+    with pytest.raises(UsageError, match="too long"):
+        consumers().report("first", Report(positions={"x" * 256: Position(1, 0)}))

@@ -142,6 +142,9 @@ def test_a_message_holds_a_bounded_number_of_events() -> None:
     assert len(json.loads(first)["events"]) == module.EVENTS_PER_MESSAGE
     (last,) = json.loads(second)["events"]
     assert len(last["error"]) == module.TEXT_MAX
+    book.tell("session-opened", topics=["t"] * 10_000)
+    (opened,) = book.told()
+    assert len(opened["topics"]) == module.LIST_MAX
 
 
 def test_over_the_bound_events_are_counted(monkeypatch: Any) -> None:

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.commits import Done, Key, Producer, Producers, Record, joined
+from polybus.bus.commits import (
+    REMEMBERED_RANGES_MAX,
+    Done,
+    Key,
+    Producer,
+    Producers,
+    Record,
+    joined,
+)
 from polybus.errors import UsageError
 
 
@@ -82,3 +90,10 @@ def test_ranges_that_touch_become_one() -> None:
     more = {"a": [(1, 5, 7), (1, 9, 10)], "c": [(3, 0, 1)]}
     assert joined(first, more) == {"a": [(1, 0, 7), (1, 9, 10)], "b": [(2, 3, 4)], "c": [(3, 0, 1)]}
     assert first == {"a": [(1, 0, 5)], "b": [(2, 3, 4)]}
+
+
+def test_where_a_transaction_of_many_ranges_is_is_not_kept_in_memory() -> None:
+    producers = Producers(producers_max=10)
+    offsets = {f"t{number}": [(1, 0, 1)] for number in range(REMEMBERED_RANGES_MAX + 1)}
+    producers.apply(record(0, offsets=offsets))
+    assert producers.decide(Key("p", "q", 0)) == Done({})

@@ -11,6 +11,7 @@ from cli_kit import ServedBus, serve
 from click.testing import CliRunner
 
 from polybus.cli import main
+from polybus.log.layout import topic_folder
 
 
 def run(*arguments: str) -> str:
@@ -45,6 +46,8 @@ def test_consumers_are_shown_with_their_lag_while_the_bus_runs_and_after(tmp_pat
         assert run("forget", "old", *data) == "forgot old\n"
     stopped = json.loads(run("consumers", "--json", *data))
     assert [(one["group"], one["lag"], one["failed"]) for one in stopped] == [("etl", 1, False)]
+    assert run("list", *data).splitlines()[1].split()[-1] == "1"
+    assert "consumer etl: at 0, lag 1" in run("describe", "news", *data)
     assert run("forget", "etl", *data) == "forgot etl\n"
     assert json.loads(run("consumers", "--json", *data)) == []
     result = CliRunner().invoke(main, ["topics", "forget", "etl", *data])
@@ -74,3 +77,12 @@ def test_system_topics_are_listed_when_asked_for_and_stay(tmp_path: Path) -> Non
     with serve(tmp_path, "news"):
         check()
     check()
+
+
+def test_a_damaged_topic_does_not_hide_the_others_of_a_stopped_bus(tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+    run("create", "news", *data)
+    run("create", "olds", *data)
+    (topic_folder(tmp_path, "olds") / "manifest.json").write_text("{")
+    found = {one["name"]: one for one in json.loads(run("list", "--json", *data))}
+    assert "damaged" not in found["news"] and "manifest" in found["olds"]["damaged"]

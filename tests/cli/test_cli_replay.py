@@ -20,10 +20,12 @@ from click.testing import CliRunner
 
 import polybus as library
 from polybus.cli import main
+from polybus.cli.dead_letters import DeadLetters
 from polybus.cli.replay_history import LocalHistory, RemoteHistory, span_of
 from polybus.cli.replay_pace import ROWS_MAX, Pace, Schedule, Slot, parse_rate, parse_speed
 from polybus.cli.replay_target import Rows, ndjson, split_url
 from polybus.errors import UsageError
+from polybus.lake.compact import compact, vacuum
 from polybus.lake.table import open_table
 
 TARGETS = ("copy", "boson", "props", "goms", "http", "max", "rated", "slow", "json")
@@ -225,6 +227,28 @@ def quarantine(data: Path, *rows: tuple[str, int, bytes, str]) -> None:
         }
     )
     open_table(data, "quarantine").append(table, writer="test", batch_id=None)
+
+
+def test_each_dead_letter_is_given_once_while_the_table_is_compacted(tmp_path: Path) -> None:
+    for offset in range(4):
+        quarantine(tmp_path, ("news", offset, b"x", "json"))
+    letters = DeadLetters(tmp_path, None, None).rows()
+    given = next(letters).column("offset").to_pylist()
+    table = open_table(tmp_path, "quarantine")
+    assert compact(table) == 4
+    assert vacuum(table, grace_s=-1) >= 3
+    for rows in letters:
+        given += rows.column("offset").to_pylist()
+    assert given == [0, 1, 2, 3]
+
+
+def test_notes_of_many_small_replays_do_not_pile_up(tmp_path: Path) -> None:
+    quarantine(tmp_path, ("news", 0, b"x", "json"))
+    letters = DeadLetters(tmp_path, None, None)
+    (rows,) = letters.rows()
+    for _ in range(70):
+        letters.note(rows)
+    assert len(open_table(tmp_path, "replayed").files()) < 40
 
 
 def test_dead_letters_go_back_once_with_the_place_they_were_at(tmp_path: Path) -> None:

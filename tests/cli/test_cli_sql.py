@@ -67,7 +67,7 @@ def run(data: Path, *arguments: str, **options: Any) -> Result:
 def test_a_query_prints_a_table_and_says_which_engine_ran_it(data: Path) -> None:
     done = polybus("sql", "SELECT count(*) AS n FROM orders", "--data", str(data))
     assert (done.returncode, done.stdout) == (0, b"   n\n2000\n")
-    assert re.fullmatch(rb"duckdb: 1 rows in \d+\.\d\d s\n", done.stderr)
+    assert re.fullmatch(rb"duckdb: 1 row in \d+\.\d\d s\n", done.stderr)
 
 
 def test_a_running_bus_is_asked_through_its_files(tmp_path: Path) -> None:
@@ -203,6 +203,42 @@ def test_what_duckdb_cannot_parse_goes_to_the_running_pipeline(
     assert pipeline == [query]
     run(data, "SELECT count(*) FROM orders")
     assert len(pipeline) == 1, "what DuckDB can run stays here"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["SELEC 1", "SELECT 1 FROM", "SELECT nope(1)", "SELECT 'lateral view' FROM orders WHERE"],
+)
+def test_a_slip_of_the_pen_does_not_start_spark(
+    data: Path, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql_engines, "_by_spark", _never)
+    done = run(data, query)
+    assert done.exit_code == 1
+    assert "sql.invalid" in done.stderr and "--engine spark" in done.stderr
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("Spark was asked")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM orders LATERAL VIEW explode(array(1)) t AS x",
+        "SELECT get_json_object(value, '$.a') FROM orders",
+        "SELECT date_format(timestamp, 'yyyy') FROM orders",
+        "SELECT 'a' RLIKE 'b'",
+    ],
+)
+def test_what_is_spark_s_own_sql_starts_it(
+    data: Path, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"n": [7]})
+    answer = sql_engines.Answer("spark (started for this)", rows.schema, iter(rows.to_batches()))
+    monkeypatch.setattr(sql_engines, "_by_spark", lambda *_, **__: answer)
+    done = run(data, query, "--csv")
+    assert (done.exit_code, done.stdout) == (0, "n\n7\n"), done.stderr
 
 
 def test_the_engine_can_be_chosen(data: Path, pipeline: list[str]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from commit_kit import Producer, rows, stage_bytes, staged, values_of
 from http_kit import Http, http_bus
 
+from polybus.batch import Batch
 from polybus.config import Config
 from polybus.edges import node
 from polybus.log.files import FileLog
@@ -174,12 +175,12 @@ async def test_a_transaction_with_an_intent_is_finished_at_the_next_start(
         bus = http.node.server.bus
         commit, calls = bus.commit, 0
 
-        def fail_at_the_fourth(batches: Any) -> int:
+        def fail_at_the_fourth(batches: Any, **options: Any) -> int:
             nonlocal calls
             calls += 1
             if calls == 4:
                 raise RuntimeError("the bus dies here")
-            return commit(batches)
+            return commit(batches, **options)
 
         monkeypatch.setattr(bus, "commit", fail_at_the_fourth)
         name = stage_bytes(tmp_path, "spark", 0, content)
@@ -207,12 +208,12 @@ async def test_an_unfinished_transaction_is_finished_when_it_is_asked_for_again(
         bus = http.node.server.bus
         commit, calls = bus.commit, 0
 
-        def fail_once(batches: Any) -> int:
+        def fail_once(batches: Any, **options: Any) -> int:
             nonlocal calls
             calls += 1
             if calls == 3:
                 raise RuntimeError("once")
-            return commit(batches)
+            return commit(batches, **options)
 
         monkeypatch.setattr(bus, "commit", fail_once)
         producer = Producer(http)
@@ -502,3 +503,18 @@ async def test_run_json_says_where_http_is_spoken() -> None:
     async with http_bus("red") as http:
         run = json.loads((http.node.data / "run.json").read_text())
         assert run["http"] == [f"http://127.0.0.1:{http.node.tcp_port}"]
+
+
+async def test_nobody_writes_records_and_what_is_none_keeps_no_bus_from_starting(
+    tmp_path: Path,
+) -> None:
+    async with http_bus("red", data=str(tmp_path)) as http:
+        token = (tmp_path / "admin.token").read_text().strip()
+        headers = {"authorization": f"Bearer {token}"}
+        path = "/v1/topics/$commits/messages"
+        refused = await http.client.post(path, content=b"no record", headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (403, "topic.reserved")
+        http.node.server.bus.publish_system([Batch.of("$commits", [b"no record"])])
+        await Producer(http).done(0, {"red": [b"1"]})
+    async with http_bus("red", data=str(tmp_path)) as http:
+        assert (await Producer(http).done(0, {"red": [b"1"]}))["already"]

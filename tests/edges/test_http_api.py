@@ -16,6 +16,7 @@ import pytest
 from http_kit import http_bus
 from websockets.asyncio.client import connect
 
+from polybus.log.files import FileLog
 from polybus.testing import run_bus
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -55,6 +56,35 @@ async def test_what_is_no_topic_is_one_and_the_same_404(name: str) -> None:
         answer = await http.client.get(f"/v1/topics/{name}/messages")
 
         assert answer.status_code == 404
+
+
+async def test_a_topic_s_name_may_have_slashes_and_percent_signs() -> None:
+    async with http_bus("a/b", "100%2fb") as http:
+        for path, name in [("a%2Fb", "a/b"), ("A%2fB", "a/b"), ("100%252fb", "100%2fb")]:
+            sent = await http.client.post(f"/v1/topics/{path}/messages", content=b"1")
+            shown = (await http.client.get(f"/v1/topics/{path}")).json()
+            read = (await http.client.get(f"/v1/topics/{path}/messages")).json()
+
+            assert (sent.status_code, sent.json()["topic"]) == (200, name)
+            assert shown["name"] == read["topic"] == name
+        assert (await http.client.put("/v1/consumers/x%2Fy", json={})).status_code == 204
+        (consumer,) = (await http.client.get("/v1/consumers")).json()["consumers"]
+        assert consumer["group"] == "x/y"
+        assert (await http.client.delete("/v1/topics/a%2Fb")).status_code == 204
+
+
+async def test_a_damaged_topic_does_not_hide_the_others() -> None:
+    async with http_bus("news", "olds") as http:
+        log = http.node.server.bus.log
+        assert isinstance(log, FileLog)
+        log._topics["olds"].freeze("topic 'olds': it is broken")
+        listed = (await http.client.get("/v1/topics")).json()["topics"]
+
+        assert [(one["name"], "damaged" in one) for one in listed] == [
+            ("news", False),
+            ("olds", True),
+        ]
+        assert (await http.client.get("/v1/topics/olds")).status_code == 503
 
 
 async def test_one_body_is_one_message_and_is_answered_with_its_offset() -> None:
@@ -246,7 +276,7 @@ async def test_the_description_names_every_path_and_its_answers() -> None:
         } == set(description["paths"])
         fetch = description["paths"]["/v1/topics/{topic}/messages"]["get"]
         assert {one["name"] for one in fetch["parameters"]} == {
-            *("topic", "offset", "time", "from", "limit", "wait-s"),
+            *("topic", "offset", "time", "from", "limit", "stop", "epoch", "columns", "wait-s"),
         }
         references = set(_references(description))
         assert references <= set(description["components"]["schemas"])

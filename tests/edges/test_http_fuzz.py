@@ -50,6 +50,7 @@ async def publish_everywhere(http: Http) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("acquainted", [False, True])
 async def test_no_request_is_answered_with_5xx_or_what_is_not_described(
     acquainted: bool, tmp_path: Path

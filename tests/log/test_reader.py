@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,35 @@ def test_a_topic_that_is_recreated_between_plan_and_read_is_never_mixed_up(log: 
     told: list[UsageError] = []
     assert offsets(LogReader(log.data).read_plan(plan, lost=told.append)) == []
     assert [error.code for error in told] == ["topic.recreated"]
+
+
+def test_a_recreated_topic_in_a_journal_that_begins_again_is_never_mixed_up(
+    log: FileLog, tmp_path: Path
+) -> None:
+    """The same name, place, size and offset: only the commit's own words tell them apart."""
+    log.create_topic("news")
+    append(log, "news", 5, word="old")
+    plan = LogReader(log.data).plan("news", 0, 5)
+    again = tmp_path / "again"
+    other = FileLog(
+        again,
+        durability="fsync",
+        journal=config.Journal(),
+        retention=config.Retention(),
+        clock=lambda: NOON_US + DAY_US,
+        maintenance=False,
+    )
+    other.create_topic("news")
+    append(other, "news", 5, word="new")
+    pieces = tuple(replace(one, path=other_path(again, one.path)) for one in plan.pieces)
+    with pytest.raises(UsageError) as caught:
+        list(LogReader(again).read_plan(replace(plan, pieces=pieces)))
+    assert caught.value.code == "topic.recreated"
+    other.close()
+
+
+def other_path(data: Path, path: Path) -> Path:
+    return layout.journal_folder(data) / path.name
 
 
 def test_what_expires_between_plan_and_read_is_told_and_the_rest_is_read(data: Path) -> None:

@@ -9,9 +9,12 @@ import socket
 import struct
 from pathlib import Path
 
+import httpx
+import pyarrow as pa
 import pytest
 from sim_kit import Process, served
 
+from polybus.log.staging import SCHEMA
 from polybus.testing import ScriptedPeer
 from polybus.wire.boson_frames import encode_frame
 
@@ -144,4 +147,64 @@ async def test_gzip_bombs(tmp_path: Path) -> None:
                     await watch.look()
                     await sending
                     await watch.look()
+        watch.check()
+
+
+def staged(kind: str) -> bytes:
+    """A file of many record batches, as heavy as the bus takes them."""
+    count = {"large values": 1, "small values": 9000, "no values": 20_000}.get(kind, 2500)
+    value = {"large values": b"x" * MEBI, "no values": b""}.get(kind, b"x" * 100)
+    columns: list[list[object]] = [["red"] * count, [None] * count, [value] * count, [None] * count]
+    if kind == "keys":
+        columns[1] = [b"key %d" % number for number in range(count)]
+    if kind == "headers":
+        columns[3] = [[("name", b"value"), ("other", b"value")]] * count
+    rows = pa.record_batch(
+        [pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)], SCHEMA
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for _ in range(60):
+            writer.write_batch(rows)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["large values", "small values", "no values", "keys", "headers"])
+async def test_transactions_of_many_parts(tmp_path: Path, kind: str) -> None:
+    content = staged(kind)
+    async with served(tmp_path, *OPTIONS) as bus, contextlib.AsyncExitStack() as stack:
+        base = f"http://127.0.0.1:{bus.port}"
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=60))
+        watch = Watch(bus, await warmed(bus))
+        for batch in range(2):
+            name = f"{batch}-abcdefgh.arrows"
+            for position in range(0, len(content), 8 * MEBI):
+                piece = content[position : position + 8 * MEBI]
+                path = f"/v1/staging/attacker/{name}?position={position}"
+                assert (await http.post(path, content=piece)).status_code == 200
+            wanted = {"producer": "attacker", "query": "q", "batch": batch, "files": [name]}
+            committing = asyncio.create_task(http.post("/v1/commits", json=wanted))
+            while not committing.done():
+                await watch.look()
+            assert committing.result().status_code == 200, committing.result().text
+            await watch.look()
+        watch.check()
+
+
+@pytest.mark.slow
+async def test_a_hundred_uploads_at_once(tmp_path: Path) -> None:
+    piece = bytes(8 * MEBI)
+    async with served(tmp_path, *OPTIONS) as bus, contextlib.AsyncExitStack() as stack:
+        limits = httpx.Limits(max_connections=100)
+        base = f"http://127.0.0.1:{bus.port}"
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=base, timeout=60, limits=limits)
+        )
+        watch = Watch(bus, await warmed(bus))
+        names = [f"/v1/staging/attacker/0-abcdefg{number}.arrows" for number in range(100)]
+        uploads = asyncio.gather(*[http.post(name, content=piece) for name in names])
+        while not uploads.done():
+            await watch.look()
+        assert {one.status_code for one in uploads.result()} == {200}
         watch.check()

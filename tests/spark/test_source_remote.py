@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from source_kit import offsets_of, rows_of, source_options
 from spark_kit import RunningBus, running_bus
 
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.spark import remote
 from polybus.spark.batch_reader import PolybusReader
@@ -85,6 +85,20 @@ def test_an_unknown_topic_is_told_by_its_option(bus: RunningBus) -> None:
     assert caught.value.code == "topic.unknown"
     assert "option subscribe" in caught.value.text
     assert bus.url in caught.value.text
+
+
+def test_a_damaged_topic_is_an_error_and_never_taken_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = [
+        {"name": "fine", "epoch": 5, "start": 0, "stop": 3},
+        {"name": "bad", "epoch": 0, "start": 0, "stop": 0, "damaged": "history/1 is broken"},
+    ]
+    monkeypatch.setattr("polybus.spark.bus_http.request_json", lambda *_, **__: {"topics": topics})
+    origin = RemoteOrigin(Where(url="http://127.0.0.1:1"))
+    assert origin.bounds(["fine"])["fine"].stop == 3
+    with pytest.raises(StorageError, match="history/1 is broken"):
+        origin.bounds(["fine", "bad"])
 
 
 def test_a_time_after_the_end_is_the_end(bus: RunningBus) -> None:

@@ -95,6 +95,18 @@ def test_a_topic_is_a_table_of_history_and_journal_with_each_message_once(
         assert row.epoch == LogReader(data).bounds("orders").epoch
 
 
+def test_the_date_is_utc_s_in_every_session(spark: Any, data: Path) -> None:
+    make_topic(data)
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    try:
+        rows = tables.table(spark, "orders", data).selectExpr("offset", "string(date) AS date")
+        found = {row.offset: row.date for row in rows.where("offset in (7, 150, 250)").collect()}
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert found == {7: "2026-01-31", 150: "2026-02-01", 250: "2026-02-02"}
+
+
 def test_history_is_read_natively_and_pruned_by_day_and_by_statistics(
     spark: Any, data: Path
 ) -> None:

@@ -268,11 +268,12 @@ class Bus:
                 subscriber.deliver(batch)
         return ticket
 
-    def commit(self, batches: Sequence[Batch]) -> int:
+    def commit(self, batches: Sequence[Batch], *, is_part: bool = False) -> int:
         """Log batches of any topics, the system's too, all or none; return the last ticket.
 
-        Subscribers get them like any other; of much at once they read what they can from the log,
-        so that no outbox meets its limit because of it. Who may write where is the caller's to say.
+        Subscribers get them like any other; of much at once, and of what is a part of more, they
+        read what they can from the log, so that no outbox meets its limit because of it. Who may
+        write where is the caller's to say.
 
         Raises:
             UsageError: `topic.unknown`; nothing is logged.
@@ -284,7 +285,7 @@ class Bus:
             by_topic.setdefault(self._topic(batch.topic), []).append(batch)
             batch.timestamp_us = now_us
         ticket = self._last_ticket = self.log.append_all(batches, urgent=True)
-        is_much = sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
+        is_much = is_part or sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
         for topic, its_batches in by_topic.items():
             for batch in its_batches:
                 topic.traffic.take(batch)

@@ -25,6 +25,9 @@ TOPIC = "$commits"
 ONCE = "once"
 """The query of a writer with a single transaction; it need not be remembered for long."""
 
+REMEMBERED_RANGES_MAX = 32
+"""Of a transaction with more of them it is remembered that it was done, and not where it is."""
+
 Range = tuple[int, int, int]
 """Epoch, first offset, and the offset after the last."""
 Offsets = dict[str, list[Range]]
@@ -48,6 +51,8 @@ class Record(msgspec.Struct, kw_only=True, rename="kebab", omit_defaults=True):
     offsets: Offsets = {}
     """Of a commit: where all of its messages are. Of a part: where its own are."""
     files: list[str] = []
+    system: bool = False
+    """Of an intent: whether messages of system topics are among it, as an administrator may."""
     part: int = 0
     parts: int = 1
     part_bytes: int = 0
@@ -144,7 +149,8 @@ class Producers:
         self._producers[record.producer] = known
         if record.kind == "commit":
             known.query, known.batch = record.query, record.batch
-            known.offsets = record.offsets
+            count = sum(map(len, record.offsets.values()))
+            known.offsets = record.offsets if count <= REMEMBERED_RANGES_MAX else {}
             known.unfinished = None
             self._forget_some()
         elif record.kind == "intent":

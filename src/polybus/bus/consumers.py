@@ -12,11 +12,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from polybus import names
 from polybus.errors import PolybusError, UsageError
 from polybus.log.interface import Bounds
 
 GROUP_CHARACTERS_MAX = 255
 ERROR_CHARACTERS_MAX = 2000
+POSITIONS_MAX = 50_000
+"""Of all consumers together."""
 Text = Annotated[str, msgspec.Meta(max_length=255)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Figure = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -139,9 +142,8 @@ class Consumers:
                 text = f"there are {self._consumers_max} consumers (limits.consumers-max)"
                 raise UsageError("consumer.too-many", text)
             before = Consumer(group=group)
-        if report.positions is not None and len(report.positions) > self._topics_max:
-            text = f"group {group}: over {self._topics_max} topics (limits.topics-per-request-max)"
-            raise UsageError("consumer.invalid", text)
+        if report.positions is not None:
+            self._check_positions(before, report.positions)
         now_us = self._clock_us()
         changes: dict[str, Any] = {
             name: value
@@ -157,6 +159,20 @@ class Consumers:
         consumer = msgspec.structs.replace(before, **changes)
         self._consumers = {**self._consumers, group: consumer}
         return consumer
+
+    def _check_positions(self, before: Consumer, positions: Mapping[str, Position]) -> None:
+        if len(positions) > self._topics_max:
+            limit = "limits.topics-per-request-max"
+            text = f"group {before.group}: over {self._topics_max} topics ({limit})"
+            raise UsageError("consumer.invalid", text)
+        for topic in positions:
+            if len(topic.encode(errors="replace")) > names.TOPIC_BYTES_MAX:
+                text = f"group {before.group}: {topic[:40]!r}… is too long for a topic's name"
+                raise UsageError("consumer.invalid", text)
+        others = sum(len(one.positions) for one in self._consumers.values())
+        if others - len(before.positions) + len(positions) > POSITIONS_MAX:
+            text = f"all consumers together have over {POSITIONS_MAX} positions"
+            raise UsageError("consumer.too-many", f"{text}; forget those that are gone")
 
     def forget(self, group: str) -> None:
         """Raises UsageError `consumer.unknown`."""

@@ -25,6 +25,7 @@ PENDING_MAX = 100_000
 # When packs were shown, for the time until they are confirmed: so many marks a session.
 MARKS_MAX = 32
 TEXT_MAX = 500
+LIST_MAX = 50
 
 
 class Run:
@@ -228,8 +229,10 @@ class EventBook:
 
 
 def _bounded(value: Any) -> Any:
-    """Texts of others are cut, so that an event stays small."""
-    return value[:TEXT_MAX] if isinstance(value, str | list) else value
+    """Texts and lists of others are cut, so that an event stays small."""
+    if isinstance(value, list):
+        return value[:LIST_MAX]
+    return value[:TEXT_MAX] if isinstance(value, str) else value
 
 
 def _iso(time_us: int) -> str:

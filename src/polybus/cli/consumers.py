@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -14,6 +14,11 @@ from polybus.cli.options import data_options, existing_data, json_option, load_c
 from polybus.cli.output import echo_json, echo_table, shown
 from polybus.config import Config
 from polybus.errors import UsageError
+
+if TYPE_CHECKING:
+    from polybus.bus.consumers import Consumer
+    from polybus.edges.consumer_book import TopicConsumer
+    from polybus.log.interface import Log
 
 COLUMNS = ("group", "topic", "position", "lag", "rows/s", "batch-ms", "seen", "state")
 
@@ -86,14 +91,37 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f}s ago"
 
 
+def kept_consumers(data: Path) -> list[Consumer]:
+    """The consumers of a stopped bus, by group."""
+    from polybus.edges.consumer_book import decode_rows
+    from polybus.edges.state import consumers_in
+
+    return sorted(decode_rows(consumers_in(data / "state.db")), key=lambda one: one.group)
+
+
+def of_topic(known: list[Consumer], topic: str, log: Log) -> list[TopicConsumer]:
+    """How far each is that reads the topic."""
+    from polybus.bus.consumers import lag_of
+    from polybus.edges.consumer_book import TopicConsumer
+
+    lags = [
+        (one.group, lag_of(topic, one.positions[topic], log.bounds))
+        for one in known
+        if topic in one.positions
+    ]
+    return [
+        TopicConsumer(group=group, offset=one.offset, lag=one.lag, data_loss=one.data_loss)
+        for group, one in lags
+    ]
+
+
 def _offline(config: Config, data: Path) -> list[dict[str, Any]]:
     # Heavy: the files are Arrow and Parquet.
     from polybus.bus.consumers import lag_of
-    from polybus.edges.consumer_book import decode_rows, view_of
+    from polybus.edges.consumer_book import view_of
     from polybus.edges.node import open_log
-    from polybus.edges.state import consumers_in
 
-    found = decode_rows(consumers_in(data / "state.db"))
+    found = kept_consumers(data)
     log = open_log(config)
     try:
         views = [
@@ -102,7 +130,7 @@ def _offline(config: Config, data: Path) -> list[dict[str, Any]]:
                 [lag_of(topic, at, log.bounds) for topic, at in sorted(one.positions.items())],
                 time.time_ns() // 1000,
             )
-            for one in sorted(found, key=lambda consumer: consumer.group)
+            for one in found
         ]
     finally:
         log.close()

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from polybus.cli.output import echo_json, echo_table
 from polybus.cli.replay import local_url, pause, progress_bar, stopped_by_signals
 from polybus.cli.replay_target import Rows, Target
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.lake.compact import tidy
 from polybus.lake.table import LakeTable, open_table
 
 ORIGIN = "replayed-from"
@@ -99,26 +100,44 @@ class DeadLetters:
         return counts
 
     def rows(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """What is to be put back, in the order it was quarantined, some rows at a time."""
+        """What is to be put back, in the order it was quarantined, some rows at a time.
+
+        At a low rate this takes hours, and the pipeline merges the table's files meanwhile: when
+        one is gone, the table is looked at again, and what was given is not given twice.
+        """
         done = self._done()
-        for path in self._table.files():
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=ROWS_MAX, columns=columns or COLUMNS):
-                    rows = self._wanted(pa.Table.from_batches([batch]), done)
-                    if rows.num_rows:
-                        yield rows
+        pending = self._table.files()
+        while pending:
+            try:
+                for rows in self._rows_of(pending[0], columns or COLUMNS, done):
+                    yield rows
+                    done |= _identities(rows)
+                del pending[0]
+            except FileNotFoundError as error:
+                gone, pending = pending[0], self._table.files()
+                if gone in pending:
+                    raise StorageError("lake.damaged", f"{gone} is missing") from error
+
+    def _rows_of(
+        self, path: Path, columns: list[str], done: set[tuple[str, int, int]]
+    ) -> Iterator[pa.Table]:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS_MAX, columns=columns):
+                rows = self._wanted(pa.Table.from_batches([batch]), done)
+                if rows.num_rows:
+                    yield rows
 
     def note(self, rows: pa.Table) -> None:
         """These are back in their topics. Raises StorageError."""
         now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC"))
         noted = rows.select(IDENTITY).append_column("replayed_at", pa.repeat(now, rows.num_rows))
         self._replayed.append(noted.cast(REPLAYED_SCHEMA), writer=WRITER, batch_id=None)
+        tidy(self._replayed)
 
     def _done(self) -> set[tuple[str, int, int]]:
         if not self._replayed.exists:
             return set()
-        found = self._replayed.read().select(IDENTITY)
-        return set(zip(*(found.column(name).to_pylist() for name in IDENTITY), strict=True))
+        return _identities(self._replayed.read())
 
     def _wanted(self, rows: pa.Table, done: set[tuple[str, int, int]]) -> pa.Table:
         if self._topic is not None:
@@ -127,9 +146,16 @@ class DeadLetters:
             found = pc.match_substring(rows.column("reason"), self._reason, ignore_case=True)
             rows = rows.filter(pc.fill_null(found, False))
         if done and rows.num_rows:
-            identities = zip(*(rows.column(name).to_pylist() for name in IDENTITY), strict=True)
-            rows = rows.filter(pa.array([one not in done for one in identities]))
+            rows = rows.filter(pa.array([one not in done for one in _places(rows)]))
         return rows
+
+
+def _places(rows: pa.Table) -> Iterator[tuple[str, int, int]]:
+    return zip(*(rows.column(name).to_pylist() for name in IDENTITY), strict=True)
+
+
+def _identities(rows: pa.Table) -> set[tuple[str, int, int]]:
+    return set(_places(rows))
 
 
 async def _put_back(

@@ -15,6 +15,17 @@ from polybus.errors import PolybusError, UsageError
 
 SPARK_ROWS_MAX = 1_000_000
 """What Spark hands over is held in memory as a whole."""
+# What DuckDB has no words for and Spark has. Its functions are asked of PySpark.
+_SPARK_SYNTAX = re.compile(
+    r"""\blateral\s+view\b | \b(distribute|cluster|sort)\s+by\b | \bleft\s+(anti|semi)\s+join\b
+      | \br(like|egexp)\b | <=> | \|> | \bstack\s*\( | \bnamed_struct\s*\( | \bdiv\b
+      | \bexplain\s+(extended|codegen|cost|formatted)\b | \btablesample\s*\(""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_TEXTS = re.compile(
+    r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL
+)
+_NO_FUNCTION = re.compile(r"Function with name \"?(\w+)|argument types '(\w+)\(")
 _SHOW_TABLES = re.compile(r"\s*show\s+tables\s*;?\s*", re.IGNORECASE)
 
 
@@ -34,8 +45,9 @@ def answered(
 ) -> Iterator[Answer]:
     """Run a statement for the time of a block.
 
-    `auto` is DuckDB where that can run the statement; what only Spark may understand goes to the
-    running pipeline's session, or to one that is started for it.
+    `auto` is DuckDB where that can run the statement. What it does not understand goes to the
+    running pipeline's session; without one, Spark is started for what looks like its own SQL, and
+    a slip of the pen is answered at once.
 
     Raises:
         PolybusError: `sql.…`, `lake.…`, `log.…`, `spark.…`.
@@ -54,6 +66,9 @@ def answered(
             reason = error.cause
         if not _is_spark_here():
             raise reason
+        if not _is_running(data) and not is_sparks(sql, reason):
+            hint = "if this is Spark's SQL, --engine spark starts Spark for it"
+            raise UsageError(reason.code, f"{reason.text}\n{hint}")
         say(f"DuckDB cannot run this ({reason.text.splitlines()[0]}); asking Spark")
     yield _by_spark(sql, data, rows_max=rows_max, say=say)
 
@@ -104,6 +119,26 @@ def _by_spark(sql: str, data: Path, *, rows_max: int | None, say: Callable[[str]
     table = collect(session(data=data, app="polybus-sql"), sql, data, rows_max=most + 1)
     kept = table.slice(0, most)
     return Answer("spark (started for this)", table.schema, _of(kept), table.num_rows > most)
+
+
+def _is_running(data: Path) -> bool:
+    from polybus.spark import service
+
+    return service.running(data) is not None
+
+
+def is_sparks(sql: str, reason: PolybusError) -> bool:
+    """Whether a statement that DuckDB refused uses what Spark knows and DuckDB does not."""
+    if reason.code == "sql.engine-missing":
+        return True
+    bare = _TEXTS.sub("''", sql)
+    if _SPARK_SYNTAX.search(bare):
+        return True
+    from pyspark.sql import functions
+
+    missing = _NO_FUNCTION.search(reason.text)
+    called = [missing[1] or missing[2]] if missing else []
+    return any(name.lower() in functions.__all__ for name in called)
 
 
 def _of(table: pa.Table) -> Iterator[pa.RecordBatch]:

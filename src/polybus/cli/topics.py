@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from polybus import names
 from polybus.cli import admin
-from polybus.cli.consumers import consumers, forget
+from polybus.cli.consumers import consumers, forget, kept_consumers, of_topic
 from polybus.cli.options import data_options, existing_data, json_option, load_config
 from polybus.cli.output import echo_json, echo_table
 from polybus.config import Config
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Log, TopicSettings
+
+if TYPE_CHECKING:
+    from polybus.bus.consumers import Consumer
 
 
 @click.group(
@@ -41,8 +44,9 @@ def list_topics(system: bool, data: str | None, config_path: str | None, as_json
     """List all topics with what they hold."""
 
     def list_offline(log: Log) -> list[dict[str, Any]]:
+        known = kept_consumers(Path(config.data))
         found = sorted(log.topics())
-        return [_summary(log, one) for one in found if system or not names.is_reserved(one)]
+        return [_summary(log, one, known) for one in found if system or not names.is_reserved(one)]
 
     config = load_config(data, config_path)
     found = _ask(config, "topics.list", list_offline, system=system)
@@ -123,13 +127,16 @@ def describe(name: str, data: str | None, config_path: str | None, as_json: bool
 
     def describe_offline(log: Log) -> dict[str, Any]:
         topic = names.canonical(name)
+        log.bounds(topic)
         settings = log.settings(topic)
-        return _summary(log, topic) | {
+        known = kept_consumers(Path(config.data))
+        return _summary(log, topic, known) | {
             "settings": {
                 "retention-age-s": settings.retention_age_s,
                 "retention-bytes": settings.retention_bytes,
             },
             **log.describe(topic),
+            "consumers": [msgspec.to_builtins(one) for one in of_topic(known, topic, log)],
         }
 
     config = load_config(data, config_path)
@@ -166,6 +173,12 @@ def _ask(config: Config, verb: str, offline: Callable[[Log], Any], **fields: Any
         log.close()
 
 
-def _summary(log: Log, topic: str) -> dict[str, Any]:
-    bounds = log.bounds(topic)
-    return {"name": topic, "epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop}
+def _summary(log: Log, topic: str, known: list[Consumer]) -> dict[str, Any]:
+    try:
+        bounds = log.bounds(topic)
+    except StorageError as error:
+        # A damaged topic must not hide the others.
+        return {"name": topic, "epoch": 0, "start": 0, "stop": 0, "damaged": error.text}
+    lags = [one.lag or 0 for one in of_topic(known, topic, log)]
+    lag = {"lag": max(lags)} if lags else {}
+    return {"name": topic, "epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop} | lag

@@ -46,15 +46,22 @@ class CommitState:
             producers = [msgspec.json.decode(row[0], type=Producer) for row in rows]
             return producers, Position(*(position or (0, 0)))
 
-    def save(self, producers: Collection[Producer], position: Position) -> None:
-        """Replace everything. Raises StorageError `state.failed`; nothing is written then."""
-        rows = [(one.name, msgspec.json.encode(one)) for one in producers]
+    def save(self, rows: Collection[tuple[str, bytes]], position: Position) -> None:
+        """Replace everything by these producers, as `row_of` makes them.
+
+        Raises StorageError `state.failed`; nothing is written then.
+        """
         with _database(self._path) as db:
             db.execute("BEGIN IMMEDIATE")
             db.execute("DELETE FROM producers")
             db.executemany("INSERT INTO producers VALUES (?, ?)", rows)
             db.execute("INSERT OR REPLACE INTO producers_read VALUES (0, ?, ?)", position)
             db.execute("COMMIT")
+
+
+def row_of(producer: Producer) -> tuple[str, bytes]:
+    """What is saved of a producer as it is now."""
+    return producer.name, msgspec.json.encode(producer)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,8 @@ class ConsumerBook:
         self._timer = None
         if self._saving is None or self._saving.done():
             self._saving = self._server.loop.create_task(self._save())
+        else:
+            self._timer = self._server.loop.call_later(SAVE_INTERVAL_S, self._on_timer)
 
     async def _save(self) -> None:
         changed, self._changed = self._changed, set()

@@ -36,8 +36,9 @@ from polybus.bus.commits import (
     Unfinished,
     joined,
 )
-from polybus.edges.commit_state import CommitState, Position
+from polybus.edges.commit_state import CommitState, Position, row_of
 from polybus.edges.system import settings_of
+from polybus.edges.uploads import Uploads
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import staging
 from polybus.log.staging import Plan, StagedLimits
@@ -83,6 +84,7 @@ class Transactions:
         self._last_ticket = 0
         self._saved = Position(0, 0)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.uploads = Uploads(self._data, bytes_max=limits.staging_bytes_max)
         # One part at a time is in memory, whoever it is from.
         self._turn = asyncio.Lock()
         # One thread reads them all: each thread would keep memory of its own for the next time.
@@ -108,6 +110,7 @@ class Transactions:
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def close(self) -> None:
+        self.uploads.close()
         if self._housekeeping is None:
             return
         self._housekeeping.cancel()
@@ -126,8 +129,15 @@ class Transactions:
         while offset < bounds.stop:
             for batch in await asyncio.to_thread(self._bus.log.read, TOPIC, offset):
                 for value in batch.values():
-                    self._producers.apply(msgspec.json.decode(value, type=Record))
+                    self._learn(value, offset)
                 offset = batch.last_offset + 1
+
+    def _learn(self, value: bytes, offset: int) -> None:
+        try:
+            self._producers.apply(msgspec.json.decode(value, type=Record))
+        except msgspec.DecodeError as error:
+            # Written by nobody we know; a bus that does not start would be worse.
+            logger.error("%s, batch at offset %d: no record: %s", TOPIC, offset, error)
 
     async def _keep_house(self) -> None:
         while True:
@@ -135,6 +145,8 @@ class Transactions:
                 await self._save()
             except StorageError as error:
                 logger.warning("%s", error)
+            durable = self._bus.log.durable
+            self._tickets = {name: one for name, one in self._tickets.items() if one > durable}
             keep = {path for one in self._producers.unfinished() for path in self._paths(one)}
             await asyncio.to_thread(
                 staging.sweep, self._data, older_than_s=STAGED_AGE_S, now_s=time.time(), keep=keep
@@ -147,12 +159,9 @@ class Transactions:
         # Never what a crash could still take from the log.
         if position == self._saved or self._bus.log.durable < self._last_ticket:
             return
-        producers = [msgspec.convert(msgspec.to_builtins(one), Producer) for one in self._all()]
-        await asyncio.to_thread(self._state.save, producers, position)
+        rows = [row_of(one) for one in self._producers.all()]
+        await asyncio.to_thread(self._state.save, rows, position)
         self._saved = position
-
-    def _all(self) -> Sequence[Producer]:
-        return list(self._producers.all())
 
     # Asking
 
@@ -165,7 +174,10 @@ class Transactions:
 
     def is_wanted(self, path: Path) -> bool:
         """Whether a transaction that is under way needs the staged file."""
-        return any(path in self._paths(one) for one in self._producers.unfinished())
+        known = self._producers.get(path.parent.name)
+        unfinished = known.unfinished if known is not None else None
+        is_begun = unfinished is not None and path.name in unfinished.intent.files
+        return is_begun or self.uploads.files.is_committing(path)
 
     # Committing
 
@@ -181,56 +193,65 @@ class Transactions:
         key = wanted.key
         lock = self._locks.setdefault(key.producer, asyncio.Lock())
         async with lock:
-            was_begun = await self._finish_earlier(wanted)
+            begun = await self._finish_earlier(wanted)
             done = self._producers.decide(key, take_over=wanted.take_over, gaps=wanted.gaps)
+            is_known = done is not None and begun is None
             if done is None:
                 done = Done(await self._publish(wanted, is_admin=is_admin))
-                is_known = False
+            elif begun is not None:
+                done = Done(begun)
             else:
-                is_known = not was_begun
                 await self._safe(self._tickets.get(key.producer, 0))
             await asyncio.to_thread(staging.drop, self._data, key.producer, batch_max=key.batch)
             return done.offsets, is_known
 
-    async def _finish_earlier(self, wanted: Wanted) -> bool:
-        """Finish what the producer began before; say whether that was this very transaction."""
+    async def _finish_earlier(self, wanted: Wanted) -> Offsets | None:
+        """Finish what the producer began before; where it is, if it is this very transaction."""
         known = self._producers.get(wanted.key.producer)
         if known is None or known.unfinished is None:
-            return False
+            return None
         begun = known.unfinished.intent.key
         try:
-            await self._finish(known.unfinished)
+            offsets = await self._finish(known.unfinished)
         except UsageError:
             # Its files are gone, and the producer has been told so before.
             if not wanted.take_over:
                 raise
             known.unfinished = None
-        return begun == wanted.key
+            return None
+        return offsets if begun == wanted.key else None
 
     async def _publish(self, wanted: Wanted, *, is_admin: bool) -> Offsets:
+        paths = self._files(wanted.key.producer, wanted.files)
+        with self.uploads.files.committing(paths):
+            return await self._publish_files(wanted, paths, is_admin=is_admin)
+
+    async def _publish_files(
+        self, wanted: Wanted, paths: Sequence[Path], *, is_admin: bool
+    ) -> Offsets:
         key = wanted.key
-        paths = self._files(key.producer, wanted.files)
         async with self._turn:
             plan = await self._in_thread(staging.plan, paths, self._limits)
             self._check(plan, is_admin=is_admin)
             record = Record(kind="commit", producer=key.producer, query=key.query, batch=key.batch)
+            unfinished: Unfinished | None = None
             if plan.batches is not None:
                 await self._room()
                 ticket = self._append(plan.batches, record)
                 plan.batches = None
             else:
                 record.kind, record.files = "intent", list(wanted.files)
+                record.system = any(map(names.is_reserved, plan.topics))
                 record.parts, record.part_bytes = plan.parts, self._limits.part_bytes
                 ticket = self._append([], record)
+                known = self._producers.get(key.producer)
+                unfinished = known.unfinished if known is not None else None
         await self._safe(ticket)
-        known = self._producers.get(key.producer)
-        assert known is not None
-        if known.unfinished is not None:
-            await self._finish(known.unfinished)
-        return known.offsets
+        # What was published is told from here: a producer of a single transaction may be forgotten.
+        return record.offsets if unfinished is None else await self._finish(unfinished)
 
-    async def _finish(self, unfinished: Unfinished) -> None:
-        """Publish the parts that are still to come; raises as `commit`."""
+    async def _finish(self, unfinished: Unfinished) -> Offsets:
+        """Publish the parts that are still to come; say where all are. Raises as `commit`."""
         intent = unfinished.intent
         # The sizes were looked at before the intent was made, and a limit may have changed since.
         limits = StagedLimits(
@@ -240,6 +261,7 @@ class Transactions:
             headers_max=1 << 31,
         )
         ticket = 0
+        offsets: Offsets = {}
         reading = staging.parts(self._paths(unfinished), limits)
         for part in range(1, intent.parts + 1):
             async with self._turn:
@@ -249,6 +271,8 @@ class Transactions:
                     raise UsageError("commit.file", text)
                 if part <= unfinished.parts_done:
                     continue
+                for batch in batches:
+                    self._check_system(batch.topic, may=intent.system)
                 await self._room()
                 is_last = part == intent.parts
                 record = Record(
@@ -260,10 +284,12 @@ class Transactions:
                     parts=intent.parts,
                 )
                 ticket = self._append(self._still_there(batches), record, unfinished.offsets)
+                offsets = record.offsets
                 # Not beside the next part, too.
                 del batches
         await self._safe(ticket)
         await asyncio.to_thread(staging.drop, self._data, intent.producer, batch_max=intent.batch)
+        return offsets
 
     def _append(self, batches: list[Batch], record: Record, before: Offsets | None = None) -> int:
         """Publish the batches and the record that says so, all or nothing."""
@@ -275,7 +301,7 @@ class Transactions:
         for batch in batches:
             batch.sender = record.producer
         note = Batch.of(TOPIC, [msgspec.json.encode(record)], keys=[record.producer.encode()])
-        ticket = self._bus.commit([*batches, note])
+        ticket = self._bus.commit([*batches, note], is_part=record.parts > 1)
         self._producers.apply(record)
         self._tickets[record.producer] = self._last_ticket = ticket
         return ticket
@@ -309,11 +335,14 @@ class Transactions:
 
     def _check(self, plan: Plan, *, is_admin: bool) -> None:
         for topic in sorted(plan.topics):
-            if names.is_reserved(topic) and (topic == TOPIC or not is_admin):
-                text = f"'{topic}' is a system topic: writing to it needs the bus's own token"
-                raise UsageError("topic.reserved", text)
+            self._check_system(topic, may=is_admin)
             if not self._bus.has_topic(topic):
                 raise unknown_topic(topic)
+
+    def _check_system(self, topic: str, *, may: bool) -> None:
+        if names.is_reserved(topic) and (topic == TOPIC or not may):
+            text = f"'{topic}' is a system topic: writing to it needs the bus's own token"
+            raise UsageError("topic.reserved", text)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -321,9 +350,12 @@ class Transactions:
     # Waiting
 
     async def _room(self) -> None:
-        """Wait until publishers may go on, and the log has written most of what it was given."""
-        log, pending_max = self._bus.log, self._limits.part_bytes
-        while self._server.over_memory() or log.pending_bytes > pending_max:  # noqa: ASYNC110
+        """Wait until publishers may go on, and the part before this one is out of memory.
+
+        Raises StorageError.
+        """
+        await self._safe(self._last_ticket)
+        while self._server.over_memory():  # noqa: ASYNC110
             await asyncio.sleep(ROOM_POLL_S)
 
     async def _safe(self, ticket: int) -> None:

@@ -13,6 +13,7 @@ pyarrow alone.
 
 from __future__ import annotations
 
+import mmap
 import struct
 
 import pyarrow as pa
@@ -42,14 +43,20 @@ _ONE_ROW = pa.RecordBatch.from_pylist(
 _HEADERS_MAX = 64
 
 
+def own_pages(size: int) -> mmap.mmap:
+    """Memory that goes back to the system as soon as nobody uses it, past every allocator."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class MessageWriter:
     """Writes messages into memory of its own, which the next message overwrites.
 
-    Memory that is used again and again is warm; fresh memory costs ten times as much.
+    Memory that is used again and again is warm; fresh memory costs ten times as much. It is pages
+    of its own: those of a large message go back to the system, whatever an allocator would do.
     """
 
     def __init__(self) -> None:
-        self._scratch = pa.allocate_buffer(SCRATCH_BYTES)
+        self._scratch = own_pages(SCRATCH_BYTES)
         self._headers: dict[int, _Header] = {}
 
     def write(self, rows: Rows, note: bytes) -> tuple[memoryview, int]:
@@ -83,9 +90,11 @@ class MessageWriter:
         return header
 
     def _room(self, size: int) -> memoryview:
-        if self._scratch.size < size or self._scratch.size > SCRATCH_BYTES_MAX > size:
-            self._scratch = pa.allocate_buffer(max(size + size // 4, SCRATCH_BYTES))
-        return memoryview(self._scratch).cast("B")
+        has = len(self._scratch)
+        if has < size or has > SCRATCH_BYTES_MAX > size:
+            spare = size // 4 if size <= SCRATCH_BYTES_MAX else 0
+            self._scratch = own_pages(max(size + spare, SCRATCH_BYTES))
+        return memoryview(self._scratch)
 
 
 class _Body:

@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polybus import names, scan
-from polybus.batch import Batch
+from polybus.batch import Batch, Buffer
 from polybus.errors import UsageError
 from polybus.log.commit import END, Damaged, size_of
+from polybus.log.message import own_pages
 from polybus.log.topics import storage_error
 
 SCHEMA = pa.schema(
@@ -40,9 +41,12 @@ HEAD_BYTES_MAX = 1 << 16
 """The description of a record batch, or of the schema, is never larger."""
 ROW_BYTES_MAX = 1 << 20
 """What key, headers and topic may add to the largest message."""
-BATCH_WEIGHT_MAX = 16 << 20
+BATCH_WEIGHT_MAX = 2 << 20
 """What a record batch of more than one row may take in memory."""
-KEY_WEIGHT = 64
+RECORD_BATCH_WEIGHT = 4096
+"""Each takes time of the bus's own thread, however small it is."""
+ROW_WEIGHT = 64
+KEY_WEIGHT = 128
 HEADER_WEIGHT = 256
 
 _PRODUCER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -122,6 +126,7 @@ def plan(files: Iterable[Path], limits: StagedLimits) -> Plan:
             found.parts += 1
             part_bytes = 0
             found.batches = None
+            _give_back()
         part_bytes += size
         if found.batches is not None:
             found.batches.append(batch)
@@ -134,11 +139,17 @@ def parts(files: Iterable[Path], limits: StagedLimits) -> Iterator[list[Batch]]:
     part_bytes = 0
     for batch, size in _batches(files, limits):
         if part_bytes and part_bytes + size > limits.part_bytes:
+            _give_back()
             yield part
             part, part_bytes = [], 0
         part.append(batch)
         part_bytes += size
     yield part
+
+
+def _give_back() -> None:
+    """Arrow's allocator keeps what looking at a part took, for each thread that ever did."""
+    pa.default_memory_pool().release_unused()
 
 
 def _batches(files: Iterable[Path], limits: StagedLimits) -> Iterator[tuple[Batch, int]]:
@@ -193,13 +204,16 @@ def _read(file: BinaryIO, path: Path, limits: StagedLimits) -> Iterator[tuple[pa
 
 
 def _message(file: BinaryIO, head: bytes, size: int) -> pa.Message:
-    """The message whose head was read, in memory that is allocated once and not copied."""
-    buffer = pa.allocate_buffer(size, memory_pool=pa.system_memory_pool())
-    whole = memoryview(buffer).cast("B")
+    """The message whose head was read, in memory that is allocated once and not copied.
+
+    An allocator would keep the pages of one part beside those of the next.
+    """
+    pages = own_pages(size)
+    whole = memoryview(pages)
     whole[: len(head)] = head
     if file.readinto(whole[len(head) :]) != size - len(head):  # type: ignore[attr-defined]
         raise Damaged("the message is incomplete")
-    return pa.ipc.read_message(pa.BufferReader(buffer))
+    return pa.ipc.read_message(pa.BufferReader(pa.py_buffer(pages)))
 
 
 def _head(file: BinaryIO) -> bytes | None:
@@ -235,10 +249,20 @@ def _field(metadata: bytes, table: int, number: int) -> int | None:
 
 
 def _extra_weight(rows: pa.RecordBatch) -> int:
-    """What keys and headers will take beyond their bytes, as objects."""
+    """What rows, keys and headers will take beyond their bytes."""
     keys, headers = rows.column(1), rows.column(3)
     keyed = len(keys) - int(keys.null_count)
-    return KEY_WEIGHT * keyed + HEADER_WEIGHT * sum_of(headers_in(headers))
+    objects = KEY_WEIGHT * keyed + HEADER_WEIGHT * sum_of(headers_in(headers))
+    return RECORD_BATCH_WEIGHT + ROW_WEIGHT * int(rows.num_rows) + objects
+
+
+def header_bytes(headers: pa.MapArray) -> pa.Array:
+    """How many bytes the names and values of each row's headers have."""
+    sizes = [pc.cast(pc.binary_length(one), pa.int64()) for one in (headers.keys, headers.items)]
+    sums = pc.cumulative_sum(pc.add(*sizes))
+    sums = pa.concat_arrays([pa.array([0], pa.int64()), sums])
+    ends = headers.offsets
+    return pc.subtract(sums.take(ends[1:]), sums.take(ends[:-1]))
 
 
 def headers_in(headers: pa.MapArray) -> pa.Array:
@@ -269,7 +293,11 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: StagedLimits) -> Batch:
         )
         raise UsageError("commit.value-too-large", text)
     _, ends, content = values.buffers()
-    buffer = b"" if content is None else memoryview(content).cast("B")
+    if content is None or 2 * content.size < rows.nbytes:
+        # Who keeps the values keeps all of the message: better a copy if there is little of them.
+        buffer: Buffer = b"" if content is None else content.to_pybytes()
+    else:
+        buffer = memoryview(content).cast("B")
     batch = Batch(topic, buffer, scan.spans_of_offsets(ends, values.offset, len(values)))
     keys, headers = rows.column(1), rows.column(3)
     if keys.null_count < len(keys):
@@ -306,6 +334,12 @@ def drop(data: Path, producer: str, *, batch_max: int) -> None:
         if found is not None and int(found[1]) <= batch_max:
             path.unlink(missing_ok=True)
     _remove_if_empty(folder)
+
+
+def discard(path: Path) -> None:
+    """Remove a staged file, if it is there. May block."""
+    path.unlink(missing_ok=True)
+    _remove_if_empty(path.parent)
 
 
 def sweep(data: Path, *, older_than_s: float, now_s: float, keep: Collection[Path] = ()) -> int:

@@ -31,6 +31,7 @@ from polybus.spark.native import read_files
 from polybus.spark.where import where
 
 _ATTEMPTS_MAX = 3
+DAY_US = 86_400_000_000
 COLUMNS = (
     *("topic", "partition", "offset", "timestamp", "key", "value", "headers"),
     *("protocol", "sender", "epoch", "date"),
@@ -133,4 +134,6 @@ def _source(spark: SparkSession, topic: str, options: dict[str, str]) -> DataFra
 
 
 def _with_date(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("date", F.to_date("timestamp")).select(*COLUMNS)
+    # The day in UTC, as history's folders have it, whatever the session's time zone is.
+    days = F.expr(f"CAST(unix_micros(timestamp) DIV {DAY_US} AS INT)")
+    return rows.withColumn("date", F.date_from_unix_date(days)).select(*COLUMNS)

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from polybus.errors import BusyError, PolybusError, UsageError
+from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds
 from polybus.log.reader import ALWAYS, Lost, Piece, Plan, Times, joined
 from polybus.spark import bus_http
@@ -47,6 +47,7 @@ class RemoteOrigin:
         self._url = where.url
         self._token = where.token
         self._known: dict[str, Bounds] = {}
+        self._damaged: dict[str, str] = {}
         self._known_at_s = -BOUNDS_AGE_S
 
     def topics(self, *, system: bool) -> list[str]:
@@ -54,8 +55,13 @@ class RemoteOrigin:
         return sorted(topic for topic in self._known if system or not topic.startswith("$"))
 
     def bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
+        """Raises StorageError `log.damaged` if one of them is."""
         self._ask()
-        return {topic: self._known[topic] for topic in topics if topic in self._known}
+        wanted = list(topics)
+        for topic in wanted:
+            if topic in self._damaged:
+                raise StorageError("log.damaged", f"at {self._url}: {self._damaged[topic]}")
+        return {topic: self._known[topic] for topic in wanted if topic in self._known}
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
         moment = (_EPOCH + timedelta(microseconds=timestamp_us)).isoformat()
@@ -149,6 +155,9 @@ class RemoteOrigin:
         )
         self._known = {
             one["name"]: Bounds(one["epoch"], one["start"], one["stop"]) for one in answer["topics"]
+        }
+        self._damaged = {
+            one["name"]: one["damaged"] for one in answer["topics"] if one.get("damaged")
         }
         self._known_at_s = time.monotonic()
 

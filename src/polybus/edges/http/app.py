@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polybus.edges.http import (
     commits_api,
@@ -27,7 +28,7 @@ from polybus.edges.http import (
     sessions_api,
     topics_api,
 )
-from polybus.edges.http.calls import Operation, perform
+from polybus.edges.http.calls import ENCODED, Operation, perform
 from polybus.edges.http.openapi import describe
 from polybus.edges.http.problems import problem
 
@@ -53,8 +54,24 @@ PAGE_POLICY = (
 )
 
 
+class EncodedSlashes:
+    """Lets a name in a path have a slash, written `%2F`: it is no separator then.
+
+    Such a path is routed as it was sent, and `Call.path` decodes the names it has found.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw: bytes = scope.get("raw_path") or b""
+        if b"%2f" in raw.lower():
+            scope = {**scope, "path": raw.decode("latin-1"), ENCODED: True}
+        await self._app(scope, receive, send)
+
+
 def make_app(edge: HttpEdge) -> Starlette:
-    middleware = []
+    middleware = [Middleware(EncodedSlashes)]
     if edge.config.http.cors_origins:
         middleware.append(
             Middleware(

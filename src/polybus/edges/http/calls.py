@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 JSON = "application/json"
+ENCODED = "polybus.path-is-encoded"
+"""In a request's scope: its path was routed as it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,21 @@ class Call:
 
     @property
     def path(self) -> Mapping[str, str]:
-        return self.request.path_params
+        """The names in the path, decoded."""
+        found = self.request.path_params
+        if ENCODED in self.request.scope:
+            return {name: unquote(value) for name, value in found.items()}
+        return found
 
     @property
     def content_type(self) -> str:
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def content_length(self) -> int:
+        """How long the body is said to be; 0 if that is not said."""
+        text = self.request.headers.get("content-length", "")
+        return int(text) if text.isdecimal() else 0
 
     @property
     def is_admin(self) -> bool:

@@ -6,8 +6,7 @@ large file neither fills memory nor has to be sent again as a whole.
 
 from __future__ import annotations
 
-import asyncio
-import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +18,13 @@ from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.edges.transactions import Wanted
-from polybus.errors import UsageError
+from polybus.edges.uploads import Upload
+from polybus.errors import PeerError, UsageError
 from polybus.log import staging
-from polybus.log.topics import storage_error
 
 PIECE_BYTES_MAX = 8 << 20
-FILES_MAX = 100_000
+WRITE_BYTES = 128 << 10
+FILES_MAX = 10_000
 QUERY_BYTES_MAX = 128
 OCTETS = "application/octet-stream"
 
@@ -47,7 +47,8 @@ class NewCommit(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 class Committed(msgspec.Struct):
     """Ranges of each topic: epoch, first offset, offset after the last.
 
-    `already` says that it had been committed before; ranges are known of the last batch only.
+    `already` says that it had been committed before; ranges are then known of the last batch only,
+    and only if there are few.
     """
 
     producer: str
@@ -85,18 +86,27 @@ async def last_commit(call: Call) -> Response:
 async def stage(call: Call) -> Response:
     path = _staged_path(call)
     query = call.query(PieceQuery)
-    piece = await call.body(PIECE_BYTES_MAX, "a piece of a staged file")
-    bytes_max = call.edge.config.limits.staging_bytes_max
-    data = Path(call.edge.config.data)
-    size = await asyncio.to_thread(_write, data, path, query, piece, bytes_max)
-    return answer(Staged(path.name, size))
+    _check_size(call.content_length)
+    uploads = call.edge.transactions.uploads
+    if call.edge.transactions.is_wanted(path):
+        raise UsageError("staging.in-use", f"{path.name} is being committed")
+    with uploads.files.writing(path):
+        upload = await uploads.run(Upload, path, query.position, uploads.room)
+        try:
+            async for some in _pieces(call):
+                await uploads.run(upload.write, some)
+            if query.end:
+                await uploads.run(upload.sync)
+        finally:
+            await uploads.run(upload.close)
+    return answer(Staged(path.name, upload.size))
 
 
 async def unstage(call: Call) -> Response:
     path = _staged_path(call)
     # What a transaction under way needs stays: it will be finished, whatever its producer thinks.
     if not call.edge.transactions.is_wanted(path):
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+        await call.edge.transactions.uploads.run(staging.discard, path)
     return Response(status_code=204)
 
 
@@ -107,42 +117,26 @@ def _staged_path(call: Call) -> Path:
     return folder / producer / call.path["file"]
 
 
-def _write(data: Path, path: Path, query: PieceQuery, piece: bytes, bytes_max: int) -> int:
-    """Put the piece in its place. May block."""
-    staged_bytes, staged_files = staging.staged(data)
-    if staged_files > FILES_MAX:
-        raise UsageError("staging.full", f"over {FILES_MAX} files are staged and not committed")
-    if staged_bytes + len(piece) > bytes_max:
-        text = f"over {bytes_max} bytes are staged and not committed (limits.staging-bytes-max)"
-        raise UsageError("staging.full", text)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            size = file.tell()
-            if query.position > size:
-                text = f"{path.name} has {size} bytes; a piece for byte {query.position} cannot be"
-                raise UsageError("staging.position", text)
-            # A piece that was sent before, and whose answer was lost, is written again.
-            file.truncate(query.position)
-            file.seek(0, os.SEEK_END)
-            file.write(piece)
-            file.flush()
-            if query.end:
-                os.fsync(file.fileno())
-        if query.end:
-            _sync_folder(path.parent)
-            _sync_folder(path.parent.parent)
-    except OSError as error:
-        raise storage_error(error, f"cannot stage {path}") from error
-    return query.position + len(piece)
+def _check_size(size: int) -> None:
+    if size > PIECE_BYTES_MAX:
+        text = f"the body is over {PIECE_BYTES_MAX} bytes (a piece of a staged file)"
+        raise PeerError("http.body-too-large", text)
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+async def _pieces(call: Call) -> AsyncIterator[bytes]:
+    """The body, a little at a time: what is on disk need not be in memory."""
+    gathered: list[bytes] = []
+    total = waiting = 0
+    async for some in call.request.stream():
+        gathered.append(some)
+        total += len(some)
+        waiting += len(some)
+        _check_size(total)
+        if waiting >= WRITE_BYTES:
+            yield b"".join(gathered)
+            gathered, waiting = [], 0
+    if waiting:
+        yield b"".join(gathered)
 
 
 REFUSED = Answer("The producer belongs to another query, or batches are missing", Problem, PROBLEM)
@@ -185,6 +179,7 @@ OPERATIONS = (
         answers={
             200: Answer("The piece is there", Staged),
             400: INVALID,
+            409: Answer("The file is in use, or the piece does not join it", Problem, PROBLEM),
             413: Answer("The piece is too large", Problem, PROBLEM),
             507: Answer("Too much is staged", Problem, PROBLEM),
             503: NO_ROOM,
@@ -195,6 +190,6 @@ OPERATIONS = (
         path=STAGED_PATH,
         run=unstage,
         summary="Remove a staged file that will not be committed",
-        answers={204: Answer("It is gone, or a transaction under way needs it")},
+        answers={204: Answer("It is gone, or a transaction under way needs it"), 400: INVALID},
     ),
 )

@@ -29,6 +29,7 @@ STATUSES = {
     "commit.too-large": 413,
     "commit.value-too-large": 413,
     "staging.full": 507,
+    "staging.in-use": 409,
     "staging.position": 409,
     "http.body-too-large": 413,
     "http.not-found": 404,

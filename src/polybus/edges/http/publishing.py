@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from polybus import names
 from polybus.batch import Batch, Buffer, Headers
+from polybus.bus.commits import TOPIC as RECORDS_TOPIC
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.edges.http.topics_api import topic_of
-from polybus.errors import PeerError, PolybusError, StorageError
+from polybus.errors import PeerError, PolybusError, StorageError, UsageError
 from polybus.wire.msgstream import deeper_than
 
 if TYPE_CHECKING:
@@ -121,6 +122,9 @@ async def publish(call: Call) -> Response:
         batch = parse_lines(topic, body, limits.json_depth_max, limits.parts_max)
     else:
         batch = Batch.of(topic, [body])
+    if topic == RECORDS_TOPIC:
+        # Not even the administrator's: what is there decides what is committed again.
+        raise UsageError("topic.reserved", f"'{topic}' is written by the bus alone")
     client = call.request.client
     sender = f"{client.host}:{client.port}" if client else ""
     publisher = HttpPublisher(call.edge, sender, is_admin=call.is_admin)

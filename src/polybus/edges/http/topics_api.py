@@ -14,7 +14,8 @@ from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.edges.http.settling import Settling
-from polybus.log.interface import TopicSettings
+from polybus.errors import StorageError
+from polybus.log.interface import Bounds, TopicSettings
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
@@ -28,8 +29,11 @@ class NewTopic(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     retention_bytes: PositiveBytes | None = None
 
 
-class TopicState(msgspec.Struct, rename="kebab"):
-    """A topic holds the offsets `start` (inclusive) to `stop` (exclusive) of its epoch."""
+class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=True):
+    """A topic holds the offsets `start` (inclusive) to `stop` (exclusive) of its epoch.
+
+    Of one that is `damaged` none of the three is known.
+    """
 
     name: str
     epoch: int
@@ -37,9 +41,10 @@ class TopicState(msgspec.Struct, rename="kebab"):
     stop: int
     messages_in: int
     subscribers: int
+    damaged: str = ""
 
 
-class TopicDetail(TopicState, rename="kebab"):
+class TopicDetail(TopicState, rename="kebab", omit_defaults=True, kw_only=True):
     """A topic, and the consumers that say how far they are in it."""
 
     consumers: list[TopicConsumer]
@@ -66,17 +71,36 @@ def topic_of(call: Call) -> str:
 
 
 def state_of(call: Call, name: str) -> TopicState:
+    """Raises StorageError, the topic is damaged."""
+    return _state(call, name, call.edge.bus.log.bounds(name))
+
+
+def _listed(call: Call, name: str) -> TopicState:
+    try:
+        return state_of(call, name)
+    except StorageError as error:
+        # A damaged topic must not hide the others.
+        state = _state(call, name, Bounds(0, 0, 0))
+        state.damaged = error.text
+        return state
+
+
+def _state(call: Call, name: str, bounds: Bounds) -> TopicState:
     topic = call.edge.bus.topic(name)
-    bounds = call.edge.bus.log.bounds(name)
     return TopicState(
-        name, bounds.epoch, bounds.start, bounds.stop, topic.messages_in, len(topic.subscribers)
+        name=name,
+        epoch=bounds.epoch,
+        start=bounds.start,
+        stop=bounds.stop,
+        messages_in=topic.messages_in,
+        subscribers=len(topic.subscribers),
     )
 
 
 async def list_topics(call: Call) -> Response:
     query = call.query(ListQuery)
     found = call.edge.bus.topics(system=query.system)
-    topics = [state_of(call, topic.name) for topic in found]
+    topics = [_listed(call, topic.name) for topic in found]
     if query.durable:
         await Settling(call.edge).wait()
     return answer(TopicList(topics))

@@ -1,0 +1,117 @@
+"""Uploads of staged files: what is being committed does not change, and memory stays small."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from commit_kit import Producer, rows, stage_bytes, staged, values_of
+from http_kit import Http, http_bus
+
+from polybus.edges.uploads import Room, StagedFiles
+from polybus.errors import UsageError
+
+MANY_PARTS = {"transaction-part-bytes": 2000}
+
+
+def of_parts(topic: str, content: bytes = b"x") -> bytes:
+    return staged([rows(topic, [content * 900]) for _ in range(8)])
+
+
+@contextlib.asynccontextmanager
+async def begun(
+    http: Http, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> AsyncIterator[asyncio.Task[httpx.Response]]:
+    """A commit of many parts that has its intent; it goes on at the end."""
+    log, transactions = http.node.server.bus.log, http.node.http.transactions
+    go_on = asyncio.Event()
+    monkeypatch.setattr(transactions, "_room", go_on.wait)
+    before = log.bounds("$commits").stop
+    asked = asyncio.create_task(http.client.post("/v1/commits", json=body))
+    await http.until(lambda: log.bounds("$commits").stop > before)
+    yield asked
+    go_on.set()
+    await asked
+
+
+async def test_a_file_that_is_being_committed_cannot_be_written_or_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with http_bus("red", limits=MANY_PARTS) as http:
+        name = stage_bytes(http.node.data, "p", 0, of_parts("red"))
+        body = {"producer": "p", "query": "q", "batch": 0, "files": [name]}
+        path = f"/v1/staging/p/{name}"
+        async with begun(http, monkeypatch, body) as asked:
+            replaced = await http.client.post(path, content=of_parts("red", b"y"))
+            removed = await http.client.delete(path)
+
+        assert (replaced.status_code, replaced.json()["code"]) == (409, "staging.in-use")
+        assert removed.status_code == 204
+        assert asked.result().status_code == 200
+        assert set(values_of(http.node.server.bus.log, "red")) == {b"x" * 900}
+
+
+async def test_no_part_reaches_a_system_topic_that_the_intent_does_not_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with http_bus("red", limits=MANY_PARTS) as http:
+        name = stage_bytes(http.node.data, "p", 0, of_parts("red"))
+        body = {"producer": "p", "query": "q", "batch": 0, "files": [name]}
+        async with begun(http, monkeypatch, body) as asked:
+            (http.node.data / "staging" / "p" / name).write_bytes(of_parts("$alerts"))
+        answer = asked.result()
+
+        # The first part may have been read before the file was changed.
+        assert (answer.status_code, answer.json()["code"]) in [
+            (403, "topic.reserved"),
+            (400, "commit.file"),
+        ]
+        assert values_of(http.node.server.bus.log, "$alerts") == []
+
+
+async def test_a_single_transaction_is_answered_even_if_its_producer_is_forgotten_meanwhile() -> (
+    None
+):
+    async with http_bus("red", limits={"producers-max": 1}) as http:
+        once = [Producer(http, f"once{number}", "once") for number in range(4)]
+        answers = await asyncio.gather(*[one.commit(0, {"red": [b"1"]}) for one in once])
+
+        assert [one.status_code for one in answers] == [200] * 4
+        assert all(one.json()["offsets"]["red"] for one in answers)
+
+
+async def test_tickets_of_producers_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polybus.edges.transactions.TICK_S", 0.01)
+    async with http_bus("red", limits={"producers-max": 2}) as http:
+        for number in range(10):
+            await Producer(http, f"once{number}", "once").done(0, {"red": [b"1"]})
+
+        await http.until(lambda: not http.node.http.transactions._tickets)
+
+
+def test_a_file_is_written_by_one_request_at_a_time_and_not_while_it_is_committed() -> None:
+    files, path = StagedFiles(), Path("staging/p/0-abcdefgh.arrows")
+    with files.writing(path):
+        for other in (files.writing(path), files.committing([path])):
+            with pytest.raises(UsageError, match="written"), other:
+                raise AssertionError("it was let in")
+    with files.committing([path]):
+        assert files.is_committing(path)
+    assert not files.is_committing(path)
+
+
+def test_what_others_stage_is_counted_and_what_is_gone_makes_room(tmp_path: Path) -> None:
+    room = Room(tmp_path, bytes_max=1000)
+    room.take(100, is_new=True)
+    name = stage_bytes(tmp_path, "p", 0, b"x" * 950)
+    with pytest.raises(UsageError, match="staging-bytes-max"):
+        room.take(901, is_new=False)
+    with pytest.raises(UsageError, match="staging-bytes-max"):
+        room.take(100, is_new=False)
+    (tmp_path / "staging" / "p" / name).unlink()
+    room.take(901, is_new=False)
