@@ -123,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
             self._speak_protocol(protocols[0])
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        self._server.pace.before_read(self)
         view = self._server.buffers.view
         carried = len(self._carry)
         if carried:
@@ -141,13 +142,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             data = memoryview(buffers.current)[:size]
             buffers.replace()
-        began = perf_counter()
+        began = perf_counter() if nbytes >= self._read_bytes else 0.0
         try:
             self._receive(data)
         except PeerError as error:
             self._answer_last(error)
-        if nbytes >= self._read_bytes:
+        if began:
             self._adapt(perf_counter() - began)
+        self._server.pace.after_read(self, nbytes)
 
     def eof_received(self) -> bool:
         self._peer_ended = True

@@ -20,6 +20,7 @@ from polybus.edges.connection import Connection
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.listener import Listener
 from polybus.edges.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
+from polybus.edges.pace import Pace
 from polybus.edges.replay import ReplayTurns
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError, StorageError
@@ -46,9 +47,10 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.bus = Bus(log, clock_us=_clock_us, topics_max=config.limits.topics_max)
         self.buffers = ReadBuffers()
+        self.pace = Pace()
         self.ledger = Ledger()
         self.outboxes = Outboxes(
-            flusher=Flusher(self.loop.call_soon),
+            flusher=Flusher(self.loop.call_soon, self.pace.after_writes),
             ledger=self.ledger,
             policy=config.slow_subscriber,
             bytes_max=config.limits.outbox_bytes_max,
