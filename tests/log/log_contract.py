@@ -132,6 +132,44 @@ class LogContract:
         assert heard == sorted(heard)
         assert heard[-1] == last
 
+    # Appending together.
+
+    def test_batches_appended_together_get_the_next_offsets_of_their_topics(self, log: Log) -> None:
+        log.append(numbered("a", 0, 2))
+        batches = [numbered("a", 2, 3), numbered("b", 0, 2), numbered("a", 5, 1)]
+        before = log.append(numbered("a", 0, 0))
+        ticket = log.append_all(batches, urgent=True)
+        assert [batch.first_offset for batch in batches] == [2, 0, 5]
+        assert ticket > before
+        assert values_from(log, "a", 0) == [b"a-%d" % n for n in range(6)]
+        log.append(numbered("b", 2, 1))
+        log.sync()
+        assert values_from(log, "a", 0) == [b"a-%d" % n for n in range(6)]
+        assert values_from(log, "b", 0) == [b"b-%d" % n for n in range(3)]
+        assert log.durable >= ticket
+        assert log.pending_bytes == 0
+
+    def test_one_unknown_topic_keeps_out_all_batches_appended_together(self, log: Log) -> None:
+        with pytest.raises(UsageError) as caught:
+            log.append_all([numbered("a", 0, 1), numbered("nobody", 0, 1), numbered("b", 0, 1)])
+        assert caught.value.code == "topic.unknown"
+        log.sync()
+        assert (log.bounds("a").stop, log.bounds("b").stop) == (0, 0)
+
+    def test_appending_nothing_together_changes_nothing(self, log: Log) -> None:
+        ticket = log.append(numbered("a", 0, 1))
+        assert log.append_all([]) >= ticket
+        log.append_all([Batch.of("b", [])])
+        log.sync()
+        assert (log.bounds("a").stop, log.bounds("b").stop) == (1, 0)
+
+    def test_on_durable_hears_of_batches_appended_together(self, log: Log) -> None:
+        heard = threading.Event()
+        log.on_durable = lambda durable: heard.set()
+        ticket = log.append_all([numbered("a", 0, 1), numbered("b", 0, 1)], urgent=True)
+        assert heard.wait(10)
+        assert log.durable >= ticket
+
     # Reading.
 
     def test_what_was_appended_is_visible_at_once(self, log: Log) -> None:

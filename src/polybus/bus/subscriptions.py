@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from polybus.batch import Batch, Buffer
 from polybus.errors import PolybusError
@@ -14,6 +14,15 @@ class ReceiptTaker(Protocol):
 
     def receipt(self, batch: Batch) -> None:
         """The batch, and everything published before it, is durable."""
+        ...
+
+
+@runtime_checkable
+class ManyReceiptsTaker(Protocol):
+    """A receipt taker that would rather hear of all batches of a publish at once."""
+
+    def receipt_all(self, batches: Sequence[Batch]) -> None:
+        """The batches, and everything published before them, are durable."""
         ...
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from polybus import config
+from polybus import config, scan
 from polybus.batch import Batch
 from polybus.errors import StorageError
 from polybus.log import retention
@@ -184,6 +184,20 @@ class FileLog:
         log.tail.append(batch)
         log.stop += len(batch.spans) >> 1
         return self._journal.append(batch, urgent)
+
+    def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+        logs = [self._log_of(batch.topic) for batch in batches]
+        for log in logs:
+            if log.frozen is not None:
+                raise log.frozen
+        if self._journal.failure is not None:
+            raise self._journal.failure
+        # Nothing can go wrong from here on.
+        for batch in batches:
+            if not batch.timestamp_us:
+                batch.timestamp_us = self._clock()
+        scan.take_batches(batches, logs)
+        return self._journal.append_all([batch for batch in batches if batch.spans], urgent)
 
     @property
     def durable(self) -> int:

@@ -1,8 +1,8 @@
 """The Log: what the bus needs of storage, and the promises every implementation keeps.
 
-Threads: `append`, `create_topic`, `delete_topic` and `read_recent` are called from the bus's thread
-only and never block on a disk or network. `read`, `bounds` and `offset_at` may be called from any
-thread. `on_durable` is called from a thread of the log's choosing.
+Threads: `append`, `append_all`, `create_topic`, `delete_topic` and `read_recent` are called from
+the bus's thread only and never block on a disk or network. `read`, `bounds` and `offset_at` may be
+called from any thread. `on_durable` is called from a thread of the log's choosing.
 
 The promises (tests/log/log_contract.py holds every implementation to them):
 
@@ -11,13 +11,14 @@ The promises (tests/log/log_contract.py holds every implementation to them):
    survives a crash of the process, and in the `fsync` and `interval` durabilities a power cut.
 3. What was appended is visible to readers at once, in offset order, until retention removes it.
 4. A recreated topic has a larger epoch, and shows nothing of the old one.
-5. After a StorageError on a commit, `durable` does not move, and `append` raises until reopened or
+5. What one `append_all` took is durable together or not at all, whatever fails in between.
+6. After a StorageError on a commit, `durable` does not move, and `append` raises until reopened or
    until the log says it has recovered; nothing already durable is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,6 +95,18 @@ class Log(Protocol):
         Raises:
             UsageError: `topic.unknown`.
             StorageError: the log or the topic takes no writes; the batch is not in the log.
+        """
+        ...
+
+    def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+        """Append batches of any topics in one commit; return the ticket of the last.
+
+        All of them become durable at once: after a crash the log has every one or none. They are
+        in memory together until they are written, so the caller keeps them to a bounded size.
+
+        Raises:
+            UsageError: `topic.unknown`.
+            StorageError: the log or one of the topics takes no writes; none is in the log.
         """
         ...
 

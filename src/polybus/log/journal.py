@@ -85,7 +85,7 @@ class Journal:
         self._events = events
         self._encoder = Encoder()
         # The bus's thread writes these; the committer reads.
-        self._queue: deque[tuple[Batch, int]] = deque()
+        self._queue: deque[tuple[Batch | list[Batch], int]] = deque()
         self._ticket = 0
         self._appended_bytes = 0
         self._urgent = False
@@ -143,6 +143,24 @@ class Journal:
         if urgent and self._each_synced:
             self._urgent = True
         # Waking a thread costs more than all of the above: only if it sleeps and has reason to go.
+        if self._wake_at != NEVER and (
+            self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
+        ):
+            self._wake_at = NEVER
+            self._event.set()
+        return self._ticket
+
+    def append_all(self, batches: list[Batch], urgent: bool) -> int:
+        """Append batches that stay together: they are never cut into several commits."""
+        if not batches:
+            return self._ticket
+        weight = scan.weigh(batches, MESSAGE_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES)
+        self._queue.append((batches, weight))
+        # One ticket for each, as if they had come one by one: that is how tickets are counted.
+        self._ticket += len(batches)
+        self._appended_bytes += weight
+        if urgent and self._each_synced:
+            self._urgent = True
         if self._wake_at != NEVER and (
             self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
         ):
@@ -272,7 +290,10 @@ class Journal:
             if group and weight + batch_weight > weight_max:
                 self._groups.append((group, weight))
                 group, weight = [], 0
-            group.append(batch)
+            if isinstance(batch, list):
+                group += batch
+            else:
+                group.append(batch)
             weight += batch_weight
             self._taken_bytes += batch_weight
         if group:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from polybus import scan
@@ -142,6 +142,15 @@ class MemoryLog:
         self._ticket += 1
         if batch.spans:
             self._keep(log, batch)
+        if urgent and self.on_durable is not None:
+            self.on_durable(self._ticket)
+        return self._ticket
+
+    def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+        for batch in batches:
+            self._topic(batch.topic)
+        for batch in batches:
+            self.append(batch)
         if urgent and self.on_durable is not None:
             self.on_durable(self._ticket)
         return self._ticket
