@@ -140,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         if size <= SMALL_BYTES:
             data = bytes(buffers.view[:size])
         else:
-            data = memoryview(buffers.current)[:size]
+            data = buffers.view[:size]
             buffers.replace()
         began = perf_counter() if nbytes >= self._read_bytes else 0.0
         try:
