@@ -144,7 +144,12 @@ class Connection(asyncio.BufferedProtocol):
             buffers.replace()
         began = perf_counter() if nbytes >= self._read_bytes else 0.0
         try:
-            self._receive(data)
+            if self._layers:
+                self._unwrapped = self._unwrap(data, 0)
+            else:
+                self._understand(data)
+            if self._unwrapped is not None:
+                self._pull()
         except PeerError as error:
             self._answer_last(error)
         if began:
@@ -182,16 +187,6 @@ class Connection(asyncio.BufferedProtocol):
             self._end_stream()
 
     # Reading
-
-    def _receive(self, data: Buffer) -> None:
-        if self._closing:
-            return
-        if self._layers:
-            self._unwrapped = self._unwrap(data, 0)
-        else:
-            self._understand(data)
-        if self._unwrapped is not None:
-            self._pull()
 
     def _unwrap(self, data: Buffer, level: int) -> Iterator[bytes]:
         """What bytes mean above the layers, from `level` on."""

@@ -63,6 +63,7 @@ class Server:
         self.publishing: Connection | None = None
         self.storage_error: StorageError | None = None
         self.http: HttpEdge | None = None
+        self._memory_bytes_max = config.limits.memory_bytes_max
         self._memory_waiters: list[Connection] = []
         self._over_memory_s = 0.0
         self.replay_turns = ReplayTurns(self._has_room_for_replays)
@@ -174,8 +175,7 @@ class Server:
     # Memory
 
     def over_memory(self) -> bool:
-        waiting = self.ledger.bytes + self.bus.log.pending_bytes
-        return waiting > self.config.limits.memory_bytes_max
+        return self.ledger.bytes + self.bus.log.pending_bytes > self._memory_bytes_max
 
     def _has_room_for_replays(self) -> bool:
         return 2 * self.ledger.bytes <= self.config.limits.memory_bytes_max
