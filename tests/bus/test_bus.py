@@ -238,6 +238,51 @@ def test_what_is_durable_already_gets_its_receipt_at_once() -> None:
     assert len(writer.receipts) == 1
 
 
+def test_receipts_of_one_publish_come_at_once_to_those_who_take_many() -> None:
+    class Many(Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.many: list[list[Batch]] = []
+
+        def receipt_all(self, batches: Sequence[Batch]) -> None:
+            self.many.append(list(batches))
+
+    log = SlowLog(clock=ManualClock(), bytes_max=1 << 20)
+    bus, many, plain = new_bus("news", "sport", log=log), Many(), Recorder()
+    asked = [wanting_receipt("news", b"1"), wanting_receipt("sport", b"2")]
+    ticket = bus.publish([asked[0], Batch.of("news", [b"unasked"]), asked[1]], many)
+    others = [wanting_receipt("news", b"3"), wanting_receipt("sport", b"4")]
+    last = bus.publish(others, plain)
+    assert bus.receipts_waiting == 4
+    bus.settle(ticket - 1)
+    assert many.many == []
+    bus.settle(ticket)
+    assert (many.many, many.receipts, plain.receipts) == ([asked], [], [])
+    bus.settle(last)
+    assert plain.receipts == others
+    assert (bus.receipts_waiting, bus.receipts_given) == (0, 4)
+
+
+def test_a_topic_that_takes_no_writes_does_not_hold_up_the_others_of_a_read() -> None:
+    class Frozen(MemoryLog):
+        def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+            raise StorageError("log.frozen", "a topic is damaged")
+
+        def append(self, batch: Batch, *, urgent: bool = False) -> int:
+            if batch.topic == "sport":
+                raise StorageError("log.frozen", "sport is damaged")
+            return super().append(batch, urgent=urgent)
+
+    log = Frozen(clock=ManualClock(), bytes_max=1 << 20)
+    bus, writer, reader = new_bus("news", "sport", log=log), Recorder(), Recorder()
+    bus.subscribe("news", reader)
+    bus.subscribe("sport", reader)
+    read = [wanting_receipt("news", b"1"), wanting_receipt("sport", b"2")]
+    assert bus.publish([*read, Batch.of("news", [b"3"])], writer, b"whole") > 0
+    assert (writer.refused, writer.receipts) == (["log.frozen"], [read[0]])
+    assert (reader.got, reader.whole) == ([("news", b"1"), ("news", b"3")], [])
+
+
 def test_a_log_that_takes_no_writes_refuses_and_gives_no_receipt() -> None:
     class FullLog(MemoryLog):
         def append(self, batch: Batch, *, urgent: bool = False) -> int:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polybus.batch import Batch
 from polybus.scan import _frames, frames_py
 
 BOTH = pytest.mark.parametrize("scan", [_frames, frames_py], ids=["compiled", "pure"])
@@ -80,6 +81,10 @@ def test_spans_outside_the_buffer_are_refused() -> None:
         _frames.encode_receipts(b"short", array("i", [-1, 3]), 1, 1)
     with pytest.raises(IndexError):
         _frames.scan_frames(b"short", 0, 99, LIMIT, 255)
+    with pytest.raises(IndexError):
+        _frames.scan_batches(b"short", 0, 99, LIMIT, 255, {}, "boson")
+    with pytest.raises(IndexError):
+        _frames.encode_frames_of([Batch("a", b"short", array("i", [3, 2]))])
 
 
 @BOTH
@@ -94,6 +99,43 @@ def test_thousands_of_topics_in_one_scan_are_kept_apart(scan: ModuleType) -> Non
 def test_receipts_name_each_messages_own_offset(scan: ModuleType) -> None:
     receipts = scan.encode_receipts(b"abc", array("i", [0, 1, 1, 1, 1, 3]), 17, 1000)
     assert receipts == frame(b"$receipt", b"a 17:1000") + frame(b"$receipt", b"bc 17:1002")
+
+
+@BOTH
+def test_a_scan_makes_batches_of_topics_whose_names_are_known(scan: ModuleType) -> None:
+    data = frame(b"a", b"1") + frame(b"b?receipt=7", b"2") + frame(b"a", b"3") + b"\x00"
+    names = {b"a": "a", b"b": "b"}
+    stop, batches = scan.scan_batches(data, 0, len(data), LIMIT, 255, names, "boson")
+    assert stop == len(data) - 1
+    assert [(one.topic, list(one.values()), one.protocol) for one in batches] == [
+        ("a", [b"1", b"3"], "boson"),
+        ("b", [b"2"], "boson"),
+    ]
+    assert batches[0].receipt_ids is None
+    start, end = batches[1].receipt_ids
+    assert data[start:end] == b"7"
+    assert scan.scan_batches(data, 0, stop, LIMIT, 255, {b"a": "a"}, "boson") == (stop, None)
+    assert scan.scan_batches(b"", 0, 0, LIMIT, 255, names, "boson") == (0, [])
+
+
+@BOTH
+def test_many_batches_are_encoded_as_one_after_the_other(scan: ModuleType) -> None:
+    batches = [Batch.of("ä", [b"1", b""]), Batch.of("b", []), Batch.of("c", [b"22"])]
+    assert scan.encode_frames_of(batches) == (
+        frame("ä".encode(), b"1") + frame("ä".encode(), b"") + frame(b"c", b"22")
+    )
+    assert scan.encode_frames_of([]) == b""
+
+
+@BOTH
+def test_receipts_of_many_batches_follow_one_another(scan: ModuleType) -> None:
+    asked = Batch("a", b"abc", array("i", [0, 1, 1, 2, 2, 3]))
+    asked.receipt_ids = array("i", [0, 1, 1, 1, 1, 3])
+    asked.epoch, asked.first_offset = 17, 9
+    silent = Batch.of("b", [b"x"])
+    expected = frame(b"$receipt", b"a 17:9") + frame(b"$receipt", b"bc 17:11")
+    assert scan.encode_receipts_of([asked, silent, asked]) == 2 * expected
+    assert scan.encode_receipts_of([silent]) == b""
 
 
 chunks = st.lists(

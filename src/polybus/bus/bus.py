@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import ReadsLog, ReceiptTaker, Subscriber
+from polybus.bus.subscriptions import ManyReceiptsTaker, ReadsLog, ReceiptTaker, Subscriber
 from polybus.bus.traffic import Traffic
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
@@ -58,7 +58,7 @@ class Bus:
         self._everything: list[Subscriber] = []
         self._last_ticket = 0
         # Receipts fall due in ticket order: the journal is one, and so is its order.
-        self._receipts: deque[tuple[int, Batch, ReceiptTaker]] = deque()
+        self._receipts: deque[tuple[int, Sequence[Batch], ReceiptTaker]] = deque()
         self.receipts_given = 0
 
     # Topics
@@ -175,31 +175,13 @@ class Bus:
         A batch that is not taken is refused to its publisher, and the others go on. `whole` is all
         batches in the publisher's own encoding, for subscribers that take them all.
         """
-        topics = self._topics
-        now_us = self._clock_us()
-        taken = []
-        ticket = 0
-        shared: tuple[Subscriber, ...] | None = None
-        for batch in batches:
-            topic = topics.get(batch.topic)
-            if topic is None:
-                publisher.refuse(batch, unknown_topic(batch.topic))
-                whole = None
-                continue
-            batch.timestamp_us = now_us
-            added = self._append(batch, publisher)
-            if not added:
-                whole = None
-                continue
-            ticket = added
-            topic.traffic.take(batch)
-            taken.append((topic, batch))
-            if shared is None:
-                shared = topic.subscribers
-            elif whole is not None and topic.subscribers != shared:
-                whole = None
-        if whole is not None and shared is not None:
-            for subscriber in shared:
+        if len(batches) == 1:
+            return self._publish_one(batches, publisher, whole)
+        taken, ticket = self._take(batches, publisher)
+        if len(taken) < len(batches):
+            whole = None
+        if whole is not None and taken and _listen_alike(taken):
+            for subscriber in taken[0][0].subscribers:
                 if subscriber is not publisher or subscriber.takes_own:
                     subscriber.deliver_whole(batches, whole)
                 else:
@@ -212,6 +194,55 @@ class Bus:
                 else:
                     topic.traffic.spare(batch, subscriber.protocol)
         return ticket
+
+    def _publish_one(
+        self, batches: Sequence[Batch], publisher: Subscriber, whole: Buffer | None
+    ) -> int:
+        """`publish` for a single batch: the least work between a message and its subscribers."""
+        batch = batches[0]
+        topic = self._topics.get(batch.topic)
+        if topic is None:
+            publisher.refuse(batch, unknown_topic(batch.topic))
+            return 0
+        batch.timestamp_us = self._clock_us()
+        ticket = self._append(batch, publisher)
+        if not ticket:
+            return 0
+        topic.traffic.take(batch)
+        for subscriber in topic.subscribers:
+            if subscriber is publisher and not subscriber.takes_own:
+                topic.traffic.spare(batch, subscriber.protocol)
+            elif whole is None:
+                subscriber.deliver(batch)
+            else:
+                subscriber.deliver_whole(batches, whole)
+        return ticket
+
+    def _take(
+        self, batches: Sequence[Batch], publisher: Subscriber
+    ) -> tuple[list[tuple[Topic, Batch]], int]:
+        """Log the batches; return those that were taken, and the last ticket."""
+        now_us = self._clock_us()
+        for batch in batches:
+            batch.timestamp_us = now_us
+        topics = [self._topics.get(batch.topic) for batch in batches]
+        taken: list[tuple[Topic, Batch]] = []
+        ticket = 0
+        if None not in topics:
+            ticket = self._append_all(batches, publisher)
+        one_by_one = not ticket
+        for topic, batch in zip(topics, batches, strict=True):
+            if topic is None:
+                publisher.refuse(batch, unknown_topic(batch.topic))
+                continue
+            if one_by_one:
+                added = self._append(batch, publisher)
+                if not added:
+                    continue
+                ticket = added
+            topic.traffic.take(batch)
+            taken.append((topic, batch))
+        return taken, ticket
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
         """Publish one message to several topics; a subscriber of several gets it as one delivery.
@@ -308,14 +339,29 @@ class Bus:
             self.expect_receipt(ticket, batch, publisher)
         return ticket
 
+    def _append_all(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
+        """Log all batches at once; if that is not possible, none, and return 0."""
+        asking = [batch for batch in batches if batch.receipt_ids is not None]
+        try:
+            ticket = self._last_ticket = self.log.append_all(batches, urgent=bool(asking))
+        except (StorageError, UsageError):
+            # Which of them are not taken, and why, shows when they are tried one by one.
+            return 0
+        if asking:
+            self._expect(ticket, asking, publisher)
+        return ticket
+
     # Receipts
 
     def expect_receipt(self, ticket: int, batch: Batch, publisher: ReceiptTaker) -> None:
         """Call `publisher.receipt(batch)` once everything up to the ticket is durable."""
+        self._expect(ticket, (batch,), publisher)
+
+    def _expect(self, ticket: int, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
         if ticket <= self.log.durable:
-            self._give(batch, publisher)
+            self._give(batches, publisher)
         else:
-            self._receipts.append((ticket, batch, publisher))
+            self._receipts.append((ticket, batches, publisher))
 
     def when_all_durable(self, waiter: ReceiptTaker) -> None:
         """Call `waiter.receipt` once everything published so far is durable."""
@@ -325,24 +371,39 @@ class Bus:
         """Give the receipts that are due: everything up to ticket `durable` is safe."""
         receipts = self._receipts
         while receipts and receipts[0][0] <= durable:
-            _, batch, publisher = receipts.popleft()
-            self._give(batch, publisher)
+            _, batches, publisher = receipts.popleft()
+            self._give(batches, publisher)
 
-    def _give(self, batch: Batch, publisher: ReceiptTaker) -> None:
-        if batch.receipt_ids is not None:
-            # Each id is a receipt; a request without ids (a send-ack, an HTTP answer) is one.
-            self.receipts_given += max(1, scan.spans_count(batch.receipt_ids))
-        publisher.receipt(batch)
+    def _give(self, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
+        for batch in batches:
+            if batch.receipt_ids is not None:
+                # Each id is a receipt; a request without ids (a send-ack, an HTTP answer) is one.
+                self.receipts_given += max(1, scan.spans_count(batch.receipt_ids))
+        if len(batches) > 1 and isinstance(publisher, ManyReceiptsTaker):
+            publisher.receipt_all(batches)
+            return
+        for batch in batches:
+            publisher.receipt(batch)
 
     @property
     def receipts_waiting(self) -> int:
-        return len(self._receipts)
+        """How many batches wait for theirs."""
+        return sum(len(batches) for _, batches, _ in self._receipts)
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name) or self._system.get(name)
         if topic is None:
             raise unknown_topic(name)
         return topic
+
+
+def _listen_alike(taken: Sequence[tuple[Topic, Batch]]) -> bool:
+    """Whether all these topics have the same listeners."""
+    listeners = taken[0][0].subscribers
+    for topic, _ in taken:
+        if topic.subscribers != listeners:
+            return False
+    return True
 
 
 def _spare(taken: Sequence[tuple[Topic, Batch]], publisher: Subscriber) -> None:

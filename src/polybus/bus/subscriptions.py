@@ -17,6 +17,15 @@ class ReceiptTaker(Protocol):
         ...
 
 
+@runtime_checkable
+class ManyReceiptsTaker(Protocol):
+    """A receipt taker that would rather hear of all batches of a publish at once."""
+
+    def receipt_all(self, batches: Sequence[Batch]) -> None:
+        """The batches, and everything published before them, are durable."""
+        ...
+
+
 class Subscriber(ReceiptTaker, Protocol):
     """A connection (or session, or program) that topics' messages are handed to.
 

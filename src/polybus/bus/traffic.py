@@ -30,29 +30,30 @@ class Traffic:
         "_settled_bytes",
         "_settled_messages",
         "delivered",
-        "messages",
         "taken",
-        "value_bytes",
     )
 
     def __init__(self) -> None:
-        self.messages = 0
-        self.value_bytes = 0
         self.taken: dict[str, Flow] = {}
         self.delivered: dict[str, Flow] = {}
         self._settled_messages = 0
         self._settled_bytes = 0
+
+    @property
+    def messages(self) -> int:
+        return sum(flow.messages for flow in self.taken.values())
+
+    @property
+    def value_bytes(self) -> int:
+        return sum(flow.value_bytes for flow in self.taken.values())
 
     def take(self, batch: Batch) -> None:
         """A batch came in."""
         flow = self.taken.get(batch.protocol)
         if flow is None:
             flow = self.taken[batch.protocol] = Flow()
-        count, value_bytes = len(batch), batch.value_bytes
-        flow.messages += count
-        flow.value_bytes += value_bytes
-        self.messages += count
-        self.value_bytes += value_bytes
+        flow.messages += len(batch)
+        flow.value_bytes += batch.value_bytes
 
     def spare(self, batch: Batch, protocol: str) -> None:
         """A listener did not get a batch, because it sent it."""
@@ -62,9 +63,10 @@ class Traffic:
 
     def settle(self, subscribers: Iterable[Subscriber]) -> None:
         """Count what these listeners got since the last time."""
-        messages = self.messages - self._settled_messages
-        value_bytes = self.value_bytes - self._settled_bytes
-        self._settled_messages, self._settled_bytes = self.messages, self.value_bytes
+        taken_messages, taken_bytes = self.messages, self.value_bytes
+        messages = taken_messages - self._settled_messages
+        value_bytes = taken_bytes - self._settled_bytes
+        self._settled_messages, self._settled_bytes = taken_messages, taken_bytes
         if messages:
             for protocol, count in Counter(one.protocol for one in subscribers).items():
                 flow = self._delivered(protocol)

@@ -51,6 +51,9 @@ class BosonFramesTranslator(Translator):
     def receipt(self, batch: Batch) -> None:
         self.peer.send(wire.encode_receipts(batch))
 
+    def receipt_all(self, batches: Sequence[Batch]) -> None:
+        self.peer.send(wire.encode_receipts(*batches))
+
     def send_error(self, code: str, text: str) -> None:
         self.peer.send(wire.encode_error(code, text))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 
+import pyarrow as pa
+
 # Large, because work is per batch and a read is dealt into one batch per topic: with a thousand
 # topics a read of 256 KiB has two messages a batch, one of 2 MiB has nineteen.
 READ_BYTES = 2 << 20
@@ -22,9 +24,16 @@ class ReadBuffers:
 
     def __init__(self, size_bytes: int = READ_BYTES) -> None:
         self._size_bytes = size_bytes
-        self._spare: deque[bytearray] = deque(maxlen=_SPARE_MAX)
-        self.current = bytearray(size_bytes)
-        self.view = memoryview(self.current)
+        self._spare: deque[pa.Buffer] = deque(maxlen=_SPARE_MAX)
+        self._take(self._new())
+
+    def _new(self) -> pa.Buffer:
+        # Arrow's memory comes as it is: to fill 2 MiB with zeros takes as long as to scan them.
+        return pa.allocate_buffer(self._size_bytes, memory_pool=pa.system_memory_pool())
+
+    def _take(self, buffer: pa.Buffer) -> None:
+        self.current = buffer
+        self.view = memoryview(buffer).cast("B")
 
     def replace(self) -> None:
         """Leave the current buffer to those who refer to it and take another."""
@@ -38,6 +47,5 @@ class ReadBuffers:
                 break
             spare.append(buffer)
         else:
-            buffer = bytearray(self._size_bytes)
-        self.current = buffer
-        self.view = memoryview(buffer)
+            buffer = self._new()
+        self._take(buffer)

@@ -123,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
             self._speak_protocol(protocols[0])
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        self._server.pace.before_read(self)
         view = self._server.buffers.view
         carried = len(self._carry)
         if carried:
@@ -139,15 +140,21 @@ class Connection(asyncio.BufferedProtocol):
         if size <= SMALL_BYTES:
             data = bytes(buffers.view[:size])
         else:
-            data = memoryview(buffers.current)[:size]
+            data = buffers.view[:size]
             buffers.replace()
-        began = perf_counter()
+        began = perf_counter() if nbytes >= self._read_bytes else 0.0
         try:
-            self._receive(data)
+            if self._layers:
+                self._unwrapped = self._unwrap(data, 0)
+            else:
+                self._understand(data)
+            if self._unwrapped is not None:
+                self._pull()
         except PeerError as error:
             self._answer_last(error)
-        if nbytes >= self._read_bytes:
+        if began:
             self._adapt(perf_counter() - began)
+        self._server.pace.after_read(self, nbytes)
 
     def eof_received(self) -> bool:
         self._peer_ended = True
@@ -180,16 +187,6 @@ class Connection(asyncio.BufferedProtocol):
             self._end_stream()
 
     # Reading
-
-    def _receive(self, data: Buffer) -> None:
-        if self._closing:
-            return
-        if self._layers:
-            self._unwrapped = self._unwrap(data, 0)
-        else:
-            self._understand(data)
-        if self._unwrapped is not None:
-            self._pull()
 
     def _unwrap(self, data: Buffer, level: int) -> Iterator[bytes]:
         """What bytes mean above the layers, from `level` on."""

@@ -73,8 +73,13 @@ class Ledger:
 class Flusher:
     """Writes every outbox that has something once per loop turn, not once per message."""
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        flushed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._call_soon = call_soon
+        self._flushed = flushed
         self._outboxes: list[Outbox] = []
 
     def add(self, outbox: Outbox) -> None:
@@ -86,6 +91,7 @@ class Flusher:
         outboxes, self._outboxes = self._outboxes, []
         for outbox in outboxes:
             outbox.flush()
+        self._flushed()
 
 
 @dataclass(slots=True)

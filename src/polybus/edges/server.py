@@ -21,6 +21,7 @@ from polybus.edges.connection import Connection
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.listener import Listener
 from polybus.edges.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
+from polybus.edges.pace import Pace
 from polybus.edges.replay import ReplayTurns
 from polybus.edges.system import EventWriter
 from polybus.edges.token import AdminToken
@@ -49,9 +50,10 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.bus = Bus(log, clock_us=_clock_us, topics_max=config.limits.topics_max)
         self.buffers = ReadBuffers()
+        self.pace = Pace()
         self.ledger = Ledger()
         self.outboxes = Outboxes(
-            flusher=Flusher(self.loop.call_soon),
+            flusher=Flusher(self.loop.call_soon, self.pace.after_writes),
             ledger=self.ledger,
             policy=config.slow_subscriber,
             bytes_max=config.limits.outbox_bytes_max,
@@ -72,6 +74,7 @@ class Server:
         self.http: HttpEdge | None = None
         # Without one, nobody on the network is the administrator.
         self.admin_token: AdminToken | None = None
+        self._memory_bytes_max = config.limits.memory_bytes_max
         self._memory_waiters: list[Connection] = []
         self._over_memory_s = 0.0
         self.replay_turns = ReplayTurns(self._has_room_for_replays)
@@ -191,8 +194,7 @@ class Server:
     # Memory
 
     def over_memory(self) -> bool:
-        waiting = self.ledger.bytes + self.bus.log.pending_bytes
-        return waiting > self.config.limits.memory_bytes_max
+        return self.ledger.bytes + self.bus.log.pending_bytes > self._memory_bytes_max
 
     def _has_room_for_replays(self) -> bool:
         return 2 * self.ledger.bytes <= self.config.limits.memory_bytes_max

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,33 +54,11 @@ class Rows:
         topics: which rows are whose.
     """
 
-    def __init__(self, groups: Mapping[tuple[str, int], list[Batch]]) -> None:
-        """Take batches by topic and epoch."""
-        self.batches: list[Batch] = []
-        self.count = 0
-        self._counts: list[int] = []
-        topics = []
-        for (topic, epoch), group in groups.items():
-            first = group[0]
-            earliest = latest = first.timestamp_us
-            row = self.count
-            for batch in group:
-                count = len(batch.spans) >> 1
-                self._counts.append(count)
-                self.count += count
-                time_us = batch.timestamp_us
-                if time_us > latest:
-                    latest = time_us
-                elif time_us < earliest:
-                    earliest = time_us
-            self.batches += group
-            count = self.count - row
-            topics.append(
-                TopicRows(
-                    names.ACCOUNT, topic, epoch, first.first_offset, count, row, earliest, latest
-                )
-            )
-        self.topics = tuple(topics)
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        """Take batches; those of a topic and epoch stay in their order."""
+        found = scan.rows_by_topic(batches, TopicRows, names.ACCOUNT)
+        self.batches, self._counts, self.topics = found
+        self.count = sum(self._counts)
 
     def accounts(self) -> Runs:
         return [(names.ACCOUNT.encode(), self.count)]

@@ -68,14 +68,7 @@ class Encoder:
         self, commit: int, synced: int, batches: Iterable[Batch], *, mark: str = ""
     ) -> Encoded:
         """One commit of the batches, their rows grouped by topic in the order of the batches."""
-        groups: dict[tuple[str, int], list[Batch]] = {}
-        for batch in batches:
-            group = groups.get((batch.topic, batch.epoch))
-            if group is None:
-                groups[batch.topic, batch.epoch] = [batch]
-            else:
-                group.append(batch)
-        rows = Rows(groups)
+        rows = Rows(batches)
         note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
         message, digits_at = self._messages.write(rows, _padded(note))
         digits = b"%016x" % xxhash.xxh3_64_intdigest(message)

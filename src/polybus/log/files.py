@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from polybus import config
+from polybus import config, scan
 from polybus.batch import Batch
 from polybus.errors import StorageError
 from polybus.log import retention
@@ -193,17 +193,11 @@ class FileLog:
         if self._journal.failure is not None:
             raise self._journal.failure
         # Nothing can go wrong from here on.
-        taken = []
-        for log, batch in zip(logs, batches, strict=True):
+        for batch in batches:
             if not batch.timestamp_us:
                 batch.timestamp_us = self._clock()
-            batch.epoch = log.epoch
-            batch.first_offset = log.stop
-            if batch.spans:
-                log.tail.append(batch)
-                log.stop += len(batch.spans) >> 1
-                taken.append(batch)
-        return self._journal.append_all(taken, urgent)
+        scan.take_batches(batches, logs)
+        return self._journal.append_all([batch for batch in batches if batch.spans], urgent)
 
     @property
     def durable(self) -> int:

@@ -154,19 +154,16 @@ class Journal:
         """Append batches that stay together: they are never cut into several commits."""
         if not batches:
             return self._ticket
-        weight = sum(
-            scan.spans_bytes(batch.spans)
-            + len(batch.spans) * (MESSAGE_OVERHEAD_BYTES // 2)
-            + BATCH_OVERHEAD_BYTES
-            for batch in batches
-        )
+        weight = scan.weigh(batches, MESSAGE_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES)
         self._queue.append((batches, weight))
         # One ticket for each, as if they had come one by one: that is how tickets are counted.
         self._ticket += len(batches)
         self._appended_bytes += weight
         if urgent and self._each_synced:
             self._urgent = True
-        if self._wake_at != NEVER:
+        if self._wake_at != NEVER and (
+            self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
+        ):
             self._wake_at = NEVER
             self._event.set()
         return self._ticket

@@ -246,7 +246,7 @@ class LogReader:
         rows_max, bytes_max = maxima
         return read_piece(
             piece,
-            plan.topic,
+            (plan.topic, plan.epoch),
             columns,
             rows_max=rows_max,
             bytes_max=bytes_max,

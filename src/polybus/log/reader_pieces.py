@@ -20,7 +20,7 @@ from polybus.log import commit as commits
 from polybus.log import parquet
 from polybus.log.commit import Damaged
 from polybus.log.manifest import HistoryFile
-from polybus.log.reader_index import CommitRows
+from polybus.log.reader_index import CommitRows, TopicKey
 
 WINDOW_BYTES = 4 << 20
 """So much of a segment is read at once, or one commit."""
@@ -78,7 +78,13 @@ Rows = tuple[int, pa.RecordBatch]
 
 
 def read_piece(
-    piece: Piece, topic: str, columns: Sequence[str], *, rows_max: int, bytes_max: int, times: Times
+    piece: Piece,
+    topic: TopicKey,
+    columns: Sequence[str],
+    *,
+    rows_max: int,
+    bytes_max: int,
+    times: Times,
 ) -> Iterator[Rows]:
     """The piece's rows, checked, in order; what `times` excludes may be left out.
 
@@ -91,7 +97,8 @@ def read_piece(
     return _read_history(piece, piece.file, columns, (rows_max, bytes_max), times)
 
 
-def _read_commits(piece: Piece, topic: str, columns: Sequence[str]) -> Iterator[Rows]:
+def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterator[Rows]:
+    epoch_is_known = False
     with piece.path.open("rb", buffering=0) as file:
         for window in _windows(piece.commits):
             position = window[0].position
@@ -102,7 +109,12 @@ def _read_commits(piece: Piece, topic: str, columns: Sequence[str]) -> Iterator[
                 raise Damaged(f"the disk cannot read it: {error.strerror}") from error
             for one in window:
                 message = content[one.position - position : one.position - position + one.size]
-                rows = _topic_rows(message, one, topic)
+                rows = _topic_rows(message, one, key[0])
+                if not epoch_is_known:
+                    # A journal that begins again may have a topic of the name at the same place.
+                    # One look is enough: what follows is in the same file.
+                    _check_epoch(message, one, key)
+                    epoch_is_known = True
                 low = max(0, piece.first - one.first_offset)
                 high = min(one.count, piece.stop - one.first_offset)
                 yield one.first_offset + high, rows.slice(low, high - low).select(list(columns))
@@ -139,6 +151,13 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
     ):
         raise Damaged("the index and the segment do not agree")
     return rows
+
+
+def _check_epoch(message: memoryview, place: CommitRows, key: TopicKey) -> None:
+    for rows in commits.note_of(message).topics:
+        if rows.first_row == place.first_row and (rows.topic, rows.epoch) == key:
+            return
+    raise Damaged("its messages are of another topic of the same name")
 
 
 def _read_history(

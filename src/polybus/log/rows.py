@@ -42,7 +42,7 @@ def rows_of(batch: Batch) -> pa.RecordBatch:
     if batch.stored is not None:
         return batch.stored
     # A writer of its own: the rows stay in its memory.
-    message, _ = MessageWriter().write(Rows({(batch.topic, batch.epoch): [batch]}), b" " * 64)
+    message, _ = MessageWriter().write(Rows([batch]), b" " * 64)
     return read_rows(message)
 
 

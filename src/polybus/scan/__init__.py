@@ -1,7 +1,7 @@
 """The scanner: the loops that touch every message, compiled.
 
-Each compiled module (`_frames`, `_columns`, `_lines`, `_packs`) has a pure-Python twin with the
-same contract (`frames_py`, `columns_py`, …); one test suite runs on both. The twin is used when the
+Each compiled module (`_batch`, `_frames`, `_columns`, `_lines`, …) has a pure-Python twin with the
+same contract (`batch_py`, `frames_py`, …); one test suite runs on both. The twin is used when the
 extension is not there, or when POLYBUS_PURE=1 asks for it; `polybus doctor` says which runs.
 """
 
@@ -11,20 +11,25 @@ import os
 
 __all__ = [
     "COMPILED",
+    "Batch",
     "ObjectScanner",
     "compact_json",
     "encode_frames",
+    "encode_frames_of",
     "encode_lines",
     "encode_pack",
     "encode_properties",
     "encode_queue",
     "encode_receipts",
+    "encode_receipts_of",
     "gather",
     "gather_into",
     "ends_into",
     "is_utf8",
     "join_queue",
     "offsets_into",
+    "rows_by_topic",
+    "scan_batches",
     "scan_frames",
     "scan_lines",
     "scan_properties",
@@ -33,12 +38,15 @@ __all__ = [
     "spans_count",
     "spans_of_offsets",
     "split_queue",
+    "take_batches",
     "pack_runs",
+    "weigh",
 ]
 
 COMPILED = os.environ.get("POLYBUS_PURE", "") in ("", "0")
 if COMPILED:
     try:
+        from polybus.scan._batch import Batch, rows_by_topic, take_batches, weigh
         from polybus.scan._columns import (
             ends_into,
             gather,
@@ -49,7 +57,14 @@ if COMPILED:
             spans_count,
             spans_of_offsets,
         )
-        from polybus.scan._frames import encode_frames, encode_receipts, scan_frames
+        from polybus.scan._frames import (
+            encode_frames,
+            encode_frames_of,
+            encode_receipts,
+            encode_receipts_of,
+            scan_batches,
+            scan_frames,
+        )
         from polybus.scan._lines import encode_lines, is_utf8, scan_lines
         from polybus.scan._objects import ObjectScanner
         from polybus.scan._packs import compact_json, encode_pack
@@ -58,6 +73,7 @@ if COMPILED:
     except ImportError:
         COMPILED = False
 if not COMPILED:
+    from polybus.scan.batch_py import Batch, rows_by_topic, take_batches, weigh
     from polybus.scan.columns_py import (
         ends_into,
         gather,
@@ -68,7 +84,14 @@ if not COMPILED:
         spans_count,
         spans_of_offsets,
     )
-    from polybus.scan.frames_py import encode_frames, encode_receipts, scan_frames
+    from polybus.scan.frames_py import (
+        encode_frames,
+        encode_frames_of,
+        encode_receipts,
+        encode_receipts_of,
+        scan_batches,
+        scan_frames,
+    )
     from polybus.scan.lines_py import encode_lines, is_utf8, scan_lines
     from polybus.scan.objects_py import ObjectScanner  # type: ignore[assignment]
     from polybus.scan.packs_py import compact_json, encode_pack

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from polybus.scan.batch_py import Batch
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,6 +73,29 @@ def scan_frames(
     return start, found
 
 
+def scan_batches(  # noqa: PLR0913 - the scan's, and what a batch is told
+    buffer: Buffer,
+    start: int,
+    stop: int,
+    message_bytes_max: int,
+    topic_bytes_max: int,
+    names: Mapping[bytes, str],
+    protocol: str,
+) -> tuple[int, list[Batch] | None]:
+    """`scan_frames` with a batch for each topic; None instead if one has no name in `names`."""
+    stop, groups = scan_frames(buffer, start, stop, message_bytes_max, topic_bytes_max)
+    batches = []
+    for group in groups:
+        name = names.get(group.topic)
+        if name is None:
+            return stop, None
+        batch = Batch(name, buffer, group.spans)
+        batch.receipt_ids = group.receipts
+        batch.protocol = protocol
+        batches.append(batch)
+    return stop, batches
+
+
 def _asks_for_receipt(mark: memoryview) -> bool:
     id_bytes = len(mark) - len(RECEIPT_MARK)
     return 0 < id_bytes <= RECEIPT_ID_BYTES_MAX and mark[: len(RECEIPT_MARK)] == RECEIPT_MARK
@@ -85,6 +111,13 @@ def encode_frames(topic: bytes, buffer: Buffer, spans: array[int]) -> bytes:
     return b"".join(parts)
 
 
+def encode_frames_of(batches: Iterable[Batch]) -> bytes:
+    """Each message of the batches as a frame with flag 0 and the topic of its batch."""
+    return b"".join(
+        encode_frames(batch.topic.encode(), batch.buffer, batch.spans) for batch in batches
+    )
+
+
 def encode_receipts(buffer: Buffer, ids: array[int], epoch: int, first_offset: int) -> bytes:
     """A `$receipt` frame with `ID EPOCH:OFFSET` for each id; an empty id gives none."""
     view = memoryview(buffer)
@@ -96,3 +129,12 @@ def encode_receipts(buffer: Buffer, ids: array[int], epoch: int, first_offset: i
         content = receipt_id + b" %d:%d" % (epoch, first_offset + index // 2)
         parts.append(HEADER.pack(len(content), 0, len(RECEIPT_TOPIC)) + RECEIPT_TOPIC + content)
     return b"".join(parts)
+
+
+def encode_receipts_of(batches: Iterable[Batch]) -> bytes:
+    """`encode_receipts` for every batch that owes any, end to end."""
+    return b"".join(
+        encode_receipts(batch.buffer, batch.receipt_ids, batch.epoch, batch.first_offset)
+        for batch in batches
+        if batch.receipt_ids is not None
+    )

@@ -78,7 +78,10 @@ class BosonFramesCodec:
 
     @property
     def unfinished_bytes(self) -> int:
-        return (len(self._carry) if self._carry else 0) + self._parts.held_bytes
+        parts = self._parts
+        if self._carry is None and not parts.open:
+            return 0
+        return (len(self._carry) if self._carry else 0) + parts.held_bytes
 
     def receive(self, data: Buffer) -> list[Event]:
         if self._failed:
@@ -90,16 +93,13 @@ class BosonFramesCodec:
                 return []
             data, self._carry = self._carry, None
         events: list[Event] = []
-        limits = self._limits
         start, stop = 0, len(data)
         for _ in range(STEPS_MAX):
             if not self._parts.open:
-                end, groups = scan.scan_frames(
-                    data, start, stop, limits.message_bytes_max, limits.topic_bytes_max
-                )
-                if groups:
-                    self._publish(data, start, end, groups, events)
-                    start = end
+                start = self._scan(data, start, stop, events)
+            if start == stop:
+                self._needed_bytes = HEADER_BYTES
+                return events
             size = self._frame_bytes(data, start, stop, events)
             if self._failed:
                 return events
@@ -116,6 +116,19 @@ class BosonFramesCodec:
         if start < stop:
             self._carry = bytearray(memoryview(data)[start:stop])
         return events
+
+    def _scan(self, data: Buffer, start: int, stop: int, events: list[Event]) -> int:
+        """Publish the plain frames that come next; return where they end."""
+        message_max, topic_max = self._limits.message_bytes_max, self._limits.topic_bytes_max
+        end, batches = scan.scan_batches(
+            data, start, stop, message_max, topic_max, _canonical, PROTOCOL
+        )
+        if batches is None:
+            end, groups = scan.scan_frames(data, start, stop, message_max, topic_max)
+            self._publish(data, start, end, groups, events)
+        elif batches:
+            events.append(_published(batches, data, start, end))
+        return end
 
     def take_carry(self) -> bytes:
         carry, self._carry = self._carry, None
@@ -145,7 +158,7 @@ class BosonFramesCodec:
     def _publish(
         self, data: Buffer, start: int, end: int, groups: list[Group], events: list[Event]
     ) -> None:
-        """Turn what the scan found into batches; `data[start:end]` is exactly these frames."""
+        """Turn frames of topics that are new, or spelled in another way, into batches."""
         batches: dict[str, Batch] = {}
         forwardable = True
         for group in groups:
@@ -237,6 +250,18 @@ class BosonFramesCodec:
         events.append(Bad(PeerError(code, text)))
 
 
+def _published(batches: list[Batch], data: Buffer, start: int, end: int) -> Publish:
+    """What a scan found, when all topics are known; `data[start:end]` is exactly these frames."""
+    for batch in batches:
+        if batch.receipt_ids is not None:
+            # Subscribers never see a receipt request. One batch is encoded only if there are any.
+            return Publish(batches, scan.encode_frames_of(batches) if len(batches) > 1 else None)
+    whole = memoryview(data)[start:end]
+    if len(batches) == 1:
+        batch.carry_encoding(PROTOCOL, whole)
+    return Publish(batches, whole)
+
+
 def _merge(batch: Batch, group: Group) -> None:
     """Add the messages of another spelling of the topic, all in the order they were sent in."""
     rows = []
@@ -252,6 +277,8 @@ def _merge(batch: Batch, group: Group) -> None:
 
 
 _names: dict[bytes, tuple[str | None, bool]] = {}
+# Those of them that are spelled as the topic is, for the scan.
+_canonical: dict[bytes, str] = {}
 _NAMES_MAX = 65536
 
 
@@ -261,7 +288,11 @@ def topic_name(topic: bytes) -> tuple[str | None, bool]:
     if known is None:
         if len(_names) >= _NAMES_MAX:
             _names.clear()
+            _canonical.clear()
         known = _names[topic] = _decode_name(topic)
+        name, same_bytes = known
+        if name is not None and same_bytes:
+            _canonical[topic] = name
     return known
 
 
@@ -295,11 +326,9 @@ def encode_frame(topic: bytes, content: bytes, flag: int = 0) -> bytes:
     return HEADER.pack(len(content), flag, len(topic)) + topic + content
 
 
-def encode_receipts(batch: Batch) -> bytes:
-    """The receipts that a durable batch owes."""
-    if batch.receipt_ids is None:
-        return b""
-    return scan.encode_receipts(batch.buffer, batch.receipt_ids, batch.epoch, batch.first_offset)
+def encode_receipts(*batches: Batch) -> bytes:
+    """The receipts that durable batches owe."""
+    return scan.encode_receipts_of(batches)
 
 
 def encode_error(code: str, text: str) -> bytes:

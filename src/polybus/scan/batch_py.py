@@ -1,0 +1,205 @@
+"""Batch and the loops over many batches, in plain Python: the twin of `_batch.pyx`.
+
+`polybus.batch` says what a batch is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Buffer = bytes | bytearray | memoryview
+Headers = Mapping[str, bytes]
+T = TypeVar("T")
+
+
+class Batch:
+    """Messages of one topic, in order.
+
+    Attributes:
+        topic: the topic's name, lower case.
+        buffer, spans: where the values are (see the module docstring); `spans` holds C ints.
+        keys, headers: None when no message has any, else one entry per message.
+        receipt_ids: None, or spans like `spans` of the receipt id each message asked for; an empty
+            span means none was asked.
+        protocol, sender: which wire protocol and which peer the messages came from.
+        timestamp_us: when the bus took them, in microseconds since 1970, UTC.
+        epoch, first_offset: set by the log's append; message `i` has offset `first_offset + i`.
+        stored: the log's rows this batch was read from, when it was (then `protocol`, `sender` and
+            `timestamp_us` are only those of the first row; the columns have each row's).
+    """
+
+    __slots__ = (
+        "_encodings",
+        "buffer",
+        "epoch",
+        "first_offset",
+        "headers",
+        "keys",
+        "protocol",
+        "receipt_ids",
+        "sender",
+        "spans",
+        "stored",
+        "timestamp_us",
+        "topic",
+    )
+
+    def __init__(self, topic: str, buffer: Buffer, spans: array[int]) -> None:
+        self.topic = topic
+        self.buffer = buffer
+        self.spans = spans
+        self.keys: Sequence[bytes | None] | None = None
+        self.headers: Sequence[Headers | None] | None = None
+        self.receipt_ids: array[int] | None = None
+        self.protocol = ""
+        self.sender = ""
+        self.timestamp_us = 0
+        self.epoch = 0
+        self.first_offset = -1
+        self.stored: pa.RecordBatch | None = None
+        self._encodings: dict[str, Buffer] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        values: Sequence[bytes],
+        *,
+        headers: Sequence[Headers | None] | None = None,
+        keys: Sequence[bytes | None] | None = None,
+    ) -> Batch:
+        """Build a batch from separate values: for slow paths and tests."""
+        spans = array("i")
+        end = 0
+        for value in values:
+            spans.append(end)
+            end += len(value)
+            spans.append(end)
+        batch = cls(topic, b"".join(values), spans)
+        if headers is not None and any(headers):
+            batch.headers = headers
+        if keys is not None and any(key is not None for key in keys):
+            batch.keys = keys
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.spans) // 2
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.topic!r} {self.epoch}:{self.first_offset} of {len(self)}>"
+
+    @property
+    def value_bytes(self) -> int:
+        """The size of all values together."""
+        return sum(self.spans[1::2]) - sum(self.spans[0::2])
+
+    @property
+    def last_offset(self) -> int:
+        return self.first_offset + len(self) - 1
+
+    def value(self, index: int) -> bytes:
+        return bytes(self.buffer[self.spans[2 * index] : self.spans[2 * index + 1]])
+
+    def values(self) -> Iterator[bytes]:
+        """Each value as bytes: for protocols and callers that must look at single messages."""
+        view = memoryview(self.buffer)
+        spans = self.spans
+        for index in range(0, len(spans), 2):
+            yield bytes(view[spans[index] : spans[index + 1]])
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Messages `start` to `stop` (exclusive) as a batch over the same buffer."""
+        part = Batch(self.topic, self.buffer, self.spans[2 * start : 2 * stop])
+        part.keys = None if self.keys is None else self.keys[start:stop]
+        part.headers = None if self.headers is None else self.headers[start:stop]
+        part.protocol = self.protocol
+        part.sender = self.sender
+        part.timestamp_us = self.timestamp_us
+        part.epoch = self.epoch
+        if self.first_offset >= 0:
+            part.first_offset = self.first_offset + start
+        if self.stored is not None:
+            part.stored = self.stored.slice(start, stop - start)
+        return part
+
+    def encoded(self, protocol: str, encode: Callable[[Batch], Buffer]) -> Buffer:
+        """The batch in a protocol's bytes, made once however many subscribers there are."""
+        # By a name of its own: another thread may forget the encodings meanwhile.
+        encodings = self._encodings
+        if encodings is None:
+            encodings = self._encodings = {}
+        encoding = encodings.get(protocol)
+        if encoding is None:
+            encoding = encodings[protocol] = encode(self)
+        return encoding
+
+    def forget_encodings(self) -> None:
+        """Let go of what `encoded` made; any thread may do so."""
+        self._encodings = None
+
+    def carry_encoding(self, protocol: str, encoding: Buffer) -> None:
+        """Remember the bytes the batch arrived in as its encoding in that protocol."""
+        if self._encodings is None:
+            self._encodings = {}
+        self._encodings[protocol] = encoding
+
+
+class TopicEnd(Protocol):
+    """Where a topic's log ends."""
+
+    epoch: int
+    stop: int
+    tail: deque[Batch]
+
+
+def weigh(batches: Iterable[Batch], message_bytes: int, batch_bytes: int) -> int:
+    """The values' bytes of all batches, and so much more for each message and each batch."""
+    return sum(batch.value_bytes + len(batch) * message_bytes + batch_bytes for batch in batches)
+
+
+def take_batches(batches: Sequence[Batch], logs: Sequence[TopicEnd]) -> None:
+    """Give each batch its log's epoch and next offsets, and put it at the end of the log's tail.
+
+    A batch without messages is not put there.
+    """
+    for batch, log in zip(batches, logs, strict=True):
+        batch.epoch = log.epoch
+        batch.first_offset = log.stop
+        if not batch.spans:
+            continue
+        # The tail before `stop`: whoever sees the new end finds the messages.
+        log.tail.append(batch)
+        log.stop += len(batch)
+
+
+def rows_by_topic(
+    batches: Iterable[Batch], kind: Callable[..., T], account: str
+) -> tuple[list[Batch], list[int], tuple[T, ...]]:
+    """The batches ordered by topic and epoch, the rows of each, and each topic's `kind`.
+
+    That is a named tuple of the account, topic, epoch, first offset, count of rows, first row, and
+    smallest and largest timestamp.
+    """
+    groups: dict[tuple[str, int], list[Batch]] = {}
+    for batch in batches:
+        groups.setdefault((batch.topic, batch.epoch), []).append(batch)
+    ordered: list[Batch] = []
+    counts: list[int] = []
+    topics = []
+    row = 0
+    for (topic, epoch), group in groups.items():
+        group_counts = [len(batch) for batch in group]
+        count = sum(group_counts)
+        times = [batch.timestamp_us for batch in group]
+        first = group[0].first_offset
+        topics.append(kind(account, topic, epoch, first, count, row, min(times), max(times)))
+        row += count
+        ordered += group
+        counts += group_counts
+    return ordered, counts, tuple(topics)

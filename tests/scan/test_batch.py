@@ -1,0 +1,145 @@
+"""Batch and the loops over many batches: one contract, the compiled module and its twin."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from polybus.batch import Batch
+from polybus.scan import _batch, batch_py
+
+BOTH = pytest.mark.parametrize("scan", [_batch, batch_py], ids=["compiled", "pure"])
+
+
+class End:
+    """Where a topic's log ends."""
+
+    def __init__(self, epoch: int, stop: int) -> None:
+        self.epoch = epoch
+        self.stop = stop
+        self.tail: deque[Batch] = deque()
+
+
+class Part(NamedTuple):
+    """What rows_by_topic makes of each topic."""
+
+    account: str
+    topic: str
+    epoch: int
+    first_offset: int
+    rows: int
+    first_row: int
+    earliest_us: int
+    latest_us: int
+
+
+@BOTH
+def test_a_batch_of_values_gives_them_back(scan: ModuleType) -> None:
+    batch = scan.Batch.of("t", [b"one", b"", b"three"])
+    assert len(batch) == 3
+    assert list(batch.values()) == [b"one", b"", b"three"]
+    assert batch.value(2) == b"three"
+    assert batch.value_bytes == 8
+
+
+@BOTH
+def test_headers_and_keys_that_are_all_empty_are_none(scan: ModuleType) -> None:
+    assert scan.Batch.of("t", [b"a"], headers=[None], keys=[None]).headers is None
+    assert scan.Batch.of("t", [b"a"], headers=[{"h": b"1"}]).headers == [{"h": b"1"}]
+
+
+@BOTH
+def test_a_slice_shares_the_buffer_and_keeps_its_place(scan: ModuleType) -> None:
+    batch = scan.Batch.of("t", [b"a", b"b", b"c"], headers=[{"n": b"0"}, None, {"n": b"2"}])
+    batch.epoch, batch.first_offset, batch.sender = 7, 10, "me"
+    part = batch.slice(1, 3)
+    assert part.buffer is batch.buffer
+    assert list(part.values()) == [b"b", b"c"]
+    assert (part.epoch, part.first_offset, part.last_offset, part.sender) == (7, 11, 12, "me")
+    assert part.headers == [None, {"n": b"2"}]
+
+
+@BOTH
+def test_an_encoding_is_made_once_for_all_subscribers(scan: ModuleType) -> None:
+    made = []
+
+    def encode(batch: Batch) -> bytes:
+        made.append(batch)
+        return b"encoded"
+
+    batch = scan.Batch("t", b"abc", array("i", [0, 3]))
+    assert batch.encoded("p", encode) is batch.encoded("p", encode)
+    assert len(made) == 1
+    batch.carry_encoding("other", b"arrived so")
+    assert batch.encoded("other", encode) == b"arrived so"
+
+
+@BOTH
+def test_a_batch_is_told_where_it_came_from_and_where_it_is_stored(scan: ModuleType) -> None:
+    batch = scan.Batch("t", b"abc", array("i", [0, 3]))
+    assert (batch.keys, batch.headers, batch.receipt_ids, batch.stored) == (None, None, None, None)
+    assert (batch.protocol, batch.sender, batch.timestamp_us) == ("", "", 0)
+    assert (batch.epoch, batch.first_offset) == (0, -1)
+    assert repr(batch) == "<Batch 't' 0:-1 of 1>"
+
+
+@BOTH
+def test_encodings_can_be_forgotten(scan: ModuleType) -> None:
+    batch = scan.Batch.of("t", [b"a"])
+    batch.carry_encoding("p", b"old")
+    batch.forget_encodings()
+    assert batch.encoded("p", lambda batch: b"new") == b"new"
+
+
+@BOTH
+def test_the_weight_counts_values_messages_and_batches(scan: ModuleType) -> None:
+    batches = [scan.Batch.of("a", [b"xx", b"yyy"]), scan.Batch.of("b", [b""])]
+    assert scan.weigh(batches, 10, 100) == 5 + 3 * 10 + 2 * 100
+    assert scan.weigh([], 10, 100) == 0
+
+
+@BOTH
+def test_batches_are_taken_in_order_at_the_end_of_their_logs(scan: ModuleType) -> None:
+    one, other = End(7, 10), End(8, 0)
+    batches = [
+        scan.Batch.of("a", [b"1", b"2"]),
+        scan.Batch.of("b", [b"3"]),
+        scan.Batch.of("a", []),
+        scan.Batch.of("a", [b"4"]),
+    ]
+    scan.take_batches(batches, [one, other, one, one])
+    places = [(batch.epoch, batch.first_offset) for batch in batches]
+    assert places == [(7, 10), (8, 0), (7, 12), (7, 12)]
+    assert (one.stop, other.stop) == (13, 1)
+    assert list(one.tail) == [batches[0], batches[3]]
+    assert list(other.tail) == [batches[1]]
+    with pytest.raises(ValueError):
+        scan.take_batches(batches, [one])
+
+
+@BOTH
+def test_rows_are_ordered_by_topic_and_epoch(scan: ModuleType) -> None:
+    def batch(topic: str, epoch: int, first: int, count: int, time_us: int) -> Batch:
+        made: Batch = scan.Batch.of(topic, [b"x"] * count)
+        made.epoch, made.first_offset, made.timestamp_us = epoch, first, time_us
+        return made
+
+    batches = [
+        batch("a", 1, 5, 2, 30),
+        batch("b", 1, 0, 1, 20),
+        batch("a", 1, 7, 3, 10),
+        batch("a", 2, 0, 1, 40),
+    ]
+    ordered, counts, topics = scan.rows_by_topic(batches, Part, "me")
+    assert ordered == [batches[0], batches[2], batches[1], batches[3]]
+    assert counts == [2, 3, 1, 1]
+    assert topics == (
+        Part("me", "a", 1, 5, 5, 0, 10, 30),
+        Part("me", "b", 1, 0, 1, 5, 20, 20),
+        Part("me", "a", 2, 0, 1, 6, 40, 40),
+    )
+    assert all(type(part) is Part for part in topics)
