@@ -213,6 +213,15 @@ def test_a_replay_that_is_far_behind_gets_a_piece_and_stays_behind() -> None:
     assert reader.got[-1] == ("news", b"live")
 
 
+def test_a_replay_goes_live_with_little_still_to_be_taken() -> None:
+    bus, writer, reader = new_bus("news"), Recorder(), Recorder()
+    for _ in range(2):
+        bus.publish([Batch.of("news", [b"x" * 1_000_000])], writer)
+    assert bus.attach_if_recent("news", reader, 0) == 1
+    assert bus.attach_if_recent("news", reader, 1) is None
+    assert len(reader.got) == 2
+
+
 # Receipts
 
 
@@ -230,6 +239,27 @@ def test_receipts_come_in_order_once_all_before_them_is_durable() -> None:
     bus.settle(two)
     assert other.receipts == [second] and len(waiter.receipts) == 1
     assert bus.receipts_waiting == 0
+
+
+def test_nobody_overtakes_a_receipt_that_the_loop_has_not_come_to_yet() -> None:
+    log = SlowLog(clock=ManualClock(), bytes_max=1 << 20)
+    bus = new_bus("news", log=log)
+    order: list[str] = []
+
+    class Named(Recorder):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def receipt(self, batch: Batch) -> None:
+            order.append(self.name)
+
+    bus.publish([wanting_receipt("news", b"1")], Named("publisher"))
+    log.durable_ticket = 1
+    bus.when_all_durable(Named("leaver"))
+    assert order == []
+    bus.settle(1)
+    assert order == ["publisher", "leaver"]
 
 
 def test_what_is_durable_already_gets_its_receipt_at_once() -> None:

@@ -158,7 +158,7 @@ class Bus:
             return offset
         delivered_bytes = 0
         for batch in recent:
-            if delivered_bytes > RECENT_BYTES_MAX:
+            if delivered_bytes and delivered_bytes + batch.value_bytes > RECENT_BYTES_MAX:
                 return batch.first_offset
             deliver(batch)
             delivered_bytes += batch.value_bytes
@@ -358,7 +358,8 @@ class Bus:
         self._expect(ticket, (batch,), publisher)
 
     def _expect(self, ticket: int, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
-        if ticket <= self.log.durable:
+        # The log's thread may be ahead of `settle`: those who wait already come first.
+        if ticket <= self.log.durable and not self._receipts:
             self._give(batches, publisher)
         else:
             self._receipts.append((ticket, batches, publisher))
