@@ -29,6 +29,8 @@ QUERY_BYTES_MAX = 128
 OCTETS = "application/octet-stream"
 
 Batch = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+# A list, and not a tuple: tools that read the API's description know those better.
+Range = Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)]
 
 
 class NewCommit(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -55,7 +57,7 @@ class Committed(msgspec.Struct):
     query: str
     batch: int
     already: bool
-    offsets: Offsets
+    offsets: dict[str, list[Range]]
 
 
 class PieceQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,12 +77,17 @@ async def commit(call: Call) -> Response:
     key = Key(staging.check_producer(asked.producer), asked.query, asked.batch)
     wanted = Wanted(key, asked.files, asked.take_over, asked.gaps)
     offsets, already = await call.edge.transactions.commit(wanted, is_admin=call.is_admin)
-    return answer(Committed(key.producer, key.query, key.batch, already, offsets))
+    return _committed(key, already, offsets)
 
 
 async def last_commit(call: Call) -> Response:
     known = call.edge.transactions.producer(call.path["producer"])
-    return answer(Committed(known.name, known.query, known.batch, True, known.offsets))
+    return _committed(Key(known.name, known.query, known.batch), True, known.offsets)
+
+
+def _committed(key: Key, already: bool, offsets: Offsets) -> Response:
+    ranges = {topic: [list(one) for one in found] for topic, found in offsets.items()}
+    return answer(Committed(key.producer, key.query, key.batch, already, ranges))
 
 
 async def stage(call: Call) -> Response:
