@@ -232,6 +232,18 @@ def test_receipts_come_in_order_once_all_before_them_is_durable() -> None:
     assert bus.receipts_waiting == 0
 
 
+def test_nobody_overtakes_a_receipt_that_is_due_but_not_announced() -> None:
+    """A publisher that ends its stream is closed after its receipts, not just before them."""
+    log = SlowLog(clock=ManualClock(), bytes_max=1 << 20)
+    bus, writer, closing = new_bus("news", log=log), Recorder(), Recorder()
+    ticket = bus.publish([wanting_receipt("news", b"1")], writer)
+    log.durable_ticket = ticket
+    bus.when_all_durable(closing)
+    assert (writer.receipts, closing.receipts) == ([], [])
+    bus.settle(ticket)
+    assert (len(writer.receipts), len(closing.receipts)) == (1, 1)
+
+
 def test_what_is_durable_already_gets_its_receipt_at_once() -> None:
     bus, writer = new_bus("news"), Recorder()
     bus.publish([wanting_receipt("news", b"1")], writer)

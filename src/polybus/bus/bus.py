@@ -271,7 +271,8 @@ class Bus:
         self._expect(ticket, (batch,), publisher)
 
     def _expect(self, ticket: int, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
-        if ticket <= self.log.durable:
+        # What is durable may not have been announced yet: nobody overtakes those who wait for that.
+        if ticket <= self.log.durable and not self._receipts:
             self._give(batches, publisher)
         else:
             self._receipts.append((ticket, batches, publisher))
