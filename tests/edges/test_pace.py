@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 from polybus.edges.pace import (
     BUSY_TURNS,
     GAIN,
-    PAUSE_S,
+    PAUSE_S_LEAST,
+    PAUSE_S_MAX,
     SMALL_BYTES,
     TURNS_WITHOUT,
     VAIN_RESTS_MAX,
@@ -23,10 +26,11 @@ class Loop:
         self.now_s = 1.0
         self.turn_count = 0
         self.rests: list[int] = []
+        self.pause_s = 0.0
         self.pace = Pace(clock_s=lambda: self.now_s, sleep=self._rest)
 
     def _rest(self, pause_s: float) -> None:
-        assert pause_s == PAUSE_S
+        self.pause_s = pause_s
         self.rests.append(self.turn_count)
         self.now_s += pause_s
 
@@ -41,12 +45,14 @@ class Loop:
         readers: int = 1,
         read_bytes: int = MESSAGE_BYTES,
         rested_bytes: int | None = None,
+        took_s: float = 0.0,
     ) -> None:
         """Every reader reads so much, or another amount if there was a rest; then we write."""
         self.turn_count += 1
         self.now_s += waited_s
         for reader in range(readers):
             self.pace.before_read(reader)
+            self.now_s += took_s / readers
             rested = self.has_just_rested and rested_bytes is not None
             self.pace.after_read(reader, rested_bytes or 0 if rested else read_bytes)
         self.pace.after_writes()
@@ -74,6 +80,29 @@ def test_one_rest_serves_all_readers_of_a_turn() -> None:
     assert len(loop.rests) == len(set(loop.rests)) > 0
 
 
+def test_rests_get_longer_while_they_bring_more_and_shorter_when_the_loop_waits() -> None:
+    loop = Loop()
+    while not loop.rests:
+        loop.turn()
+    assert loop.pause_s == PAUSE_S_LEAST
+    for _ in range(50):
+        loop.turn(read_bytes=5 * MESSAGE_BYTES)
+    assert loop.pause_s == PAUSE_S_MAX
+    for _ in range(3):
+        loop.turn(waited_s=2 * WAITED_S)
+    while not loop.has_just_rested:
+        loop.turn()
+    assert PAUSE_S_LEAST <= loop.pause_s < PAUSE_S_MAX / 2
+
+
+def test_after_a_long_turn_a_rest_is_half_as_long() -> None:
+    for took_s, pause_s in ((1e-6, PAUSE_S_LEAST), (2e-4, 1e-4), (1.0, PAUSE_S_MAX)):
+        loop = Loop()
+        while not loop.rests:
+            loop.turn(readers=4, took_s=took_s)
+        assert abs(loop.pause_s - pause_s) < 1e-9
+
+
 def test_large_reads_are_never_delayed() -> None:
     loop = Loop()
     for _ in range(100):
@@ -95,3 +124,16 @@ def test_peers_that_wait_for_our_answer_are_not_delayed_for_long() -> None:
     for _ in range(1000):
         loop.turn(rested_bytes=int(GAIN * MESSAGE_BYTES) - 1)
     assert 0 < len(loop.rests) <= VAIN_RESTS_MAX * (1 + 1000 // TURNS_WITHOUT)
+
+
+def test_a_reader_that_is_gone_is_not_kept() -> None:
+    class Reader:
+        pass
+
+    reader = Reader()
+    gone = weakref.ref(reader)
+    loop = Loop()
+    loop.pace.after_read(reader, MESSAGE_BYTES)
+    loop.pace.forget(reader)
+    del reader
+    assert gone() is None

@@ -2,11 +2,12 @@
 
 A peer that sends one message a write makes the loop turn once for every few messages, and a turn
 costs the same for one message as for a hundred. When turn follows turn without a wait, and each
-reads little, the loop rests for about PAUSE_S before it reads on: what comes in meanwhile is read
-at once. An idle bus never rests: a message that the loop had to wait for is read when it comes.
+reads little, the loop rests before it reads on: what comes in meanwhile is read at once. An idle
+bus never rests: a message that the loop had to wait for is read when it comes.
 
 Peers that wait for our answer send nothing meanwhile. So what a rest brings in is compared with
-what came without one; if it is not clearly more a few times, there is none for a while.
+what came without one: while it is clearly more, rests get longer, up to PAUSE_S_MAX; if it is not a
+few times, there is none for a while. After a long turn a rest is at least half as long.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter, sleep
 
-PAUSE_S = 50e-6
-"""What is asked for; Linux makes it about twice as much."""
+PAUSE_S_LEAST = 50e-6
+"""What is asked for; Linux adds about as much again."""
+PAUSE_S_MAX = 400e-6
 WAITED_S = 8e-6
 """A turn that begins later than this after the last one ended had to wait for its peers."""
 BUSY_TURNS = 4
@@ -30,10 +32,12 @@ class Pace:
     """Told of every read and of the writes' end. A second read of a connection is a new turn."""
 
     __slots__ = (
+        "_began_s",
         "_busy_turns",
         "_bytes",
         "_clock_s",
         "_ended_s",
+        "_pause_s",
         "_read",
         "_rested",
         "_sleep",
@@ -50,7 +54,9 @@ class Pace:
         self._sleep = sleep
         self._read: set[object] = set()
         self._bytes = 0
+        self._began_s = 0.0
         self._ended_s = 0.0
+        self._pause_s = PAUSE_S_LEAST
         self._busy_turns = 0
         self._usual_bytes = 0.0
         self._rested = False
@@ -60,30 +66,42 @@ class Pace:
         """The reader's socket has bytes: rest first, if more will be there afterwards."""
         if reader not in self._read:
             return
-        waited = self._clock_s() - self._ended_s > WAITED_S
+        now_s = self._clock_s()
+        waited = now_s - self._ended_s > WAITED_S
+        turn_s, self._began_s = self._ended_s - self._began_s, now_s
         turn_bytes, self._bytes = self._bytes, 0
         is_small = turn_bytes < SMALL_BYTES * len(self._read)
         self._read.clear()
         rested, self._rested = self._rested, False
-        if waited or not is_small:
-            self._busy_turns = min(self._busy_turns, 0)
-            return
         if rested:
             self._judge(turn_bytes)
-        elif self._busy_turns > 0:
-            self._usual_bytes += (turn_bytes - self._usual_bytes) / BUSY_TURNS
-        else:
-            self._usual_bytes = turn_bytes
-        self._busy_turns += 1
+        if not is_small:
+            return
+        if waited:
+            # Not all at once: whoever else uses the processor makes a busy loop wait now and then.
+            self._busy_turns -= self._busy_turns > 0
+            self._pause_s = max(self._pause_s / 2, PAUSE_S_LEAST)
+            return
+        if not rested:
+            self._note_usual(turn_bytes)
+        self._busy_turns = min(self._busy_turns + 1, 2 * BUSY_TURNS)
         if self._busy_turns > BUSY_TURNS:
             self._rested = True
-            self._sleep(PAUSE_S)
+            self._sleep(min(max(turn_s / 2, self._pause_s), PAUSE_S_MAX))
+            self._began_s = self._clock_s()
+
+    def _note_usual(self, turn_bytes: int) -> None:
+        """What a turn without a rest brings; one after a long turn is not taken at its word."""
+        usual = self._usual_bytes or turn_bytes
+        self._usual_bytes = usual + (min(turn_bytes, 2 * usual) - usual) / BUSY_TURNS
 
     def _judge(self, turn_bytes: int) -> None:
         """See whether the last rest was worth it."""
         if turn_bytes >= GAIN * self._usual_bytes:
             self._vain_rests = 0
+            self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
             return
+        self._pause_s = PAUSE_S_LEAST
         self._vain_rests += 1
         if self._vain_rests == VAIN_RESTS_MAX:
             self._vain_rests = 0
@@ -94,6 +112,10 @@ class Pace:
         self._read.add(reader)
         self._bytes += read_bytes
         self._ended_s = self._clock_s()
+
+    def forget(self, reader: object) -> None:
+        """The reader is gone."""
+        self._read.discard(reader)
 
     def after_writes(self) -> None:
         """Everything of this turn is written."""

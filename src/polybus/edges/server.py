@@ -180,6 +180,7 @@ class Server:
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.assembly.forget(connection)
+        self.pace.forget(connection)
         if not self.connections:
             self._all_gone.set()
 
