@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
+
 from polybus.edges.pace import (
     BUSY_TURNS,
     GAIN,
@@ -17,13 +19,15 @@ from polybus.edges.pace import (
 )
 
 MESSAGE_BYTES = 100
+TURN_S = 15e-6
 
 
 class Loop:
     """A loop whose turns are made by the test; `rests` has the number of each turn with a rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, overslept_s: float = 0.0) -> None:
         self.now_s = 1.0
+        self._overslept_s = overslept_s
         self.turn_count = 0
         self.rests: list[int] = []
         self.pause_s = 0.0
@@ -32,7 +36,7 @@ class Loop:
     def _rest(self, pause_s: float) -> None:
         self.pause_s = pause_s
         self.rests.append(self.turn_count)
-        self.now_s += pause_s
+        self.now_s += pause_s + self._overslept_s
 
     @property
     def has_just_rested(self) -> bool:
@@ -45,7 +49,7 @@ class Loop:
         readers: int = 1,
         read_bytes: int = MESSAGE_BYTES,
         rested_bytes: int | None = None,
-        took_s: float = 0.0,
+        took_s: float = TURN_S,
     ) -> None:
         """Every reader reads so much, or another amount if there was a rest; then we write."""
         self.turn_count += 1
@@ -86,7 +90,7 @@ def test_rests_get_longer_while_they_bring_more_and_shorter_when_the_loop_waits(
         loop.turn()
     assert loop.pause_s == PAUSE_S_LEAST
     for _ in range(50):
-        loop.turn(read_bytes=5 * MESSAGE_BYTES)
+        loop.turn(read_bytes=20 * MESSAGE_BYTES)
     assert loop.pause_s == PAUSE_S_MAX
     for _ in range(3):
         loop.turn(waited_s=2 * WAITED_S)
@@ -124,6 +128,30 @@ def test_peers_that_wait_for_our_answer_are_not_delayed_for_long() -> None:
     for _ in range(1000):
         loop.turn(rested_bytes=int(GAIN * MESSAGE_BYTES) - 1)
     assert 0 < len(loop.rests) <= VAIN_RESTS_MAX * (1 + 1000 // TURNS_WITHOUT)
+
+
+@pytest.mark.parametrize(("message_s", "is_load"), [(1e-4, False), (3e-5, False), (2e-6, True)])
+def test_only_peers_that_keep_the_loop_busy_without_rests_are_a_reason_to_rest(
+    message_s: float, is_load: bool
+) -> None:
+    """After a rest there is a message in any case: what counts is how many."""
+    loop = Loop(overslept_s=60e-6)
+    read_count = 0
+    while loop.now_s < 1.2:
+        if loop.turn_count % 500 < 8:
+            # A hiccup now and then: turns that follow one another at once.
+            loop.turn()
+            continue
+        loop.turn_count += 1
+        loop.now_s = max(loop.now_s, 1.0 + (read_count + 1) * message_s)
+        loop.pace.before_read(0)
+        count = int((loop.now_s - 1.0) / message_s) - read_count
+        read_count += count
+        loop.now_s += TURN_S
+        loop.pace.after_read(0, count * MESSAGE_BYTES)
+        loop.pace.after_writes()
+    often = len(loop.rests) / loop.turn_count
+    assert often > 0.5 if is_load else often < 0.05
 
 
 def test_a_reader_that_is_gone_is_not_kept() -> None:

@@ -29,7 +29,10 @@ TURNS_WITHOUT = 256
 
 
 class Pace:
-    """Told of every read and of the writes' end. A second read of a connection is a new turn."""
+    """Told of every read and of the writes' end.
+
+    A turn begins with a read that the loop had to wait for, or with a second read of a connection.
+    """
 
     __slots__ = (
         "_began_s",
@@ -37,11 +40,13 @@ class Pace:
         "_bytes",
         "_clock_s",
         "_ended_s",
+        "_gathered_s",
         "_pause_s",
         "_read",
         "_rested",
         "_sleep",
         "_usual_bytes",
+        "_usual_s",
         "_vain_rests",
     )
 
@@ -56,25 +61,32 @@ class Pace:
         self._bytes = 0
         self._began_s = 0.0
         self._ended_s = 0.0
+        # How long the bytes of this turn took to come; 0: the loop had to wait for them.
+        self._gathered_s = 0.0
         self._pause_s = PAUSE_S_LEAST
         self._busy_turns = 0
+        # What turns without a rest bring while the loop is busy, and how long that takes to come.
         self._usual_bytes = 0.0
+        self._usual_s = 0.0
         self._rested = False
         self._vain_rests = 0
 
     def before_read(self, reader: object) -> None:
         """The reader's socket has bytes: rest first, if more will be there afterwards."""
-        if reader not in self._read:
-            return
         now_s = self._clock_s()
         waited = now_s - self._ended_s > WAITED_S
-        turn_s, self._began_s = self._ended_s - self._began_s, now_s
+        if not waited and reader not in self._read:
+            return
+        turn_s = self._ended_s - self._began_s
         turn_bytes, self._bytes = self._bytes, 0
+        gathered_s = self._gathered_s
+        self._gathered_s = 0.0 if waited else now_s - self._began_s
+        self._began_s = now_s
         is_small = turn_bytes < SMALL_BYTES * len(self._read)
         self._read.clear()
         rested, self._rested = self._rested, False
         if rested:
-            self._judge(turn_bytes)
+            self._judge(turn_bytes, gathered_s)
         if not is_small:
             return
         if waited:
@@ -82,22 +94,28 @@ class Pace:
             self._busy_turns -= self._busy_turns > 0
             self._pause_s = max(self._pause_s / 2, PAUSE_S_LEAST)
             return
-        if not rested:
-            self._note_usual(turn_bytes)
+        if not rested and gathered_s:
+            self._usual_bytes = _learned(self._usual_bytes, turn_bytes)
+            self._usual_s = _learned(self._usual_s, gathered_s)
         self._busy_turns = min(self._busy_turns + 1, 2 * BUSY_TURNS)
         if self._busy_turns > BUSY_TURNS:
-            self._rested = True
-            self._sleep(min(max(turn_s / 2, self._pause_s), PAUSE_S_MAX))
-            self._began_s = self._clock_s()
+            self._rest(min(max(turn_s / 2, self._pause_s), PAUSE_S_MAX))
 
-    def _note_usual(self, turn_bytes: int) -> None:
-        """What a turn without a rest brings; one after a long turn is not taken at its word."""
-        usual = self._usual_bytes or turn_bytes
-        self._usual_bytes = usual + (min(turn_bytes, 2 * usual) - usual) / BUSY_TURNS
+    def _rest(self, pause_s: float) -> None:
+        self._sleep(pause_s)
+        self._rested = True
+        now_s = self._clock_s()
+        self._gathered_s += now_s - self._began_s
+        self._began_s = now_s
 
-    def _judge(self, turn_bytes: int) -> None:
-        """See whether the last rest was worth it."""
-        if turn_bytes >= GAIN * self._usual_bytes:
+    def _judge(self, turn_bytes: int, gathered_s: float) -> None:
+        """See whether the last rest was worth it.
+
+        Peers that keep the loop busy send as much in a second while it rests. If it was much less,
+        the loop would have had to wait for them without a rest, and each message came later for it.
+        """
+        gain = max(GAIN, gathered_s / self._usual_s / 2) if self._usual_s else GAIN
+        if turn_bytes >= gain * self._usual_bytes:
             self._vain_rests = 0
             self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
             return
@@ -120,3 +138,9 @@ class Pace:
     def after_writes(self) -> None:
         """Everything of this turn is written."""
         self._ended_s = self._clock_s()
+
+
+def _learned(usual: float, now: float) -> float:
+    """What is usual, given one more turn; one that is far above is not taken at its word."""
+    usual = usual or now
+    return usual + (min(now, 2 * usual) - usual) / BUSY_TURNS
