@@ -27,6 +27,7 @@ RECORD_VARIABLE = "POLYBUS_SPARK_RECORD"
 """Set in a training run: where Java is to write the archive when it ends."""
 AOT_SINCE = 25
 ASSEMBLE_TIMEOUT_S = 300.0
+ARCHIVES_MAX = 4
 
 
 def options(java: Java) -> list[str]:
@@ -102,9 +103,10 @@ def make(java: Java) -> Path | None:
         if not part.exists():
             return None
         part.rename(path)
-    for other in path.parent.glob("spark-*.archive"):
-        if other != path and other.name.split("-java-")[1].partition(".")[0] == str(java.major):
-            other.unlink(missing_ok=True)
+    # Another checkout, or another Java, has one of its own; those of the past go.
+    archives = sorted(path.parent.glob("spark-*.archive"), key=lambda one: one.stat().st_mtime)
+    for old in archives[:-ARCHIVES_MAX]:
+        old.unlink(missing_ok=True)
     return path
 
 
