@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from spark_kit import RunningBus
 
 TESTS = Path(__file__).parent
-# They start processes, or Java: too long for `make test-fast`.
+# They start processes or Java, or wait for disks and slow readers: too long for `make test-fast`.
 SLOW = (TESTS / "cli", TESTS / "spark")
+SLOW_FILES = (
+    "test_append_all.py",
+    "test_backpressure.py",
+    "test_commits.py",
+    "test_consumers.py",
+    "test_events.py",
+    "test_failing_disk.py",
+    "test_handover.py",
+    "test_http_far_readers.py",
+    "test_queue_connector.py",
+)
 SPARK_TIMEOUT_S = 300
 # What PySpark and the libraries under it warn of; none of it is in our hands. PySpark's own
 # sockets and pipes are closed when the process ends.
@@ -32,7 +43,8 @@ FOREIGN_WARNINGS = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(folder in item.path.parents for folder in SLOW):
+        in_slow_folder = any(folder in item.path.parents for folder in SLOW)
+        if in_slow_folder or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
         if TESTS / "spark" in item.path.parents:
             if item.get_closest_marker("timeout") is None:
