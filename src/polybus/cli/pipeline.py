@@ -80,7 +80,7 @@ def list_pipelines(folder: Path, data: str | None, as_json: bool) -> None:
     from polybus.spark.pipelines.loader import find_pipelines, source_files
 
     flows = _last_status(_data(data))[1].get("flows", [])
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "name": name,
             "path": str(path),
@@ -93,8 +93,7 @@ def list_pipelines(folder: Path, data: str | None, as_json: bool) -> None:
         echo_json(found)
         return
     rows = [
-        [one["name"], one["path"], one["files"], ", ".join(one["states"]) or "-"]  # type: ignore[arg-type]
-        for one in found
+        [one["name"], one["path"], one["files"], ", ".join(one["states"]) or "-"] for one in found
     ]
     echo_table(("name", "path", "files", "last seen"), rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,7 +93,7 @@ def summary(figures: Figures) -> str:
     clock = time.strftime("%H:%M:%S")
     parts = [f"{clock} in {figures.messages_in} ({figures.rate_per_s:.0f}/s)"]
     if figures.flows:
-        running = sum(flow.get("state") == "running" for flow in figures.flows)
+        running = sum(_is_at_work(flow) for flow in figures.flows)
         lag = sum(flow.get("lag") or 0 for flow in figures.flows)
         parts.append(f"flows {running}/{len(figures.flows)} running, lag {lag}")
     if figures.tables:
@@ -226,3 +226,10 @@ def _printable(text: str) -> str:
 
 def _words(words: set[str]) -> str:
     return " ".join(sorted(words))
+
+
+def _is_at_work(flow: Mapping[str, Any]) -> bool:
+    """One that only waits for its next look, as `watch` does, is at work too."""
+    return flow.get("state") == "running" or (
+        flow.get("state") == "waiting" and not flow.get("error")
+    )
