@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -57,7 +57,8 @@ class MemoryTopic:
         if offset == stop:
             return []
         firsts, batches = self.parts
-        found = batches[bisect_right(firsts, offset) - 1 : len(firsts)]
+        # No further than `stop`: who reads on from the end must not be told that it is unknown.
+        found = batches[bisect_right(firsts, offset) - 1 : bisect_left(firsts, stop)]
         kept = [batch for batch in found if batch is not None]
         if len(kept) < len(found):
             raise UsageError("log.offset-unknown", f"offset {offset} was dropped just now")
@@ -203,7 +204,7 @@ class MemoryLog:
         log = self._topic(topic)
         stop = log.stop
         firsts, batches = log.parts
-        for batch in batches[: len(firsts)]:
+        for batch in batches[: bisect_left(firsts, stop)]:
             if batch is not None and batch.timestamp_us >= timestamp_us:
                 return batch.first_offset
         return stop

@@ -91,7 +91,7 @@ class TopicLog:
         found: list[Batch] = []
         while offset < stop and bytes_max > 0:
             try:
-                batches = self._read_some(offset, bytes_max=bytes_max)
+                batches = self._read_some(offset, stop, bytes_max=bytes_max)
             except StorageError:
                 # What comes before the damage is served; a read that begins there raises.
                 if found:
@@ -102,12 +102,12 @@ class TopicLog:
             bytes_max -= sum([max(batch.value_bytes, _BATCH_BYTES_MIN) for batch in batches])
         return found
 
-    def _read_some(self, offset: int, *, bytes_max: int) -> list[Batch]:
+    def _read_some(self, offset: int, stop: int, *, bytes_max: int) -> list[Batch]:
         """One batch at least, from the one place that has the offset."""
         for _ in range(_RETRIES_MAX):
             if self.history is not None and offset < self.history.handed_over:
                 return self._read_history(self.history, offset, bytes_max=bytes_max)
-            tail = self._tail_from(offset)
+            tail = self._tail_from(offset, stop)
             if tail is not None:
                 return list(_limited(tail, bytes_max))
             with self._shared.lock:
@@ -173,15 +173,20 @@ class TopicLog:
         stop = self.check(offset)
         if offset == stop:
             return []
-        tail = self._tail_from(offset)
+        tail = self._tail_from(offset, stop)
         if tail is None or len(tail) > _RECENT_BATCHES_MAX:
             return None
         return [_same(batch) for batch in tail]
 
-    def _tail_from(self, offset: int) -> list[Batch] | None:
-        """The batches in memory from an offset on, or None if it is not among them."""
+    def _tail_from(self, offset: int, stop: int) -> list[Batch] | None:
+        """The batches in memory from an offset on, or None if it is not among them.
+
+        None begins at or after `stop`: who reads on from there would be told that it is unknown.
+        """
         # A copy is made in one step, whatever other threads do to the tail.
         tail = list(self.tail)
+        while tail and tail[-1].first_offset >= stop:
+            tail.pop()
         first = bisect_right(tail, offset, key=_first_offset) - 1
         if first < 0:
             return None
@@ -226,7 +231,8 @@ class TopicLog:
             offset = place.first_offset + place.count
         for batch in tail:
             if batch.timestamp_us >= timestamp_us:
-                return batch.first_offset
+                # The tail is ahead of `stop` for a moment when a batch is appended.
+                return min(batch.first_offset, stop)
         return stop
 
 
