@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 from polybus.batch import Batch, Buffer
+from polybus.edges import local
 from polybus.edges.boson_frames import BosonFramesTranslator
 from polybus.edges.boson_properties import BosonPropertiesTranslator
 from polybus.edges.goms import GomsTranslator
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 READ_BYTES_FIRST = 64 << 10
 READ_BYTES_LEAST = 8 << 10
 READ_S_MAX = 0.025
+FULL_READS = 32
 # A small read is copied, so that few messages do not keep a whole read buffer alive.
 SMALL_BYTES = 128 << 10
 CARRY_BYTES_MAX = 64 << 10
@@ -69,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_carry",
         "_closing",
+        "_full_reads",
         "_head",
         "_held_by",
         "_layers",
@@ -97,6 +100,8 @@ class Connection(asyncio.BufferedProtocol):
         self._head = b""
         self._carry = b""
         self._read_bytes = READ_BYTES_FIRST
+        # In a row, while the receive buffer is narrow; afterwards FULL_READS.
+        self._full_reads = FULL_READS
         self._held_by: set[Hashable] = set()
         self._unfinished = 0
         self._closing = False
@@ -114,6 +119,9 @@ class Connection(asyncio.BufferedProtocol):
         self.outbox = Outbox(server.outboxes, self._write, self._on_overflow)
         # Be told as soon as the socket does not take all: what waits here is counted and shared.
         transport.set_write_buffer_limits(0)
+        if local.is_local(transport.get_extra_info):
+            local.narrow(transport.get_extra_info("socket"))
+            self._full_reads = 0
         if not server.admit(self):
             self._closing = True
             transport.abort()
@@ -133,6 +141,8 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
             return
+        if self._full_reads < FULL_READS:
+            self._widen_if_full(nbytes)
         buffers = self._server.buffers
         size = len(self._carry) + nbytes
         self._carry = b""
@@ -300,6 +310,13 @@ class Connection(asyncio.BufferedProtocol):
     def _speak_protocol(self, protocol: str) -> None:
         self.translator = TRANSLATORS[protocol](self._server, self, self._listener.connector)
         self._server.assembly.update(self, 0, 0, completed=True)
+
+    def _widen_if_full(self, nbytes: int) -> None:
+        """A peer that fills its window faster than we read it gets a larger one."""
+        is_full = nbytes >= local.NARROW_BYTES and not self._server.pace.rested
+        self._full_reads = self._full_reads + 1 if is_full else 0
+        if self._full_reads == FULL_READS:
+            local.widen(self._transport.get_extra_info("socket"))
 
     def _adapt(self, elapsed_s: float) -> None:
         """Read more at once while that is cheap, less when a read keeps the loop from others."""

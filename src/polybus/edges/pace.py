@@ -17,11 +17,11 @@ from time import perf_counter, sleep
 
 PAUSE_S_LEAST = 50e-6
 """What is asked for; Linux adds about as much again."""
-PAUSE_S_MAX = 400e-6
+PAUSE_S_MAX = 500e-6
 WAITED_S = 8e-6
 """A turn that begins later than this after the last one ended had to wait for its peers."""
 BUSY_TURNS = 4
-SMALL_BYTES = 32 << 10
+SMALL_BYTES = 96 << 10
 GAIN = 1.5
 """So many times as much must come in with a rest as without."""
 VAIN_RESTS_MAX = 4
@@ -43,11 +43,11 @@ class Pace:
         "_gathered_s",
         "_pause_s",
         "_read",
-        "_rested",
         "_sleep",
         "_usual_bytes",
         "_usual_s",
         "_vain_rests",
+        "rested",
     )
 
     def __init__(
@@ -68,7 +68,8 @@ class Pace:
         # What turns without a rest bring while the loop is busy, and how long that takes to come.
         self._usual_bytes = 0.0
         self._usual_s = 0.0
-        self._rested = False
+        # Whether there was a rest before the reads of this turn.
+        self.rested = False
         self._vain_rests = 0
 
     def before_read(self, reader: object) -> None:
@@ -84,7 +85,7 @@ class Pace:
         self._began_s = now_s
         is_small = turn_bytes < SMALL_BYTES * len(self._read)
         self._read.clear()
-        rested, self._rested = self._rested, False
+        rested, self.rested = self.rested, False
         if rested:
             self._judge(turn_bytes, gathered_s)
         if not is_small:
@@ -103,7 +104,7 @@ class Pace:
 
     def _rest(self, pause_s: float) -> None:
         self._sleep(pause_s)
-        self._rested = True
+        self.rested = True
         now_s = self._clock_s()
         self._gathered_s += now_s - self._began_s
         self._began_s = now_s
