@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 
 from polybus.batch import Batch
+from polybus.bus.traffic import Flow
 from polybus.scan import _batch, batch_py
 
 BOTH = pytest.mark.parametrize("scan", [_batch, batch_py], ids=["compiled", "pure"])
@@ -22,6 +24,18 @@ class End:
         self.epoch = epoch
         self.stop = stop
         self.tail: deque[Batch] = deque()
+
+
+class Placed:
+    """A topic's log with places of its own making."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.places = self
+        self.entries = array("q")
+
+    def in_segment(self, segment: Path) -> Placed:
+        return self
 
 
 class Part(NamedTuple):
@@ -111,14 +125,17 @@ def test_batches_are_taken_in_order_at_the_end_of_their_logs(scan: ModuleType) -
         scan.Batch.of("a", []),
         scan.Batch.of("a", [b"4"]),
     ]
-    scan.take_batches(batches, [one, other, one, one])
+    batches[3].timestamp_us = 5
+    taken = scan.take_batches(batches, [one, other, one, one], 9)
+    assert taken == [batches[0], batches[1], batches[3]]
+    assert [batch.timestamp_us for batch in taken] == [9, 9, 5]
     places = [(batch.epoch, batch.first_offset) for batch in batches]
     assert places == [(7, 10), (8, 0), (7, 12), (7, 12)]
     assert (one.stop, other.stop) == (13, 1)
     assert list(one.tail) == [batches[0], batches[3]]
     assert list(other.tail) == [batches[1]]
     with pytest.raises(ValueError):
-        scan.take_batches(batches, [one])
+        scan.take_batches(batches, [one], 9)
 
 
 @BOTH
@@ -143,3 +160,92 @@ def test_rows_are_ordered_by_topic_and_epoch(scan: ModuleType) -> None:
         Part("me", "a", 2, 0, 1, 6, 40, 40),
     )
     assert all(type(part) is Part for part in topics)
+
+
+@BOTH
+def test_what_was_taken_is_counted_in_its_flow(scan: ModuleType) -> None:
+    one, other = Flow(5, 100), Flow()
+    batches = [scan.Batch.of("a", [b"xx", b"yyy"]), scan.Batch.of("b", [b""])]
+    scan.count_taken(batches, [one, other])
+    scan.count_taken(batches[:1], [one])
+    assert (one.messages, one.value_bytes) == (9, 110)
+    assert (other.messages, other.value_bytes) == (1, 0)
+    with pytest.raises(ValueError):
+        scan.count_taken(batches, [one])
+
+
+@BOTH
+def test_a_receipt_is_counted_for_each_id_and_for_a_request_without(scan: ModuleType) -> None:
+    three, none, whole = (scan.Batch.of("a", [b"ids"] * 4) for _ in range(3))
+    three.receipt_ids = array("i", [0, 1, 2, 2, 2, 3, 3, 9])
+    whole.receipt_ids = array("i")
+    assert scan.count_receipts([three, none, whole]) == 4
+    assert scan.count_receipts([none]) == 0
+
+
+@BOTH
+def test_a_kept_batch_weighs_its_read_once(scan: ModuleType) -> None:
+    logs = {"a": End(1, 0), "b": End(2, 0)}
+    read, small = bytes(1000), b"x" * 40
+
+    def batch(topic: str, buffer: bytes | memoryview, epoch: int) -> Batch:
+        made: Batch = scan.Batch(topic, buffer, array("i", [0, 10, 20, 30]))
+        made.epoch = epoch
+        return made
+
+    batches = [
+        batch("a", memoryview(read)[:500], 1),
+        batch("b", read, 2),
+        batch("a", small, 1),
+        batch("a", read, 9),
+        batch("gone", read, 1),
+    ]
+    batches[0].carry_encoding("p", b"old")
+    batches[1].keys = [b"k", None]
+    kept: deque[object] = deque()
+    found = scan.keep_batches(batches, logs, kept, None, 100, lambda batch: 7)
+    each = 100 + 4 * 4
+    assert list(kept) == [
+        (logs["a"].tail, each + 1000),
+        (logs["b"].tail, each + 7),
+        (logs["a"].tail, each + 40),
+    ]
+    assert found == (3 * each + 1047, small)
+    assert batches[0].encoded("p", lambda batch: b"new") == b"new"
+    again = scan.keep_batches(batches[2:3], logs, kept, found[1], 100, lambda batch: 7)
+    assert again == (each, small)
+
+
+@BOTH
+def test_rows_of_equal_time_protocol_and_sender_are_merged(scan: ModuleType) -> None:
+    def batch(time_us: int, protocol: str, sender: str) -> Batch:
+        made: Batch = scan.Batch.of("a", [b"x"])
+        made.timestamp_us, made.protocol, made.sender = time_us, protocol, sender
+        return made
+
+    batches = [batch(1, "p", "s"), batch(1, "p", "t"), batch(2, "p", "t"), batch(1, "q", "t")]
+    assert scan.merge_runs(batches, [1, 2, 3, 4]) == (
+        [(1, 3), (2, 3), (1, 4)],
+        [("p", 6), ("q", 4)],
+        [("s", 1), ("t", 9)],
+    )
+    assert scan.merge_runs([], []) == ([], [], [])
+    with pytest.raises(ValueError):
+        scan.merge_runs(batches, [1])
+
+
+@BOTH
+def test_places_are_entered_for_the_topics_that_are_there(scan: ModuleType) -> None:
+    logs = {"a": Placed(1), "b": Placed(2)}
+    segment = Path("segment")
+    parts = [
+        Part("me", "a", 1, 5, 2, 0, 10, 30),
+        Part("me", "b", 1, 0, 9, 2, 10, 20),
+        Part("me", "gone", 1, 0, 9, 2, 10, 20),
+    ]
+    scan.add_places(parts, logs, segment, 1000, 77)
+    scan.add_places([Part("me", "a", 1, 7, 3, 4, 1, 20)], logs, segment, 1077, 88)
+    first = [5, 2, 1000, 77, 0, 30]
+    # The clock was set back: the largest time so far stays.
+    assert list(logs["a"].places.entries) == [*first, 7, 3, 1077, 88, 4, 30]
+    assert not logs["b"].places.entries

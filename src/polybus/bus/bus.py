@@ -226,23 +226,32 @@ class Bus:
         for batch in batches:
             batch.timestamp_us = now_us
         topics = [self._topics.get(batch.topic) for batch in batches]
-        taken: list[tuple[Topic, Batch]] = []
-        ticket = 0
-        if None not in topics:
+        known = [topic for topic in topics if topic is not None]
+        if len(known) == len(batches):
             ticket = self._append_all(batches, publisher)
-        one_by_one = not ticket
+            if ticket:
+                taken = list(zip(known, batches, strict=True))
+                flows = [topic.traffic.taken_of(batch.protocol) for topic, batch in taken]
+                scan.count_taken(batches, flows)
+                return taken, ticket
+        return self._take_one_by_one(topics, batches, publisher)
+
+    def _take_one_by_one(
+        self, topics: Sequence[Topic | None], batches: Sequence[Batch], publisher: Subscriber
+    ) -> tuple[list[tuple[Topic, Batch]], int]:
+        """`_take` when not all can be taken."""
+        taken: list[tuple[Topic, Batch]] = []
+        last_ticket = 0
         for topic, batch in zip(topics, batches, strict=True):
             if topic is None:
                 publisher.refuse(batch, unknown_topic(batch.topic))
                 continue
-            if one_by_one:
-                added = self._append(batch, publisher)
-                if not added:
-                    continue
-                ticket = added
-            topic.traffic.take(batch)
-            taken.append((topic, batch))
-        return taken, ticket
+            ticket = self._append(batch, publisher)
+            if ticket:
+                last_ticket = ticket
+                topic.traffic.take(batch)
+                taken.append((topic, batch))
+        return taken, last_ticket
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
         """Publish one message to several topics; a subscriber of several gets it as one delivery.
@@ -376,10 +385,7 @@ class Bus:
             self._give(batches, publisher)
 
     def _give(self, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
-        for batch in batches:
-            if batch.receipt_ids is not None:
-                # Each id is a receipt; a request without ids (a send-ack, an HTTP answer) is one.
-                self.receipts_given += max(1, scan.spans_count(batch.receipt_ids))
+        self.receipts_given += scan.count_receipts(batches)
         if len(batches) > 1 and isinstance(publisher, ManyReceiptsTaker):
             publisher.receipt_all(batches)
             return

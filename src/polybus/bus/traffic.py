@@ -49,11 +49,16 @@ class Traffic:
 
     def take(self, batch: Batch) -> None:
         """A batch came in."""
-        flow = self.taken.get(batch.protocol)
-        if flow is None:
-            flow = self.taken[batch.protocol] = Flow()
+        flow = self.taken_of(batch.protocol)
         flow.messages += len(batch)
         flow.value_bytes += batch.value_bytes
+
+    def taken_of(self, protocol: str) -> Flow:
+        """What came in by a protocol."""
+        flow = self.taken.get(protocol)
+        if flow is None:
+            flow = self.taken[protocol] = Flow()
+        return flow
 
     def spare(self, batch: Batch, protocol: str) -> None:
         """A listener did not get a batch, because it sent it."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from polybus import scan
 from polybus.batch import Batch
+
+if TYPE_CHECKING:
+    from polybus.scan.batch_py import TopicEnd
 
 _BATCH_OVERHEAD_BYTES = 512
 _ENTRY_OVERHEAD_BYTES = 128
@@ -26,24 +32,15 @@ class RecentBatches:
         self._kept: deque[tuple[deque[Batch], int]] = deque()
         self._last_owner: object = None
 
-    def keep(self, batch: Batch, tail: deque[Batch]) -> None:
-        """The batch was written; of all that were, the oldest leave their tail if it is too much.
+    def keep(self, batches: Iterable[Batch], logs: Mapping[str, TopicEnd]) -> None:
+        """The batches were written; of all that were, the oldest leave their tail if need be.
 
-        It is the first of its tail that was not kept before.
+        Each is the first of its log's tail that was not kept before.
         """
-        batch.forget_encodings()
-        weight = _BATCH_OVERHEAD_BYTES + 4 * len(batch.spans)
-        # A batch keeps all of the read that it came in, and so do the others of that read. They
-        # come one after the other: it is counted with the first.
-        buffer = batch.buffer
-        owner = (buffer.obj if isinstance(buffer, memoryview) else None) or buffer
-        if owner is not self._last_owner:
-            self._last_owner = owner
-            weight += memoryview(owner).nbytes
-        if batch.keys is not None or batch.headers is not None:
-            weight += _extra_bytes(batch)
-        self._kept.append((tail, weight))
-        self._bytes += weight
+        added, self._last_owner = scan.keep_batches(
+            batches, logs, self._kept, self._last_owner, _BATCH_OVERHEAD_BYTES, _extra_bytes
+        )
+        self._bytes += added
         while self._bytes > self._bytes_max:
             oldest, weight = self._kept.popleft()
             oldest.popleft()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -28,7 +28,6 @@ SCHEMA = pa.schema(
 _HEADERS_TYPE = SCHEMA.field("headers").type
 _TIME = struct.Struct("<q")
 
-T = TypeVar("T")
 Runs = Sequence[tuple[bytes, int]]
 """A column as (value, how many rows in a row have it)."""
 
@@ -59,6 +58,7 @@ class Rows:
         found = scan.rows_by_topic(batches, TopicRows, names.ACCOUNT)
         self.batches, self._counts, self.topics = found
         self.count = sum(self._counts)
+        self._times, self._protocols, self._senders = scan.merge_runs(self.batches, self._counts)
 
     def accounts(self) -> Runs:
         return [(names.ACCOUNT.encode(), self.count)]
@@ -70,19 +70,16 @@ class Rows:
         return [(rows.first_offset, rows.count) for rows in self.topics]
 
     def times(self) -> Runs:
-        runs = _merged([batch.timestamp_us for batch in self.batches], self._counts)
-        return [(_TIME.pack(time_us), count) for time_us, count in runs]
+        return [(_TIME.pack(time_us), count) for time_us, count in self._times]
 
     def protocols(self) -> Runs:
-        runs = _merged([batch.protocol for batch in self.batches], self._counts)
-        return [(protocol.encode(), count) for protocol, count in runs]
+        return [(protocol.encode(), count) for protocol, count in self._protocols]
 
     def senders(self) -> Runs:
-        runs = _merged([batch.sender for batch in self.batches], self._counts)
-        return [(sender.encode(errors="replace"), count) for sender, count in runs]
+        return [(sender.encode(errors="replace"), count) for sender, count in self._senders]
 
     def value_bytes(self) -> int:
-        return sum([scan.spans_bytes(batch.spans) for batch in self.batches])
+        return scan.weigh(self.batches, 0, 0)
 
     def keys(self) -> Any:
         """The column of keys; None when there is not one."""
@@ -108,20 +105,3 @@ class Rows:
                 maps = [list(one.items()) if one else None for b in run for one in b.headers or ()]
                 pieces.append(pa.array(maps, _HEADERS_TYPE))
         return pa.concat_arrays(pieces)
-
-
-def _merged(values: Iterable[T], counts: Iterable[int]) -> list[tuple[T, int]]:
-    """Runs of equal values, of values that come with how often each comes."""
-    runs: list[tuple[T, int]] = []
-    last: T | None = None
-    total = 0
-    for value, count in zip(values, counts, strict=True):
-        if value != last:
-            if last is not None:
-                runs.append((last, total))
-            last = value
-            total = 0
-        total += count
-    if last is not None:
-        runs.append((last, total))
-    return runs

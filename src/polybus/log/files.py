@@ -186,18 +186,15 @@ class FileLog:
         return self._journal.append(batch, urgent)
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
-        logs = [self._log_of(batch.topic) for batch in batches]
+        topics = self._topics
+        logs = [topics.get(batch.topic) or self._log_of(batch.topic) for batch in batches]
         for log in logs:
             if log.frozen is not None:
                 raise log.frozen
         if self._journal.failure is not None:
             raise self._journal.failure
         # Nothing can go wrong from here on.
-        for batch in batches:
-            if not batch.timestamp_us:
-                batch.timestamp_us = self._clock()
-        scan.take_batches(batches, logs)
-        return self._journal.append_all([batch for batch in batches if batch.spans], urgent)
+        return self._journal.append_all(scan.take_batches(batches, logs, self._clock()), urgent)
 
     @property
     def durable(self) -> int:
@@ -302,16 +299,9 @@ class FileLog:
     # What the committer tells us, on its thread.
 
     def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
-        topics = self._topics
         with self._shared.lock:
-            for part in entry.topics:
-                log = topics.get(part.topic)
-                if log is not None and log.epoch == part.epoch:
-                    log.places.add(segment, entry, part)
-            for batch in batches:
-                log = topics.get(batch.topic)
-                if log is not None and log.epoch == batch.epoch:
-                    self._shared.recent.keep(batch, log.tail)
+            scan.add_places(entry.topics, self._topics, segment, entry.position, entry.size)
+            self._shared.recent.keep(batches, self._topics)
 
     def sealed(self, segment: Path) -> None:
         # No nudge: under full load a segment fills every second, and the hand-over would run all

@@ -10,9 +10,6 @@ from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
-from polybus.log.commit import TopicRows
-from polybus.log.index import CommitEntry
-
 
 class Place(NamedTuple):
     """One commit's rows of a topic, and where the commit is."""
@@ -25,29 +22,46 @@ class Place(NamedTuple):
     count: int  # type: ignore[assignment]
 
 
-class SegmentPlaces:
-    """A topic's entries in one segment. `latest` is the largest timestamp so far."""
+FIELDS = 6
 
-    __slots__ = ("counts", "firsts", "latest", "positions", "rows", "segment", "sizes")
+
+class SegmentPlaces:
+    """A topic's entries in one segment.
+
+    One array has all of them, since each commit adds one for every topic in it: first offset,
+    count, position, size, first row, and the largest timestamp so far.
+    """
+
+    __slots__ = ("entries", "segment")
 
     def __init__(self, segment: Path) -> None:
         self.segment = segment
-        self.firsts = array("q")
-        self.counts = array("q")
-        self.positions = array("q")
-        self.sizes = array("q")
-        self.rows = array("q")
-        self.latest = array("q")
+        self.entries = array("q")
+
+    def __len__(self) -> int:
+        return len(self.entries) // FIELDS
 
     def place(self, index: int) -> Place:
-        return Place(
-            self.segment,
-            self.positions[index],
-            self.sizes[index],
-            self.rows[index],
-            self.firsts[index],
-            self.counts[index],
-        )
+        at = index * FIELDS
+        first, count, position, size, row = self.entries[at : at + FIELDS - 1]
+        return Place(self.segment, position, size, row, first, count)
+
+    def first(self, index: int) -> int:
+        return self.entries[index * FIELDS]
+
+    def stop(self, index: int) -> int:
+        return self.entries[index * FIELDS] + self.entries[index * FIELDS + 1]
+
+    def latest(self, index: int) -> int:
+        return self.entries[index * FIELDS + FIELDS - 1]
+
+    def at_offset(self, offset: int) -> int:
+        """The last entry that begins at or before an offset; -1 if none does."""
+        return bisect_right(range(len(self)), offset, key=self.first) - 1
+
+    def at_time(self, timestamp_us: int) -> int:
+        """The first entry with a message at or after a time; past the last if none has."""
+        return bisect_left(range(len(self)), timestamp_us, key=self.latest)
 
 
 class Places:
@@ -59,23 +73,16 @@ class Places:
     @property
     def start(self) -> int | None:
         """The first offset, or None if there is none."""
-        return self._segments[0].firsts[0] if self._segments else None
+        return self._segments[0].first(0) if self._segments else None
 
-    def add(self, segment: Path, entry: CommitEntry, rows: TopicRows) -> None:
+    def in_segment(self, segment: Path) -> SegmentPlaces:
+        """Where entries of a segment go: the last one, or a new one after it."""
         last = self._segments[-1] if self._segments else None
         # The same object as a rule, and comparing paths takes longer than all the rest.
         if last is None or (last.segment is not segment and last.segment != segment):
             last = SegmentPlaces(segment)
             self._segments.append(last)
-        last.firsts.append(rows.first_offset)
-        last.counts.append(rows.count)
-        last.positions.append(entry.position)
-        last.sizes.append(entry.size)
-        last.rows.append(rows.first_row)
-        latest = rows.max_timestamp_us
-        if last.latest and last.latest[-1] > latest:
-            latest = last.latest[-1]
-        last.latest.append(latest)
+        return last
 
     def find(self, offset: int, *, places_max: int) -> list[Place]:
         """The entry that holds the offset and those that follow; [] if no entry holds it."""
@@ -83,9 +90,9 @@ class Places:
         if number < 0:
             return []
         found: list[Place] = []
-        index = bisect_right(self._segments[number].firsts, offset) - 1
+        index = self._segments[number].at_offset(offset)
         for part in self._segments[number:]:
-            for at in range(index, min(len(part.firsts), index + places_max - len(found))):
+            for at in range(index, min(len(part), index + places_max - len(found))):
                 place = part.place(at)
                 if place.first_offset + place.count <= offset or place.first_offset > offset:
                     return found
@@ -99,9 +106,8 @@ class Places:
     def find_time(self, timestamp_us: int, *, offset_min: int) -> Place | None:
         """The first entry with a message at or after both the time and the offset."""
         for part in self._segments:
-            index = bisect_left(part.latest, timestamp_us)
-            index = max(index, bisect_right(part.firsts, offset_min) - 1, 0)
-            if index < len(part.firsts) and part.firsts[index] + part.counts[index] > offset_min:
+            index = max(part.at_time(timestamp_us), part.at_offset(offset_min), 0)
+            if index < len(part) and part.stop(index) > offset_min:
                 return part.place(index)
         return None
 
@@ -109,7 +115,7 @@ class Places:
         """Where the topic's offsets in a segment end, or None if it has none there."""
         for part in self._segments:
             if part.segment == segment:
-                return part.firsts[-1] + part.counts[-1]
+                return part.stop(len(part) - 1)
         return None
 
     def forget(self, segment: Path) -> None:
@@ -117,4 +123,4 @@ class Places:
 
 
 def _first_offset(part: SegmentPlaces) -> int:
-    return part.firsts[0]
+    return part.first(0)

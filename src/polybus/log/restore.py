@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polybus import scan
 from polybus.log.recovery import Recovered
 from polybus.log.topic_log import TopicLog
 
@@ -24,7 +25,7 @@ def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
                 if rows.first_offset > log.stop:
                     reason = unproven.get(rows.topic, "the journal has lost them")
                     log.freeze(f"offsets {log.stop} to {rows.first_offset - 1}: {reason}")
-                log.places.add(segment.path, entry, rows)
+                scan.add_places([rows], topics, segment.path, entry.position, entry.size)
                 log.stop = end
                 unproven.pop(rows.topic, None)
         if len(segment.entries) in holes:

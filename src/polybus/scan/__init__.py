@@ -13,7 +13,10 @@ __all__ = [
     "COMPILED",
     "Batch",
     "ObjectScanner",
+    "add_places",
     "compact_json",
+    "count_receipts",
+    "count_taken",
     "encode_frames",
     "encode_frames_of",
     "encode_lines",
@@ -27,6 +30,8 @@ __all__ = [
     "ends_into",
     "is_utf8",
     "join_queue",
+    "keep_batches",
+    "merge_runs",
     "offsets_into",
     "rows_by_topic",
     "scan_batches",
@@ -46,7 +51,17 @@ __all__ = [
 COMPILED = os.environ.get("POLYBUS_PURE", "") in ("", "0")
 if COMPILED:
     try:
-        from polybus.scan._batch import Batch, rows_by_topic, take_batches, weigh
+        from polybus.scan._batch import (
+            Batch,
+            add_places,
+            count_receipts,
+            count_taken,
+            keep_batches,
+            merge_runs,
+            rows_by_topic,
+            take_batches,
+            weigh,
+        )
         from polybus.scan._columns import (
             ends_into,
             gather,
@@ -73,7 +88,17 @@ if COMPILED:
     except ImportError:
         COMPILED = False
 if not COMPILED:
-    from polybus.scan.batch_py import Batch, rows_by_topic, take_batches, weigh
+    from polybus.scan.batch_py import (
+        Batch,
+        add_places,
+        count_receipts,
+        count_taken,
+        keep_batches,
+        merge_runs,
+        rows_by_topic,
+        take_batches,
+        weigh,
+    )
     from polybus.scan.columns_py import (
         ends_into,
         gather,

@@ -128,21 +128,75 @@ def weigh(batches, int64_t message_bytes, int64_t batch_bytes):
     return total
 
 
-def take_batches(batches, logs):
+def take_batches(batches, logs, int64_t now_us):
     """Give each batch its log's epoch and next offsets, and put it at the end of the log's tail."""
     cdef Batch batch
     cdef int64_t stop
+    cdef list taken = []
     if len(batches) != len(logs):
         raise ValueError("as many batches as logs")
     for batch, log in zip(batches, logs):
         stop = log.stop
         batch.epoch = log.epoch
         batch.first_offset = stop
+        if batch.timestamp_us == 0:
+            batch.timestamp_us = now_us
         if len(batch.spans) == 0:
             continue
         # The tail before `stop`: whoever sees the new end finds the messages.
         log.tail.append(batch)
         log.stop = stop + len(batch.spans) // 2
+        taken.append(batch)
+    return taken
+
+
+def count_taken(batches, flows):
+    """Add each batch's messages and bytes to its flow."""
+    cdef Batch batch
+    if len(batches) != len(flows):
+        raise ValueError("as many batches as flows")
+    for batch, flow in zip(batches, flows):
+        flow.messages += len(batch.spans) // 2
+        flow.value_bytes += bytes_of(batch.spans)
+
+
+def count_receipts(batches):
+    """How many receipts the batches ask for: one for each id; a request without ids is one."""
+    cdef Batch batch
+    cdef const int* at
+    cdef Py_ssize_t index, count, total = 0
+    for batch in batches:
+        if batch.receipt_ids is None:
+            continue
+        at = batch.receipt_ids.data.as_ints
+        count = 0
+        for index in range(0, len(batch.receipt_ids) - 1, 2):
+            count += at[index + 1] > at[index]
+        total += max(1, count)
+    return total
+
+
+def keep_batches(batches, logs, kept, last_owner, int64_t batch_bytes, extra_bytes):
+    """Say of each batch in its log's tail what it weighs; return the sum, and the last buffer."""
+    cdef Batch batch
+    cdef int64_t weight, total = 0
+    for batch in batches:
+        log = logs.get(batch.topic)
+        if log is None or log.epoch != batch.epoch:
+            continue
+        batch._encodings = None
+        weight = batch_bytes + 4 * len(batch.spans)
+        owner = batch.buffer
+        if isinstance(owner, memoryview):
+            owner = owner.obj or owner
+        if owner is not last_owner:
+            last_owner = owner
+            weight += memoryview(owner).nbytes
+        if batch.keys is not None or batch.headers is not None:
+            weight += extra_bytes(batch)
+        kept.append((log.tail, weight))
+        total += weight
+    return total, last_owner
 
 
 @cython.final
@@ -189,3 +243,60 @@ def rows_by_topic(batches, kind, account):
         for batch in run.batches:
             counts.append(len(batch.spans) // 2)
     return ordered, counts, tuple(topics)
+
+
+def merge_runs(batches, counts):
+    """Times, protocols and senders of the batches' rows, each as runs of equal values."""
+    cdef list times = [], protocols = [], senders = []
+    cdef Batch batch, first = None
+    cdef int64_t time_rows = 0, protocol_rows = 0, sender_rows = 0, count
+    cdef int64_t time_us = 0
+    protocol = sender = None
+    if len(batches) != len(counts):
+        raise ValueError("as many batches as counts")
+    for batch, count in zip(batches, counts):
+        if first is None:
+            first = batch
+            time_us, protocol, sender = batch.timestamp_us, batch.protocol, batch.sender
+        if batch.timestamp_us != time_us:
+            times.append((time_us, time_rows))
+            time_us, time_rows = batch.timestamp_us, 0
+        if batch.protocol is not protocol and batch.protocol != protocol:
+            protocols.append((protocol, protocol_rows))
+            protocol, protocol_rows = batch.protocol, 0
+        if batch.sender is not sender and batch.sender != sender:
+            senders.append((sender, sender_rows))
+            sender, sender_rows = batch.sender, 0
+        time_rows += count
+        protocol_rows += count
+        sender_rows += count
+    if first is not None:
+        times.append((time_us, time_rows))
+        protocols.append((protocol, protocol_rows))
+        senders.append((sender, sender_rows))
+    return times, protocols, senders
+
+
+def add_places(parts, logs, segment, int64_t position, int64_t size):
+    """Enter a commit's rows into the places of their topics."""
+    cdef int64_t latest
+    cdef int64_t* entry
+    cdef array.array entries
+    cdef Py_ssize_t end
+    for part in parts:
+        log = logs.get(part[1])
+        if log is None or log.epoch != part[2]:
+            continue
+        entries = log.places.in_segment(segment).entries
+        latest = part[7]
+        end = len(entries)
+        if end and entries.data.as_longlongs[end - 1] > latest:
+            latest = entries.data.as_longlongs[end - 1]
+        array.resize_smart(entries, end + 6)
+        entry = <int64_t*> entries.data.as_longlongs + end
+        entry[0] = part[3]
+        entry[1] = part[4]
+        entry[2] = position
+        entry[3] = size
+        entry[4] = part[5]
+        entry[5] = latest

@@ -16,7 +16,11 @@ from libc.string cimport memcpy, memset
 import array
 
 from polybus.scan import columns_py
+from polybus.scan._bytes cimport prefetch
 from polybus.scan.columns_py import FRAME_END, FRAME_START, STORED, blocks_of
+
+cdef enum:
+    AHEAD = 8  # four messages
 
 cdef array.array INTS = array.array("i")
 cdef int64_t COLUMN_BYTES_MAX = 0x7FFFFFFF
@@ -146,6 +150,8 @@ cdef bint copy_parts(Part* all_parts, Py_ssize_t parts, char* target, int32_t* e
         for index in range(0, all_parts[part].length, 2):
             if at[index + 1] > all_parts[part].view.len:
                 return False
+            if index + AHEAD < all_parts[part].length:
+                prefetch(source + at[index + AHEAD], at[index + 1] - at[index])
             size = at[index + 1] - at[index]
             memcpy(target, source + at[index], size)
             target += size

@@ -15,8 +15,10 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 import array
+import os
 
 from polybus.scan._batch cimport Batch, new_batch
+from polybus.scan._bytes cimport hash_bytes, prefetch, same_bytes
 
 from polybus.scan.frames_py import Group
 
@@ -26,9 +28,12 @@ cdef enum:
     RECEIPT_ID_BYTES_MAX = 255
     RECEIPT_TOPIC_BYTES = 8
     SLOTS_MIN = 64
+    AHEAD = 8  # four messages
 
 cdef const char* MARK = b"?receipt="
 cdef array.array INTS = array.array("i")
+# Nobody outside can choose topics that all land in one slot.
+cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 
 cdef struct Place:
     int32_t group
@@ -39,7 +44,7 @@ cdef struct Place:
 cdef struct Found:
     const uint8_t* topic
     int32_t topic_bytes
-    uint32_t hash
+    uint64_t hash
     int32_t count
     int32_t asked
 
@@ -66,14 +71,6 @@ cdef inline void put_header(
     at[4] = 0
     at[5] = <uint8_t> (topic_bytes >> 8)
     at[6] = <uint8_t> topic_bytes
-
-
-cdef inline uint32_t hash_of(const uint8_t* at, int32_t size) noexcept nogil:
-    cdef uint32_t value = 2166136261u
-    cdef int32_t index
-    for index in range(size):
-        value = (value ^ at[index]) * 16777619u
-    return value
 
 
 cdef int grow_places() except -1:
@@ -116,7 +113,7 @@ cdef int rehash(Py_ssize_t groups) except -1:
         slots_max = wanted
     memset(slots, 0xFF, slots_max * sizeof(int32_t))
     for group in range(groups):
-        slot = found[group].hash & <uint32_t> (slots_max - 1)
+        slot = <uint32_t> found[group].hash & <uint32_t> (slots_max - 1)
         while slots[slot] >= 0:
             slot = (slot + 1) & <uint32_t> (slots_max - 1)
         slots[slot] = <int32_t> group
@@ -127,18 +124,18 @@ cdef int32_t group_of(
     const uint8_t* topic, int32_t topic_bytes, Py_ssize_t* groups
 ) except -1:
     """The number of the topic's group, a new one if the scan has not met it."""
-    cdef uint32_t hashed = hash_of(topic, topic_bytes)
+    cdef uint64_t hashed = hash_bytes(topic, topic_bytes, SEED)
     cdef uint32_t slot
     cdef Found* one
     if groups[0] == 0 or 2 * groups[0] >= slots_max:
         rehash(groups[0])
-    slot = hashed & <uint32_t> (slots_max - 1)
+    slot = <uint32_t> hashed & <uint32_t> (slots_max - 1)
     while slots[slot] >= 0:
         one = &found[slots[slot]]
         if (
             one.hash == hashed
             and one.topic_bytes == topic_bytes
-            and memcmp(one.topic, topic, topic_bytes) == 0
+            and same_bytes(one.topic, topic, topic_bytes)
         ):
             return slots[slot]
         slot = (slot + 1) & <uint32_t> (slots_max - 1)
@@ -225,7 +222,7 @@ cdef Py_ssize_t scan(
             break
         topic = base + start + HEADER_BYTES
         receipt = <int32_t> content
-        if topic_bytes == last_bytes and memcmp(topic, last_topic, topic_bytes) == 0:
+        if topic_bytes == last_bytes and same_bytes(topic, last_topic, topic_bytes):
             pass
         else:
             base_bytes = topic_bytes
@@ -244,7 +241,7 @@ cdef Py_ssize_t scan(
             if not (
                 group >= 0
                 and base_bytes == found[group].topic_bytes
-                and memcmp(topic, found[group].topic, base_bytes) == 0
+                and same_bytes(topic, found[group].topic, base_bytes)
             ):
                 group = group_of(topic, base_bytes, &groups)
             if mark != NULL:
@@ -408,10 +405,12 @@ cdef uint8_t* put_frames(
 ) except NULL:
     cdef Py_buffer view
     cdef const int* at = spans.data.as_ints
-    cdef Py_ssize_t index
+    cdef Py_ssize_t index, last = len(spans) - 1
     cdef uint32_t size
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    for index in range(0, len(spans) - 1, 2):
+    for index in range(0, last, 2):
+        if index + AHEAD < last:
+            prefetch(<const char*> view.buf + at[index + AHEAD], at[index + 1] - at[index])
         size = <uint32_t> (at[index + 1] - at[index])
         put_header(target, size, <uint32_t> topic_bytes)
         target += HEADER_BYTES
@@ -485,8 +484,14 @@ cdef uint8_t* put_receipts(
 ) except NULL:
     cdef Py_buffer view
     cdef const int* at = ids.data.as_ints
-    cdef Py_ssize_t index, size
+    cdef Py_ssize_t index, size, same_size
     cdef uint8_t* content
+    cdef uint8_t same[24]
+    # ` EPOCH:` is the same in all of them.
+    same[0] = c" "
+    same_size = 1 + put_decimal(same + 1, epoch)
+    same[same_size] = c":"
+    same_size += 1
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     for index in range(0, len(ids) - 1, 2):
         size = at[index + 1] - at[index]
@@ -495,11 +500,8 @@ cdef uint8_t* put_receipts(
         content = target + HEADER_BYTES + RECEIPT_TOPIC_BYTES
         memcpy(target + HEADER_BYTES, b"$receipt", RECEIPT_TOPIC_BYTES)
         memcpy(content, <const char*> view.buf + at[index], size)
-        content[size] = c" "
-        size += 1
-        size += put_decimal(content + size, epoch)
-        content[size] = c":"
-        size += 1
+        memcpy(content + size, same, same_size)
+        size += same_size
         size += put_decimal(content + size, first_offset + index // 2)
         put_header(target, <uint32_t> size, RECEIPT_TOPIC_BYTES)
         target = content + size

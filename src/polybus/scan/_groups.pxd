@@ -4,14 +4,16 @@ Each scanner that includes this owns one `Groups`, kept between scans; the inter
 that scan's for its time. `topic` points into the scanned buffer.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
+
+from polybus.scan._bytes cimport hash_bytes, same_bytes
 
 cdef struct Found:
     const uint8_t* topic
     int32_t topic_bytes
-    uint32_t hash
+    uint64_t hash
     int32_t count
     int32_t escaped
     int64_t value_bytes
@@ -22,14 +24,7 @@ cdef struct Groups:
     Py_ssize_t found_max
     int32_t* slots
     Py_ssize_t slots_max
-
-
-cdef inline uint32_t hash_of(const uint8_t* at, int32_t size) noexcept nogil:
-    cdef uint32_t value = 2166136261u
-    cdef int32_t index
-    for index in range(size):
-        value = (value ^ at[index]) * 16777619u
-    return value
+    uint64_t seed  # random, so that nobody can choose topics that all land in one slot
 
 
 cdef inline int rehash(Groups* groups) except -1:
@@ -56,7 +51,7 @@ cdef inline int rehash(Groups* groups) except -1:
 
 
 cdef inline int32_t new_group(
-    Groups* groups, const uint8_t* topic, int32_t topic_bytes, uint32_t hashed
+    Groups* groups, const uint8_t* topic, int32_t topic_bytes, uint64_t hashed
 ) except -1:
     cdef Found* one
     cdef Py_ssize_t wanted
@@ -80,7 +75,7 @@ cdef inline int32_t group_of(
     Groups* groups, const uint8_t* topic, int32_t topic_bytes
 ) except -1:
     """The number of the topic's group, a new one if the scan has not met it."""
-    cdef uint32_t hashed = hash_of(topic, topic_bytes)
+    cdef uint64_t hashed = hash_bytes(topic, topic_bytes, groups.seed)
     cdef Py_ssize_t slot
     cdef Found* one
     if groups.count == 0 or 2 * groups.count >= groups.slots_max:
@@ -91,7 +86,7 @@ cdef inline int32_t group_of(
         if (
             one.hash == hashed
             and one.topic_bytes == topic_bytes
-            and memcmp(one.topic, topic, topic_bytes) == 0
+            and same_bytes(one.topic, topic, topic_bytes)
         ):
             return groups.slots[slot]
         slot = (slot + 1) & (groups.slots_max - 1)

@@ -8,6 +8,7 @@ group with escapes gets a buffer of its own.
 """
 
 from cpython cimport array
+import os
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -36,6 +37,7 @@ cdef struct Place:
 cdef Place* places = NULL
 cdef Py_ssize_t places_max = 0
 cdef Groups groups
+groups.seed = int.from_bytes(os.urandom(8), "little")
 
 
 cdef int grow_places() except -1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -158,24 +159,106 @@ class TopicEnd(Protocol):
     tail: deque[Batch]
 
 
+class Flow(Protocol):
+    """So many messages and bytes."""
+
+    messages: int
+    value_bytes: int
+
+
+class SegmentPlaces(Protocol):
+    """A topic's commits in one segment, six numbers each."""
+
+    @property
+    def entries(self) -> array[int]: ...
+
+
+class Places(Protocol):
+    def in_segment(self, segment: Path) -> SegmentPlaces: ...
+
+
+class PlacedLog(Protocol):
+    """A topic's log as far as the committer's places go."""
+
+    epoch: int
+
+    @property
+    def places(self) -> Places: ...
+
+
 def weigh(batches: Iterable[Batch], message_bytes: int, batch_bytes: int) -> int:
     """The values' bytes of all batches, and so much more for each message and each batch."""
     return sum(batch.value_bytes + len(batch) * message_bytes + batch_bytes for batch in batches)
 
 
-def take_batches(batches: Sequence[Batch], logs: Sequence[TopicEnd]) -> None:
+def take_batches(batches: Sequence[Batch], logs: Sequence[TopicEnd], now_us: int) -> list[Batch]:
     """Give each batch its log's epoch and next offsets, and put it at the end of the log's tail.
 
-    A batch without messages is not put there.
+    A batch without a time gets `now_us`. One without messages is not put there; returns the others.
     """
+    taken = []
     for batch, log in zip(batches, logs, strict=True):
         batch.epoch = log.epoch
         batch.first_offset = log.stop
+        batch.timestamp_us = batch.timestamp_us or now_us
         if not batch.spans:
             continue
         # The tail before `stop`: whoever sees the new end finds the messages.
         log.tail.append(batch)
         log.stop += len(batch)
+        taken.append(batch)
+    return taken
+
+
+def count_taken(batches: Sequence[Batch], flows: Sequence[Flow]) -> None:
+    """Add each batch's messages and bytes to its flow."""
+    for batch, flow in zip(batches, flows, strict=True):
+        flow.messages += len(batch)
+        flow.value_bytes += batch.value_bytes
+
+
+def count_receipts(batches: Iterable[Batch]) -> int:
+    """How many receipts the batches ask for: one for each id; a request without ids is one."""
+    total = 0
+    for batch in batches:
+        ids = batch.receipt_ids
+        if ids is not None:
+            total += max(1, sum(ids[at + 1] > ids[at] for at in range(0, len(ids) - 1, 2)))
+    return total
+
+
+def keep_batches(
+    batches: Iterable[Batch],
+    logs: Mapping[str, TopicEnd],
+    kept: deque[tuple[deque[Batch], int]],
+    last_owner: object,
+    batch_bytes: int,
+    extra_bytes: Callable[[Batch], int],
+) -> tuple[int, object]:
+    """Say of each batch in its log's tail what it weighs, in `kept`, and drop its encodings.
+
+    A batch keeps all of the read that it came in, and so do the others of that read. They come one
+    after the other: it is counted with the first. Returns the sum, and the last read. Batches of a
+    topic that is gone are left out. `extra_bytes` tells what keys and headers weigh.
+    """
+    total = 0
+    for batch in batches:
+        log = logs.get(batch.topic)
+        if log is None or log.epoch != batch.epoch:
+            continue
+        batch.forget_encodings()
+        weight = batch_bytes + 4 * len(batch.spans)
+        owner: object = batch.buffer
+        if isinstance(owner, memoryview):
+            owner = owner.obj or owner
+        if owner is not last_owner:
+            last_owner = owner
+            weight += memoryview(owner).nbytes  # type: ignore[arg-type]
+        if batch.keys is not None or batch.headers is not None:
+            weight += extra_bytes(batch)
+        kept.append((log.tail, weight))
+        total += weight
+    return total, last_owner
 
 
 def rows_by_topic(
@@ -203,3 +286,42 @@ def rows_by_topic(
         ordered += group
         counts += group_counts
     return ordered, counts, tuple(topics)
+
+
+def merge_runs(
+    batches: Sequence[Batch], counts: Sequence[int]
+) -> tuple[list[tuple[int, int]], list[tuple[str, int]], list[tuple[str, int]]]:
+    """Times, protocols and senders of the batches' rows, each as runs of equal values."""
+    return (
+        _merged([batch.timestamp_us for batch in batches], counts),
+        _merged([batch.protocol for batch in batches], counts),
+        _merged([batch.sender for batch in batches], counts),
+    )
+
+
+def _merged(values: Sequence[T], counts: Sequence[int]) -> list[tuple[T, int]]:
+    runs: list[tuple[T, int]] = []
+    for value, count in zip(values, counts, strict=True):
+        if runs and runs[-1][0] == value:
+            runs[-1] = (value, runs[-1][1] + count)
+        else:
+            runs.append((value, count))
+    return runs
+
+
+def add_places(
+    parts: Iterable[tuple[str, str, int, int, int, int, int, int]],
+    logs: Mapping[str, PlacedLog],
+    segment: Path,
+    position: int,
+    size: int,
+) -> None:
+    """Enter a commit's rows into the places of their topics; `parts` are of `rows_by_topic`."""
+    for _, topic, epoch, first_offset, count, first_row, _, latest in parts:
+        log = logs.get(topic)
+        if log is None or log.epoch != epoch:
+            continue
+        entries = log.places.in_segment(segment).entries
+        # The clock may be set back: the largest so far.
+        latest = max(latest, entries[-1]) if entries else latest
+        entries.extend((first_offset, count, position, size, first_row, latest))
