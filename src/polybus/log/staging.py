@@ -15,8 +15,8 @@ import re
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -173,7 +173,9 @@ def _batches(files: Iterable[Path], limits: StagedLimits) -> Iterator[tuple[Batc
             raise storage_error(error, f"cannot read {path}") from error
 
 
-def _read(file: BinaryIO, path: Path, limits: StagedLimits) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _read(
+    file: BufferedReader, path: Path, limits: StagedLimits
+) -> Iterator[tuple[pa.RecordBatch, int]]:
     bytes_max = max(limits.message_bytes_max, BATCH_WEIGHT_MAX) + ROW_BYTES_MAX
     file_bytes = os.fstat(file.fileno()).st_size
     position = 0
@@ -203,7 +205,7 @@ def _read(file: BinaryIO, path: Path, limits: StagedLimits) -> Iterator[tuple[pa
         raise UsageError("commit.file", text) from error
 
 
-def _message(file: BinaryIO, head: bytes, size: int) -> pa.Message:
+def _message(file: BufferedReader, head: bytes, size: int) -> pa.Message:
     """The message whose head was read, in memory that is allocated once and not copied.
 
     An allocator would keep the pages of one part beside those of the next.
@@ -211,12 +213,12 @@ def _message(file: BinaryIO, head: bytes, size: int) -> pa.Message:
     pages = own_pages(size)
     whole = memoryview(pages)
     whole[: len(head)] = head
-    if file.readinto(whole[len(head) :]) != size - len(head):  # type: ignore[attr-defined]
+    if file.readinto(whole[len(head) :]) != size - len(head):
         raise Damaged("the message is incomplete")
     return pa.ipc.read_message(pa.BufferReader(pa.py_buffer(pages)))
 
 
-def _head(file: BinaryIO) -> bytes | None:
+def _head(file: BufferedReader) -> bytes | None:
     """The message at this place without its body; None at the end."""
     prefix = file.read(_PREFIX_BYTES)
     if not prefix or prefix == END:
@@ -317,19 +319,20 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: StagedLimits) -> Batch:
 def staged(data: Path) -> tuple[int, int]:
     """How many bytes and how many files are staged. May block."""
     total = count = 0
-    for path in staging_folder(data).glob("*/*"):
-        try:
-            total += path.stat().st_size
-        except OSError:
-            continue
-        count += 1
+    for folder in _entries(staging_folder(data)):
+        for path in _entries(folder):
+            try:
+                total += path.stat().st_size
+            except OSError:
+                continue
+            count += 1
     return total, count
 
 
 def drop(data: Path, producer: str, *, batch_max: int) -> None:
     """Remove what a producer staged for batches up to one that is committed. May block."""
     folder = staging_folder(data) / producer
-    for path in list(folder.glob("*.arrows")):
+    for path in _entries(folder):
         found = _FILE.fullmatch(path.name)
         if found is not None and int(found[1]) <= batch_max:
             path.unlink(missing_ok=True)
@@ -345,16 +348,24 @@ def discard(path: Path) -> None:
 def sweep(data: Path, *, older_than_s: float, now_s: float, keep: Collection[Path] = ()) -> int:
     """Remove what nobody committed for so long; return how many files that were. May block."""
     removed = 0
-    for path in list(staging_folder(data).glob("*/*")):
-        try:
-            if path not in keep and path.stat().st_mtime < now_s - older_than_s:
-                path.unlink()
-                removed += 1
-        except OSError:
-            continue
-    for folder in list(staging_folder(data).glob("*")):
+    for folder in _entries(staging_folder(data)):
+        for path in _entries(folder):
+            try:
+                if path not in keep and path.stat().st_mtime < now_s - older_than_s:
+                    path.unlink()
+                    removed += 1
+            except OSError:
+                continue
         _remove_if_empty(folder)
     return removed
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if somebody else removed it meanwhile."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _remove_if_empty(folder: Path) -> None:
