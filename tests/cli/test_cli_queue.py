@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -12,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 from cli_kit import COMMAND, environment, polybus
+
+LIMIT_BYTES = 1 << 20
 
 
 class Bridge(NamedTuple):
@@ -24,16 +27,15 @@ class Bridge(NamedTuple):
         return host, int(port)
 
 
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Bridge]:
     """A bus whose port was given by --port, which leaves the queue's as it is."""
-    folder = tmp_path_factory.mktemp("bus")
     config = folder / "bus.json"
     connectors = [
         {"protocoll": "tcp", "ip": "127.0.0.1", "port": 55545},
         {"protocoll": "tcp", "ip": "127.0.0.1", "port": 0, "speaks": "queue", "topic": "news"},
     ]
-    limits = {"message-bytes-max": 1 << 20}
+    limits = {"message-bytes-max": LIMIT_BYTES}
     config.write_text(json.dumps({"connectors": connectors, "limits": limits}))
     serve = ["serve", "--config", str(config), "--data", str(folder / "data"), "--port", "0"]
     with subprocess.Popen(
@@ -47,6 +49,12 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
         finally:
             process.terminate()
             assert process.wait(20) == 0
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
+    with serving(tmp_path_factory.mktemp("bus")) as bridge:
+        yield bridge
 
 
 def test_what_is_published_on_a_queue_is_in_the_topic_of_its_connector(bus: Bridge) -> None:
@@ -106,3 +114,23 @@ def test_a_connector_without_its_topic_is_exit_2_and_names_the_key(tmp_path: Pat
         assert done.returncode == 2
         (line,) = [one for one in done.stderr.splitlines() if one.startswith(b"polybus: ")]
         assert b"connectors[0].topic" in line
+
+
+@pytest.mark.parametrize("before", [b"", b"fine\n"])
+def test_a_message_that_the_bus_refuses_is_exit_1(bus: Bridge, before: bytes) -> None:
+    lines = before + b"x" * (LIMIT_BYTES + 1)
+    done = polybus("publish", "news", "--lines", "--url", bus.queue, stdin=lines)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"polybus: client.disconnected: queue://127.0.0.1:")
+    assert b"the bus refused a message" in done.stderr
+
+
+def test_a_queue_without_its_topic_is_exit_1(tmp_path: Path) -> None:
+    with serving(tmp_path) as bus:
+        removed = polybus("topics", "delete", "news", "--yes", "--data", str(tmp_path / "data"))
+        assert removed.returncode == 0, removed.stderr
+        for _ in range(3):
+            done = polybus("publish", "news", "hello", "--url", bus.queue)
+            assert (done.returncode, done.stdout) == (1, b"")
+            # The bus may be too quick for the connect to succeed.
+            assert re.match(rb"polybus: client\.(disconnected|unreachable): queue:", done.stderr)

@@ -15,9 +15,12 @@ from polybus.client.http.connection import Answer, HttpConnection, Request
 from polybus.client.http.packs import Event, Pack, parse_packs
 from polybus.client.http.publisher import REQUEST_LINES_MAX, Publish, _parts
 from polybus.client.http.session_stream import SessionStream
+from polybus.client.link import Link
 from polybus.client.options import Options
 from polybus.client.urls import parse
+from polybus.edges.http import publishing
 from polybus.errors import PeerError, PolybusError, StorageError
+from polybus.testing import run_bus
 
 TOPIC = Request(method="GET", target="/v1/topics/news")
 
@@ -112,6 +115,40 @@ async def test_a_publish_that_a_web_server_answers_may_be_stored_or_not() -> Non
             for _ in range(2):
                 with pytest.raises(PolybusError, match=r"client\.receipt-unknown"):
                     await c.publish("news", "x", receipt=True)
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+@pytest.mark.parametrize("retry", [False, True])
+async def test_a_receipt_over_http_that_does_not_come_is_given_up(
+    scheme: str, retry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[PolybusError] = []
+    async with run_bus("news") as node:
+        url = url_of(scheme, node.tcp_port)
+        async with polybus.connect(url, receipt_timeout_s=0.2, on_error=errors.append) as c:
+            monkeypatch.setattr(publishing.HttpPublisher, "receipt", lambda *_: None)
+            with pytest.raises(PolybusError, match="no receipt for 0.2 seconds") as caught:
+                async with asyncio.timeout(5):
+                    await c.publish("news", "x", receipt=True, retry=retry)
+            monkeypatch.undo()
+            position = await c.publish("news", "y", receipt=True)
+    assert caught.value.code == "client.receipt-unknown"
+    assert position is not None and position.offset == 1
+    assert errors == []
+
+
+async def test_a_receipt_over_http_is_not_given_up_while_the_message_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsent = iter([9, 8, 7, 6, 6])
+    monkeypatch.setattr(Link, "unsent_bytes", property(lambda _: next(unsent)))
+    monkeypatch.setattr(publishing.HttpPublisher, "receipt", lambda *_: None)
+    async with run_bus("news") as node:
+        url = url_of("http", node.tcp_port)
+        async with polybus.connect(url, receipt_timeout_s=0.01) as c:
+            with pytest.raises(PolybusError, match="no receipt for 0.01 seconds"):
+                await c.publish("news", "x", receipt=True)
+    assert list(unsent) == []
 
 
 def test_packs_come_in_the_order_of_their_numbers() -> None:

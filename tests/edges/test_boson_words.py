@@ -277,6 +277,25 @@ async def test_a_refused_message_gets_an_error_and_no_receipt(writer: ScriptedPe
     assert await writer.hears_nothing()
 
 
+@pytest.mark.parametrize("last", [b"", b"last"], ids=["empty end", "end with content"])
+@pytest.mark.parametrize("flag", [1, 2, 3])
+async def test_the_error_of_refused_parts_names_their_receipt(
+    bus: Node, flag: int, last: bytes
+) -> None:
+    """So a publisher that has many out knows which of them will not come."""
+    async with ScriptedPeer(bus.tcp_port) as writer:
+        await writer.send(in_properties(flag, "nix", b"one", "my id"))
+        await writer.send(in_properties(0, "", last))
+        await writer.send(in_properties(0, "news", b"after", "another"))
+        told = [await read_properties(writer)]
+        while b"another" not in told[-1].values():
+            told.append(await read_properties(writer))
+
+        refused = [one for one in told if one.get("hbfr") == b"my id"]
+        assert [one["hbfe"].split()[0] for one in refused] == [b"topic.unknown"]
+        assert "hbfo" in told[-1]
+
+
 async def test_a_publisher_that_ends_its_side_still_gets_its_receipts(
     bus: Node, writer: ScriptedPeer
 ) -> None:

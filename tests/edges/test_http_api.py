@@ -16,8 +16,9 @@ import pytest
 from http_kit import http_bus
 from websockets.asyncio.client import connect
 
+from polybus.bus.bus import Topic
 from polybus.log.files import FileLog
-from polybus.testing import run_bus
+from polybus.testing import ScriptedPeer, run_bus
 
 NDJSON = {"content-type": "application/x-ndjson"}
 ARROW = {"accept": "application/vnd.apache.arrow.stream"}
@@ -322,3 +323,37 @@ async def test_http_and_websockets_work_inside_tls() -> None:
                 await client.post("/v1/topics/news/messages", content=b"x" * (2 << 20))
                 pack = json.loads(await websocket.recv())["1"]
             assert pack == [["news", "x" * (2 << 20)]]
+
+
+@pytest.mark.slow
+async def test_a_list_of_a_hundred_thousand_topics_holds_up_nobody() -> None:
+    count = 100_000
+    async with run_bus("news") as node:
+        bus, log = node.server.bus, node.server.bus.log
+        assert isinstance(log, FileLog)
+        for number in range(count - 1):
+            # Neither in order nor in files: it is the list that is slow, not the creation.
+            name = f"topic-{number * 7919 % count:05}"
+            log._topics[name] = log._topics["news"]
+            bus._topics[name] = Topic(name)
+        async with ScriptedPeer(node.tcp_port, timeout_s=30) as peer:
+            await peer.send(b"GET /v1/topics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            reading = asyncio.create_task(peer.read_to_end())
+            worst_s = await held_s(reading)
+            _, _, body = (await reading).partition(b"\r\n\r\n")
+        listed = [one["name"] for one in json.loads(body)["topics"]]
+
+        assert listed == sorted(bus._topics)
+        # In one go it would be four times as long.
+        assert worst_s < 0.2
+
+
+async def held_s(task: asyncio.Task[Any]) -> float:
+    """The longest that others waited for the loop until the task was done."""
+    loop = asyncio.get_running_loop()
+    worst_s = 0.0
+    while not task.done():
+        began = loop.time()
+        await asyncio.sleep(0)
+        worst_s = max(worst_s, loop.time() - began)
+    return worst_s

@@ -62,9 +62,9 @@ def make_segment(
     encoder = Encoder()
     for number, batches in enumerate(commits, first_commit):
         encoded = encoder.encode(number, number - 1, batches, mark=writer.mark)
-        position = writer.append(encoded.message)
+        position = writer.append(*encoded.pieces)
         writer.sync()
-        writer.index([CommitEntry(number, position, len(encoded.message), encoded.topics)])
+        writer.index([CommitEntry(number, position, writer.bytes - position, encoded.topics)])
     if sealed:
         writer.seal()
     writer.close()
@@ -95,7 +95,7 @@ def values_across(data: Path, topic: str) -> list[bytes]:
         for entry in reader.entries():
             for rows in entry.topics:
                 if rows.topic == topic and rows.epoch == history.manifest.epoch:
-                    batch = reader.rows(entry).slice(rows.first_row, rows.count)
+                    batch = reader.rows(entry).slice(rows.first_row, rows.row_count)
                     skipped = max(0, history.handed_over - rows.first_offset)
                     values += batch.column("value").to_pylist()[skipped:]
     return values

@@ -38,7 +38,7 @@ def batches_of(described: list[tuple[str, list[bytes]]]) -> list[Batch]:
 @settings(max_examples=50, deadline=None)
 def test_rows_come_back_grouped_by_topic_in_order(described: list[tuple[str, list[bytes]]]) -> None:
     encoded = Encoder().encode(3, 2, batches_of(described))
-    message = bytes(encoded.message)
+    message = b"".join(encoded.pieces)
     commit.verify(message)
     rows = commit.rows_of(message)
     rows.validate(full=True)
@@ -46,7 +46,7 @@ def test_rows_come_back_grouped_by_topic_in_order(described: list[tuple[str, lis
     assert (note.commit, note.synced, note.topics) == (3, 2, encoded.topics)
     assert commit.size_of(message) == len(message)
     for topic_rows in note.topics:
-        part = rows.slice(topic_rows.first_row, topic_rows.count)
+        part = rows.slice(topic_rows.first_row, topic_rows.row_count)
         expected = [value for topic, values in described if topic == topic_rows.topic
                     for value in values]  # fmt: skip
         assert part["value"].to_pylist() == expected
@@ -58,7 +58,7 @@ def test_a_stream_of_head_and_commits_is_plain_arrow() -> None:
     encoder = Encoder()
     stream = HEAD
     for number in range(3):
-        stream += bytes(encoder.encode(number, 0, batches_of([("a", [b"x"] * 3)])).message)
+        stream += b"".join(encoder.encode(number, 0, batches_of([("a", [b"x"] * 3)])).pieces)
     table = pa.ipc.open_stream(stream).read_all()
     assert table.schema.equals(SCHEMA)
     assert table.num_rows == 9
@@ -68,7 +68,7 @@ def test_a_stream_of_head_and_commits_is_plain_arrow() -> None:
 def test_every_single_flipped_bit_of_a_commit_is_detected() -> None:
     # Enough rows for the repeating columns to be packed.
     batches = batches_of([("topic", [b"%d" % n for n in range(20)])])
-    message = bytearray(Encoder().encode(1, 0, batches).message)
+    message = bytearray(b"".join(Encoder().encode(1, 0, batches).pieces))
     for bit in range(len(message) * 8):
         message[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damaged):
@@ -79,7 +79,9 @@ def test_every_single_flipped_bit_of_a_commit_is_detected() -> None:
 
 def test_flipped_bits_of_a_commit_are_detected_here_and_there() -> None:
     draw = random.Random(1)
-    message = bytearray(Encoder().encode(1, 0, batches_of([("topic", [b"x" * 100] * 50)])).message)
+    message = bytearray(
+        b"".join(Encoder().encode(1, 0, batches_of([("topic", [b"x" * 100] * 50)])).pieces)
+    )
     for bit in draw.sample(range(len(message) * 8), 500):
         message[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damaged):
@@ -102,7 +104,7 @@ def test_values_that_do_not_compress_fit_too() -> None:
     for size in (1, 1000, 1 << 20, 10 << 20):
         batch = Batch("a", draw.randbytes(size), array("i", [0, size]))
         batch.first_offset = 0
-        message = encoder.encode(1, 0, [batch]).message
+        message = b"".join(encoder.encode(1, 0, [batch]).pieces)
         commit.verify(message)
         assert commit.rows_of(message)["value"][0].as_py() == batch.buffer
 
@@ -113,7 +115,7 @@ def test_keys_and_headers_of_some_batches_do_not_move_to_others() -> None:
         Batch.of("a", [b"3"], keys=[b"k"], headers=[{"h": b"v"}]),
     )
     plain.first_offset, rich.first_offset = 0, 2
-    rows = commit.rows_of(bytes(Encoder().encode(1, 0, [plain, rich]).message))
+    rows = commit.rows_of(b"".join(Encoder().encode(1, 0, [plain, rich]).pieces))
     assert rows["key"].to_pylist() == [None, None, b"k"]
     assert rows["headers"].to_pylist() == [None, None, [("h", b"v")]]
 
@@ -126,7 +128,7 @@ def test_rows_are_the_same_however_many_batches_topics_and_senders_they_came_in(
     batches = batches_of([(topic, values) for topic, values in described if values])
     for number, batch in enumerate(batches):
         batch.sender = f"peer-{number // 3}"
-    rows = commit.rows_of(bytes(encoder.encode(1, 0, batches).message))
+    rows = commit.rows_of(b"".join(encoder.encode(1, 0, batches).pieces))
     rows.validate(full=True)
     expected = [
         (b.topic, b.first_offset + n, b.timestamp_us, b.value(n), b.protocol, b.sender)
@@ -144,12 +146,67 @@ def test_rows_are_the_same_however_many_batches_topics_and_senders_they_came_in(
 
 def test_memory_for_one_huge_commit_is_given_back() -> None:
     encoder = Encoder()
-    large, small = Batch.of("a", [bytes(40 << 20)]), Batch.of("a", [b"small"])
+    large, small = Batch.of("a", [bytes(10 << 10)] * (4 << 10)), Batch.of("a", [b"small"])
     large.first_offset = small.first_offset = 0
     encoder.encode(1, 0, [large])
     before = resident_kib()
     encoder.encode(2, 0, [small])
     assert resident_kib() < before - (30 << 10)
+
+
+@pytest.mark.parametrize("rich", [False, True], ids=["plain", "with keys and headers"])
+def test_a_huge_value_is_not_copied_for_its_commit(rich: bool) -> None:
+    large = Batch.of("a", [b"first", bytes(40 << 20), b"", b"last!"])
+    if rich:
+        large.keys, large.headers = [None, b"k", b"", None], [{"h": b"v", "i": b""}, None, None, {}]
+    large.first_offset = 0
+    encoder = Encoder()
+    encoder.encode(1, 0, batches_of([("a", [b"small"])]))
+    before = resident_kib()
+    pieces = encoder.encode(2, 1, [large]).pieces
+    assert resident_kib() < before + (8 << 10)
+
+    message = b"".join(pieces)
+    commit.verify(message)
+    assert commit.size_of(message) == len(message)
+    rows = commit.rows_of(message)
+    rows.validate(full=True)
+    assert rows["value"].to_pylist() == list(large.values())
+    again = batch_of(rows, topic="a", epoch=large.epoch, first_offset=0)
+    found = [headers or None for headers in again.headers or ()]
+    assert (again.keys, found) == (large.keys, [{"h": b"v", "i": b""}, *[None] * 3][: 4 * rich])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=9),
+            st.none() | st.binary(max_size=9),
+            st.none() | st.dictionaries(st.text(max_size=5), st.binary(max_size=9), max_size=3),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_keys_and_headers_come_back_as_they_were(
+    messages: list[tuple[bytes, bytes | None, dict[str, bytes] | None]], beside: bool
+) -> None:
+    values, keys, headers = zip(*messages, strict=True)
+    batch = Batch.of("a", values, keys=keys, headers=headers)
+    batch.first_offset = 0
+    with pytest.MonkeyPatch.context() as patched:
+        if beside:
+            patched.setattr("polybus.log.message.BESIDE_BYTES_MIN", 0)
+        message = b"".join(Encoder().encode(1, 0, [batch]).pieces)
+    commit.verify(message)
+    rows = commit.rows_of(message)
+    rows.validate(full=True)
+    assert rows["value"].to_pylist() == list(values)
+    assert rows["key"].to_pylist() == list(keys)
+    found = [None if one is None else dict(one) for one in rows["headers"].to_pylist()]
+    assert found == [one or None for one in headers]
 
 
 def resident_kib() -> int:

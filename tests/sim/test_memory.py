@@ -17,14 +17,15 @@ from sim_kit import Process, served
 from polybus.log.staging import SCHEMA
 from polybus.testing import ScriptedPeer
 from polybus.wire.boson_frames import encode_frame
+from polybus.wire.boson_properties import encode_publish
 
 MEBI = 1 << 20
 GROWTH_BYTES_MAX = 64 * MEBI
 
 
-def resident_bytes(bus: Process) -> int:
+def resident_bytes(bus: Process, field: str = "VmRSS") -> int:
     status = Path(f"/proc/{bus.process.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    (line,) = [line for line in status.splitlines() if line.startswith(field)]
     return int(line.split()[1]) * 1024
 
 
@@ -77,6 +78,20 @@ class Watch:
 
 
 OPTIONS = ("--topic", "red", "--topic", "blue")
+
+
+@pytest.mark.parametrize("headers", [(), (("h", b"v"),)], ids=["plain", "with a header"])
+async def test_one_huge_message_takes_its_own_size_and_little_more(
+    tmp_path: Path, headers: tuple[tuple[str, bytes], ...]
+) -> None:
+    """From its first byte to its receipt it is in memory once."""
+    value = b"x" * 48 * MEBI
+    async with served(tmp_path, *OPTIONS) as bus, ScriptedPeer(bus.port, timeout_s=30) as peer:
+        await answer_s(bus)
+        before = resident_bytes(bus)
+        await peer.send(encode_publish("red", value, dict(headers), b"1"))
+        await peer.read(4)
+        assert resident_bytes(bus, "VmHWM") - before < len(value) + 16 * MEBI
 
 
 async def stalled(stack: contextlib.AsyncExitStack, bus: Process, request: bytes) -> None:

@@ -66,7 +66,8 @@ def publish(
     """Publish messages to a topic.
 
     DATA is one message; without it, and without --file, standard input is. On queue:// the topic is
-    the connector's: TOPIC is not sent, and there are no receipts or headers.
+    the connector's: TOPIC is not sent, and there are no receipts or headers. A refusal has no
+    reason there, but is exit 1 as everywhere.
     """
     if data is not None and (file is not None or lines):
         raise click.UsageError("DATA is one message: it goes with neither --file nor --lines")
@@ -107,12 +108,20 @@ async def _publish(url: str, job: Job) -> tuple[int, Position | None]:
         try:
             await client.flush()
         except PolybusError as error:
-            # On a queue that is all a refusal is; elsewhere the bus has said more before.
+            # Elsewhere than on a queue the bus has said more before.
             refusals.append(error)
     # The bus ends the connection after us, so every refusal has arrived by now.
     if refusals:
-        raise refusals[0]
+        raise _explained(refusals[0], url)
     return published, position
+
+
+def _explained(error: PolybusError, url: str) -> PolybusError:
+    """On a queue the end of the connection is all that the bus says of a refusal."""
+    if error.code != "client.disconnected" or not url.startswith("queue"):
+        return error
+    text = "the bus refused a message, or the topic is gone; its log says which"
+    return PolybusError(error.code, f"{error.text}: {text}")
 
 
 async def _publish_all(client: Client, job: Job) -> tuple[int, Position | None]:

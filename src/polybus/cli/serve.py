@@ -20,6 +20,7 @@ import msgspec
 from polybus import config as configuration
 from polybus.config import Config
 from polybus.edges.node import Node
+from polybus.log.arrow_alone import leave_pandas_out
 
 
 @click.command(
@@ -64,6 +65,7 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    leave_pandas_out()
     config = _adapt(configuration.load(config_path), data, port, topics)
     configuration.check(config)
     sys.exit(run_loop(_serve(config, demo=demo, stop_with_stdin=stop_with_stdin)))

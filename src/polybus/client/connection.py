@@ -94,21 +94,32 @@ class Connection:
         self._closing = True
         self.restart()
 
-    async def close(self, *, politely: bool) -> None:
+    async def close(self, *, politely: bool) -> PolybusError | None:
         """Leave; politely means that the bus gets all we sent, and we its last words.
 
-        May be called twice.
+        May be called twice. Returns why the bus did not let us end in order: `client.disconnected`.
         """
         self._closing = True
-        if self._link is not None and self._transport is not None:
+        failure = None
+        link = self._link
+        if link is not None and self._transport is not None:
             if politely:
-                self._link.write(self._transport.goodbye())
-                await self._link.close(timeout_s=self._options.close_timeout_s)
+                ended = link.lost.done()
+                link.write(self._transport.goodbye())
+                await link.close(timeout_s=self._options.close_timeout_s)
+                error = link.lost.result() if link.lost.done() else None
+                if ended or error is not None:
+                    failure = self._ended_by(error)
             else:
-                self._link.abort()
+                link.abort()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
+        return failure
+
+    def _ended_by(self, error: Exception | None) -> PolybusError:
+        why = f": {reason(error)}" if error else ""
+        return PolybusError("client.disconnected", f"{self._address} ended the connection{why}")
 
     async def _connect(self) -> Link:
         transport = self._scheme.make(self._options.message_bytes_max)
@@ -130,9 +141,7 @@ class Connection:
             if self._closing:
                 return
             if not self._options.reconnect:
-                why = f": {reason(error)}" if error else ""
-                text = f"{self._address} ended the connection{why}"
-                self._owner.failed(PolybusError("client.disconnected", text))
+                self._owner.failed(self._ended_by(error))
                 return
             link = await self._reconnect()
 

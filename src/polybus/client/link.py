@@ -7,6 +7,7 @@ made to wait until the bus has taken it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -158,7 +159,9 @@ class Link(asyncio.Protocol):
             transport.write(self._gzip.finish())
         self.resume()
         if transport.can_write_eof():
-            transport.write_eof()
+            # A connection that the bus has reset cannot be ended; the loss is noticed in a moment.
+            with contextlib.suppress(OSError):
+                transport.write_eof()
         else:
             # TLS cannot end one direction alone: say goodbye, and wait a moment for the answer.
             transport.close()

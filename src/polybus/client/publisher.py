@@ -11,7 +11,7 @@ from polybus.client.connection import Connection
 from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed
 from polybus.client.message import Position
 from polybus.client.options import Options
-from polybus.client.receipts import RECEIPT_UNKNOWN, Asked, Receipts, refuse
+from polybus.client.receipts import RECEIPT_UNKNOWN, Asked, Receipts, no_receipt, refuse
 from polybus.client.transports import Transport
 from polybus.client.urls import Address
 from polybus.errors import PolybusError, UsageError
@@ -42,7 +42,10 @@ class Publisher:
 
     async def close(self) -> None:
         self._fail(UsageError("client.closed", "the client is closed"))
-        await self._connection.close(politely=True)
+        unproven = not self._receipts.all_proven
+        failure = await self._connection.close(politely=True)
+        if failure is not None and unproven:
+            self._tell(failure)
 
     async def publish(self, topic: str, values: Sequence[bytes], headers: Headers | None) -> None:
         """Send without a receipt; returns at once unless the bus takes less than we send."""
@@ -103,11 +106,7 @@ class Publisher:
         return 0 if self._connection.link is None else self._connection.link.unsent_bytes
 
     def _give_up(self, asked: Asked) -> None:
-        text = (
-            f"the bus gave no receipt for {self._options.receipt_timeout_s:g} seconds; the message"
-            " may be stored or not"
-        )
-        refuse(asked.receipt, PolybusError(RECEIPT_UNKNOWN, text))
+        refuse(asked.receipt, no_receipt(self._options.receipt_timeout_s))
         if self._transport is not None and self._transport.registers:
             # Acks that only come in order cannot be told apart once one is missing.
             self._connection.restart()
@@ -226,10 +225,14 @@ class Publisher:
         if registrations or blamed:
             return
         self._last_error = refusal.error
+        self._tell(refusal.error)
+
+    def _tell(self, error: PolybusError) -> None:
+        """Tell of an error that no waiting call is to blame for."""
         if self._options.on_error is not None:
-            self._options.on_error(refusal.error)
+            self._options.on_error(error)
         else:
-            log.warning("%s: %s", self._options.name, refusal.error)
+            log.warning("%s: %s", self._options.name, error)
 
     def _registrations_of(self, refusal: Refused) -> list[asyncio.Future[None]]:
         """The registrations that were refused; they are asked for again next time."""

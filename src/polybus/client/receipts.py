@@ -146,6 +146,12 @@ def _names(text: str, topic: str) -> bool:
     return f"'{topic}'" in text or repr(topic) in text
 
 
+def no_receipt(timeout_s: float) -> PolybusError:
+    """What is told when nothing has come for so long."""
+    text = f"the bus gave no receipt for {timeout_s:g} seconds; the message may be stored or not"
+    return PolybusError(RECEIPT_UNKNOWN, text)
+
+
 def _unclear(error: PolybusError) -> PolybusError:
     text = f"the bus refused a message and did not say which; this may be stored or not ({error})"
     return PolybusError(RECEIPT_UNKNOWN, text)

@@ -25,6 +25,7 @@ class BosonPropertiesTranslator(Translator):
     def __init__(self, server: Server, peer: Peer, connector: Connector) -> None:
         super().__init__(server, peer)
         self.codec = wire.BosonPropertiesCodec(server.config.limits, connector.default_topic)
+        self._refusal: PolybusError | None = None
 
     def handle(self, event: wire.Event) -> None:
         match event:
@@ -47,7 +48,16 @@ class BosonPropertiesTranslator(Translator):
     def receipt(self, batch: Batch) -> None:
         self.peer.send(wire.encode_receipts(batch))
 
+    def owe_receipt(self, receipt_id: bytes, topic: str = "") -> None:
+        if self._last is None and self._refusal is not None:
+            # Its parts were refused as they came; only its end says whose receipt will not come.
+            error = self._refusal
+            self.peer.send(wire.encode_error(error.code, error.text, receipt_id))
+        else:
+            super().owe_receipt(receipt_id, topic)
+
     def refuse(self, batch: Batch, error: PolybusError) -> None:
+        self._refusal = error
         refusals = wire.encode_refusals(batch, error.code, error.text)
         if not refusals:
             super().refuse(batch, error)

@@ -33,13 +33,13 @@ Runs = Sequence[tuple[bytes, int]]
 
 
 class TopicRows(NamedTuple):
-    """Which rows of a commit are a topic's: `count` from `first_row` on, offsets ascending."""
+    """Which rows of a commit are a topic's: `row_count` from `first_row` on, offsets ascending."""
 
     account: str
     topic: str
     epoch: int
     first_offset: int
-    count: int  # type: ignore[assignment]
+    row_count: int
     first_row: int
     min_timestamp_us: int
     max_timestamp_us: int
@@ -64,10 +64,10 @@ class Rows:
         return [(names.ACCOUNT.encode(), self.count)]
 
     def topic_names(self) -> Runs:
-        return [(rows.topic.encode(), rows.count) for rows in self.topics]
+        return [(rows.topic.encode(), rows.row_count) for rows in self.topics]
 
     def offsets(self) -> Sequence[tuple[int, int]]:
-        return [(rows.first_offset, rows.count) for rows in self.topics]
+        return [(rows.first_offset, rows.row_count) for rows in self.topics]
 
     def times(self) -> Runs:
         return [(_TIME.pack(time_us), count) for time_us, count in self._times]

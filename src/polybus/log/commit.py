@@ -70,10 +70,13 @@ class Encoder:
         """One commit of the batches, their rows grouped by topic in the order of the batches."""
         rows = Rows(batches)
         note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
-        message, digits_at = self._messages.write(rows, _padded(note))
-        digits = b"%016x" % xxhash.xxh3_64_intdigest(message)
-        message[digits_at : digits_at + len(digits)] = digits
-        return Encoded(message, rows.topics)
+        pieces, digits_at = self._messages.write(rows, _padded(note))
+        state = xxhash.xxh3_64()
+        for piece in pieces:
+            state.update(piece)
+        digits = b"%016x" % state.intdigest()
+        pieces[0][digits_at : digits_at + len(digits)] = digits
+        return Encoded(pieces, rows.topics)
 
 
 def _padded(note: bytes) -> bytes:
@@ -86,9 +89,9 @@ def _padded(note: bytes) -> bytes:
 
 
 class Encoded(NamedTuple):
-    """A commit ready to be written: `message` is valid until the next is encoded."""
+    """A commit ready to be written: its bytes, in order, are valid until the next is encoded."""
 
-    message: memoryview
+    pieces: list[memoryview]
     topics: tuple[TopicRows, ...]
 
 

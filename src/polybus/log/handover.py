@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import layout, parquet
+from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.commit import TopicRows
 from polybus.log.disk import OsDisk
 from polybus.log.handover_topic import TopicHandover, sweep_scratch
@@ -158,7 +159,8 @@ class _SegmentHandover:
             report(f"damaged: {damage}")
         inflation = self._inflation()
         for entry in self._entries:
-            row_bytes = inflation * entry.size / max(1, sum(rows.count for rows in entry.topics))
+            row_count = sum(rows.row_count for rows in entry.topics)
+            row_bytes = inflation * entry.size / max(1, row_count)
             for rows in entry.topics:
                 topic = self.topics.get(rows.topic)
                 if topic is None:
@@ -167,7 +169,7 @@ class _SegmentHandover:
                         layout.topic_folder(data, rows.topic),
                         retention_bytes=retention_bytes,
                     )
-                topic.expect(rows, int(rows.count * row_bytes))
+                topic.expect(rows, int(rows.row_count * row_bytes))
 
     def _inflation(self) -> float:
         """How much larger rows are in memory than in the segment: commits may be compressed."""
@@ -215,7 +217,7 @@ class _SegmentHandover:
                 topic.stop(f"commit {entry.commit} is damaged")
             return 0
         for topic, rows in wanted:
-            topic.add(rows, batch.slice(rows.first_row, rows.count))
+            topic.add(rows, batch.slice(rows.first_row, rows.row_count))
         return int(batch.nbytes)
 
     def complete(self) -> bool:
@@ -297,4 +299,5 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
+    leave_pandas_out()
     sys.exit(main())

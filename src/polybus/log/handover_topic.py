@@ -81,7 +81,7 @@ class TopicHandover:
         if rows.first_offset > self._next:
             self.stop(f"offsets {self._next} to {rows.first_offset - 1} are missing")
             return False
-        return rows.first_offset + rows.count > self._next
+        return rows.first_offset + rows.row_count > self._next
 
     def has(self, rows: TopicRows) -> bool:
         """Whether the rows are in history, or nobody can ask for them: an older epoch's."""
@@ -91,7 +91,7 @@ class TopicHandover:
             return True
         return (
             rows.epoch == self._epoch
-            and rows.first_offset + rows.count <= self._manifest.handed_over
+            and rows.first_offset + rows.row_count <= self._manifest.handed_over
         )
 
     def stop(self, problem: str) -> None:
@@ -101,7 +101,7 @@ class TopicHandover:
     def add(self, rows: TopicRows, batch: pa.RecordBatch) -> None:
         """Take the next rows. They are slices of a commit, and keep it in memory until `write`."""
         self._added.append(batch.slice(self._next - rows.first_offset))
-        self._next = rows.first_offset + rows.count
+        self._next = rows.first_offset + rows.row_count
 
     def write(self) -> None:
         """Give what was added to a file. A topic deleted meanwhile swallows it."""

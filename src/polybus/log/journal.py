@@ -306,8 +306,8 @@ class Journal:
         encoded = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
         if not self._unsynced:
             self._synced_at = time.monotonic()
-        position = writer.append(encoded.message)
-        entry = CommitEntry(self._commit, position, len(encoded.message), encoded.topics)
+        position = writer.append(*encoded.pieces)
+        entry = CommitEntry(self._commit, position, writer.bytes - position, encoded.topics)
         self._events.written(writer.path, entry, batches)
         self._unsynced.append(Written(entry, weight, len(batches)))
         self._released_bytes += weight

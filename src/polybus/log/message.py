@@ -3,23 +3,27 @@
 Arrow compresses all buffers of a message or none. Half of a small message's row is columns that
 repeat (account, topic, protocol, sender, time), and LZ4 makes nothing of them almost for free; but
 trying the values too costs more time than all the rest of a commit. Arrow's format allows each
-buffer of a compressed message to be stored as it is, so that is what we do with values, offsets
-and lengths. Every Arrow reader understands it.
+buffer of a compressed message to be stored as it is, so that is what we do with values, keys,
+headers, offsets and lengths. Every Arrow reader understands it.
 
 pyarrow offers no such choice, so we take the header that it writes for one row of the same shape
-and put in our own counts and buffer places. Rows with keys or headers are written once more, by
-pyarrow alone.
+and put in our own counts and buffer places.
+
+A few large values are not copied: they stay in their batches, and the message is in pieces.
 """
 
 from __future__ import annotations
 
+import functools
 import mmap
 import struct
+from array import array
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from polybus import scan
-from polybus.batch import Buffer
+from polybus.batch import Batch, Buffer
 from polybus.log.columns import SCHEMA, Rows
 
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -28,24 +32,28 @@ DIGITS = b"0" * 16
 SCRATCH_BYTES = 1 << 20
 SCRATCH_BYTES_MAX = 16 << 20
 _SCHEMA_BYTES = SCHEMA.serialize().size
-_KEY, _HEADERS = SCHEMA.get_field_index("key"), SCHEMA.get_field_index("headers")
+BESIDE_BYTES_MIN = 4 << 20
+BESIDE_ROWS_MAX = 1024
+"""Values of so many bytes, in so few rows, stay where they are."""
+# The columns' places among the nodes; three of the headers' children follow it.
+_KEY_NODE, _HEADERS_NODE, _CHILD_NODES = 4, 6, (7, 8, 9)
 # As a flatbuffer string: its length, and a zero at its end. The note is JSON and has no zeros.
 _DIGITS_ENTRY = len(DIGITS).to_bytes(4, "little") + DIGITS + b"\x00"
 _STORED = struct.pack("<q", -1)
 _LENGTH = struct.Struct("<q")
-_ONE_ROW = pa.RecordBatch.from_pylist(
-    [
-        {"account": "a", "topic": "t", "offset": 0, "timestamp": 0, "value": b"v"}
-        | {"protocol": "p", "sender": "s"}
-    ],
-    schema=SCHEMA,
-)
 _HEADERS_MAX = 64
 
 
 def own_pages(size: int) -> mmap.mmap:
     """Memory that goes back to the system as soon as nobody uses it, past every allocator."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class Message(NamedTuple):
+    """A message's bytes in order, and where in the first piece the checksum's digits go."""
+
+    pieces: list[memoryview]
+    digits_at: int
 
 
 class MessageWriter:
@@ -59,27 +67,14 @@ class MessageWriter:
         self._scratch = own_pages(SCRATCH_BYTES)
         self._headers: dict[int, _Header] = {}
 
-    def write(self, rows: Rows, note: bytes) -> tuple[memoryview, int]:
-        """The message with the note as metadata, and where in it the checksum's digits go."""
-        message, digits_at = self._plain(rows, note)
-        replaced = [(_KEY, rows.keys()), (_HEADERS, rows.headers())]
-        if all(column is None for _, column in replaced):
-            return message, digits_at
-        table = read_rows(message)
-        for index, column in replaced:
-            if column is not None:
-                table = table.set_column(index, SCHEMA.field(index), column)
-        return _by_pyarrow(table, note)
-
-    def _plain(self, rows: Rows, note: bytes) -> tuple[memoryview, int]:
+    def write(self, rows: Rows, note: bytes) -> Message:
+        """The message with the note as metadata."""
         header = self._header(len(note))
-        start = header.size
         columns = _Columns(rows)
-        body = _Body(self._room(start + columns.bytes_max), start)
+        body = _Body(self._room(header.size + columns.bytes_max), header.size)
         columns.write(body)
-        target = body.target[: body.end]
-        header.write(target, note, rows.count, body)
-        return target, header.digits_at
+        header.write(body, note, rows.count, columns.nodes(header.nodes_of_one_row))
+        return Message(body.pieces(), header.digits_at)
 
     def _header(self, note_bytes: int) -> _Header:
         header = self._headers.get(note_bytes)
@@ -104,14 +99,28 @@ class _Body:
         self.target = target
         self.places: list[int] = []
         self.start = self.end = start
+        self._beside: list[memoryview] = []
+        self._beside_at = 0
+        self._beside_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.start + self._beside_bytes
 
     def absent(self) -> None:
-        self.places += (self.end - self.start, 0)
+        self.places += (self.bytes, 0)
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: Buffer) -> None:
         """Add a buffer that says itself whether it is compressed."""
         at = self._take(len(data))
         self.target[at : at + len(data)] = data
+
+    def store(self, data: Buffer | None) -> None:
+        """Add a buffer that is not compressed."""
+        size = 0 if data is None else memoryview(data).nbytes
+        at = self.room(size)
+        if data is not None and size:
+            self.target[at : at + size] = memoryview(data).cast("B")
 
     def room(self, size: int) -> int:
         """Add a buffer that is not compressed; return where its bytes are to be written."""
@@ -122,9 +131,26 @@ class _Body:
         self.target[at : at + len(_STORED)] = _STORED
         return at + len(_STORED)
 
+    def lay_beside(self, parts: list[memoryview], size: int) -> None:
+        """Add a buffer that is not compressed and stays where it is; one in a body at most."""
+        at = self.end
+        self.places += (self.bytes, len(_STORED) + size)
+        self.target[at : at + len(_STORED)] = _STORED
+        self.end = self._beside_at = at + len(_STORED)
+        padding = bytes(-size % 8)
+        self._beside = [*parts, memoryview(padding)]
+        self._beside_bytes = size + len(padding)
+
+    def pieces(self) -> list[memoryview]:
+        """All bytes, those before the body too."""
+        whole = self.target[: self.end]
+        if not self._beside:
+            return [whole]
+        return [whole[: self._beside_at], *self._beside, whole[self._beside_at :]]
+
     def _take(self, size: int) -> int:
         at = self.end
-        self.places += (at - self.start, size)
+        self.places += (self.bytes, size)
         padded = -(-size // 8) * 8
         self.target[at + size : at + padded] = bytes(padded - size)
         self.end = at + padded
@@ -132,7 +158,7 @@ class _Body:
 
 
 class _Columns:
-    """The buffers of rows without keys and headers, in the order of the schema."""
+    """The buffers of rows, in the order of the schema."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -141,14 +167,30 @@ class _Columns:
         self._times = scan.pack_runs(rows.times())
         self._validity = scan.pack_runs([(b"\x00", -(-rows.count // 8))])
         self._no_lengths = scan.pack_runs([(bytes(4), rows.count + 1)])
+        self._keys, self._headers = rows.keys(), rows.headers()
         self._value_bytes = rows.value_bytes()
+        self._beside = self._value_bytes >= BESIDE_BYTES_MIN and rows.count <= BESIDE_ROWS_MAX
 
     @property
     def bytes_max(self) -> int:
         packed = (*self._packed, self._times, *(self._validity, self._no_lengths) * 2)
         # Five columns' lengths of 4 bytes and an offset of 8; a length and padding per buffer.
-        stored_bytes = self._value_bytes + 28 * (self._rows.count + 1)
+        stored_bytes = (0 if self._beside else self._value_bytes) + 28 * (self._rows.count + 1)
+        for column in (self._keys, self._headers):
+            if column is not None:
+                stored_bytes += sum(0 if one is None else one.size for one in column.buffers())
         return sum(map(len, packed)) + stored_bytes + 16 * 32
+
+    def nodes(self, of_one_row: tuple[int, ...]) -> list[int]:
+        """Rows and nulls of each column and child: those of one row, as often as there are rows."""
+        nodes = [self._rows.count * one for one in of_one_row]
+        if self._keys is not None:
+            nodes[2 * _KEY_NODE + 1] = self._keys.null_count
+        if self._headers is not None:
+            nodes[2 * _HEADERS_NODE + 1] = self._headers.null_count
+            for child in _CHILD_NODES:
+                nodes[2 * child] = len(self._headers.keys)
+        return nodes
 
     def write(self, body: _Body) -> None:
         self._text(body, 0)
@@ -157,17 +199,26 @@ class _Columns:
         scan.offsets_into(self._rows.offsets(), body.target, body.room(8 * self._rows.count))
         body.absent()
         body.put(self._times)
-        self._nulls(body)
+        if self._keys is None:
+            self._nulls(body)
+        else:
+            _store(body, self._keys)
         body.absent()
         self._values(body)
-        # No headers: nulls, and a column of their keys and one of their values, both empty.
+        if self._headers is None:
+            self._no_headers(body)
+        else:
+            _store(body, self._headers)
+        self._text(body, 2)
+        self._text(body, 3)
+
+    def _no_headers(self, body: _Body) -> None:
+        """Nulls, and a column of their keys and one of their values, both empty."""
         self._nulls(body)
         for _ in range(2):
             body.absent()
             body.put(_STORED + bytes(4))
             body.absent()
-        self._text(body, 2)
-        self._text(body, 3)
 
     def _text(self, body: _Body, index: int) -> None:
         """A column of repeating text: its lengths as they are, its characters packed."""
@@ -182,6 +233,11 @@ class _Columns:
 
     def _values(self, body: _Body) -> None:
         batches = self._rows.batches
+        if self._beside:
+            parts, ends = _values_of(batches)
+            body.store(ends.tobytes())
+            body.lay_beside(parts, self._value_bytes)
+            return
         ends_at = body.room(4 * (self._rows.count + 1))
         values_at = body.room(self._value_bytes)
         scan.gather_into(
@@ -191,6 +247,25 @@ class _Columns:
             ends_at,
             values_at,
         )
+
+
+def _store(body: _Body, column: Any) -> None:
+    # Made of whole lists: its rows are those of its buffers, from the first on.
+    assert not column.offset
+    for buffer in column.buffers():
+        body.store(buffer)
+
+
+def _values_of(batches: list[Batch]) -> tuple[list[memoryview], array[int]]:
+    """Each value where it is, and the column's int32 offsets."""
+    parts = []
+    ends = array("i", [0])
+    for batch in batches:
+        whole = memoryview(batch.buffer).cast("B")
+        for start, stop in zip(batch.spans[::2], batch.spans[1::2], strict=True):
+            parts.append(whole[start:stop])
+            ends.append(ends[-1] + len(parts[-1]))
+    return parts, ends
 
 
 class _Header:
@@ -203,7 +278,8 @@ class _Header:
 
     def __init__(self, note_bytes: int) -> None:
         note = b"~" * note_bytes
-        message, self.digits_at = _by_pyarrow(_ONE_ROW, note)
+        message = _by_pyarrow(_one_row(), note)
+        self.digits_at = message.index(_DIGITS_ENTRY) + 4
         data = bytes(message[: PREFIX_BYTES + _unsigned(message, 4)])
         self.size = len(data)
         self._before, self._after = data.split(note)
@@ -217,19 +293,27 @@ class _Header:
         self._nodes_at, self._places_at = nodes_at + 4, places_at + 4
         self._nodes = struct.Struct(f"<{2 * _unsigned(data, nodes_at)}q")
         self._places = struct.Struct(f"<{2 * _unsigned(data, places_at)}q")
-        self._one_row = self._nodes.unpack_from(data, self._nodes_at)
+        self.nodes_of_one_row: tuple[int, ...] = self._nodes.unpack_from(data, self._nodes_at)
 
-    def write(self, target: memoryview, note: bytes, row_count: int, body: _Body) -> None:
+    def write(self, body: _Body, note: bytes, row_count: int, nodes: list[int]) -> None:
         """Write what comes before the body, with our counts where those of one row stood."""
+        target = body.target
         note_at = len(self._before)
         target[:note_at] = self._before
         target[note_at : note_at + len(note)] = note
         target[note_at + len(note) : self.size] = self._after
-        _LENGTH.pack_into(target, self._body_bytes_at, body.end - body.start)
+        _LENGTH.pack_into(target, self._body_bytes_at, body.bytes)
         _LENGTH.pack_into(target, self._row_count_at, row_count)
-        nodes = [row_count * one for one in self._one_row]
         self._nodes.pack_into(target, self._nodes_at, *nodes)
         self._places.pack_into(target, self._places_at, *body.places)
+
+
+@functools.cache
+def _one_row() -> pa.RecordBatch:
+    # Made when it is needed: pyarrow may import pandas for it, and not all who import this write.
+    row = {"account": "a", "topic": "t", "offset": 0, "timestamp": 0, "value": b"v"}
+    row |= {"protocol": "p", "sender": "s"}
+    return pa.RecordBatch.from_pylist([row], schema=SCHEMA)
 
 
 def read_rows(message: Buffer) -> pa.RecordBatch:
@@ -238,12 +322,11 @@ def read_rows(message: Buffer) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(found, SCHEMA)
 
 
-def _by_pyarrow(rows: pa.RecordBatch, note: bytes) -> tuple[memoryview, int]:
+def _by_pyarrow(rows: pa.RecordBatch, note: bytes) -> bytes:
     sink = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(sink, SCHEMA, options=COMPRESSED)
     writer.write_batch(rows, custom_metadata={"polybus.commit": note, "polybus.xxh3": DIGITS})
-    message = bytearray(memoryview(sink.getvalue()).cast("B")[_SCHEMA_BYTES:])
-    return memoryview(message), message.index(_DIGITS_ENTRY) + 4
+    return bytes(sink.getvalue().to_pybytes()[_SCHEMA_BYTES:])
 
 
 def _unsigned(data: Buffer, at: int) -> int:

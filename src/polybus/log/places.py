@@ -19,7 +19,7 @@ class Place(NamedTuple):
     size: int
     first_row: int
     first_offset: int
-    count: int  # type: ignore[assignment]
+    row_count: int
 
 
 FIELDS = 6
@@ -94,10 +94,10 @@ class Places:
         for part in self._segments[number:]:
             for at in range(index, min(len(part), index + places_max - len(found))):
                 place = part.place(at)
-                if place.first_offset + place.count <= offset or place.first_offset > offset:
+                if place.first_offset + place.row_count <= offset or place.first_offset > offset:
                     return found
                 found.append(place)
-                offset = place.first_offset + place.count
+                offset = place.first_offset + place.row_count
             if len(found) == places_max:
                 break
             index = 0

@@ -34,11 +34,11 @@ class CommitRows(NamedTuple):
     size: int
     first_row: int
     first_offset: int
-    count: int  # type: ignore[assignment]
+    row_count: int
 
     @property
     def stop_offset(self) -> int:
-        return self.first_offset + self.count
+        return self.first_offset + self.row_count
 
 
 class SegmentCommits:
@@ -57,7 +57,7 @@ class SegmentCommits:
 
     def add(self, entry: CommitEntry, rows: TopicRows) -> None:
         self.firsts.append(rows.first_offset)
-        self.counts.append(rows.count)
+        self.counts.append(rows.row_count)
         self.positions.append(entry.position)
         self.sizes.append(entry.size)
         self.rows.append(rows.first_row)

@@ -116,7 +116,7 @@ def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterat
                     _check_epoch(message, one, key)
                     epoch_is_known = True
                 low = max(0, piece.first - one.first_offset)
-                high = min(one.count, piece.stop - one.first_offset)
+                high = min(one.row_count, piece.stop - one.first_offset)
                 yield one.first_offset + high, rows.slice(low, high - low).select(list(columns))
 
 
@@ -140,12 +140,12 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
         raise Damaged("the file ends before the commit does")
     commits.verify(message)
     try:
-        rows = commits.rows_of(message).slice(place.first_row, place.count)
+        rows = commits.rows_of(message).slice(place.first_row, place.row_count)
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"its rows are unreadable: {error}") from error
     # A checksum says that the bytes are whole, not that they are the ones that were meant.
     if (
-        rows.num_rows != place.count
+        rows.num_rows != place.row_count
         or rows.column(1)[0].as_py() != topic
         or rows.column(2)[0].as_py() != place.first_offset
     ):

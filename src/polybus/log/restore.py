@@ -19,7 +19,7 @@ def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
                 log = topics.get(rows.topic)
                 if log is None or log.epoch != rows.epoch:
                     continue
-                end = rows.first_offset + rows.count
+                end = rows.first_offset + rows.row_count
                 if end <= log.handed_over:
                     continue
                 if rows.first_offset > log.stop:

@@ -42,8 +42,8 @@ def rows_of(batch: Batch) -> pa.RecordBatch:
     if batch.stored is not None:
         return batch.stored
     # A writer of its own: the rows stay in its memory.
-    message, _ = MessageWriter().write(Rows([batch]), b" " * 64)
-    return read_rows(message)
+    pieces, _ = MessageWriter().write(Rows([batch]), b" " * 64)
+    return read_rows(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 def cut(rows: pa.RecordBatch, *, bytes_max: int) -> pa.RecordBatch:

@@ -193,7 +193,7 @@ def read_message(path: Path, position: int, size: int) -> Buffer:
 
 def damage_of(path: Path, entry: CommitEntry, reason: str) -> StorageError:
     concerned = ", ".join(
-        f"{rows.topic} {rows.first_offset} to {rows.first_offset + rows.count - 1}"
+        f"{rows.topic} {rows.first_offset} to {rows.first_offset + rows.row_count - 1}"
         for rows in entry.topics[:10]
     )
     if len(entry.topics) > 10:
@@ -247,12 +247,13 @@ class SegmentWriter:
             raise
         return writer
 
-    def append(self, message: Buffer) -> int:
+    def append(self, *pieces: Buffer) -> int:
         """Write a message and return its position. After an OSError, `repair` before the next."""
         assert self._file is not None
         position = self.bytes
-        self._file.append(message)
-        self.bytes += memoryview(message).nbytes
+        for piece in pieces:
+            self._file.append(piece)
+        self.bytes += sum([memoryview(piece).nbytes for piece in pieces])
         return position
 
     def sync(self) -> None:

@@ -145,7 +145,7 @@ class TopicLog:
             found.append(batch)
             offset = batch.last_offset + 1
             bytes_max -= max(batch.value_bytes, _BATCH_BYTES_MIN)
-            if bytes_max <= 0 or offset < place.first_offset + place.count:
+            if bytes_max <= 0 or offset < place.first_offset + place.row_count:
                 break
         return found
 
@@ -153,14 +153,14 @@ class TopicLog:
         self, place: Place, rows: pa.RecordBatch, offset: int, *, bytes_max: int
     ) -> Batch:
         skipped = offset - place.first_offset
-        part = rows.slice(place.first_row + skipped, place.count - skipped)
+        part = rows.slice(place.first_row + skipped, place.row_count - skipped)
         if part.column(2)[0].as_py() != offset:
             raise Damaged("the index and the segment do not agree")
         part = stored_rows.cut(part, bytes_max=bytes_max)
         return stored_rows.batch_of(part, topic=self.name, epoch=self.epoch, first_offset=offset)
 
     def _damage(self, place: Place, reason: str) -> StorageError:
-        last = place.first_offset + place.count - 1
+        last = place.first_offset + place.row_count - 1
         text = (
             f"journal segment {place.segment.name}, byte {place.position}: topic {self.name!r}, "
             f"offsets {place.first_offset} to {last}: {reason}"
@@ -225,10 +225,10 @@ class TopicLog:
                 rows = self._shared.rows(place)
             except Damaged as error:
                 raise self._damage(place, str(error)) from error
-            row = stored_rows.row_at(rows.slice(place.first_row, place.count), timestamp_us)
+            row = stored_rows.row_at(rows.slice(place.first_row, place.row_count), timestamp_us)
             if row is not None and place.first_offset + row >= offset:
                 return place.first_offset + row
-            offset = place.first_offset + place.count
+            offset = place.first_offset + place.row_count
         for batch in tail:
             if batch.timestamp_us >= timestamp_us:
                 # The tail is ahead of `stop` for a moment when a batch is appended.

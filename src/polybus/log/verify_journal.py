@@ -46,9 +46,9 @@ class _Offsets:
         so only what is at or above the hand-over counts."""
         state = self._topics.get(names.folder_of(rows.topic))
         if state is None or (state.epoch is not None and rows.epoch < state.epoch):
-            self.abandoned += rows.count
+            self.abandoned += rows.row_count
             return
-        last = rows.first_offset + rows.count - 1
+        last = rows.first_offset + rows.row_count - 1
         if state.epoch is None or state.handed_over is None:
             return  # Said already, and nothing can be compared.
         if rows.epoch > state.epoch:
@@ -126,15 +126,7 @@ def _report_lost(path: Path, entry: CommitEntry, offsets: _Offsets, report: Veri
         reason = error.text.rsplit("): ", 1)[-1]
     for rows in entry.topics:
         offsets.take(path, rows, intact=False)
-        report.add(
-            Damage(
-                file=path.name,
-                reason=f"commit {entry.commit}: {reason}",
-                topic=rows.topic,
-                first=rows.first_offset,
-                last=rows.first_offset + rows.count - 1,
-            )
-        )
+        report.add(_damage(path, entry, rows, reason))
 
 
 def _check_commit(path: Path, entry: CommitEntry, offsets: _Offsets, report: VerifyReport) -> None:
@@ -148,24 +140,27 @@ def _check_commit(path: Path, entry: CommitEntry, offsets: _Offsets, report: Ver
     for rows in entry.topics:
         reason = None
         if not right:
-            reason = _check_topic_rows(rows, batch.slice(rows.first_row, rows.count))
+            reason = _check_topic_rows(rows, batch.slice(rows.first_row, rows.row_count))
         offsets.take(path, rows, intact=reason is None)
         if reason is not None:
-            report.add(
-                Damage(
-                    file=path.name,
-                    reason=f"commit {entry.commit}: {reason}",
-                    topic=rows.topic,
-                    first=rows.first_offset,
-                    last=rows.first_offset + rows.count - 1,
-                )
-            )
+            report.add(_damage(path, entry, rows, reason))
+
+
+def _damage(path: Path, entry: CommitEntry, rows: TopicRows, reason: str) -> Damage:
+    """What is wrong with a topic's rows of a commit."""
+    return Damage(
+        file=path.name,
+        reason=f"commit {entry.commit}: {reason}",
+        topic=rows.topic,
+        first=rows.first_offset,
+        last=rows.first_offset + rows.row_count - 1,
+    )
 
 
 def _is_right(entry: CommitEntry, batch: pa.RecordBatch) -> bool:
     """Whether every topic's rows are what the commit says, checked for all of them at once."""
     topics = entry.topics
-    ends = [rows.first_row + rows.count for rows in topics]
+    ends = [rows.first_row + rows.row_count for rows in topics]
     if [rows.first_row for rows in topics] != [0, *ends[:-1]] or ends[-1:] != [batch.num_rows]:
         return False
 
@@ -194,8 +189,8 @@ def _is_right(entry: CommitEntry, batch: pa.RecordBatch) -> bool:
 
 
 def _check_topic_rows(rows: TopicRows, batch: pa.RecordBatch) -> str | None:
-    if batch.num_rows != rows.count:
-        return f"it has {batch.num_rows} rows of the topic, not {rows.count}"
+    if batch.num_rows != rows.row_count:
+        return f"it has {batch.num_rows} rows of the topic, not {rows.row_count}"
     if not pc.all(pc.equal(batch.column("topic"), rows.topic)).as_py():
         return "it has rows of another topic in their place"
     if not parquet.contiguous(batch.column("offset"), rows.first_offset):

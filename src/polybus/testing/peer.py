@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from types import TracebackType
 from typing import Any
 
 from polybus.scan.frames_py import HEADER, HEADER_BYTES
@@ -26,12 +26,7 @@ class ScriptedPeer:
         self._reader, self._writer = await asyncio.open_connection(*self._address, limit=1 << 26)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._writer.close()
 
     @property
@@ -52,8 +47,13 @@ class ScriptedPeer:
         return await asyncio.wait_for(self._reader.readexactly(size), self._timeout_s)
 
     async def read_to_end(self) -> bytes:
-        """Everything until the bus closes the connection."""
-        return await asyncio.wait_for(self._reader.read(-1), self._timeout_s)
+        """Everything until the bus closes the connection, or resets it."""
+        data = bytearray()
+        async with asyncio.timeout(self._timeout_s):
+            with contextlib.suppress(ConnectionResetError):
+                while piece := await self._reader.read(1 << 16):
+                    data += piece
+        return bytes(data)
 
     async def hears_nothing(self, seconds: float = 0.2) -> bool:
         """Whether nothing arrives for a while."""

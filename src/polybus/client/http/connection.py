@@ -110,6 +110,8 @@ class HttpConnection:
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Answer:
         """Ask, and wait for the answer, in turn with other callers.
 
+        `timeout_s` begins anew as long as the request itself is still on its way.
+
         Raises:
             PolybusError: `client.unreachable`: the bus has not got it. `client.disconnected` or
                 `client.answer-invalid`: it may have got it. `client.timeout`: it did not answer.
@@ -121,8 +123,7 @@ class HttpConnection:
             self._waiting = waiting = _Waiting(self._options.message_bytes_max)
             link.write(request.encode(self._address.authority))
             try:
-                first: set[asyncio.Future[Any]] = {waiting.done, link.lost}
-                await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                await _first_of(waiting.done, link, timeout_s=timeout_s)
                 return self._settled(waiting, link)
             finally:
                 self._waiting = None
@@ -153,6 +154,23 @@ class HttpConnection:
         if self._link is not None:
             self._link.abort()
             self._link = None
+
+
+async def _first_of(
+    answered: asyncio.Future[Answer], link: Link, *, timeout_s: float | None
+) -> None:
+    """Wait for the answer, for the link's end, or until the bus neither takes nor says anything."""
+    first: set[asyncio.Future[Any]] = {answered, link.lost}
+    unsent_before = 0
+    unsent = link.unsent_bytes
+    while unsent != unsent_before:
+        done, _ = await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            return
+        # A large message may well take longer on a slow line.
+        unsent_before, unsent = unsent, link.unsent_bytes
+        if not unsent:
+            return
 
 
 class _Waiting:

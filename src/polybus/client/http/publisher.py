@@ -21,7 +21,7 @@ from polybus.client.backoff import Backoff
 from polybus.client.http.connection import HttpConnection, Request
 from polybus.client.message import Position
 from polybus.client.options import Options
-from polybus.client.receipts import RECEIPT_UNKNOWN
+from polybus.client.receipts import RECEIPT_UNKNOWN, no_receipt
 from polybus.client.urls import Address
 from polybus.errors import PolybusError, UsageError
 
@@ -30,6 +30,10 @@ QUEUED_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 1 << 20
 REQUEST_LINES_MAX = 10_000
 MESSAGE_COST_BYTES = 100
+
+
+class _Broken(PolybusError):
+    """`client.receipt-unknown` because the connection broke: only then does a retry help."""
 
 
 class Publish:
@@ -122,8 +126,8 @@ class HttpPublisher:
             await self._put(publish, values)
             try:
                 return await publish.receipt
-            except PolybusError as error:
-                if not (retry and error.code == RECEIPT_UNKNOWN):
+            except _Broken:
+                if not retry:
                     raise
 
     async def flush(self) -> None:
@@ -203,7 +207,8 @@ class HttpPublisher:
         return parts
 
     async def _send(self, parts: list[Part]) -> None:
-        answer = await self._http.request(_request(parts))
+        timeout_s = self._options.receipt_timeout_s
+        answer = await self._http.request(_request(parts), timeout_s=timeout_s)
         published = answer.json(_Published)
         self._backoff.reset()
         count = 0
@@ -215,8 +220,11 @@ class HttpPublisher:
 
     def _refused(self, parts: list[Part], error: PolybusError) -> None:
         """A request was refused, or nobody knows what became of it."""
-        lost = error.code in ("client.disconnected", "client.answer-invalid")
-        told = _unknown(error.text) if lost else error
+        told = error
+        if error.code in ("client.disconnected", "client.answer-invalid"):
+            told = _unknown(error.text)
+        elif error.code == "client.timeout":
+            told = no_receipt(self._options.receipt_timeout_s)
         unasked = 0
         for part in parts:
             part.publish.refuse(told)
@@ -251,7 +259,7 @@ class HttpPublisher:
 
 
 def _unknown(why: str) -> PolybusError:
-    return PolybusError(RECEIPT_UNKNOWN, f"the message may be stored or not: {why}")
+    return _Broken(RECEIPT_UNKNOWN, f"the message may be stored or not: {why}")
 
 
 def _parts(publish: Publish, values: Sequence[bytes]) -> list[Part]:
