@@ -24,6 +24,7 @@ BUSY_TURNS = 4
 SMALL_BYTES = 96 << 10
 GAIN = 1.5
 """So many times as much must come in with a rest as without."""
+SLACK = 1.4
 VAIN_RESTS_MAX = 4
 TURNS_WITHOUT = 256
 
@@ -115,7 +116,7 @@ class Pace:
         Peers that keep the loop busy send as much in a second while it rests. If it was much less,
         the loop would have had to wait for them without a rest, and each message came later for it.
         """
-        gain = max(GAIN, gathered_s / self._usual_s / 2) if self._usual_s else GAIN
+        gain = max(GAIN, gathered_s / self._usual_s / SLACK) if self._usual_s else GAIN
         if turn_bytes >= gain * self._usual_bytes:
             self._vain_rests = 0
             self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
