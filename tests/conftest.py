@@ -19,12 +19,15 @@ SLOW_FILES = (
     "test_append_all.py",
     "test_backpressure.py",
     "test_commits.py",
+    "test_commits_delivery.py",
+    "test_commits_refused.py",
     "test_consumers.py",
     "test_events.py",
     "test_failing_disk.py",
     "test_handover.py",
     "test_http_far_readers.py",
     "test_queue_connector.py",
+    "test_queue_connector_peers.py",
 )
 SPARK_TIMEOUT_S = 300
 # What PySpark and the libraries under it warn of; none of it is in our hands. PySpark's own

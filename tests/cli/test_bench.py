@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from fake_brokers import SPEECHES, FakeBroker
+from loadgen_kit import loadgen
 from rich.console import Console
 
 from polybus.bench import generator, report
@@ -26,21 +26,13 @@ from polybus.bench.measure import Outcome
 from polybus.bench.scenarios import SCENARIOS, Entry, Load, Metric, Scenario
 from polybus.cli.bench import bench
 
+__all__ = ["loadgen"]
+
 # A Boson frame of the generator: 7 bytes of header, 10 of topic, 100 of payload. Probes are as
 # long, so a multiple of it is always where a frame begins.
 FRAME_BYTES = 117
 HEADER_BYTES = 7
 MESSAGES = 3000
-
-
-@pytest.fixture(scope="session")
-def loadgen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The generator, compiled with every warning an error."""
-    program = tmp_path_factory.mktemp("loadgen") / "loadgen"
-    compiler = shutil.which("cc")
-    assert compiler is not None
-    generator.compile_to(program, compiler, "-Werror", "-O1")
-    return program
 
 
 @contextmanager

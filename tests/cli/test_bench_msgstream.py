@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from fake_brokers import UPGRADED, FakeBroker, Speech
+from loadgen_kit import loadgen
 from rich.console import Console
 
 from polybus.bench import generator, report
@@ -21,18 +21,10 @@ from polybus.bench.scenarios import Metric
 from polybus.cli.bench import bench
 from polybus.testing import run_bus
 
+__all__ = ["loadgen"]
+
 SMALL = {scenario.name: scenario for scenario in scenarios(idle=20, listeners=10)}
 PUBLISH = re.compile(rb"\0\0\0\x64\0\0\x0a(bench\.\d{4})(.{100})", re.DOTALL)
-
-
-@pytest.fixture(scope="session")
-def loadgen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The generator, compiled with every warning an error."""
-    program = tmp_path_factory.mktemp("loadgen") / "loadgen"
-    compiler = shutil.which("cc")
-    assert compiler is not None
-    generator.compile_to(program, compiler, "-Werror", "-O1")
-    return program
 
 
 @pytest.mark.slow

@@ -17,15 +17,14 @@ import pyarrow as pa
 import pytest
 from cli_kit import polybus, serve
 from click.testing import CliRunner, Result
+from log_kit import opened_log
 
-from polybus import config
 from polybus.batch import Batch
 from polybus.cli import main, sql_engines
 from polybus.cli.sql_chart import chart_of, draw_terminal, page_of
 from polybus.cli.sql_output import plain
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import open_table
-from polybus.log.files import FileLog
 from polybus.log.handover import compact
 from polybus.spark import service
 
@@ -38,14 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sql") / "data"
     folder.mkdir()
     for part in range(2):
-        log = FileLog(
-            folder,
-            durability="fsync",
-            journal=config.Journal(),
-            retention=config.Retention(),
-            clock=lambda: NOON_US,
-            maintenance=False,
-        )
+        log = opened_log(folder, lambda: NOON_US)
         if not part:
             log.create_topic("orders")
             log.create_topic("orders.eu-1")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from random import Random
 
+import polybus
 from polybus.client import Message, Subscription
 from polybus.edges.node import Node
+from polybus.testing import run_bus
 
 SCHEMES = ("boson", "boson+properties", "goms")
 
@@ -37,6 +39,39 @@ async def held_packs(node: Node, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
+async def taken_while_it_breaks(
+    scheme: str, count: int, *, pause_s: float, intact_s: tuple[float, float]
+) -> list[Message]:
+    """All of so many messages, on a connection that breaks again and again.
+
+    A publisher pauses after every 50; the connection is left intact for any time in the range.
+    """
+    draw = Random(7)
+
+    async def publish_all(url: str) -> None:
+        async with polybus.connect(url) as c:
+            for first in range(0, count, 50):
+                await c.publish_many("news", [str(n) for n in range(first, first + 50)])
+                await asyncio.sleep(pause_s)
+
+    async def break_again_and_again(proxy: Proxy) -> None:
+        while True:
+            await asyncio.sleep(draw.uniform(*intact_s))
+            proxy.cut()
+            proxy.mend()
+
+    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
+        async with polybus.connect(url_of(scheme, proxy.port)) as reader:
+            async with reader.subscribe("news") as subscription:
+                publishing = asyncio.create_task(publish_all(url_of("boson", bus.tcp_port)))
+                breaking = asyncio.create_task(break_again_and_again(proxy))
+                messages = await take(subscription, count)
+                breaking.cancel()
+                await publishing
+        assert proxy.connections_count > 5
+    return messages
+
+
 class Proxy:
     """Forwards TCP connections to a port until it is told to break them."""
 
@@ -52,12 +87,7 @@ class Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.cut()
         self._server.close()
         for task in list(self._tasks):

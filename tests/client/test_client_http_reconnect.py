@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from random import Random
 
 import pytest
-from client_kit import Proxy, held_packs, take, url_of
+from client_kit import Proxy, held_packs, take, taken_while_it_breaks, url_of
 
 import polybus
 from polybus.client.http.connection import HttpConnection, Request
@@ -57,29 +56,7 @@ async def test_a_confirmation_that_was_lost_is_given_again(scheme: str) -> None:
 
 async def test_a_connection_that_breaks_again_and_again_costs_no_message(scheme: str) -> None:
     count = 2000
-    random = Random(7)
-
-    async def publish_all(url: str) -> None:
-        async with polybus.connect(url) as c:
-            for first in range(0, count, 50):
-                await c.publish_many("news", [str(n) for n in range(first, first + 50)])
-                await asyncio.sleep(0.02)
-
-    async def break_again_and_again(proxy: Proxy) -> None:
-        while True:
-            await asyncio.sleep(random.uniform(0.02, 0.1))
-            proxy.cut()
-            proxy.mend()
-
-    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
-        async with polybus.connect(url_of(scheme, proxy.port)) as reader:
-            async with reader.subscribe("news") as messages:
-                publishing = asyncio.create_task(publish_all(url_of("boson", bus.tcp_port)))
-                breaking = asyncio.create_task(break_again_and_again(proxy))
-                found = await take(messages, count)
-                breaking.cancel()
-                await publishing
-        assert proxy.connections_count > 5
+    found = await taken_while_it_breaks(scheme, count, pause_s=0.02, intact_s=(0.02, 0.1))
     assert [message.text for message in found] == [str(n) for n in range(count)]
     assert not any(message.gap for message in found)
 

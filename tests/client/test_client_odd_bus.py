@@ -12,6 +12,7 @@ from client_kit import take, url_of
 
 import polybus
 from polybus.batch import Batch
+from polybus.client import Message
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.wire import boson_frames as wire
 
@@ -53,12 +54,17 @@ def message(text: bytes) -> bytes:
     return bytes(wire.encode(Batch.of("news", [text])))
 
 
+async def two_of(*behaviours: Behaviour) -> list[Message]:
+    """The first two messages a subscription gets."""
+    async with odd_bus(says_nothing, *behaviours) as url, polybus.connect(url) as c:
+        async with c.subscribe("news") as subscription:
+            return await take(subscription, 2)
+
+
 async def test_a_stream_that_makes_no_sense_is_given_up_and_begun_again() -> None:
     garbage = says(wire.encode_position("news", 1, 5), message(b"a"), b"\xff" * 100)
     sane = says(wire.encode_position("news", 1, 6), message(b"b"))
-    async with odd_bus(says_nothing, garbage, sane) as url, polybus.connect(url) as c:
-        async with c.subscribe("news") as subscription:
-            messages = await take(subscription, 2)
+    messages = await two_of(garbage, sane)
     assert [(one.text, one.offset, one.gap) for one in messages] == [
         ("a", 5, False),
         ("b", 6, False),
@@ -72,9 +78,7 @@ async def test_a_position_told_in_the_middle_is_a_gap() -> None:
         wire.encode_position("news", 1, 9),
         message(b"b"),
     ]
-    async with odd_bus(says_nothing, says(*frames)) as url, polybus.connect(url) as c:
-        async with c.subscribe("news") as subscription:
-            messages = await take(subscription, 2)
+    messages = await two_of(says(*frames))
     assert [(one.offset, one.gap) for one in messages] == [(0, False), (9, True)]
 
 
@@ -82,9 +86,7 @@ async def test_offsets_that_went_back_are_told_as_a_gap_and_not_dropped() -> Non
     """The bus crashed and lost what it had delivered before it was safe; its offsets come again."""
     before = says(wire.encode_position("news", 1, 8), message(b"lost"), b"\xff" * 100)
     after = says(wire.encode_position("news", 1, 8), message(b"other"))
-    async with odd_bus(says_nothing, before, after) as url, polybus.connect(url) as c:
-        async with c.subscribe("news") as subscription:
-            messages = await take(subscription, 2)
+    messages = await two_of(before, after)
     assert [(one.text, one.offset, one.gap) for one in messages] == [
         ("lost", 8, False),
         ("other", 8, True),

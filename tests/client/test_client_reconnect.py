@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from client_kit import SCHEMES, Proxy, take, url_of
+from client_kit import SCHEMES, Proxy, take, taken_while_it_breaks, url_of
 
 import polybus
 from polybus.errors import PolybusError
@@ -162,29 +161,7 @@ async def test_messages_dropped_for_a_slow_reader_are_a_gap(scheme: str) -> None
 
 async def test_a_connection_that_breaks_again_and_again_costs_no_message(scheme: str) -> None:
     count = 3000
-    random = Random(7)
-
-    async def publish_all(url: str) -> None:
-        async with polybus.connect(url) as c:
-            for first in range(0, count, 50):
-                await c.publish_many("news", [str(n) for n in range(first, first + 50)])
-                await asyncio.sleep(0.01)
-
-    async def break_again_and_again(proxy: Proxy) -> None:
-        while True:
-            await asyncio.sleep(random.uniform(0.01, 0.08))
-            proxy.cut()
-            proxy.mend()
-
-    async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
-        async with polybus.connect(url_of(scheme, proxy.port)) as reader:
-            async with reader.subscribe("news") as subscription:
-                publishing = asyncio.create_task(publish_all(url_of("boson", bus.tcp_port)))
-                breaking = asyncio.create_task(break_again_and_again(proxy))
-                messages = await take(subscription, count)
-                breaking.cancel()
-                await publishing
-        assert proxy.connections_count > 5
+    messages = await taken_while_it_breaks(scheme, count, pause_s=0.01, intact_s=(0.01, 0.08))
     assert [message.text for message in messages] == [str(n) for n in range(count)]
     assert [message.offset for message in messages] == list(range(count))
     assert not any(message.gap for message in messages)

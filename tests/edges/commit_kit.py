@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import msgspec
 import pyarrow as pa
 from http_kit import Http
 
@@ -91,3 +92,7 @@ def values_of(log: Log, topic: str) -> list[bytes]:
             found += batch.values()
             offset = batch.last_offset + 1
     return found
+
+
+def records(http: Http) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(value) for value in values_of(http.node.server.bus.log, "$commits")]

@@ -152,6 +152,14 @@ async def pour(node: Node, count: int) -> None:
         assert (await peer.read_frame())[0] == "$receipt"
 
 
+async def publish_large(writer: ScriptedPeer, value: bytes, count: int) -> None:
+    """So many messages for news, all stored when it returns."""
+    for _ in range(count):
+        await writer.send(frame("news", value))
+    await writer.send(frame("sport?receipt=1", b""))
+    assert (await writer.read_frame())[0] == "$receipt"
+
+
 async def follow(node: Node, protocol: str, size: int) -> bytes:
     async with ScriptedPeer(node.tcp_port, timeout_s=30) as peer:
         await subscribe_from(peer, protocol, "earliest")
@@ -165,10 +173,7 @@ async def test_a_reader_that_takes_its_time_gets_all_of_a_large_replay() -> None
     value, count = b"x" * (1 << 16), 400
     async with run_bus("news", "sport", durability="interval", limits=limits) as node:
         async with ScriptedPeer(node.tcp_port) as writer:
-            for _ in range(count):
-                await writer.send(frame("news", value))
-            await writer.send(frame("sport?receipt=1", b""))
-            assert (await writer.read_frame())[0] == "$receipt"
+            await publish_large(writer, value, count)
         async with ScriptedPeer(node.tcp_port, timeout_s=20) as slow:
             # A small window, so that the bus and not the kernel holds what waits.
             slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -183,10 +188,7 @@ async def test_a_topic_deleted_under_a_replay_is_told_and_its_successor_is_not_m
     async with run_bus("news", "sport", durability="interval") as node:
         value = b"x" * (1 << 16)
         async with ScriptedPeer(node.tcp_port) as writer:
-            for _ in range(400):
-                await writer.send(frame("news", value))
-            await writer.send(frame("sport?receipt=1", b""))
-            assert (await writer.read_frame())[0] == "$receipt"
+            await publish_large(writer, value, 400)
             async with ScriptedPeer(node.tcp_port, timeout_s=20) as slow:
                 slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
                 await subscribe_from(slow, "boson-frames", "earliest")

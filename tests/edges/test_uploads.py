@@ -1,9 +1,11 @@
-"""Uploads of staged files: what is being committed does not change, and memory stays small."""
+"""Uploads of staged files: in pieces, bounded, and unchanged while they are committed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,50 @@ async def begun(
     yield asked
     go_on.set()
     await asked
+
+
+async def test_a_file_can_be_uploaded_in_pieces_and_a_piece_sent_twice() -> None:
+    content = staged([rows("red", [b"%d" % n for n in range(1000)])])
+    async with http_bus("red") as http:
+        name = "0-abcdefgh.arrows"
+        path = f"/v1/staging/up/{name}"
+        for first in range(0, len(content), 5000):
+            end = first + 5000 >= len(content)
+            for _ in range(2):
+                query: dict[str, Any] = {"position": first, "end": str(end).lower()}
+                answer = await http.client.post(
+                    path, params=query, content=content[first : first + 5000]
+                )
+                assert answer.status_code == 200, answer.text
+        assert answer.json() == {"file": name, "bytes": len(content)}
+        gap = await http.client.post(path, params={"position": 10**9}, content=b"x")
+        assert (gap.status_code, gap.json()["code"]) == (409, "staging.position")
+        await Producer(http, "up").done(0, files=[name])
+        assert len(values_of(http.node.server.bus.log, "red")) == 1000
+
+
+async def test_uploads_are_bounded_and_an_aborted_one_can_be_removed() -> None:
+    async with http_bus("red", limits={"staging-bytes-max": 10_000}) as http:
+        first, second = "/v1/staging/up/0-aaaaaaaa.arrows", "/v1/staging/up/0-bbbbbbbb.arrows"
+        assert (await http.client.post(first, content=b"x" * 6000)).status_code == 200
+        full = await http.client.post(second, content=b"x" * 6000)
+        assert (full.status_code, full.json()["code"]) == (507, "staging.full")
+        assert (await http.client.delete(first)).status_code == 204
+        assert (await http.client.post(second, content=b"x" * 6000)).status_code == 200
+        too_large = await http.client.post(first, content=b"x" * (9 << 20))
+        assert too_large.status_code == 413
+        bad = await http.client.post("/v1/staging/up/x", content=b"x")
+        assert bad.status_code == 400
+
+
+async def test_what_nobody_commits_is_removed_after_a_day(tmp_path: Path) -> None:
+    old = stage_bytes(tmp_path, "gone", 0, b"x")
+    fresh = stage_bytes(tmp_path, "soon", 0, b"x")
+    before = time.time() - 86_500
+    os.utime(tmp_path / "staging" / "gone" / old, (before, before))
+    async with http_bus("red", data=str(tmp_path)) as http:
+        await http.until(lambda: not (tmp_path / "staging" / "gone").exists())
+        assert Producer(http).left() == [fresh]
 
 
 async def test_a_file_that_is_being_committed_cannot_be_written_or_removed(

@@ -134,7 +134,7 @@ def test_one_commit_holds_all_topics_that_waited_their_rows_grouped(opener: Open
             log.append(numbered(topic, number, 1))
     log.sync()
     (entry,) = SegmentReader(layout.segments(log.data)[0]).entries()
-    assert [(rows.topic, rows.first_row, rows.count) for rows in entry.topics] == [
+    assert [(rows.topic, rows.first_row, rows.row_count) for rows in entry.topics] == [
         ("a", 0, 5), ("b", 5, 5), ("c", 10, 5),
     ]  # fmt: skip
 

@@ -94,11 +94,7 @@ class EventBook:
         """A session was sent packs; those up to `shown_to` not for the first time."""
         if EVENTS_TOPIC in session.follows:
             return
-        tally = self._tallies.get(session)
-        if tally is None:
-            tally = self._tallies[session] = Tally()
-        if not tally.pending:
-            self._touch(session, tally)
+        tally = self._touched(session)
         now_us = self._clock_us()
         for number, content in packs:
             if number <= shown_to:
@@ -119,11 +115,7 @@ class EventBook:
         """A client confirmed packs; `count` of the numbers were there to be."""
         if not count or EVENTS_TOPIC in session.follows:
             return
-        tally = self._tallies.get(session)
-        if tally is None:
-            tally = self._tallies[session] = Tally()
-        if not tally.pending:
-            self._touch(session, tally)
+        tally = self._touched(session)
         now_us = self._clock_us()
         first, last = max(1, min(ids)), min(max(ids), session.shown_to)
         tally.first = min(first, tally.first) if tally.confirmed else first
@@ -182,11 +174,17 @@ class EventBook:
             for start in range(0, len(events), EVENTS_PER_MESSAGE)
         ]
 
-    def _touch(self, session: Session, tally: Tally) -> None:
-        if not self._events and not self._pending:
-            self._on_pending()
-        tally.pending = True
-        self._pending.append(session)
+    def _touched(self, session: Session) -> Tally:
+        """The tally of a session that has something to tell from here on."""
+        tally = self._tallies.get(session)
+        if tally is None:
+            tally = self._tallies[session] = Tally()
+        if not tally.pending:
+            if not self._events and not self._pending:
+                self._on_pending()
+            tally.pending = True
+            self._pending.append(session)
+        return tally
 
     def _told(self, session: Session, tally: Tally, waiting: int) -> list[dict[str, Any]]:
         digest = session.digest.hex()

@@ -27,6 +27,13 @@ url_option = click.option(
         "https://, ws:// or wss://; or queue://."
     ),
 )
+from_option = click.option(
+    "--from",
+    "start",
+    default="latest",
+    show_default=True,
+    help="earliest, latest, EPOCH:OFFSET or an ISO time.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from polybus.cli.options import json_option
+from polybus.cli.options import from_option, json_option
 from polybus.cli.output import echo_json
 from polybus.client import connect
 from polybus.client.http.sessions import Sessions
@@ -44,13 +44,7 @@ def sessions() -> None:
 @sessions.command(epilog="Example: polybus sessions create news --from earliest --json")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--ttl", "ttl_s", type=float, help="Seconds it lives without a client.")
-@click.option(
-    "--from",
-    "start",
-    default="latest",
-    show_default=True,
-    help="earliest, latest, EPOCH:OFFSET or an ISO time.",
-)
+@from_option
 @url_option
 @json_option
 def create(

@@ -10,7 +10,7 @@ import sys
 import click
 import msgspec
 
-from polybus.cli.options import json_option, url_option
+from polybus.cli.options import from_option, json_option, url_option
 from polybus.cli.output import as_json as value_as_json
 from polybus.cli.output import shown
 from polybus.client import Message, connect
@@ -26,13 +26,7 @@ Examples:
 """
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option(
-    "--from",
-    "start",
-    default="latest",
-    show_default=True,
-    help="earliest, latest, EPOCH:OFFSET or an ISO time.",
-)
+@from_option
 @url_option
 @click.option("--count", type=click.IntRange(1), help="End after so many messages.")
 @click.option("--headers", is_flag=True, help="Print the headers too.")

@@ -12,7 +12,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from polybus.client.message import Message
 from polybus.client.options import Options
@@ -105,12 +104,7 @@ class Subscription(abc.ABC):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __aiter__(self) -> Subscription:

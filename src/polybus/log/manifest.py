@@ -15,7 +15,6 @@ import fcntl
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -168,10 +167,5 @@ class HistoryLock:
             raise BusyError("log.history-busy", text, retry_after_s=5.0) from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)

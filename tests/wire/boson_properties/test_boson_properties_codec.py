@@ -1,81 +1,27 @@
-"""The server's side of Boson properties: what peers send becomes batches, requests and errors."""
+"""The server's side of Boson properties: what peers send becomes batches and requests."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from boson_properties_kit import (
+    LIMITS,
+    ONE,
+    Plain,
+    codec,
+    error_of,
+    message,
+    part,
+    plain,
+    publish,
+    versioned,
+)
 
 from polybus.batch import Batch
-from polybus.config import Limits
-from polybus.errors import PeerError
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Bad, Publish
 from polybus.wire.positions import SubscribeLine
-
-LIMITS = Limits(
-    message_bytes_max=1000, properties_max=20, parts_max=5, parts_bytes_max=2000, topic_bytes_max=20
-)
-ONE = struct.pack(">f", 1.0)
-
-
-def message(*properties: tuple[bytes, bytes], count: int | None = None) -> bytes:
-    """Any properties in any order, right or wrong."""
-    parts = [struct.pack(">i", len(properties) if count is None else count)]
-    for key, value in properties:
-        parts.append(struct.pack(">H", len(key)) + key + struct.pack(">i", len(value)) + value)
-    return b"".join(parts)
-
-
-def versioned(*properties: tuple[bytes, bytes]) -> bytes:
-    return message((b"hbfv", ONE), *properties)
-
-
-def publish(topic: bytes = b"a", content: bytes = b"x", *more: tuple[bytes, bytes]) -> bytes:
-    return versioned(*more, (b"topic", topic), (b"content", content))
-
-
-def codec(limits: Limits = LIMITS, default_topic: str | None = None) -> wire.BosonPropertiesCodec:
-    return wire.BosonPropertiesCodec(limits, default_topic)
-
-
-Plain = tuple[object, ...]
-
-
-def plain(events: Iterable[wire.Event]) -> list[Plain]:
-    """Events as values to compare, one entry per message."""
-    found: list[Plain] = []
-    for event in events:
-        if isinstance(event, Publish):
-            found += [entry for batch in event.batches for entry in plain_batch(batch)]
-        elif isinstance(event, Bad):
-            found.append((event.error.code, event.error.final))
-        else:
-            found.append((event,))
-    return found
-
-
-def plain_batch(batch: Batch) -> list[Plain]:
-    receipts = batch.receipt_ids or [0, 0] * len(batch)
-    return [
-        (
-            batch.topic,
-            value,
-            bytes(batch.buffer[receipts[2 * index] : receipts[2 * index + 1]]),
-            dict((batch.headers[index] if batch.headers else None) or {}),
-        )
-        for index, value in enumerate(batch.values())
-    ]
-
-
-def error_of(events: list[wire.Event]) -> PeerError:
-    bad = events[-1]
-    assert isinstance(bad, Bad)
-    return bad.error
 
 
 def test_topic_and_content_are_the_message_and_all_else_headers() -> None:
@@ -213,199 +159,6 @@ def test_a_message_whose_version_is_not_first_is_stepped_over(wrong: bytes) -> N
     ]
 
 
-# Parts
-
-
-def part(flag: bytes, content: bytes, *more: tuple[bytes, bytes]) -> bytes:
-    return versioned((b"hbff", flag), *more, (b"content", content))
-
-
-def test_the_three_ways_of_parts_are_followed() -> None:
-    topic = (b"topic", b"a")
-    for flag, values in (
-        (b"1", [b"xyz"]),
-        (b"\x02", [b"x", b"y", b"z"]),
-        (b"3", [b"x", b"y", b"z"]),
-    ):
-        data = part(flag, b"x", topic) + part(flag, b"y", (b"topic", b"other")) + part(b"0", b"z")
-        assert [entry[:2] for entry in plain(codec().receive(data))] == [("a", v) for v in values]
-
-
-def test_a_message_without_a_part_flag_ends_the_sequence() -> None:
-    data = part(b"1", b"x", (b"topic", b"a")) + versioned() + publish(b"b", b"y")
-    assert [entry[:2] for entry in plain(codec().receive(data))] == [("a", b"x"), ("b", b"y")]
-
-
-def test_a_request_does_not_disturb_a_sequence() -> None:
-    data = part(b"1", b"x", (b"topic", b"a")) + versioned((b"hbfs", b"b")) + part(b"\0", b"y")
-    assert plain(codec().receive(data)) == [
-        (wire.Subscribe([SubscribeLine("b")]),),
-        ("a", b"xy", b"", {}),
-    ]
-
-
-def test_order_holds_between_whole_messages_and_parts_of_a_topic() -> None:
-    data = publish(b"a", b"1") + part(b"3", b"2", (b"topic", b"a")) + part(b"0", b"3")
-    values = [entry[1] for entry in plain(codec().receive(data + publish(b"a", b"4")))]
-    assert values == [b"1", b"2", b"3", b"4"]
-
-
-def test_the_receipt_of_parts_sent_on_at_once_is_owed_at_their_end() -> None:
-    data = part(b"3", b"x", (b"topic", b"a"), (b"hbfr", b"id")) + part(b"0", b"")
-    assert plain(codec().receive(data)) == [
-        ("a", b"x", b"", {}),
-        (wire.ReceiptOwed("a", b"id"),),
-    ]
-
-
-@pytest.mark.parametrize("flag", [b"", b"4", b"\x04", b"00", b"x", b"\xff"])
-def test_an_unknown_part_flag_is_refused_and_the_connection_stays(flag: bytes) -> None:
-    events = codec().receive(part(flag, b"x", (b"topic", b"a")) + publish())
-    assert plain(events) == [("boson.flag-unknown", False), ("a", b"x", b"", {})]
-
-
-def test_a_sequence_for_no_topic_is_followed_to_its_end_and_refused_whole() -> None:
-    data = part(b"1", b"x", (b"topic", b"\xff")) + part(b"1", b"y") + part(b"0", b"z") + publish()
-    events = codec(default_topic="d").receive(data)
-    assert plain(events) == [("topic.invalid", False), ("a", b"x", b"", {})]
-
-
-def test_a_refused_message_within_parts_ends_the_connection() -> None:
-    receiver = codec()
-    events = receiver.receive(part(b"1", b"x", (b"topic", b"a")) + message() + publish())
-    assert plain(events) == [("boson.version-missing", True)]
-    assert receiver.receive(publish()) == []
-
-
-def test_too_many_parts_end_the_connection() -> None:
-    data = part(b"1", b"x", (b"topic", b"a")) * (LIMITS.parts_max + 1)
-    assert plain(codec().receive(data)) == [("boson.parts-too-many", True)]
-
-
-def test_too_large_parts_end_the_connection() -> None:
-    data = part(b"2", bytes(900), (b"topic", b"a")) * 3
-    assert plain(codec().receive(data)) == [("boson.parts-too-large", True)]
-
-
-# Bad input
-
-
-@pytest.mark.parametrize("count", [-1, -(1 << 31), LIMITS.properties_max + 1, (1 << 31) - 1])
-def test_a_count_that_cannot_be_ends_the_connection_before_more_arrives(count: int) -> None:
-    receiver = codec()
-    events = receiver.receive(publish() + struct.pack(">i", count))
-    assert plain(events) == [("a", b"x", b"", {}), ("boson.count-invalid", True)]
-    assert receiver.receive(publish()) == []
-    assert receiver.unfinished_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("length", "code"),
-    [
-        (-1, "boson.length-negative"),
-        (-(1 << 31), "boson.length-negative"),
-        (LIMITS.message_bytes_max + 1, "boson.message-too-large"),
-        ((1 << 31) - 1, "boson.message-too-large"),
-    ],
-)
-def test_a_length_that_cannot_be_ends_the_connection_before_the_value_arrives(
-    length: int, code: str
-) -> None:
-    head = struct.pack(">iH4si", 2, 4, b"hbfv", length)
-    assert plain(codec().receive(head)) == [(code, True)]
-
-
-def test_a_content_of_exactly_the_limit_is_taken() -> None:
-    data = publish(b"a", bytes(LIMITS.message_bytes_max), (b"k", b"v"))
-    assert plain(codec().receive(data)) == [("a", bytes(1000), b"", {"k": b"v"})]
-
-
-def test_many_values_within_the_limit_do_not_make_a_message_over_it() -> None:
-    limits = Limits(message_bytes_max=100_000, properties_max=1000)
-    data = versioned(*[(b"k%d" % number, bytes(50_000)) for number in range(4)])
-    assert plain(codec(limits).receive(data)) == [("boson.message-too-large", True)]
-
-
-def test_a_promised_length_takes_no_memory() -> None:
-    receiver = codec(Limits())
-    receiver.receive(struct.pack(">iH4si", 2, 4, b"hbfv", 60 << 20) + b"1.0")
-    assert receiver.unfinished_bytes < 100
-
-
-def test_as_many_properties_as_the_limit_are_taken() -> None:
-    more = [(b"k%d" % number, b"") for number in range(LIMITS.properties_max - 3)]
-    [entry] = plain(codec().receive(publish(b"a", b"x", *more)))
-    assert entry[0] == "a"
-
-
-@pytest.mark.parametrize("key", [b"\xff", b"hbf\xff", b"\xc3"])
-def test_a_key_that_is_not_text_is_refused_and_the_connection_stays(key: bytes) -> None:
-    events = codec().receive(publish(b"a", b"1", (key, b"")) + publish())
-    assert plain(events) == [("boson.key-not-text", False), ("a", b"x", b"", {})]
-
-
-@pytest.mark.parametrize("topic", [b"\xff", b"a\nb", b"\0", b"t" * 21])
-def test_a_topic_that_is_no_name_is_refused_and_the_connection_stays(topic: bytes) -> None:
-    events = codec().receive(publish(topic) + publish())
-    assert plain(events) == [("topic.invalid", False), ("a", b"x", b"", {})]
-
-
-def test_a_receipt_id_over_its_limit_is_refused_and_the_connection_stays() -> None:
-    fits, over = bytes(range(1, 256)), bytes(256)
-    events = codec().receive(
-        publish(b"a", b"x", (b"hbfr", over)) + publish(b"a", b"x", (b"hbfr", fits))
-    )
-    assert plain(events) == [("boson.receipt-id-invalid", False), ("a", b"x", fits, {})]
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        publish(b"\xff", b"x", (b"hbfr", b"id")),
-        publish(b"", b"x", (b"hbfr", b"id")),
-        publish(b"a", b"x", (b"hbff", b"9"), (b"hbfr", b"id")),
-        part(b"1", b"x", (b"topic", b"\xff"), (b"hbfr", b"id")) + part(b"0", b"y"),
-    ],
-)
-def test_a_refused_message_that_asked_for_a_receipt_is_told_by_its_id(bad: bytes) -> None:
-    (event,) = codec().receive(bad)
-    assert isinstance(event, wire.BadPublish)
-    assert (event.receipt_id, event.error.final) == (b"id", False)
-
-
-def test_the_refusal_after_it_does_not_take_the_id_of_another_message() -> None:
-    first, second = codec().receive(publish(b"\xff", b"x", (b"hbfr", b"id")) + publish(b"\xff"))
-    assert isinstance(first, wire.BadPublish)
-    assert type(second) is Bad
-
-
-def test_everybody_who_waits_for_a_receipt_gets_an_answer() -> None:
-    events = codec().receive(publish(b"\xff", b"x", (b"hbfr", b"id")) * 100)
-    assert [type(event) for event in events] == [wire.BadPublish] * 100
-
-
-def test_requests_over_the_limit_or_not_text_are_refused_and_the_connection_stays() -> None:
-    limits = Limits(topics_per_request_max=2)
-    data = versioned((b"hbfs", b"a\nb\nc")) + versioned((b"hbfs", b"\xff"))
-    assert plain(codec(limits).receive(data)) == [
-        ("request.too-many-topics", False),
-        ("request.not-text", False),
-    ]
-
-
-def test_a_flood_of_empty_messages_gets_a_bounded_answer() -> None:
-    events = codec().receive(bytes(40_000))
-    assert 0 < len(events) <= 16
-
-
-def test_what_is_unfinished_when_the_peer_leaves_is_dropped() -> None:
-    receiver = codec()
-    receiver.receive(part(b"1", b"x", (b"topic", b"a")) + publish()[:-1])
-    assert receiver.unfinished_bytes > 0
-    assert receiver.close() == []
-    assert receiver.unfinished_bytes == 0
-
-
 # Runs: messages that differ in their content only are scanned together
 
 
@@ -459,77 +212,3 @@ def test_a_bad_length_after_a_run_ends_the_connection(length: int) -> None:
     events = codec().receive(publish() * 3 + bad)
     assert len(plain(events)) == 4
     assert error_of(events).final
-
-
-# Chunking
-
-TRANSCRIPT = b"".join(
-    (
-        publish(b"a", b"1", (b"k", b"v")),
-        versioned((b"hbfs", b"a")),
-        message(),
-        publish(b"b", bytes(50), (b"hbfr", b"id")),
-        part(b"2", b"x", (b"topic", b"c")),
-        part(b"2", b"y"),
-        versioned(),
-        message((b"hbfv", b"2.0"), (b"topic", b"a")),
-        publish(b"a", b"") * 3,
-    )
-)
-WHOLE = plain(codec().receive(TRANSCRIPT))
-
-
-def test_the_transcript_has_every_kind_of_event() -> None:
-    assert len(WHOLE) == 10
-
-
-@pytest.mark.parametrize("hand_back", [False, True])
-def test_events_do_not_depend_on_where_the_stream_is_cut(hand_back: bool) -> None:
-    for cut in range(len(TRANSCRIPT) + 1):
-        assert replay([0, cut, len(TRANSCRIPT)], hand_back) == WHOLE
-
-
-@given(st.lists(st.integers(0, len(TRANSCRIPT))), st.booleans())
-def test_events_do_not_depend_on_the_chunking(cuts: list[int], hand_back: bool) -> None:
-    assert replay([0, *sorted(cuts), len(TRANSCRIPT)], hand_back) == WHOLE
-
-
-def test_events_come_byte_by_byte_too() -> None:
-    assert replay(list(range(len(TRANSCRIPT) + 1)), hand_back=False) == WHOLE
-    assert replay(list(range(len(TRANSCRIPT) + 1)), hand_back=True) == WHOLE
-
-
-def replay(bounds: list[int], hand_back: bool) -> list[Plain]:
-    """Feed the transcript in pieces, with the carry left in the codec or handed back each time."""
-    receiver = codec()
-    events: list[wire.Event] = []
-    carry = b""
-    for start, end in pairwise(bounds):
-        events += receiver.receive(carry + TRANSCRIPT[start:end])
-        carry = receiver.take_carry() if hand_back else b""
-    return plain(events)
-
-
-@given(st.binary(max_size=300))
-def test_garbage_gives_only_peer_errors(garbage: bytes) -> None:
-    receiver = codec()
-    for chunk in (garbage, publish(), garbage):
-        for event in receiver.receive(chunk):
-            assert isinstance(event, Publish | Bad | wire.Subscribe | wire.Unsubscribe)
-
-
-@given(st.integers(0, len(TRANSCRIPT) - 1), st.integers(0, 255))
-def test_a_changed_byte_gives_only_events(place: int, value: int) -> None:
-    damaged = bytearray(TRANSCRIPT)
-    damaged[place] = value
-    for event in codec().receive(bytes(damaged)):
-        assert not isinstance(event, Bad) or isinstance(event.error, PeerError)
-
-
-def test_batches_stay_as_they_were_when_more_arrives() -> None:
-    receiver = codec()
-    data = publish(b"a", b"first")
-    receiver.receive(data[:10])
-    [event] = receiver.receive(data[10:] + data[:7])
-    receiver.receive(data[7:])
-    assert plain([event]) == [("a", b"first", b"", {})]

@@ -1,0 +1,107 @@
+"""LogReader and damage: told with its place, and never served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from reader_kit import data, offsets, values
+from segments_kit import make_segment, rows_batch
+
+from polybus.errors import StorageError
+from polybus.log import layout
+from polybus.log.disk import DiskFile, OsDisk
+from polybus.log.handover import delete_segments, hand_over
+from polybus.log.reader import LogReader
+from polybus.log.recovery import recover
+
+__all__ = ["data"]
+
+
+@pytest.mark.parametrize("where", ["journal", "history"])
+def test_a_flipped_bit_is_told_with_file_topic_and_offsets(data: Path, where: str) -> None:
+    segment = make_segment(data, 1, [[rows_batch("news", 0, 5)], [rows_batch("news", 5, 5)]])
+    path = segment
+    if where == "history":
+        delete_segments(hand_over(data))
+        (path,) = layout.topic_folder(data, "news").glob("history/**/*.parquet")
+    content = bytearray(path.read_bytes())
+    content[len(content) - 100 if where == "journal" else len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StorageError) as caught:
+        values(LogReader(data), "news")
+    assert caught.value.code == "log.damaged"
+    first = 5 if where == "journal" else 0
+    assert f"topic 'news', offsets {first} to 9" in caught.value.text
+    assert str(path) in caught.value.text
+    assert "checksum" in caught.value.text
+
+
+def test_what_comes_before_damage_is_given_first(data: Path) -> None:
+    segment = make_segment(data, 1, [[rows_batch("news", 0, 5)], [rows_batch("news", 5, 5)]])
+    content = bytearray(segment.read_bytes())
+    content[-100] ^= 1
+    segment.write_bytes(content)
+    assert offsets(LogReader(data).read("news", 0, 5)) == list(range(5))
+
+
+def test_a_segment_that_lost_its_end_is_told(data: Path) -> None:
+    segment = make_segment(data, 1, [[rows_batch("news", 0, 5)]], sealed=False)
+    segment.write_bytes(segment.read_bytes()[:-20])
+    with pytest.raises(StorageError, match="offsets 0 to 4.*the file ends before the commit does"):
+        values(LogReader(data), "news")
+
+
+def test_offsets_that_no_file_has_are_named(data: Path) -> None:
+    make_segment(data, 1, [[rows_batch("news", 0, 5)]])
+    lost = make_segment(data, 2, [[rows_batch("news", 5, 5)]])
+    make_segment(data, 3, [[rows_batch("news", 10, 5)]])
+    delete_segments([lost])
+    with pytest.raises(StorageError) as caught:
+        values(LogReader(data), "news")
+    assert caught.value.code == "log.damaged"
+    assert "offsets 5 to 14" in caught.value.text
+
+
+def test_a_damaged_manifest_is_told_and_not_believed(data: Path) -> None:
+    make_segment(data, 1, [[rows_batch("news", 0, 5)]])
+    delete_segments(hand_over(data))
+    path = layout.topic_folder(data, "news") / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"last":4', b'"last":5'))
+    with pytest.raises(StorageError) as caught:
+        LogReader(data).bounds("news")
+    assert caught.value.code == "log.damaged"
+    assert msgspec.json.decode(path.read_bytes())
+
+
+class NotedDisk(OsDisk):
+    """Notes in which order files are synced and replaced."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def open(self, path: Path) -> DiskFile:
+        file = super().open(path)
+        sync = file.sync
+
+        def noted() -> None:
+            self.noted.append(f"sync {path.suffix}")
+            sync()
+
+        file.sync = noted  # type: ignore[method-assign]
+        return file
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.noted.append(f"replace {target.suffix}")
+        super().rename(source, target)
+
+
+def test_what_recovery_indexes_was_synced_before(data: Path) -> None:
+    segment = make_segment(data, 1, [[rows_batch("news", 0, 5)]], sealed=False)
+    layout.index_path(segment).unlink()
+    assert LogReader(data).bounds("news").stop == 0
+    disk = NotedDisk()
+    recover(data, disk)
+    assert LogReader(data).bounds("news").stop == 5
+    assert disk.noted.index("sync .arrows") < disk.noted.index("replace .index")
