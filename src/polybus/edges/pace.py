@@ -25,6 +25,7 @@ SMALL_BYTES = 96 << 10
 GAIN = 1.5
 """So many times as much must come in with a rest as without."""
 SLACK = 1.4
+"""A rest is worth it if without one the loop would be at work for 1 / SLACK of the time."""
 VAIN_RESTS_MAX = 4
 TURNS_WITHOUT = 256
 
@@ -113,8 +114,8 @@ class Pace:
     def _judge(self, turn_bytes: int, gathered_s: float) -> None:
         """See whether the last rest was worth it.
 
-        Peers that keep the loop busy send as much in a second while it rests. If it was much less,
-        the loop would have had to wait for them without a rest, and each message came later for it.
+        Peers that keep the loop busy send as much in a second while it rests. If it was clearly
+        less, the loop would have had to wait for them, and each message came later for it.
         """
         gain = max(GAIN, gathered_s / self._usual_s / SLACK) if self._usual_s else GAIN
         if turn_bytes >= gain * self._usual_bytes:
