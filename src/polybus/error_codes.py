@@ -271,6 +271,10 @@ _SOURCE = {
         "there is no data folder to read from",
         "name one with option data or POLYBUS_DATA, or a running bus with option url",
     ),
+    "spark.server": Meaning(
+        "a Spark Connect server has no Polybus, another version of it, or not the data folder",
+        "install the same version there, and mount the data folder at the same path",
+    ),
     "spark.option-unknown": Meaning(
         "a source has no option of that name", "use the name it suggests, or see how to use Spark"
     ),

@@ -49,6 +49,8 @@ def main() -> None:
     flow = {"pipeline": "fake", "flow": "silver", "state": "running", "rows": 7, "lag": 3}
     write("this is not JSON")
     say(event="progress", flows=[flow | {"rows_per_s": 1.0, "batch_ms": 5, "error": None}])
+    for event in behaviour.get("says", []):
+        say(**event)
     if starts <= behaviour.get("crashes", 0):
         sys.stderr.write("the fake crashes\n")
         time.sleep(0.1)

@@ -149,6 +149,17 @@ def test_a_pipeline_that_dies_is_told_of_and_started_again(tmp_path: Path) -> No
         assert up.interrupt() == 0
 
 
+def test_what_the_pipeline_goes_on_without_is_said(tmp_path: Path) -> None:
+    says = [
+        {"event": "warning", "flow": "standard.decode", "text": "topic 'red' is left out"},
+        {"event": "problem", "pipeline": "shop", "code": "pipeline.file", "text": "shop.py:3: no"},
+    ]
+    with running_up(tmp_path, behaviour={"says": says}) as up:
+        up.until_said(r"pipeline: topic 'red' is left out\n")
+        up.until_said(r"pipeline: shop\.py:3: no\n")
+        assert up.interrupt() == 0
+
+
 def test_a_pipeline_that_cannot_start_leaves_the_bus_running(tmp_path: Path) -> None:
     with running_up(tmp_path, behaviour={"refuse": True}) as up:
         up.until_said(r"pipeline ended by itself \(exit 3\)\n  \| the fake refuses\n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from polybus import config
+from log_kit import opened_log
+
 from polybus.batch import Batch
-from polybus.log.files import FileLog
 from polybus.log.handover import compact
 
 DAY_US = 86_400_000_000
@@ -19,14 +19,7 @@ def publish(
 ) -> None:
     """Append to the journal of a stopped bus; the topic is made if it is not there."""
     data.mkdir(exist_ok=True)
-    log = FileLog(
-        data,
-        durability="fsync",
-        journal=config.Journal(),
-        retention=config.Retention(),
-        clock=lambda: timestamp_us,
-        maintenance=False,
-    )
+    log = opened_log(data, lambda: timestamp_us)
     try:
         if topic not in log.topics():
             log.create_topic(topic)

@@ -46,9 +46,11 @@ def test_without_a_terminal_only_changes_are_shown(capsys: pytest.CaptureFixture
 
 def test_a_run_that_was_killed_is_told_as_such(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
-    write_status(tmp_path, "running", [FLOW], ["pipeline.file: bad.py:1: no"])
+    warned = {**FLOW, "warning": "log.damaged: topic 'red' is left out"}
+    write_status(tmp_path, "running", [warned], ["pipeline.file: bad.py:1: no"])
     shown = CliRunner().invoke(main, ["pipeline", "status", "--data", str(tmp_path)])
     assert shown.exit_code == 0
     assert shown.stdout.startswith("killed at 2")
     assert "shop.orders  running    12     3.0  -         310" in shown.stdout
+    assert "shop.orders: log.damaged: topic 'red' is left out\n" in shown.stderr
     assert "bad.py:1" in shown.stderr

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from log_kit import opened_log
 
-from polybus import config
 from polybus.batch import Batch
-from polybus.log.files import FileLog
 from polybus.log.handover import hand_over
 from polybus.spark.options import SourceOptions, parse
 
@@ -36,14 +35,7 @@ class WrittenLog:
     def __init__(self, data: Path) -> None:
         self.data = data
         self.clock = Clock()
-        self.log = FileLog(
-            data,
-            durability="fsync",
-            journal=config.Journal(),
-            retention=config.Retention(),
-            clock=self.clock,
-            maintenance=False,
-        )
+        self.log = opened_log(data, self.clock)
 
     def create(self, *topics: str) -> None:
         for topic in topics:

@@ -10,21 +10,38 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from spark_kit import RunningBus, environment, eventually, running_bus
 
+from polybus.errors import UsageError
+from polybus.lake.table import open_table
 from polybus.log.reader import LogReader
-from polybus.spark import archive, shipping
+from polybus.spark import archive, connect, shipping
 from polybus.spark.gateway import java_command
 from polybus.spark.java import find_java
 
 ROWS = 500
-# The workers run the tests' own Python; this hides the Polybus that is installed there.
+INSTALLED = "installed"
+# The workers run the tests' own Python; this hides the Polybus that is installed there, as long as
+# no file says that it is.
 HIDE_POLYBUS = """
-import sys
+import os, sys
+from importlib.machinery import PathFinder
+
+class Installed:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "polybus" and os.path.exists({installed!r}):
+            return PathFinder.find_spec(name, [{source!r}])
+
 sys.path[:] = [one for one in sys.path if one.rstrip("/") != {source!r}]
+sys.meta_path.append(Installed)
 """
 # What a user's program does, in a process of its own: this one has a local session already.
 PROGRAM = """
@@ -103,7 +120,8 @@ def spark_process(folder: Path, program: str, *arguments: str) -> Iterator[None]
     hidden = folder / "python"
     hidden.mkdir()
     source = str(Path(shipping.__file__).parents[2])
-    (hidden / "sitecustomize.py").write_text(HIDE_POLYBUS.format(source=source))
+    hide = HIDE_POLYBUS.format(source=source, installed=str(folder / INSTALLED))
+    (hidden / "sitecustomize.py").write_text(hide)
     java = find_java()
     command = java_command(java, memory="512m", scratch=folder, log=folder / "spark.log")
     process = subprocess.Popen(
@@ -171,7 +189,18 @@ def test_source_and_sink_run_on_a_cluster_that_has_polybus_only_as_the_zip(
         assert values(bus, "copied") == ["batch"] * 10
 
 
-def test_a_spark_connect_server_that_has_polybus_not_reads_a_topic(tmp_path: Path) -> None:
+@dataclass
+class ConnectServer:
+    """A Spark Connect server; `installed` is there once it has Polybus."""
+
+    address: str
+    installed: Path
+
+
+@pytest.fixture(scope="module")
+def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """One for all tests: it takes long to start. At first it has Polybus not."""
+    folder = tmp_path_factory.mktemp("connect") / "server"
     port = free_port()
     options = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -181,14 +210,18 @@ def test_a_spark_connect_server_that_has_polybus_not_reads_a_topic(tmp_path: Pat
     confs = [word for name, value in options.items() for word in ("--conf", f"{name}={value}")]
     server = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer")
     command = ("--master", "local[2]", *confs, *server, "spark-internal")
-    with (
-        running_bus(tmp_path, topics=["orders"]) as bus,
-        spark_process(tmp_path / "server", "org.apache.spark.deploy.SparkSubmit", *command),
-    ):
-        bus.publish("orders", [f"order {number}" for number in range(ROWS)])
+    with spark_process(folder, "org.apache.spark.deploy.SparkSubmit", *command):
         eventually(lambda: answers(port), timeout_s=120)
+        yield ConnectServer(f"sc://127.0.0.1:{port}", folder / INSTALLED)
+
+
+def test_a_spark_connect_server_that_has_polybus_not_reads_a_topic(
+    connect_server: ConnectServer, tmp_path: Path
+) -> None:
+    with running_bus(tmp_path, topics=["orders"]) as bus:
+        bus.publish("orders", [f"order {number}" for number in range(ROWS)])
         run = subprocess.run(
-            [sys.executable, "-c", CONNECT_PROGRAM, f"sc://127.0.0.1:{port}", str(bus.data)],
+            [sys.executable, "-c", CONNECT_PROGRAM, connect_server.address, str(bus.data)],
             capture_output=True,
             env=environment(),
             timeout=240,
@@ -199,6 +232,94 @@ def test_a_spark_connect_server_that_has_polybus_not_reads_a_topic(tmp_path: Pat
     assert said["kind"] == "pyspark.sql.connect.session"
     assert said["zone"] == "UTC"
     assert said["count"] == ROWS
+
+
+SHOP = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+spark = SparkSession.active()
+
+@dp.table
+def clean():
+    row = F.from_json(F.col("value").cast("string"), "id INT, amount INT")
+    return spark.readStream.table("orders").select(row.alias("row")).select("row.*")
+
+@dp.materialized_view
+def totals():
+    return spark.read.table("clean").agg(F.sum("amount").alias("sum"))
+
+dp.create_sink("large", format="polybus", options={"topic": "large"})
+
+@dp.append_flow(target="large", name="send_large")
+def send_large():
+    rows = spark.readStream.table("clean").where("amount >= 40")
+    return rows.select(F.to_json(F.struct("id")).alias("value"))
+"""
+
+
+def test_a_pipeline_runs_over_spark_connect_where_polybus_is_installed(
+    connect_server: ConnectServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    (folder / "shop.py").write_text(SHOP)
+    (folder / "words.sql").write_text("CREATE STREAMING TABLE a AS SELECT * FROM STREAM(orders)")
+
+    def run() -> tuple[int, list[dict[str, Any]], str]:
+        command = [sys.executable, "-m", "polybus.cli", "pipeline", "run", "--json"]
+        command += ["--data", str(bus.data), "--folder", str(folder)]
+        done = subprocess.run(
+            [*command, "--master", connect_server.address],
+            capture_output=True,
+            env=environment(),
+            timeout=240,
+            check=False,
+        )
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        return done.returncode, events, done.stderr.decode()
+
+    with running_bus(tmp_path, topics=["orders", "large"]) as bus:
+        bus.publish("orders", [json.dumps({"id": n, "amount": n * 10}) for n in range(6)])
+        code, _, errors = run()
+        assert code == 1
+        assert "spark.server: the Spark Connect server has no Polybus" in errors
+
+        connect_server.installed.touch()
+        code, events, errors = run()
+        assert (code, errors) == (1, ""), "a file is refused, the others run"
+        (problem,) = (event for event in events if event["event"] == "problem")
+        assert problem["code"] == "pipeline.unsupported"
+        assert (
+            f"{folder / 'words.sql'}: SQL files cannot be read over Spark Connect"
+            in problem["text"]
+        )
+        flows = {one["flow"]: (one["state"], one["rows"]) for one in events[-1]["flows"]}
+        assert flows == {"clean": ("done", 6), "totals": ("done", 1), "send_large": ("done", 6)}
+        assert open_table(bus.data, "shop.clean").rows == 6
+        assert open_table(bus.data, "shop.totals").read().to_pylist() == [{"sum": 150}]
+        assert sorted(values(bus, "large")) == ['{"id":4}', '{"id":5}']
+    connect_server.installed.unlink()
+
+
+def test_a_spark_connect_server_without_the_data_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere:
+        """Runs what is sent to it on a machine that has none of our files."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: self
+
+        def mapInArrow(self, look: Any, schema: str) -> Any:
+            (rows,) = look(iter([pa.record_batch({"id": [0]})]))
+            return SimpleNamespace(collect=lambda: [SimpleNamespace(**rows.to_pylist()[0])])
+
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    with pytest.raises(UsageError, match=r"spark.server: .* does not see .*/data/pipeline"):
+        connect.check_server(Elsewhere(), tmp_path / "data")
+    assert list((tmp_path / "data" / "pipeline").iterdir()) == []
 
 
 def test_the_zip_holds_all_that_a_worker_imports_and_is_made_once() -> None:

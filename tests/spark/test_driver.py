@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from driver_kit import RunningDriver, running_driver
 from spark_kit import RunningBus, environment, eventually, running_bus
 
+from polybus.cli import main
 from polybus.client import connect
 from polybus.errors import UsageError
 from polybus.lake.table import open_table
+from polybus.log import layout
+from polybus.spark import driver as driver_module
 from polybus.spark import service
-from polybus.spark.driver import only_one
+from polybus.spark.driver import Driver, Options, only_one
 from polybus.spark.pipelines.flows import FlowRunner
 from polybus.spark.pipelines.standard import flows, plans
+from polybus.spark.pipelines.status import write_status
 
+TOPICS = ("red", "blue", "green")
 # Any minute of 20 messages is an alert, for a topic without a history too.
 ALERTING = {"pipeline": {"alert-history-s": 0.5, "alert-messages-min": 20, "alert-pause-s": 600}}
 
@@ -34,6 +44,11 @@ def await_rows(bus: RunningBus, count: int) -> None:
     table = open_table(bus.data, "silver")
     eventually(lambda: table.exists and table.rows >= count, timeout_s=120)
     assert silver_offsets(bus.data) == list(range(count))
+
+
+def await_table(bus: RunningBus, name: str, count: int) -> None:
+    table = open_table(bus.data, name)
+    eventually(lambda: table.exists and table.rows == count, timeout_s=120)
 
 
 async def first_alert(port: int, driver: RunningDriver, bus: RunningBus) -> dict[str, Any]:
@@ -90,6 +105,59 @@ def test_the_pipeline_survives_restarts_in_any_order_and_alerts_reach_a_websocke
             bus.close()
 
 
+@contextlib.contextmanager
+def driver_here(spark: Any, data: Path, patched: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """A driver in this process, on the tests' session, which it must not end."""
+
+    patched.setattr(spark, "stop", lambda: None)
+    patched.setattr(driver_module, "open_session", lambda options: spark)
+    driver = Driver(Options(data=data), lambda event: None)
+    running = threading.Thread(target=driver.run)
+    running.start()
+    try:
+        yield driver
+    finally:
+        driver.stop()
+        running.join(60)
+    assert not running.is_alive()
+
+
+def pipeline_status(data: Path, *options: str) -> str:
+    result = CliRunner().invoke(main, ["pipeline", "status", "--data", str(data), *options])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_status_is_that_of_the_driver_while_it_runs_and_after_it_ended(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown() -> tuple[str, dict[str, tuple[str, int | None]]]:
+        said = json.loads(pipeline_status(bus.data, "--json"))
+        flows = {f"{one['pipeline']}.{one['flow']}": one for one in said["flows"]}
+        return said["state"], {name: (one["state"], one["rows"]) for name, one in flows.items()}
+
+    with running_bus(tmp_path, ["t"]) as bus:
+        bus.publish("t", ["one", "{two", "three"])
+        write_status(bus.data, "done", [], ["pipeline.file: of a run before"])
+        with driver_here(spark, bus.data, monkeypatch):
+            await_table(bus, "quarantine", 1)
+            decoded = ("running", 3)
+            eventually(lambda: shown()[1].get("standard.decode") == decoded, timeout_s=60)
+            assert shown()[0] == "running"
+            written = bus.data / "pipeline" / "status.json"
+            eventually(lambda: b'"rows":3' in written.read_bytes())
+        assert shown() == (
+            "stopped",
+            {"standard.decode": ("stopped", 3), "standard.watch": ("stopped", None)},
+        )
+        table = pipeline_status(bus.data)
+        assert table.startswith("stopped at 2") and "of a run before" not in table
+        assert ["standard.decode", "stopped", "3"] in [
+            row.split()[:3] for row in table.splitlines()
+        ]
+        assert ["standard.watch", "stopped", "-"] in [row.split()[:3] for row in table.splitlines()]
+
+
 def test_a_second_pipeline_on_a_folder_is_refused(tmp_path: Path) -> None:
     with only_one(tmp_path):
         with pytest.raises(UsageError, match="pipeline.running"), only_one(tmp_path):
@@ -106,26 +174,74 @@ def states(runner: FlowRunner) -> dict[str, tuple[str, str]]:
     return {one.flow: (one.state, one.error or "") for one in runner.progress()}
 
 
-def test_a_damaged_segment_fails_its_flow_with_its_name_and_the_others_go_on(
+def flip(segment: Path, text: bytes) -> None:
+    """Damage one byte of a message that begins with the text; doing it again mends it."""
+    content = bytearray(segment.read_bytes())
+    content[content.index(text) + len(text)] ^= 1
+    segment.write_bytes(content)
+
+
+def in_silver(data: Path, topics: Sequence[str]) -> list[tuple[str, int]]:
+    table = open_table(data, "silver")
+    rows = table.read().select(["topic", "offset"]).to_pylist() if table.exists else []
+    return sorted((row["topic"], row["offset"]) for row in rows if row["topic"] in topics)
+
+
+@contextlib.contextmanager
+def standard_flows(spark: Any, data: Path) -> Iterator[FlowRunner]:
+    runner = FlowRunner(spark, data, continuous=True)
+    for flow in flows(data):
+        runner.start(flow)
+    try:
+        yield runner
+    finally:
+        assert runner.stop(60)
+
+
+def test_a_damaged_topic_is_left_out_and_goes_on_where_it_was_once_it_is_restored(
     spark: Any, tmp_path: Path
 ) -> None:
-    with running_bus(tmp_path, ["t"]) as bus:
-        bus.publish("t", ["x" * 4000])
+    def publish(*topics: str) -> None:
+        for topic in topics:
+            offset = sum(one == topic for one, _ in published)
+            bus.publish(topic, [f"{topic} {offset} " * 100])
+            published.append((topic, offset))
+
+    def await_silver(expected: list[tuple[str, int]]) -> None:
+        eventually(lambda: in_silver(bus.data, TOPICS) == sorted(expected), timeout_s=90)
+
+    published: list[tuple[str, int]] = []
+    with running_bus(tmp_path, TOPICS) as bus:
+        publish("red", "blue")
+        with standard_flows(spark, bus.data):
+            await_silver(published)
+        publish("red", "blue", "green")
         bus.stop()
         (segment,) = (bus.data / "journal").glob("*.arrows")
-        content = bytearray(segment.read_bytes())
-        content[content.index(b"x" * 100) + 50] ^= 1
-        segment.write_bytes(content)
-        runner = FlowRunner(spark, bus.data, continuous=True)
-        for flow in flows(bus.data):
-            runner.start(flow)
-        try:
-            eventually(lambda: states(runner)["decode"][0] == "failed", timeout_s=90)
-            assert "log.damaged" in states(runner)["decode"][1]
-            assert segment.name in states(runner)["decode"][1]
-            assert states(runner)["watch"][0] in ("waiting", "running")
-        finally:
-            runner.stop()
+        manifest = layout.topic_folder(bus.data, "green") / "manifest.json"
+        manifest.write_text("{")
+        flip(segment, b"red 1 red 1")
+        with standard_flows(spark, bus.data) as runner:
+            await_silver([("red", 0), ("blue", 0), ("blue", 1)])
+            bus.start()
+            publish("blue")
+            await_silver([("red", 0), ("blue", 0), ("blue", 1), ("blue", 2)])
+            eventually(lambda: states(runner)["decode"] == ("running", ""))
+            decode = runner.progress()[0]
+            said = decode.warning or ""
+            assert "topic 'red' is left out" in said and segment.name in said
+            assert "topic 'green' is left out" in said and str(manifest) in said
+            assert "topic 'blue'" not in said
+            eventually(lambda: runner.progress()[0].lag == 1)
+        bus.stop()
+        manifest.unlink()
+        flip(segment, b"red 1 red 1")
+        with standard_flows(spark, bus.data) as runner:
+            await_silver(published)
+            eventually(lambda: runner.progress()[0].lag == 0)
+            assert runner.progress()[0].warning is None
+        traffic = open_table(bus.data, "traffic").read()
+        assert sum(traffic["messages"].to_pylist()) == len(published)
 
 
 def test_a_full_disk_under_the_checkpoint_fails_the_flow_and_nothing_is_half_written(

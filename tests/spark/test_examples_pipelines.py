@@ -76,7 +76,7 @@ def test_orders_are_enriched_and_late_ones_counted_as_long_as_promised(
     assert found == sorted(((*key, *value) for key, value in hours.items()), key=repr)
 
 
-def rows_of(runner: FlowRunner, flow: str) -> int:
+def rows_of(runner: FlowRunner, flow: str) -> int | None:
     """How many rows a flow has taken; fails as soon as any flow does."""
     assert runner.failures == [], runner.failures
     return next(one.rows for one in runner.progress() if one.flow == flow)

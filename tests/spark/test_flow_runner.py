@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from spark_kit import eventually
@@ -60,10 +61,28 @@ def test_a_failing_flow_is_marked_and_the_others_go_on(spark: Any, tmp_path: Pat
     }
     assert batches[:2] == [0, 1], "it went on from its checkpoint"
     (patient,) = (one for one in runner.progress() if one.flow == "patient")
-    assert patient.rows >= 5 and patient.batch_ms and patient.error is None
+    assert patient.rows and patient.rows >= 5 and patient.batch_ms and patient.error is None
     assert runner.stop(60)
     assert states(runner) == {"bad": "failed", "patient": "stopped", "broken": "failed"}
     assert not any(query.name is None and query.isActive for query in spark.streams.active)
+
+
+def test_a_row_counts_once_however_often_its_batch_is_read(spark: Any, tmp_path: Path) -> None:
+    def start(context: FlowContext) -> Any:
+        def take(rows: Any, batch_id: int) -> None:
+            for _ in range(3):
+                rows.write.format("noop").mode("append").save()
+            context.figures.scanned(batch_id, 3)
+
+        return stream(take)(context)
+
+    runner = FlowRunner(spark, tmp_path, continuous=True)
+    runner.start(Flow("p", "eager", start))
+    (eager,) = eventually(
+        lambda: [one for one in runner.progress() if (one.batch_id or 0) >= 2], timeout_s=120
+    )
+    assert runner.stop(60)
+    assert eager.rows == 5 * (eager.batch_id + 1)
 
 
 def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None:
@@ -118,6 +137,18 @@ def test_causes_are_told_without_javas_stack() -> None:
     assert clean_cause(java) == "[X.Y] It broke."
     assert is_transient("polybus.errors.PolybusError: client.unreachable: no bus")
     assert not is_transient("ValueError: the colour is wrong")
+
+
+def test_a_cause_without_a_word_is_told_by_its_kind() -> None:
+    """As when a process that plans a stream is killed between two batches."""
+
+    class Failure(Exception):
+        _cause = SimpleNamespace(_stackTrace="java.io.EOFException\n\tat a.B(C.java:1)")
+
+    said = "[STREAM_FAILED] Query [id = a] terminated with exception: (no cause message)"
+    assert is_transient(Failure(said))
+    assert clean_cause(Failure(said)) == "java.io.EOFException"
+    assert not is_transient(said)
 
 
 def test_only_offsets_of_our_source_are_positions() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_kit import PipelineFolder, as_json
+from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json
 from spark_kit import RunningBus, eventually, running_bus
 
 from polybus.lake.table import open_table
@@ -157,6 +157,16 @@ def test_a_change_that_cannot_resume_is_told_before_anything_starts(
     pipelines.run(reset=["clean"])
     assert [row[0] for row in pipelines.rows("shop.clean", "id")] == [4, 5, 9]
     assert pipelines.rows("shop.totals", "customer", "sum") == [("c0", 40), ("c1", 50), ("c9", 9)]
+
+
+def test_progress_has_the_rows_that_a_stream_read_and_that_a_view_has(
+    pipelines: PipelineFolder,
+) -> None:
+    pipelines.write("shop.py", TOTALS)
+    runner = pipelines.start(pipelines.prepare(), continuous=False)
+    assert runner.wait(PASS_TIMEOUT_S)
+    runner.stop()
+    assert {one.flow: one.rows for one in runner.progress()} == {"clean": 6, "totals": 2}
 
 
 JOINED = """

@@ -97,6 +97,7 @@ def test_columns_come_in_our_order_whatever_the_order_asked_for() -> None:
         ("stream", {"endingTimestamp": "1"}),
         ("batch", {"maxOffsetsPerTrigger": "5"}),
         ("batch", {"minOffsetsPerTrigger": "5"}),
+        ("batch", {"leaveOut": '["news"]'}),
         ("stream", {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}),
         ("stream", {"maxTriggerDelay": "5s"}),
         ("batch", {"startingOffsets": '{"sport": 1}'}),
@@ -135,6 +136,13 @@ def test_a_value_that_cannot_be_names_its_option(given: dict[str, str]) -> None:
     error = refusal("batch", **given)
     assert error.code == "spark.option-invalid"
     assert f"option {next(iter(given))}:" in error.text
+
+
+@pytest.mark.parametrize("text", ["news", '{"news": 1}', "[1]"])
+def test_topics_to_leave_out_are_a_list(text: str) -> None:
+    error = refusal("stream", leaveOut=text)
+    assert error.code == "spark.option-invalid"
+    assert "option leaveOut: it is a JSON list of topics" in error.text
 
 
 def test_a_pattern_that_is_none_names_its_option() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from source_kit import SECOND_US, WrittenLog, offsets_of, source_options, written_log
 
 from polybus import config
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.retention import retain
 from polybus.spark import stream_reader
@@ -280,6 +280,32 @@ def test_a_deleted_topic_is_an_error_or_is_left_out(written: WrittenLog) -> None
     end, read = step(reader, start)
     assert read == [("news", 3)]
     assert places(end) == {"news": 4}
+
+
+def test_a_topic_that_is_left_out_keeps_its_place_even_if_nobody_can_read_it(
+    written: WrittenLog,
+) -> None:
+    written.create("sport", "weather")
+    written.append("news", 3)
+    written.append("sport", 3)
+    pattern = {"subscribePattern": ".*"}
+    start, _ = step(stream(written, **pattern), stream(written, **pattern).initialOffset())
+    for topic in ("news", "sport", "weather"):
+        written.append(topic, 2)
+    manifest = layout.topic_folder(written.data, "sport") / "manifest.json"
+    manifest.write_text("{")
+    with pytest.raises(StorageError, match="log.damaged"):
+        stream(written, **pattern).latestOffset(start, ALL)
+    without = stream(written, leaveOut='["sport", "weather"]', **pattern)
+    assert places(without.initialOffset()) == {"news": 0}
+    place, read = step(without, start)
+    assert read == [("news", 3), ("news", 4)]
+    assert places(place)["sport"] == 3
+    assert step(without, place) == (place, [])
+    manifest.unlink()
+    place, read = step(stream(written, **pattern), place)
+    assert read == [("sport", 3), ("sport", 4), ("weather", 0), ("weather", 1)]
+    assert places(place) == {"news": 5, "sport": 5, "weather": 2}
 
 
 def test_a_batch_whose_messages_expired_before_it_ran_again_is_told(written: WrittenLog) -> None:

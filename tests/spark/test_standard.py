@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from standard_kit import EPOCH, NOON, Pipe, Topics
 
 from polybus.config import Topic
 from polybus.errors import UsageError
 from polybus.lake.table import open_table
+from polybus.spark.pipelines.standard.batches import BatchesThere
 from polybus.spark.pipelines.standard.decode import schema_fields
+from polybus.spark.schema import ARROW, SPARK
 from polybus.spark.views import collect
 
 ORDERS = Topic(
@@ -175,6 +179,18 @@ def test_new_settings_hold_from_the_next_batch_on_and_not_for_one_that_was_begun
     pipe.run(2, [topics.message("orders", "text no more")])
     assert pipe.rows("silver", "offset") == [(0,), (1,)]
     assert pipe.rows("quarantine", "offset") == [(2,)]
+
+
+def test_batches_that_are_sent_elsewhere_are_made_there(spark: Any, tmp_path: Path) -> None:
+    topics, checkpoint = Topics(), tmp_path / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    sent = pickle.dumps(BatchesThere(tmp_path, "standard.decode:test", checkpoint, None))
+    there = pickle.loads(sent)
+    for batch_id in range(2):
+        (checkpoint / "offsets" / str(batch_id)).touch()
+        rows = pa.Table.from_pylist([topics.message("t", "x")], schema=ARROW)
+        there(spark.createDataFrame(rows, schema=SPARK), batch_id)
+    assert sorted(open_table(tmp_path, "silver").read()["offset"].to_pylist()) == [0, 1]
 
 
 def test_traffic_is_counted_per_topic_protocol_and_minute(spark: Any, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from log_kit import opened_log
 from pyspark.sql import functions as F
 
-from polybus import config
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.lake import duck
@@ -31,14 +31,7 @@ NOON_US = 1_769_860_800_000_000  # 2026-01-31T12:00:00Z
 @contextmanager
 def stored(data: Path, now_us: int) -> Iterator[FileLog]:
     data.mkdir(exist_ok=True)
-    log = FileLog(
-        data,
-        durability="fsync",
-        journal=config.Journal(),
-        retention=config.Retention(),
-        clock=lambda: now_us,
-        maintenance=False,
-    )
+    log = opened_log(data, lambda: now_us)
     try:
         yield log
     finally:

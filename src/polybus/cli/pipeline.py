@@ -174,6 +174,9 @@ def status(data: str | None, as_json: bool) -> None:
     click.echo(f"{state}{since}")
     if found.get("flows"):
         echo_table(*flow_rows(found["flows"]))
+    for flow in found.get("flows", []):
+        if flow.get("warning"):
+            click.echo(f"{flow['pipeline']}.{flow['flow']}: {flow['warning']}", err=True)
     for problem in found.get("problems", []):
         click.echo(problem, err=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +23,7 @@ def flow_rows(flows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[o
         [
             f"{flow['pipeline']}.{flow['flow']}",
             flow["state"],
-            flow["rows"],
+            "-" if flow["rows"] is None else flow["rows"],
             round(flow["rows_per_s"], 1),
             "-" if flow["lag"] is None else flow["lag"],
             "-" if flow["batch_ms"] is None else flow["batch_ms"],
@@ -60,12 +59,7 @@ class Display:
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_live()
 
     def show(self, event: dict[str, Any]) -> None:

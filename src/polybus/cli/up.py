@@ -298,7 +298,7 @@ class Up:
             self._background(self._make_archive())
         elif kind in ("starting", "waiting"):
             self._screen.step("pipeline", text)
-        elif kind == "failed":
+        elif kind in ("failed", "problem", "warning"):
             self._screen.say(f"pipeline: {text}")
 
     def _tell_first_result(self) -> None:

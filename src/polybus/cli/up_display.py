@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -28,12 +27,7 @@ class Display(Protocol):
 
     def __enter__(self) -> Display: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def step(self, name: str, text: str, *, done: bool = False) -> None:
         """How far the start of something is; the last word of each name is shown."""
@@ -61,12 +55,7 @@ class PlainDisplay:
     def __enter__(self) -> PlainDisplay:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def step(self, name: str, text: str, *, done: bool = False) -> None:
@@ -123,12 +112,7 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
         if self._figures is not None:
             self._console.print(summary(self._figures), markup=False)
@@ -193,10 +177,11 @@ def _tables(figures: Figures) -> list[RenderableType]:
 def _flow_row(flow: dict[str, Any]) -> tuple[object, ...]:
     name = f"{flow.get('pipeline', '')}.{flow.get('flow', '')}"
     rate, lag, batch_ms = flow.get("rows_per_s"), flow.get("lag"), flow.get("batch_ms")
+    rows = flow.get("rows")
     return (
         name,
         flow.get("error") or flow.get("state", ""),
-        flow.get("rows") or 0,
+        "-" if rows is None else rows,
         f"{rate or 0:.0f}",
         "-" if lag is None else lag,
         "-" if batch_ms is None else f"{batch_ms:.0f}",

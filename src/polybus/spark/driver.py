@@ -8,6 +8,7 @@ It speaks JSON lines on standard output, one event a line:
     {"event": "ready", "seconds": …}     all flows were started
     {"event": "progress", "flows": […]}  every second
     {"event": "waiting", "text": …}      what it waits for: the bus, most of the time
+    {"event": "warning", "text": …}      what a flow goes on without: a damaged topic
     {"event": "failed", "text": …}       a flow that failed, or the driver's own end
     {"event": "problem", "text": …}      a pipeline of the user's that cannot start
     {"event": "stopped"}
@@ -40,6 +41,7 @@ from polybus.spark.driving import (
     MEMORY,
     Options,
     SqlRunner,
+    end_session,
     is_jvm,
     jvm_pid,
     only_one,
@@ -70,6 +72,7 @@ class Driver:
         self._say = say
         self._stop = threading.Event()
         self._runner: FlowRunner | None = None
+        self._users: UserPipelines | None = None
         self._started = time.monotonic()
 
     def stop(self) -> None:
@@ -94,7 +97,7 @@ class Driver:
             try:
                 self._run_flows(spark)
             finally:
-                spark.stop()
+                end_session(spark)
 
     def _run_flows(self, spark: Any) -> None:
         from polybus.spark.pipelines.flows import FlowRunner
@@ -122,7 +125,7 @@ class Driver:
 
                 for flow in flows(options.data):
                     runner.start(flow)
-            users = UserPipelines(spark, options, self._say)
+            users = self._users = UserPipelines(spark, options, self._say)
             for flow in users.load():
                 runner.start(flow)
             deadline = time.monotonic() + STARTED_TIMEOUT_S
@@ -136,23 +139,30 @@ class Driver:
             self._say({"event": "ready", "seconds": seconds, "socket": str(socket.socket)})
             self._report(runner, users)
         finally:
+            runner.stop()
+            # Before the note goes: `pipeline status` asks us while it is there, then the file.
+            self._keep_status("stopped" if self._stop.is_set() else "failed")
             (service.folder(options.data) / "pipeline.json").unlink(missing_ok=True)
             socket.stop()
-            runner.stop()
 
     def _report(self, runner: FlowRunner, users: UserPipelines) -> None:
         """Tell of progress, and once of each new trouble, until the end."""
         told: dict[str, tuple[str, str]] = {}
+        warned: dict[str, str] = {}
         while not self._stop.wait(PROGRESS_INTERVAL_S):
             for flow in users.retry():
                 runner.start(flow)
             flows = self._progress()
             self._say({"event": "progress", "flows": [asdict(one) for one in flows]})
+            self._keep_status("running", flows)
             for one in flows:
                 name, trouble = f"{one.pipeline}.{one.flow}", (one.state, one.error or "")
                 if one.state in ("waiting", "failed") and one.error and told.get(name) != trouble:
                     self._say({"event": one.state, "flow": name, "text": one.error})
                 told[name] = trouble
+                if one.warning and warned.get(name) != one.warning:
+                    warned[name] = one.warning
+                    self._say({"event": "warning", "flow": name, "text": one.warning})
 
     def status(self) -> dict[str, Any]:
         """What the verb `status` answers."""
@@ -161,7 +171,16 @@ class Driver:
             "master": self._options.master,
             "uptime-s": round(time.monotonic() - self._started, 1),
             "flows": [asdict(one) for one in self._progress()],
+            "problems": [] if self._users is None else self._users.problems,
         }
+
+    def _keep_status(self, state: str, flows: list[FlowProgress] | None = None) -> None:
+        """Write what `pipeline status` answers when no pipeline runs."""
+        from polybus.spark.pipelines.status import write_status
+
+        shown = self._progress() if flows is None else flows
+        problems = [] if self._users is None else self._users.problems
+        write_status(self._options.data, state, [asdict(one) for one in shown], problems)
 
     def _progress(self) -> list[FlowProgress]:
         from polybus.spark.pipelines.progress import log_ends

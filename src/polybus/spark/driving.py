@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from polybus.errors import StorageError, UsageError
-from polybus.spark import bus_http, service
+from polybus.spark import bus_http, connect, service
 
 MASTER = "local[2,3]"
 MEMORY = "1g"
@@ -110,11 +110,17 @@ class SqlRunner:
 
 def another_session(spark: Any) -> Any:
     """A session of the same application with views and settings of its own."""
-    if not hasattr(spark, "newSession"):
-        return spark
+    if connect.is_connect(spark):
+        return connect.new_session(spark)
     made = spark.newSession()
     know_source(made)
     return made
+
+
+def end_session(spark: Any) -> None:
+    """Stop the session of `open_session`, and all that `another_session` made of it."""
+    connect.end_all()
+    spark.stop()
 
 
 def know_source(spark: Any) -> None:
@@ -123,14 +129,13 @@ def know_source(spark: Any) -> None:
     Spark looks for sources in Python in a process of its own. Should that be killed in the middle,
     Spark takes it that there are none, and looks again when it is asked the next time.
     """
-    inner = getattr(spark, "_jsparkSession", None)
-    if inner is None:  # Spark Connect: the server looks for itself
+    if connect.is_connect(spark):  # the server looks for itself
         return
     from pyspark.errors import AnalysisException
 
     from polybus.spark.source import PolybusDataSource
 
-    manager = inner.sessionState().dataSourceManager()
+    manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001
     for _ in range(LOOKUPS_MAX):
         if manager.dataSourceExists(SOURCE):
             return
@@ -140,7 +145,11 @@ def know_source(spark: Any) -> None:
 
 
 def open_session(options: Options) -> Any:
-    """The session of the flows. Raises PolybusError where Java or PySpark is missing."""
+    """The session of the flows.
+
+    Raises:
+        PolybusError: Java or PySpark is missing; `spark.server`, no flow can run over there.
+    """
     from polybus.spark.session import session
 
     made = session(
@@ -150,5 +159,11 @@ def open_session(options: Options) -> Any:
         app="polybus pipeline",
         memory=options.memory,
     )
+    if connect.is_connect(made):
+        try:
+            connect.check_server(made, options.data)
+        except BaseException:
+            made.stop()
+            raise
     know_source(made)
     return made

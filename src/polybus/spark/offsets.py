@@ -74,11 +74,15 @@ def resumed(
 ) -> dict[str, TopicOffset]:
     """Where the next batch begins, in the topics there were and in those that joined.
 
+    Topics that are left out for now begin nowhere.
+
     Raises:
         UsageError: `spark.data-loss`, messages that were not read yet are gone.
     """
     begun = {}
     for topic, place in start.topics.items():
+        if topic in options.left_out:
+            continue
         # A topic that is no longer subscribed to was left on purpose.
         if options.matches(topic):
             going_on = resumed_in(topic, place, found.get(topic), losses)

@@ -101,6 +101,20 @@ def offsets_of(
     }
 
 
+def topics_of(given: Mapping[str, str], option: str) -> frozenset[str]:
+    """A JSON list of topics: a name may have a comma in it."""
+    text = given.get(option)
+    if text is None:
+        return frozenset()
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise invalid(option, f"it is a JSON list of topics: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise invalid(option, 'it is a JSON list of topics like ["orders"]')
+    return frozenset(names.canonical(one) for one in found)
+
+
 def _offset(option: str, topic: str, value: object) -> int:
     if isinstance(value, dict):
         if set(value) != {"0"}:

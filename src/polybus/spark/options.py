@@ -26,6 +26,7 @@ from polybus.spark.option_values import (
     number,
     offsets_of,
     timestamp_us,
+    topics_of,
 )
 from polybus.spark.schema import COLUMNS
 from polybus.spark.where import Where, where
@@ -44,6 +45,7 @@ NAMES = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "leaveOut",
     "includeHeaders",
     "groupId",
     "columns",
@@ -53,10 +55,13 @@ NAMES = (
     "url",
     "token",
 )
-STREAM_ONLY = dict.fromkeys(
-    ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
-    "only a stream has triggers",
-)
+STREAM_ONLY = {
+    **dict.fromkeys(
+        ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+        "only a stream has triggers",
+    ),
+    "leaveOut": "only a stream keeps its place in a topic",
+}
 BATCH_ONLY = {
     "endingOffsets": "a stream has no end",
     "endingTimestamp": "a stream has no end",
@@ -101,6 +106,7 @@ class SourceOptions:
     min_partitions: int | None
     max_records: int | None
     fail_on_data_loss: bool
+    left_out: frozenset[str]
     headers: bool
     group: str
     columns: tuple[str, ...]
@@ -149,6 +155,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         min_partitions=number(given, "minPartitions"),
         max_records=number(given, "maxRecordsPerPartition"),
         fail_on_data_loss=boolean(given, "failOnDataLoss", True),
+        left_out=topics_of(given, "leaveOut"),
         headers=boolean(given, "includeHeaders", True),
         group=given.get("groupId", "").strip(),
         columns=columns_of(given),

@@ -13,13 +13,15 @@ from polybus.spark.origin import Origin
 def matching(options: SourceOptions, origin: Origin, *, strict: bool) -> dict[str, Bounds]:
     """The topics that the options mean and that exist, with what they hold.
 
+    Those that are left out are not even asked for: they may be damaged.
     With `strict` a topic that is named but does not exist is UsageError `topic.unknown`.
     """
     if options.pattern is not None:
-        found = origin.topics(system=options.system)
-        return origin.bounds([topic for topic in found if options.matches(topic)])
-    bounds = origin.bounds(options.topics)
-    missing = [topic for topic in options.topics if topic not in bounds]
+        found = [one for one in origin.topics(system=options.system) if options.matches(one)]
+        return origin.bounds([topic for topic in found if topic not in options.left_out])
+    named = [topic for topic in options.topics if topic not in options.left_out]
+    bounds = origin.bounds(named)
+    missing = [topic for topic in named if topic not in bounds]
     if missing and strict:
         text = f"option subscribe: there is no topic {missing[0]!r} in {options.where}"
         raise UsageError("topic.unknown", f"{text}; polybus topics list shows what there is")

@@ -148,7 +148,7 @@ def _query_of(df: Any, batch_id: int) -> tuple[str, Path | None]:
 
 def _checkpoint_of(session: Any, query: str) -> Path | None:
     """Spark has no public way to tell, least of all to the clone of a session that is used here."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
 
     try:
         number = session._jvm.java.util.UUID.fromString(query)  # noqa: SLF001

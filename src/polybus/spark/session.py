@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from polybus.errors import PolybusError
 from polybus.spark import gateway, shipping
+from polybus.spark.connect import is_connect
 from polybus.spark.gateway import Jvm
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def session(
         if not is_local(master):
             spark.sparkContext.addPyFile(str(shipping.package()))
             _register(spark)
-    if data is not None or url is not None:
+    # Over Spark Connect, PySpark 4.3 gives a listener up at the first word of a source in Python.
+    if (data is not None or url is not None) and not is_connect(spark):
         _report_queries(spark, data, url)
     return spark
 
@@ -181,7 +183,11 @@ def _connect(url: str, app: str, conf: Mapping[str, str]) -> SparkSession:
     """A session on a Spark Connect server, which has our code from now on."""
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.remote(url).appName(app).getOrCreate()
+    return equip(SparkSession.builder.remote(url).appName(app).getOrCreate(), conf)
+
+
+def equip(spark: SparkSession, conf: Mapping[str, str] = NONE) -> SparkSession:
+    """Give a session of Spark Connect what is ours: a new one on the server has nothing."""
     for name, value in {**QUERY_SETTINGS, **conf}.items():
         spark.conf.set(name, value)
     spark.addArtifacts(str(shipping.package()), pyfile=True)

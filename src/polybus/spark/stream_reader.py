@@ -85,6 +85,12 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A topic that has nothing yet joins when it has.
             if available[topic] or topic in before.topics
         }
+        # Topics that are left out stay where they are.
+        topics |= {
+            topic: TopicOffset(place.epoch, place.offset)
+            for topic, place in before.topics.items()
+            if topic in self._options.left_out
+        }
         if any(available.values()):
             self._batch_at_s = monotonic()
         end = StreamOffset(self._options.group, topics)

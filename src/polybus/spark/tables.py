@@ -67,8 +67,8 @@ def append(
     tidy(table)
 
 
-def replace(df: DataFrame, table: LakeTable, *, writer: str) -> None:
-    """Make these rows all the table has. Its columns may change."""
+def replace(df: DataFrame, table: LakeTable, *, writer: str) -> int:
+    """Make these rows all the table has, and say how many. Its columns may change."""
     notes = stage(df, table, ())
     for _ in range(_TRIES_MAX):
         state = table.state
@@ -83,7 +83,7 @@ def replace(df: DataFrame, table: LakeTable, *, writer: str) -> None:
         except Conflict:
             continue
         tidy(table)
-        return
+        return sum(note.file.rows for note in notes)
     raise Conflict(table.name)
 
 

@@ -25,8 +25,14 @@ class UserPipelines:
         self._options = options
         self._say = say
         self._waiting: tuple[str, ...] = ()
+        self._problems: dict[str, str] = {}
         self._due = 0.0
         self._pause_s = PAUSE_FIRST_S
+
+    @property
+    def problems(self) -> list[str]:
+        """Why pipelines have not started, as of now."""
+        return list(self._problems.values())
 
     def load(self) -> Iterator[Flow]:
         """All flows that can start now."""
@@ -48,6 +54,9 @@ class UserPipelines:
 
         where = Where(self._options.data, self._options.url, self._options.token)
         prepared = prepare(self._spark, folder, where, only=only)
+        for name in only:
+            self._problems.pop(name, None)
+        self._problems |= {one.pipeline: str(one.error) for one in prepared.problems}
         waiting = [one for one in prepared.problems if is_transient(str(one.error))]
         for one in prepared.problems:
             is_news = one not in waiting or one.pipeline not in self._waiting

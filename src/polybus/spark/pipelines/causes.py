@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from polybus.errors import PolybusError
+
 # What passes by itself: the bus is restarting, a worker process was killed.
 _TRANSIENT = re.compile(
     r"client\.(unreachable|timeout|disconnected)|lake\.(busy|conflict)"
@@ -23,11 +25,14 @@ _REST = re.compile(
 )
 _PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: (.*))?$")
 _TEXT_MAX = 2000
+_NO_CAUSE = "(no cause message)"
 
 
 def clean_cause(error: BaseException | str) -> str:
     """One short paragraph: the Python error if there was one, else Spark's own first sentence."""
-    text = error if isinstance(error, str) else str(error) or type(error).__name__
+    if isinstance(error, PolybusError):
+        return str(error)
+    text = _with_cause(error) or type(error).__name__
     python = _python_error(text)
     if python is not None:
         return python[:_TEXT_MAX]
@@ -66,4 +71,13 @@ def _without_state(text: str) -> str:
 
 def is_transient(error: BaseException | str) -> bool:
     """True if trying again may help although nobody changed anything."""
-    return _TRANSIENT.search(str(error)) is not None
+    return _TRANSIENT.search(_with_cause(error)) is not None
+
+
+def _with_cause(error: BaseException | str) -> str:
+    """The text; where Spark had none, what Java calls the cause (an end of file says no more)."""
+    text = str(error)
+    if _NO_CAUSE not in text:
+        return text
+    cause = str(getattr(getattr(error, "_cause", None), "_stackTrace", ""))
+    return text.replace(_NO_CAUSE, cause.partition("\n")[0].strip() or _NO_CAUSE)

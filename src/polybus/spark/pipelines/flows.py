@@ -7,6 +7,7 @@ have changed. One that fails is marked failed with its cause and the others go o
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from polybus.errors import PolybusError
 from polybus.spark.pipelines.causes import clean_cause, is_transient
 from polybus.spark.pipelines.progress import (
     FlowProgress,
     QueryProgress,
     StopOffsets,
     log_ends,
+    unseen,
 )
 
+logger = logging.getLogger("polybus.spark")
 __all__ = ["Flow", "FlowContext", "FlowProgress", "FlowRunner"]
 
 _TICK_S = 0.1
@@ -43,6 +45,8 @@ class FlowContext:
     checkpoint: Path
     trigger: dict[str, Any]
     """Keyword arguments of DataStreamWriter.trigger."""
+    figures: QueryProgress = dataclasses.field(default_factory=unseen)
+    """Where a flow tells what Spark does not know of its rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Flow:
     in the call (a batch flow). `after` names flows of the same pipeline that come first: in one
     pass they must be done, in continuous mode they must have caught up once. A batch flow with
     `again_s` is started again so many seconds after its last run, in continuous mode; `start`
-    looks for itself whether there is anything to do.
+    looks for itself whether there is anything to do. `recover` is asked when the flow has failed:
+    True says that it has made sure that the flow gets further now.
     """
 
     pipeline: str
@@ -61,6 +66,7 @@ class Flow:
     start: Callable[[FlowContext], Any]
     after: tuple[str, ...] = ()
     again_s: float | None = None
+    recover: Callable[[FlowContext, BaseException], bool] | None = None
 
     @property
     def full_name(self) -> str:
@@ -72,14 +78,17 @@ class _Running:
 
     def __init__(self, flow: Flow, context: FlowContext) -> None:
         self.flow = flow
-        self.context = context
-        self.shown = FlowProgress(flow.pipeline, flow.name)
+        # A stream has read nothing yet; work that is done in one call says for itself what it did.
+        rows = 0 if flow.again_s is None else None
+        self.shown = FlowProgress(flow.pipeline, flow.name, rows=rows)
         self.figures = QueryProgress(self.shown)
+        self.context = dataclasses.replace(context, figures=self.figures)
         self.query: Any = None
         self.launching = False
         self.caught_up = False
         self.due_s = 0.0
         self.failures_in_a_row = 0
+        self.failure: BaseException | None = None
 
     @property
     def is_over(self) -> bool:
@@ -267,6 +276,8 @@ class FlowRunner:
                 running.shown.state = "running"
             running.context.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             use_in_thread(running.context.spark)
+            if not self._recovered(running):
+                return
             query = running.flow.start(running.context)
         except Exception as error:
             self._failed(running, error)
@@ -304,8 +315,31 @@ class FlowRunner:
             self._set_state(running, "stopped" if self._continuous else "done")
 
     def _failed(self, running: _Running, error: BaseException) -> None:
+        """Let the flow recover if it can: on a starter's thread, since that may take a while."""
+        if running.flow.recover is None:
+            self._try_later(running, error)
+            return
+        running.failure = error
+        running.due_s = 0.0
+        self._set_state(running, "waiting", clean_cause(error))
+
+    def _recovered(self, running: _Running) -> bool:
+        """Whether the flow may start now: it did not fail, or did something about it."""
+        error, running.failure = running.failure, None
+        if error is None:
+            return True
+        recover = running.flow.recover
+        try:
+            if recover is not None and recover(running.context, error):
+                return True
+        except Exception:  # what the flow failed with comes first
+            logger.exception("flow %s cannot recover", running.flow.full_name)
+        self._try_later(running, error)
+        return False
+
+    def _try_later(self, running: _Running, error: BaseException) -> None:
         """Try again later if that may help, as long as a pipeline without end, else say why."""
-        cause = str(error) if isinstance(error, PolybusError) else clean_cause(error)
+        cause = clean_cause(error)
         tries = running.failures_in_a_row
         if is_transient(error) and (self._continuous or tries < len(_BACKOFF_S)):
             running.failures_in_a_row = tries + 1

@@ -20,6 +20,7 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, StreamingTable
 
 from polybus.errors import PolybusError, UsageError
+from polybus.spark.connect import is_connect
 from polybus.spark.driving import another_session
 from polybus.spark.pipelines import fingerprint
 from polybus.spark.pipelines.causes import clean_cause
@@ -149,6 +150,8 @@ class _One:
         """Let the bus list the flows as consumers: listeners hear of their own session only."""
         from polybus.spark.listener import install
 
+        if is_connect(self._names.spark):
+            return
         where = self._names.where
         data = where.data if where.url is None else None
         install(self._names.spark, data=data, url=where.url, token=where.token)

@@ -19,17 +19,23 @@ StopOffsets = Callable[[list[str]], Mapping[str, int]]
 
 @dataclasses.dataclass(slots=True)
 class FlowProgress:
-    """Figures of one flow. `lag` is messages not yet processed, None where nobody can tell."""
+    """Figures of one flow.
+
+    `rows` is what a stream read, or what a materialized view has since it was made last, and `lag`
+    messages not yet processed. Either is None where nobody can tell.
+    """
 
     pipeline: str
     flow: str
     state: State = "starting"
-    rows: int = 0
+    rows: int | None = 0
     rows_per_s: float = 0.0
     lag: int | None = None
     batch_ms: int | None = None
     batch_id: int | None = None
     error: str | None = None
+    warning: str | None = None
+    """What the flow does without, while it runs."""
 
 
 class QueryProgress:
@@ -40,6 +46,23 @@ class QueryProgress:
         self._batch_id = -1
         self._positions: dict[str, int] = {}
         self._told_lag: int | None = None
+        self._scans: dict[int, int] = {}
+
+    def scanned(self, batch_id: int, times: int) -> None:
+        """A batch was read so often: Spark counts a row each time, and we do once."""
+        self._scans[batch_id] = times
+
+    def warn(self, text: str) -> None:
+        """Say what the flow goes on without; it stays until the next word."""
+        self._shown.warning = text
+
+    def cannot_count(self) -> None:
+        """Nobody will tell how often batches are read."""
+        self._shown.rows = None
+
+    def wrote(self, rows: int) -> None:
+        """A view was made anew."""
+        self._shown.rows = rows
 
     def update(self, query: Any) -> None:
         """Take over what `query` did since the last call."""
@@ -55,15 +78,20 @@ class QueryProgress:
             self._shown.rows_per_s = 0.0
 
     def _take(self, progress: Any) -> None:
-        rows = progress["numInputRows"]
+        rows = progress.numInputRows
         self._take_positions(progress["sources"])
         if progress["batchId"] <= self._batch_id or rows == 0:
             return
         shown = self._shown
         self._batch_id = shown.batch_id = progress["batchId"]
-        shown.rows += rows
-        shown.rows_per_s = progress["processedRowsPerSecond"] or 0.0
+        times = max(1, self._scans.get(self._batch_id, 1))
+        for done in list(self._scans):
+            if done <= self._batch_id:
+                del self._scans[done]
         shown.batch_ms = progress["batchDuration"]
+        if shown.rows is not None:
+            shown.rows += rows // times
+            shown.rows_per_s = 1000 * (rows // times) / max(1, shown.batch_ms)
 
     def _take_positions(self, sources: Any) -> None:
         lag: int | None = None
@@ -90,6 +118,11 @@ class QueryProgress:
             for topic, offset in self._positions.items()
             if topic in stops
         )
+
+
+def unseen() -> QueryProgress:
+    """Figures that nobody looks at, for a flow without a runner."""
+    return QueryProgress(FlowProgress("", ""))
 
 
 def topic_offsets(offset: Any) -> dict[str, int]:

@@ -60,8 +60,7 @@ def using(resolver: Resolver) -> Iterator[None]:
 def active(spark: Any) -> Iterator[None]:
     """`spark` is what SparkSession.active() gives until the end of the block."""
     with _ACTIVE:
-        kind = type(spark)
-        before = getattr(kind, "_activeSession", None)
+        before = type(spark).getActiveSession()
         _make_active(spark)
         try:
             yield
@@ -74,30 +73,36 @@ def _make_active(spark: Any) -> None:
     if getattr(spark, "_jvm", None) is not None:
         type(spark)._activeSession = spark  # noqa: SLF001
         use_in_thread(spark)
+    else:  # Spark Connect has one for each thread
+        type(spark)._active_session.session = spark  # noqa: SLF001
 
 
-class _Reader:
+# Ours stands before Spark's own, batch or stream, classic or Connect, which this stands for.
+_SparkReader: Any = object
+
+
+class _Reader(_SparkReader):
     """What our readers add to Spark's: they remember their options, and know our names."""
 
     _streaming = False
 
     def __init__(self, spark: Any, resolver: Resolver) -> None:
-        super().__init__(spark)  # type: ignore[call-arg]
+        super().__init__(spark)
         self._resolver = resolver
         self._given: dict[str, Any] = {}
         self._source: str | None = None
 
     def format(self, source: str) -> Any:
         self._source = source
-        return super().format(source)  # type: ignore[misc]
+        return super().format(source)
 
     def option(self, key: str, value: Any) -> Any:
         self._given[key] = value
-        return super().option(key, value)  # type: ignore[misc]
+        return super().option(key, value)
 
     def options(self, **options: Any) -> Any:
         self._given.update(options)
-        return super().options(**options)  # type: ignore[misc]
+        return super().options(**options)
 
     def load(
         self, path: Any = None, format: str | None = None, schema: Any = None, **options: Any
@@ -105,7 +110,7 @@ class _Reader:
         def load(added: dict[str, Any]) -> Any:
             return sparks_load(path, format, schema, **{**options, **added})
 
-        sparks_load = super().load  # type: ignore[misc]
+        sparks_load = super().load
         if (format or self._source) != FORMAT:
             return load({})
         given = {**self._given, **options}
@@ -115,20 +120,20 @@ class _Reader:
         given = {**self._given, **options}
         find = self._resolver.stream if self._streaming else self._resolver.batch
         found = find(name, given)
-        return super().table(name, *more, **options) if found is None else found  # type: ignore[misc]
+        return super().table(name, *more, **options) if found is None else found
 
 
 class _StreamReader(_Reader):
     _streaming = True
 
 
-def install(session_type: type) -> None:
+def install(session_type: Any) -> None:
     """Teach the sessions of this type our names; once is enough, more does no harm."""
     if session_type in _TAUGHT:
         return
     for name, mixin in (("read", _Reader), ("readStream", _StreamReader)):
         setattr(session_type, name, _reader_property(getattr(session_type, name), mixin))
-    sparks_table, sparks_sql = session_type.table, session_type.sql  # type: ignore[attr-defined]
+    sparks_table, sparks_sql = session_type.table, session_type.sql
 
     def table(self: Any, tableName: str) -> Any:
         resolver = _resolver.get()
@@ -143,7 +148,7 @@ def install(session_type: type) -> None:
         with _temporary_names(self, resolver) as find_name:
             return _resolved(lambda: sparks_sql(self, text, args, **kwargs), find_name)
 
-    session_type.table, session_type.sql = table, sql  # type: ignore[attr-defined]
+    session_type.table, session_type.sql = table, sql
     _TAUGHT.add(session_type)
 
 

@@ -20,6 +20,7 @@ from polybus.spark import bus_http, service
 from polybus.spark.driving import (
     Options,
     SqlRunner,
+    end_session,
     is_jvm,
     jvm_pid,
     only_one,
@@ -86,7 +87,7 @@ class PipelineRun:
             try:
                 return self._run(spark)
             finally:
-                spark.stop()
+                end_session(spark)
 
     def _await_old_jvm(self) -> None:
         """The Java process of a run that was killed ends by itself; two at once must not be."""
@@ -180,4 +181,4 @@ def check(options: RunOptions) -> Prepared:
     try:
         return prepare(spark, options.folder, options.where, only=options.only, check_only=True)
     finally:
-        spark.stop()
+        end_session(spark)

@@ -15,6 +15,7 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, StreamingTable, TemporaryView
 from pyspark.pipelines.source_code_location import SourceCodeLocation
 
+from polybus.spark.connect import is_connect
 from polybus.spark.pipelines.causes import clean_cause
 from polybus.spark.pipelines.problems import PipelineError
 from polybus.spark.pipelines.readers import missing_relation, unknown_relation
@@ -37,6 +38,12 @@ class SqlFile:
 
     def read(self, text: str) -> None:
         """Register every statement. Raises PipelineError at the line of the first bad one."""
+        if is_connect(self._spark):
+            text = (
+                "SQL files cannot be read over Spark Connect (sc://), whose parser is out of reach"
+            )
+            advice = "declare the same in Python, or run it with another --master"
+            raise PipelineError("pipeline.unsupported", f"{text}; {advice}", file=self._file)
         for statement in statements(text):
             plan = self._parsed(statement)
             kind = plan.getClass().getSimpleName()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +13,7 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, Sink
 
 from polybus.errors import PolybusError
-from polybus.lake.table import open_table
+from polybus.lake.table import LakeTable, open_table
 from polybus.spark.pipelines.flows import Flow, FlowContext, use_in_thread
 from polybus.spark.pipelines.names import Analysed, Input, Names, in_schema_of
 from polybus.spark.pipelines.places import missing_options
@@ -64,7 +65,10 @@ class Stream:
         if isinstance(self._output, Sink):
             writer = self._into_sink(writer, name)
         else:
-            writer = writer.foreachBatch(self._into_table(context.checkpoint))
+            columns = tuple(self._output.partition_cols or ())
+            table = self._names.table(self._query.target)
+            append = Append(self._query.name, table, context.checkpoint, columns)
+            writer = writer.foreachBatch(append)
         use_in_thread(self._names.spark)
         with self._names.settings_of(self._query):
             return writer.start()
@@ -80,17 +84,26 @@ class Stream:
                 options["takeOver"] = "true"
         return writer.format(self._output.format).options(**options)
 
-    def _into_table(self, checkpoint: Path) -> Any:
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Append:
+    """Adds the batches of a flow to its table. Spark Connect sends it to the server."""
+
+    flow: str
+    table: LakeTable
+    checkpoint: Path
+    partition_by: tuple[str, ...]
+
+    def __call__(self, rows: Any, batch_id: int) -> None:
         from polybus.spark import tables
 
-        table = self._names.table(self._query.target)
-        columns = tuple(self._output.partition_cols or ())
-
-        def append(rows: Any, batch_id: int) -> None:
-            writer = f"{self._query.name}:{query_id(checkpoint)}"
-            tables.append(rows, table, writer=writer, batch_id=batch_id, partition_by=columns)
-
-        return append
+        tables.append(
+            rows,
+            self.table,
+            writer=f"{self.flow}:{query_id(self.checkpoint)}",
+            batch_id=batch_id,
+            partition_by=self.partition_by,
+        )
 
 
 def query_id(checkpoint: Path) -> str:
@@ -125,10 +138,11 @@ class View:
             try:
                 with self._settings():
                     rows = in_schema_of(analysed.frame, output)
-                    tables.replace(rows, table, writer=self._query.name)
+                    count = tables.replace(rows, table, writer=self._query.name)
             except BaseException:
                 self._seen = before
                 raise
+            context.figures.wrote(count)
 
     def _settings(self) -> AbstractContextManager[None]:
         """Settings belong to the session: with any, other flows of the pipeline start later."""

@@ -12,7 +12,8 @@ figures are found in the files themselves, with Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -44,14 +45,24 @@ FACT_COLUMNS = ["topic", "epoch", "offset", "timestamp", "protocol", "sender"]
 
 
 class StandardBatches:
-    """What `foreachBatch` calls. One object lives as long as its query."""
+    """What `foreachBatch` calls. One object lives as long as its query.
+
+    `scanned` is told how often a batch was read.
+    """
 
     def __init__(
-        self, data: Path, writer: str, settings: BatchSettings, *, checkpoint: Path | None = None
+        self,
+        data: Path,
+        writer: str,
+        settings: BatchSettings,
+        *,
+        checkpoint: Path | None = None,
+        scanned: Callable[[int, int], None] | None = None,
     ) -> None:
         self._writer = writer
         self._settings = settings
         self._checkpoint = checkpoint
+        self._scanned = scanned
         self._decoder = Decoder(PipelineSettings())
         self._silver = open_table(data, "silver")
         self._quarantine = open_table(data, "quarantine")
@@ -70,14 +81,19 @@ class StandardBatches:
             self._decoder = Decoder(settings)
         if plan.is_below(SMALL_ROWS):
             frame = frame.coalesce(1)
+        scans = 0
         if plan.messages != 0:
-            self._take_messages(frame, batch_id, plan)
+            scans += self._take_messages(frame, batch_id, plan)
         if plan.events != 0 and settings.pipeline.deliveries:
             events = events_of(frame.where(f"topic = '{EVENTS}'"))
             rows = deliveries_of(events)
             self._deliveries.add(rows, writer=self._writer, batch_id=batch_id)
+            scans += 1
+        if self._scanned is not None:
+            self._scanned(batch_id, scans)
 
-    def _take_messages(self, frame: DataFrame, batch_id: int, plan: Plan) -> None:
+    def _take_messages(self, frame: DataFrame, batch_id: int, plan: Plan) -> int:
+        """Decode, keep and count; how often the batch was read for it."""
         settings = self._decoder.settings.pipeline
         messages = self._decoder(frame.where(f"topic <> '{EVENTS}'"))
         good = stage(messages.where("reason IS NULL").select(*SILVER_COLUMNS), self._silver, ())
@@ -99,6 +115,7 @@ class StandardBatches:
             )
         if settings.gold:
             self._count(pa.concat_tables(parts), batch_id)
+        return len(parts)
 
     def _take_bad(self, messages: DataFrame, batch_id: int) -> pa.Table:
         """Put what cannot be decoded into quarantine; its figures."""
@@ -116,6 +133,34 @@ class StandardBatches:
         traffic = gold.traffic_of(facts, batch_id)
         self._traffic.add(traffic, writer=self._writer, batch_id=batch_id)
         self._senders.add(gold.senders_of(facts), writer=self._writer, batch_id=batch_id)
+
+
+@dataclass(frozen=True)
+class BatchesThere:
+    """StandardBatches that are made where they run: Spark Connect sends them to the server.
+
+    `begun` is the batch that an earlier run began and did not finish.
+    """
+
+    data: Path
+    writer: str
+    checkpoint: Path
+    begun: int | None
+
+    def made(self, scanned: Callable[[int, int], None] | None = None) -> StandardBatches:
+        settings = BatchSettings(self.data, begun=self.begun)
+        return StandardBatches(
+            self.data, self.writer, settings, checkpoint=self.checkpoint, scanned=scanned
+        )
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        if self not in _there:
+            _there.clear()
+            _there[self] = self.made()
+        _there[self](frame, batch_id)
+
+
+_there: dict[BatchesThere, StandardBatches] = {}
 
 
 def read_facts(table: LakeTable, notes: Sequence[FileNote], columns: list[str]) -> pa.Table:

@@ -10,9 +10,11 @@ from typing import Any
 from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
+from polybus.spark.connect import is_connect
 from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard.batch_settings import BatchSettings, begun_batch
-from polybus.spark.pipelines.standard.batches import StandardBatches
+from polybus.spark.pipelines.standard import damage
+from polybus.spark.pipelines.standard.batch_settings import begun_batch
+from polybus.spark.pipelines.standard.batches import BatchesThere
 
 GROUP = "standard"
 # All topics of users, and the bus's own report of its deliveries.
@@ -20,40 +22,72 @@ PATTERN = r"\$events|[^$].*"
 TABLES = ("silver", "quarantine", "traffic", "top_senders", "deliveries", "recent_ids")
 
 
-def start_decode(context: FlowContext) -> Any:
-    """Start the query, from its checkpoint or from the beginning of the log.
+class Decode:
+    """The flow, which goes on without topics that turn out to be damaged, until it is made anew."""
 
-    Raises:
-        UsageError: `pipeline.checkpoint`, the tables were made by another checkpoint.
-    """
-    checkpoint_id = identity(context.checkpoint)
-    check_tables(context.data, checkpoint_id, context.checkpoint)
-    settings = BatchSettings(context.data, begun=begun_batch(context.checkpoint))
-    batches = StandardBatches(
-        context.data, writer_name(checkpoint_id), settings, checkpoint=context.checkpoint
-    )
-    where = {"data": str(context.data)} if context.url is None else {"url": context.url}
-    if context.url is not None and context.token is not None:
-        where["token"] = context.token
-    rows_max = pipeline_settings.read(context.data).pipeline.batch_rows_max
-    stream = (
-        context.spark.readStream.format("polybus")
-        .option("subscribePattern", PATTERN)
-        .option("startingOffsets", "earliest")
-        .option("groupId", GROUP)
-        .option("maxOffsetsPerTrigger", rows_max)
-        # A topic that is deleted, or made anew, must not end the pipeline of all others.
-        .option("failOnDataLoss", "false")
-        .options(**where)
-        .load()
-    )
-    return (
-        stream.writeStream.queryName(f"{GROUP}.decode")
-        .option("checkpointLocation", str(context.checkpoint))
-        .trigger(**context.trigger)
-        .foreachBatch(batches)
-        .start()
-    )
+    def __init__(self) -> None:
+        self._damaged: dict[str, str] = {}
+
+    def start(self, context: FlowContext) -> Any:
+        """Start the query, from its checkpoint or from the beginning of the log.
+
+        Raises:
+            UsageError: `pipeline.checkpoint`, the tables were made by another checkpoint.
+        """
+        checkpoint_id = identity(context.checkpoint)
+        check_tables(context.data, checkpoint_id, context.checkpoint)
+        there = BatchesThere(
+            context.data,
+            writer_name(checkpoint_id),
+            context.checkpoint,
+            begun_batch(context.checkpoint),
+        )
+        if is_connect(context.spark):
+            context.figures.cannot_count()
+            batches: Any = there
+        else:
+            batches = there.made(context.figures.scanned)
+        stream = context.spark.readStream.format("polybus").options(**self._options(context))
+        return (
+            stream.load()
+            .writeStream.queryName(f"{GROUP}.decode")
+            .option("checkpointLocation", str(context.checkpoint))
+            .trigger(**context.trigger)
+            .foreachBatch(batches)
+            .start()
+        )
+
+    def recover(self, context: FlowContext, error: BaseException) -> bool:
+        """Leave out the topics that are damaged, if that is why the flow failed."""
+        if not damage.is_damage(error):
+            return False
+        checkpoint = context.checkpoint
+        found = damage.damaged_topics(self._options(context), checkpoint)
+        if not found:
+            return False
+        if damage.has_any(checkpoint, found):
+            writer = writer_name(identity(checkpoint))
+            if not damage.forget_batch(context.data, checkpoint, TABLES, writer):
+                return False
+        self._damaged |= found
+        context.figures.warn(damage.warning(self._damaged))
+        return True
+
+    def _options(self, context: FlowContext) -> dict[str, str]:
+        where = {"data": str(context.data)} if context.url is None else {"url": context.url}
+        if context.url is not None and context.token is not None:
+            where["token"] = context.token
+        rows_max = pipeline_settings.read(context.data).pipeline.batch_rows_max
+        return {
+            "subscribePattern": PATTERN,
+            "startingOffsets": "earliest",
+            "groupId": GROUP,
+            "maxOffsetsPerTrigger": str(rows_max),
+            # A topic that is deleted, or made anew, must not end the pipeline of all others.
+            "failOnDataLoss": "false",
+            "leaveOut": json.dumps(sorted(self._damaged)),
+            **where,
+        }
 
 
 def writer_name(checkpoint_id: str) -> str:
