@@ -6,6 +6,7 @@ What is sent waits in the outbox and goes down through what is around the protoc
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import Hashable, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from polybus.edges.server import Server
 
 CLOSE_TIMEOUT_S = 2.0
+LARGE_BYTES = 64 << 10
 # On, and no time at all: then the end of a socket is a reset.
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -88,7 +90,26 @@ class Stream(asyncio.BufferedProtocol):
         """Write past the outbox: the caller minds the peer's pace itself."""
         if self._wrapping is not None:
             data = self._wrapping.wrap(data)
-        self._transport.write(data)
+        if len(data) >= LARGE_BYTES:
+            data = self._write_large(data)
+        if data:
+            self._transport.write(data)
+
+    def _write_large(self, data: Buffer) -> Buffer:
+        """Write as much as the socket takes at once; return the rest.
+
+        A transport keeps the interpreter to itself while it writes. This lets go of it, so that
+        the committer can work meanwhile.
+        """
+        transport = self._transport
+        if self._closing or transport.is_closing() or transport.get_write_buffer_size():
+            return data
+        try:
+            written = os.write(transport.get_extra_info("socket").fileno(), data)
+        except OSError:
+            # Full, or broken: the transport finds out by itself.
+            return data
+        return memoryview(data)[written:]
 
     @property
     def transport(self) -> asyncio.Transport:
