@@ -85,6 +85,45 @@ def test_a_row_counts_once_however_often_its_batch_is_read(spark: Any, tmp_path:
     assert eager.rows == 5 * (eager.batch_id + 1)
 
 
+def test_a_flow_that_cannot_recover_for_a_moment_tries_that_again(
+    spark: Any, tmp_path: Path
+) -> None:
+    starts: list[str] = []
+    asked: list[str] = []
+
+    def start(context: FlowContext) -> None:
+        starts.append("start")
+        if len(starts) == 1:
+            raise PolybusError("log.damaged", "a file is broken")
+
+    def recover(context: FlowContext, error: BaseException) -> bool:
+        asked.append(clean_cause(error))
+        if len(asked) == 1:
+            raise PolybusError("client.unreachable", "no bus answers")
+        return True
+
+    runner = FlowRunner(spark, tmp_path, continuous=False)
+    runner.start(Flow("p", "hurt", start, recover=recover))
+    assert runner.wait(60)
+    assert asked == ["log.damaged: a file is broken"] * 2
+    assert states(runner) == {"hurt": "done"}
+    runner.stop()
+
+
+def test_a_flow_that_is_stopped_before_it_could_recover_says_what_it_failed_with(
+    spark: Any, tmp_path: Path
+) -> None:
+    def recover(context: FlowContext, error: BaseException) -> bool:
+        raise PolybusError("client.unreachable", "no bus answers")
+
+    runner = FlowRunner(spark, tmp_path, continuous=True)
+    runner.start(Flow("p", "hurt", lambda context: 1 / 0, recover=recover))
+    eventually(lambda: states(runner) == {"hurt": "waiting"}, timeout_s=30)
+    assert runner.stop(60)
+    (hurt,) = runner.progress()
+    assert (hurt.state, hurt.error) == ("stopped", "division by zero")
+
+
 def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None:
     order: list[str] = []
     flows = [

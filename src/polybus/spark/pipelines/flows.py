@@ -224,7 +224,8 @@ class FlowRunner:
             self._update(running, query)
         with self._changed:
             self._changed.wait_for(lambda: not running.launching, _STOP_DEADLINE_S)
-        self._set_state(running, "stopped")
+        failure = running.failure
+        self._set_state(running, "stopped", clean_cause(failure) if failure else None)
 
     # The watcher's thread
 
@@ -325,28 +326,37 @@ class FlowRunner:
 
     def _recovered(self, running: _Running) -> bool:
         """Whether the flow may start now: it did not fail, or did something about it."""
-        error, running.failure = running.failure, None
-        if error is None:
+        error, recover = running.failure, running.flow.recover
+        if error is None or recover is None:
             return True
-        recover = running.flow.recover
         try:
-            if recover is not None and recover(running.context, error):
-                return True
-        except Exception:  # what the flow failed with comes first
+            may_start = recover(running.context, error)
+        except Exception as problem:
+            if is_transient(problem) and self._wait(running, clean_cause(error)):
+                # The failure stays, and is looked at again then.
+                return False
             logger.exception("flow %s cannot recover", running.flow.full_name)
-        self._try_later(running, error)
-        return False
+            may_start = False
+        running.failure = None
+        if not may_start:
+            self._try_later(running, error)
+        return may_start
 
     def _try_later(self, running: _Running, error: BaseException) -> None:
         """Try again later if that may help, as long as a pipeline without end, else say why."""
         cause = clean_cause(error)
-        tries = running.failures_in_a_row
-        if is_transient(error) and (self._continuous or tries < len(_BACKOFF_S)):
-            running.failures_in_a_row = tries + 1
-            running.due_s = time.monotonic() + _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
-            self._set_state(running, "waiting", cause)
-        else:
+        if not (is_transient(error) and self._wait(running, cause)):
             self._set_state(running, "failed", cause)
+
+    def _wait(self, running: _Running, cause: str) -> bool:
+        """Wait before the next try; False when there were enough."""
+        tries = running.failures_in_a_row
+        if not self._continuous and tries >= len(_BACKOFF_S):
+            return False
+        running.failures_in_a_row = tries + 1
+        running.due_s = time.monotonic() + _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
+        self._set_state(running, "waiting", cause)
+        return True
 
     def _look_for_caught_up(self, running: _Running, query: Any) -> None:
         status = query.status

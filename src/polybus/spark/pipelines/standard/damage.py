@@ -95,6 +95,8 @@ def forget_batch(data: Path, checkpoint: Path, tables: Iterable[str], writer: st
         last = open_table(data, name).last_batch(writer)
         if last is not None and last >= begun:
             return False
+    # Its checksum first, where the file system keeps one: a plan cannot be written beside it.
+    (checkpoint / "offsets" / f".{begun}.crc").unlink(missing_ok=True)
     (checkpoint / "offsets" / str(begun)).unlink()
     return True
 
