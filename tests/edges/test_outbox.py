@@ -14,7 +14,16 @@ from polybus.config import Limits
 from polybus.edges.assembly import FREE_BYTES, Assembly
 from polybus.edges.bad_peers import BadPeers
 from polybus.edges.buffers import ReadBuffers
-from polybus.edges.outbox import PATIENCE_S, Flusher, Ledger, Lost, Outbox, Outboxes, Policy
+from polybus.edges.outbox import (
+    PATIENCE_S,
+    SLOW_WRITE_BYTES,
+    Flusher,
+    Ledger,
+    Lost,
+    Outbox,
+    Outboxes,
+    Policy,
+)
 
 LIMIT = 1000
 
@@ -73,6 +82,40 @@ def batch(value: bytes, topic: str = "news", offset: int = 0) -> Batch:
     made = Batch.of(topic, [value])
     made.epoch, made.first_offset = 1, offset
     return made
+
+
+def test_peers_that_are_sent_the_same_share_what_is_put_together() -> None:
+    outboxes, turn = shared()
+    written: list[Buffer] = []
+    peers = [Outbox(outboxes, written.append, lambda lost: None) for _ in range(3)]
+    one, other = bytes([1]) * 10, bytes([2]) * 20
+    for outbox in peers:
+        outbox.send(one)
+        outbox.send(other)
+    peers[2].send(b"more")
+    turn.run()
+    assert written == [one + other, one + other, one + other + b"more"]
+    assert written[0] is written[1]
+    for outbox in peers:
+        outbox.send(one)
+        outbox.send(one)
+    turn.run()
+    assert written[3:] == [one + one] * 3
+
+
+def test_a_peer_that_was_behind_keeps_little_that_is_its_own() -> None:
+    outboxes, turn = shared("wait")
+    written: list[Buffer] = []
+    outbox = Outbox(outboxes, written.append, lambda lost: None)
+    outbox.pause()
+    large = bytes(3 * SLOW_WRITE_BYTES)
+    pieces = [b"small", b"er", large, *[bytes(SLOW_WRITE_BYTES // 4)] * 6]
+    for data in pieces:
+        outbox.send(data)
+    outbox.resume()
+    assert b"".join(written) == b"".join(pieces)
+    assert written[0] == b"smaller" and written[1] is large
+    assert max(map(len, written[2:])) <= SLOW_WRITE_BYTES
 
 
 def test_everything_of_a_turn_is_one_write() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from operator import is_not
 from typing import Literal, Protocol
 
 from polybus.batch import Batch, Buffer
@@ -24,6 +25,8 @@ from polybus.batch import Batch, Buffer
 Policy = Literal["disconnect", "drop-oldest", "wait"]
 
 WRITE_BYTES = 1 << 20
+SLOW_WRITE_BYTES = 64 << 10
+"""What is put together for a peer that was behind: it is a copy of its own."""
 PATIENCE_S = 0.5
 PATIENCE_REFILL = 0.1
 STANDSTILL_S = 10.0
@@ -70,6 +73,27 @@ class Ledger:
             self.bytes -= len(data)
 
 
+class Joiner:
+    """Puts pieces together, once for all outboxes that have the same ones.
+
+    Whoever does not take all of it keeps it, and many slow peers must not keep a copy each.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Buffer] = []
+        self._joined: Buffer = b""
+
+    def join(self, pieces: list[Buffer]) -> Buffer:
+        if len(pieces) == 1:
+            return pieces[0]
+        if len(pieces) != len(self._pieces) or any(map(is_not, pieces, self._pieces)):
+            self._pieces, self._joined = pieces, b"".join(pieces)
+        return self._joined
+
+    def forget(self) -> None:
+        self._pieces, self._joined = [], b""
+
+
 class Flusher:
     """Writes every outbox that has something once per loop turn, not once per message."""
 
@@ -81,6 +105,7 @@ class Flusher:
         self._call_soon = call_soon
         self._flushed = flushed
         self._outboxes: list[Outbox] = []
+        self.joiner = Joiner()
 
     def add(self, outbox: Outbox) -> None:
         if not self._outboxes:
@@ -91,6 +116,7 @@ class Flusher:
         outboxes, self._outboxes = self._outboxes, []
         for outbox in outboxes:
             outbox.flush()
+        self.joiner.forget()
         self._flushed()
 
 
@@ -113,6 +139,7 @@ class Outbox:
         "_batches",
         "_drains",
         "_flusher",
+        "_join",
         "_ledger",
         "_limit",
         "_lost",
@@ -139,6 +166,7 @@ class Outbox:
         self._write = write
         self._on_overflow = on_overflow
         self._flusher = outboxes.flusher
+        self._join = outboxes.flusher.joiner.join
         self._ledger = outboxes.ledger
         self._congested = outboxes.congested
         self._policy = outboxes.policy
@@ -305,10 +333,13 @@ class Outbox:
 
     def _write_pieces(self, *, held: bool) -> None:
         pending = self._pending
+        bytes_max = SLOW_WRITE_BYTES if held else WRITE_BYTES
         while pending and not self.paused:
             piece: list[Buffer] = []
             piece_bytes = 0
-            while pending and piece_bytes < WRITE_BYTES:
+            while pending and piece_bytes < bytes_max:
+                if held and piece and len(pending[0]) > bytes_max:
+                    break
                 data = pending.popleft()
                 self._batches.popleft()
                 piece_bytes += len(data)
@@ -316,7 +347,7 @@ class Outbox:
                 if held:
                     self._ledger.release(data)
             self.bytes -= piece_bytes
-            self._put(piece[0] if len(piece) == 1 else b"".join(piece))
+            self._put(b"".join(piece) if held and len(piece) > 1 else self._join(piece))
             if self.paused and held:
                 # pause() has counted what is left a second time.
                 for data in pending:
