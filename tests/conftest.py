@@ -18,6 +18,8 @@ SLOW = (TESTS / "cli", TESTS / "spark")
 SLOW_FILES = (
     "test_append_all.py",
     "test_backpressure.py",
+    "test_client_http_odd.py",
+    "test_client_http_reconnect.py",
     "test_commits.py",
     "test_commits_delivery.py",
     "test_commits_refused.py",
