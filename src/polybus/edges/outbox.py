@@ -347,7 +347,7 @@ class Outbox:
                 if held:
                     self._ledger.release(data)
             self.bytes -= piece_bytes
-            self._put(b"".join(piece) if held and len(piece) > 1 else self._join(piece))
+            self._put(self._join(piece))
             if self.paused and held:
                 # pause() has counted what is left a second time.
                 for data in pending:
