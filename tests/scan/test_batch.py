@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -11,31 +12,33 @@ from typing import NamedTuple
 import pytest
 
 from polybus.batch import Batch
-from polybus.bus.traffic import Flow
+from polybus.bus.traffic import Traffic
+from polybus.errors import StorageError
 from polybus.scan import _batch, batch_py
 
 BOTH = pytest.mark.parametrize("scan", [_batch, batch_py], ids=["compiled", "pure"])
 
 
-class End:
-    """Where a topic's log ends."""
-
-    def __init__(self, epoch: int, stop: int) -> None:
-        self.epoch = epoch
-        self.stop = stop
-        self.tail: deque[Batch] = deque()
-
-
 class Placed:
-    """A topic's log with places of its own making."""
+    """Places of a topic, all in one segment."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.places = self
+    def __init__(self) -> None:
         self.entries = array("q")
+        self.asked: list[Path] = []
 
     def in_segment(self, segment: Path) -> Placed:
+        self.asked.append(segment)
         return self
+
+
+@dataclass
+class BusTopic:
+    """A topic with its figures and listeners."""
+
+    subscribers: list[str]
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic()
 
 
 class Part(NamedTuple):
@@ -118,7 +121,7 @@ def test_the_weight_counts_values_messages_and_batches(scan: ModuleType) -> None
 
 @BOTH
 def test_batches_are_taken_in_order_at_the_end_of_their_logs(scan: ModuleType) -> None:
-    one, other = End(7, 10), End(8, 0)
+    one, other = (scan.TopicEnd(epoch, stop, Placed()) for epoch, stop in ((7, 10), (8, 0)))
     batches = [
         scan.Batch.of("a", [b"1", b"2"]),
         scan.Batch.of("b", [b"3"]),
@@ -151,27 +154,60 @@ def test_rows_are_ordered_by_topic_and_epoch(scan: ModuleType) -> None:
         batch("a", 1, 7, 3, 10),
         batch("a", 2, 0, 1, 40),
     ]
-    ordered, counts, topics = scan.rows_by_topic(batches, Part, "me")
+    ordered, counts, topics, columns = scan.rows_by_topic(batches, Part, "me")
     assert ordered == [batches[0], batches[2], batches[1], batches[3]]
-    assert counts == [2, 3, 1, 1]
+    assert counts == array("q", [2, 3, 1, 1])
     assert topics == (
         Part("me", "a", 1, 5, 5, 0, 10, 30),
         Part("me", "b", 1, 0, 1, 5, 20, 20),
         Part("me", "a", 2, 0, 1, 6, 40, 40),
     )
     assert all(type(part) is Part for part in topics)
+    assert columns == (["a", "b", "a"], array("q", [5, 0, 0]), array("q", [5, 1, 1]))
 
 
 @BOTH
-def test_what_was_taken_is_counted_in_its_flow(scan: ModuleType) -> None:
-    one, other = Flow(5, 100), Flow()
+def test_what_was_taken_is_counted_by_topic_and_protocol(scan: ModuleType) -> None:
+    one, other = BusTopic([]), BusTopic([])
+    one.traffic.taken["p"] = scan.Flow(5, 100)
     batches = [scan.Batch.of("a", [b"xx", b"yyy"]), scan.Batch.of("b", [b""])]
+    batches[0].protocol = "p"
     scan.count_taken(batches, [one, other])
     scan.count_taken(batches[:1], [one])
-    assert (one.messages, one.value_bytes) == (9, 110)
-    assert (other.messages, other.value_bytes) == (1, 0)
+    flow = one.traffic.taken["p"]
+    assert (flow.messages, flow.value_bytes) == (9, 110)
+    flow = other.traffic.taken[""]
+    assert (flow.messages, flow.value_bytes) == (1, 0)
     with pytest.raises(ValueError):
         scan.count_taken(batches, [one])
+
+
+@BOTH
+def test_topics_are_found_for_all_batches_or_for_none(scan: ModuleType) -> None:
+    topics = {"a": BusTopic([]), "b": BusTopic([])}
+    batches = [scan.Batch.of(name, [b"x"]) for name in ("b", "a", "b")]
+    assert scan.find_topics(batches, topics, 9) == [topics["b"], topics["a"], topics["b"]]
+    assert [batch.timestamp_us for batch in batches] == [9, 9, 9]
+    assert scan.find_topics([*batches, scan.Batch.of("gone", [b"x"])], topics, 9) is None
+
+
+@BOTH
+def test_ends_are_found_unless_one_is_gone_or_takes_no_writes(scan: ModuleType) -> None:
+    ends = {name: scan.TopicEnd(1, 0, Placed()) for name in "ab"}
+    batches = [scan.Batch.of(name, [b"x"]) for name in "ab"]
+    assert scan.find_ends(batches, ends) == [ends["a"], ends["b"]]
+    assert scan.find_ends([scan.Batch.of("gone", [b"x"])], ends) is None
+    ends["b"].frozen = StorageError("log.frozen", "damaged")
+    assert scan.find_ends(batches, ends) is None
+    assert scan.find_ends(batches[:1], ends) == [ends["a"]]
+
+
+@BOTH
+def test_topics_listen_alike_when_all_have_the_same_subscribers(scan: ModuleType) -> None:
+    one, same, other = BusTopic(["s"]), BusTopic(["s"]), BusTopic(["s", "t"])
+    assert scan.listen_alike([one, same])
+    assert not scan.listen_alike([one, same, other])
+    assert scan.listen_alike([])
 
 
 @BOTH
@@ -185,7 +221,7 @@ def test_a_receipt_is_counted_for_each_id_and_for_a_request_without(scan: Module
 
 @BOTH
 def test_a_kept_batch_weighs_its_read_once(scan: ModuleType) -> None:
-    logs = {"a": End(1, 0), "b": End(2, 0)}
+    logs = {"a": scan.TopicEnd(1, 0, Placed()), "b": scan.TopicEnd(2, 0, Placed())}
     read, small = bytes(1000), b"x" * 40
 
     def batch(topic: str, buffer: bytes | memoryview, epoch: int) -> Batch:
@@ -202,18 +238,20 @@ def test_a_kept_batch_weighs_its_read_once(scan: ModuleType) -> None:
     ]
     batches[0].carry_encoding("p", b"old")
     batches[1].keys = [b"k", None]
-    kept: deque[object] = deque()
-    found = scan.keep_batches(batches, logs, kept, None, 100, lambda batch: 7)
+    tails, weight, owner = scan.keep_batches(batches, logs, None, 100, lambda batch: 7)
     each = 100 + 4 * 4
-    assert list(kept) == [
-        (logs["a"].tail, each + 1000),
-        (logs["b"].tail, each + 7),
-        (logs["a"].tail, each + 40),
-    ]
-    assert found == (3 * each + 1047, small)
+    assert [id(tail) for tail in tails] == [id(logs[name].tail) for name in "aba"]
+    assert (weight, owner) == (3 * each + 1047, small)
     assert batches[0].encoded("p", lambda batch: b"new") == b"new"
-    again = scan.keep_batches(batches[2:3], logs, kept, found[1], 100, lambda batch: 7)
-    assert again == (each, small)
+    _, weight, owner = scan.keep_batches(batches[2:3], logs, owner, 100, lambda batch: 7)
+    assert (weight, owner) == (each, small)
+
+
+@BOTH
+def test_the_oldest_batch_leaves_each_tail(scan: ModuleType) -> None:
+    one, other = deque([1, 2, 3]), deque([4])
+    scan.drop_oldest([one, other, one])
+    assert (list(one), list(other)) == ([3], [])
 
 
 @BOTH
@@ -224,19 +262,20 @@ def test_rows_of_equal_time_protocol_and_sender_are_merged(scan: ModuleType) -> 
         return made
 
     batches = [batch(1, "p", "s"), batch(1, "p", "t"), batch(2, "p", "t"), batch(1, "q", "t")]
-    assert scan.merge_runs(batches, [1, 2, 3, 4]) == (
-        [(1, 3), (2, 3), (1, 4)],
-        [("p", 6), ("q", 4)],
-        [("s", 1), ("t", 9)],
+    assert scan.merge_runs(batches, array("q", [1, 2, 3, 4])) == (
+        (array("q", [1, 2, 1]), array("q", [3, 3, 4])),
+        (["p", "q"], array("q", [6, 4])),
+        (["s", "t"], array("q", [1, 9])),
     )
-    assert scan.merge_runs([], []) == ([], [], [])
+    nothing: tuple[list[str], array[int]] = ([], array("q"))
+    assert scan.merge_runs([], array("q")) == ((array("q"), array("q")), nothing, nothing)
     with pytest.raises(ValueError):
-        scan.merge_runs(batches, [1])
+        scan.merge_runs(batches, array("q", [1]))
 
 
 @BOTH
 def test_places_are_entered_for_the_topics_that_are_there(scan: ModuleType) -> None:
-    logs = {"a": Placed(1), "b": Placed(2)}
+    logs = {"a": scan.TopicEnd(1, 0, Placed()), "b": scan.TopicEnd(2, 0, Placed())}
     segment = Path("segment")
     parts = [
         Part("me", "a", 1, 5, 2, 0, 10, 30),
@@ -249,3 +288,6 @@ def test_places_are_entered_for_the_topics_that_are_there(scan: ModuleType) -> N
     # The clock was set back: the largest time so far stays.
     assert list(logs["a"].places.entries) == [*first, 7, 3, 1077, 88, 4, 30]
     assert not logs["b"].places.entries
+    another = Path("another")
+    scan.add_places([Part("me", "a", 1, 10, 1, 0, 1, 40)], logs, another, 8, 9)
+    assert logs["a"].places.asked[-1] is another

@@ -60,9 +60,9 @@ def test_columns_that_do_not_fit_their_place_are_refused(
         columns.gather_into([b"abcd"], [array("i", [0, 1, 1, 2, 2, 3, 3, 4])], target, *places)
     for at in (-8, 24):
         with pytest.raises(IndexError):
-            columns.ends_into([(b"a", 2)], target, at)
+            columns.ends_into([b"a"], array("q", [2]), target, at)
         with pytest.raises(IndexError):
-            columns.offsets_into([(1, 2)], target, at)
+            columns.offsets_into(array("q", [1]), array("q", [2]), target, at)
     assert target == bytes(32)
 
 
@@ -79,11 +79,15 @@ def test_gather_into_refuses_spans_outside_their_buffer_and_places_out_of_line()
 @BOTH
 def test_runs_become_columns(columns: ModuleType) -> None:
     target = bytearray(24)
-    columns.ends_into([(b"ab", 2), (b"", 1), (b"c", 1)], target, 4)
+    columns.ends_into([b"ab", b"", "c"], array("q", [2, 1, 1]), target, 4)
     assert ints(bytes(target)) == [0, 0, 2, 4, 4, 5]
     target = bytearray(48)
-    columns.offsets_into([(5, 3), (0, 2)], target, 8)
+    columns.offsets_into(array("q", [5, 0]), array("q", [3, 2]), target, 8)
     assert ints(bytes(target), "q") == [0, 5, 6, 7, 0, 1]
+    with pytest.raises(ValueError):
+        columns.ends_into([b"ab"], array("q", [2, 1]), target, 0)
+    with pytest.raises(ValueError):
+        columns.offsets_into(array("q", [5]), array("q", [3, 2]), target, 8)
 
 
 RUNS = st.lists(
@@ -99,20 +103,36 @@ RUNS = st.lists(
 @settings(max_examples=200, deadline=None)
 def test_packed_runs_are_what_arrow_unpacks(runs: list[tuple[bytes, int]]) -> None:
     plain = b"".join(value * count for value, count in runs)
-    packed = _columns.pack_runs(runs)
-    assert columns_py.pack_runs(runs) == packed
+    values, counts = [value for value, _ in runs], array("q", [count for _, count in runs])
+    packed = _columns.pack_runs(values, counts)
+    assert columns_py.pack_runs(values, counts) == packed
     assert unpacked(packed) == plain
     assert len(packed) <= (len(plain) + 8 if plain else 0)
 
 
 def test_a_long_run_packs_into_next_to_nothing() -> None:
-    assert len(_columns.pack_runs([(b"127.0.0.1:43210", 10_000)])) < 700
+    assert len(_columns.pack_runs([b"127.0.0.1:43210"], array("q", [10_000]))) < 700
+
+
+@BOTH
+def test_runs_of_text_and_of_numbers_are_packed_too(columns: ModuleType) -> None:
+    counts = array("q", [40, 1, 60])
+    texts = ["lamp", "", "größe"]
+    plain = b"".join(text.encode() * count for text, count in zip(texts, counts, strict=True))
+    assert unpacked(columns.pack_runs(texts, counts)) == plain
+    numbers = array("q", [1 << 50, -1, 7])
+    packed = columns.pack_runs(numbers, counts)
+    assert ints(unpacked(packed), "q") == [1 << 50] * 40 + [-1] + [7] * 60
+    assert len(packed) < 80
+    with pytest.raises(ValueError):
+        columns.pack_runs(texts, counts[:2])
 
 
 @BOTH
 def test_runs_larger_than_a_block_are_packed_into_several(columns: ModuleType) -> None:
     runs = [(b"ab", 1), (b"0123456789" * 25, 30_000), (b"c", 3 << 20)]
-    packed = columns.pack_runs(runs)
+    values, counts = [value for value, _ in runs], array("q", [count for _, count in runs])
+    packed = columns.pack_runs(values, counts)
     assert len(packed) < 50_000
     assert unpacked(packed) == b"".join(value * count for value, count in runs)
 

@@ -181,17 +181,15 @@ class Bus:
         """
         if len(batches) == 1:
             return self._publish_one(batches, publisher, whole)
-        taken, ticket = self._take(batches, publisher)
-        if len(taken) < len(batches):
-            whole = None
-        if whole is not None and taken and _listen_alike(taken):
-            for subscriber in taken[0][0].subscribers:
+        topics, taken, ticket = self._take(batches, publisher)
+        if whole is not None and 0 < len(taken) == len(batches) and scan.listen_alike(topics):
+            for subscriber in topics[0].subscribers:
                 if subscriber is not publisher or subscriber.takes_own:
                     subscriber.deliver_whole(batches, whole)
                 else:
-                    _spare(taken, subscriber)
+                    _spare(topics, taken, subscriber)
             return ticket
-        for topic, batch in taken:
+        for topic, batch in zip(topics, taken, strict=True):
             for subscriber in topic.subscribers:
                 if subscriber is not publisher or subscriber.takes_own:
                     subscriber.deliver(batch)
@@ -224,38 +222,37 @@ class Bus:
 
     def _take(
         self, batches: Sequence[Batch], publisher: Subscriber
-    ) -> tuple[list[tuple[Topic, Batch]], int]:
-        """Log the batches; return those that were taken, and the last ticket."""
+    ) -> tuple[list[Topic], Sequence[Batch], int]:
+        """Log the batches; return those that were taken, their topics, and the last ticket."""
         now_us = self._clock_us()
-        for batch in batches:
-            batch.timestamp_us = now_us
-        topics = [self._topics.get(batch.topic) for batch in batches]
-        known = [topic for topic in topics if topic is not None]
-        if len(known) == len(batches):
+        topics = scan.find_topics(batches, self._topics, now_us)
+        if topics is not None:
             ticket = self._append_all(batches, publisher)
             if ticket:
-                taken = list(zip(known, batches, strict=True))
-                flows = [topic.traffic.taken_of(batch.protocol) for topic, batch in taken]
-                scan.count_taken(batches, flows)
-                return taken, ticket
-        return self._take_one_by_one(topics, batches, publisher)
+                scan.count_taken(batches, topics)
+                return topics, batches, ticket
+        return self._take_one_by_one(batches, publisher, now_us)
 
     def _take_one_by_one(
-        self, topics: Sequence[Topic | None], batches: Sequence[Batch], publisher: Subscriber
-    ) -> tuple[list[tuple[Topic, Batch]], int]:
+        self, batches: Sequence[Batch], publisher: Subscriber, now_us: int
+    ) -> tuple[list[Topic], Sequence[Batch], int]:
         """`_take` when not all can be taken."""
-        taken: list[tuple[Topic, Batch]] = []
+        topics: list[Topic] = []
+        taken: list[Batch] = []
         last_ticket = 0
-        for topic, batch in zip(topics, batches, strict=True):
+        for batch in batches:
+            topic = self._topics.get(batch.topic)
             if topic is None:
                 publisher.refuse(batch, unknown_topic(batch.topic))
                 continue
+            batch.timestamp_us = now_us
             ticket = self._append(batch, publisher)
             if ticket:
                 last_ticket = ticket
                 topic.traffic.take(batch)
-                taken.append((topic, batch))
-        return taken, last_ticket
+                topics.append(topic)
+                taken.append(batch)
+        return topics, taken, last_ticket
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
         """Publish one message to several topics; a subscriber of several gets it as one delivery.
@@ -408,17 +405,8 @@ class Bus:
         return topic
 
 
-def _listen_alike(taken: Sequence[tuple[Topic, Batch]]) -> bool:
-    """Whether all these topics have the same listeners."""
-    listeners = taken[0][0].subscribers
-    for topic, _ in taken:
-        if topic.subscribers != listeners:
-            return False
-    return True
-
-
-def _spare(taken: Sequence[tuple[Topic, Batch]], publisher: Subscriber) -> None:
-    for topic, batch in taken:
+def _spare(topics: list[Topic], batches: Sequence[Batch], publisher: Subscriber) -> None:
+    for topic, batch in zip(topics, batches, strict=True):
         topic.traffic.spare(batch, publisher.protocol)
 
 

@@ -11,16 +11,7 @@ from collections.abc import Iterable
 
 from polybus.batch import Batch
 from polybus.bus.subscriptions import Subscriber
-
-
-class Flow:
-    """So many messages and bytes."""
-
-    __slots__ = ("messages", "value_bytes")
-
-    def __init__(self, messages: int = 0, value_bytes: int = 0) -> None:
-        self.messages = messages
-        self.value_bytes = value_bytes
+from polybus.scan import Flow
 
 
 class Traffic:
@@ -49,16 +40,11 @@ class Traffic:
 
     def take(self, batch: Batch) -> None:
         """A batch came in."""
-        flow = self.taken_of(batch.protocol)
+        flow = self.taken.get(batch.protocol)
+        if flow is None:
+            flow = self.taken[batch.protocol] = Flow()
         flow.messages += len(batch)
         flow.value_bytes += batch.value_bytes
-
-    def taken_of(self, protocol: str) -> Flow:
-        """What came in by a protocol."""
-        flow = self.taken.get(protocol)
-        if flow is None:
-            flow = self.taken[protocol] = Flow()
-        return flow
 
     def spare(self, batch: Batch, protocol: str) -> None:
         """A listener did not get a batch, because it sent it."""

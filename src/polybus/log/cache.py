@@ -6,22 +6,19 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from polybus import scan
 from polybus.batch import Batch
-
-if TYPE_CHECKING:
-    from polybus.scan.batch_py import TopicEnd
+from polybus.scan import TopicEnd
 
 _BATCH_OVERHEAD_BYTES = 512
 _ENTRY_OVERHEAD_BYTES = 128
 
 
 class RecentBatches:
-    """The batches written last, over all topics: they stay in their topic's tail while they fit.
+    """The commits written last, over all topics: their batches stay in their tails while they fit.
 
     For the committer's thread.
     """
@@ -29,21 +26,23 @@ class RecentBatches:
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: deque[tuple[deque[Batch], int]] = deque()
+        # For each commit the tails that hold its batches, and what those weigh.
+        self._kept: deque[tuple[list[deque[Batch]], int]] = deque()
         self._last_owner: object = None
 
-    def keep(self, batches: Iterable[Batch], logs: Mapping[str, TopicEnd]) -> None:
-        """The batches were written; of all that were, the oldest leave their tail if need be.
+    def keep(self, batches: Iterable[Batch], ends: Mapping[str, TopicEnd]) -> None:
+        """The batches were written; those of the oldest commits leave their tails if need be.
 
-        Each is the first of its log's tail that was not kept before.
+        Each is the first of its topic's tail that was not kept before.
         """
-        added, self._last_owner = scan.keep_batches(
-            batches, logs, self._kept, self._last_owner, _BATCH_OVERHEAD_BYTES, _extra_bytes
+        tails, weight, self._last_owner = scan.keep_batches(
+            batches, ends, self._last_owner, _BATCH_OVERHEAD_BYTES, _extra_bytes
         )
-        self._bytes += added
+        self._kept.append((tails, weight))
+        self._bytes += weight
         while self._bytes > self._bytes_max:
-            oldest, weight = self._kept.popleft()
-            oldest.popleft()
+            tails, weight = self._kept.popleft()
+            scan.drop_oldest(tails)
             self._bytes -= weight
         if not self._kept:
             self._last_owner = None

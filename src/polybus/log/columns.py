@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from polybus import names, scan
 from polybus.batch import Batch
+from polybus.scan.columns_py import Values
 
 SCHEMA = pa.schema(
     [
@@ -26,10 +27,9 @@ SCHEMA = pa.schema(
     ]
 )
 _HEADERS_TYPE = SCHEMA.field("headers").type
-_TIME = struct.Struct("<q")
 
-Runs = Sequence[tuple[bytes, int]]
-"""A column as (value, how many rows in a row have it)."""
+Runs: TypeAlias = "tuple[Values, array[int]]"
+"""A column: its values, and how many rows in a row have each."""
 
 
 class TopicRows(NamedTuple):
@@ -51,32 +51,35 @@ class Rows:
     Attributes:
         batches: all of them, in the order of their rows; values, keys and headers stay there.
         topics: which rows are whose.
+        times, protocols: their columns.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         """Take batches; those of a topic and epoch stay in their order."""
-        found = scan.rows_by_topic(batches, TopicRows, names.ACCOUNT)
-        self.batches, self._counts, self.topics = found
-        self.count = sum(self._counts)
-        self._times, self._protocols, self._senders = scan.merge_runs(self.batches, self._counts)
+        self.batches, counts, self.topics, columns = scan.rows_by_topic(
+            batches, TopicRows, names.ACCOUNT
+        )
+        self._names, self._firsts, self._counts = columns
+        self.count = sum(counts)
+        self.times, self.protocols, self._senders = scan.merge_runs(self.batches, counts)
 
+    @property
     def accounts(self) -> Runs:
-        return [(names.ACCOUNT.encode(), self.count)]
+        return [names.ACCOUNT], array("q", [self.count])
 
+    @property
     def topic_names(self) -> Runs:
-        return [(rows.topic.encode(), rows.row_count) for rows in self.topics]
+        return self._names, self._counts
 
-    def offsets(self) -> Sequence[tuple[int, int]]:
-        return [(rows.first_offset, rows.row_count) for rows in self.topics]
+    @property
+    def offsets(self) -> tuple[array[int], array[int]]:
+        """Where the offsets of each topic begin, and how many there are."""
+        return self._firsts, self._counts
 
-    def times(self) -> Runs:
-        return [(_TIME.pack(time_us), count) for time_us, count in self._times]
-
-    def protocols(self) -> Runs:
-        return [(protocol.encode(), count) for protocol, count in self._protocols]
-
+    @property
     def senders(self) -> Runs:
-        return [(sender.encode(errors="replace"), count) for sender, count in self._senders]
+        senders, counts = self._senders
+        return [sender.encode(errors="replace") for sender in senders], counts
 
     def value_bytes(self) -> int:
         return scan.weigh(self.batches, 0, 0)

@@ -186,11 +186,13 @@ class FileLog:
         return self._journal.append(batch, urgent)
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
-        topics = self._topics
-        logs = [topics.get(batch.topic) or self._log_of(batch.topic) for batch in batches]
-        for log in logs:
-            if log.frozen is not None:
-                raise log.frozen
+        logs = scan.find_ends(batches, self._topics)
+        if logs is None:
+            for batch in batches:
+                log = self._log_of(batch.topic)
+                if log.frozen is not None:
+                    raise log.frozen
+            raise AssertionError("all topics are there and take writes")
         if self._journal.failure is not None:
             raise self._journal.failure
         # Nothing can go wrong from here on.

@@ -162,11 +162,11 @@ class _Columns:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._texts = [rows.accounts(), rows.topic_names(), rows.protocols(), rows.senders()]
-        self._packed = [scan.pack_runs(runs) for runs in self._texts]
-        self._times = scan.pack_runs(rows.times())
-        self._validity = scan.pack_runs([(b"\x00", -(-rows.count // 8))])
-        self._no_lengths = scan.pack_runs([(bytes(4), rows.count + 1)])
+        self._texts = [rows.accounts, rows.topic_names, rows.protocols, rows.senders]
+        self._packed = [scan.pack_runs(*runs) for runs in self._texts]
+        self._times = scan.pack_runs(*rows.times)
+        self._validity = scan.pack_runs([b"\x00"], array("q", [-(-rows.count // 8)]))
+        self._no_lengths = scan.pack_runs([bytes(4)], array("q", [rows.count + 1]))
         self._keys, self._headers = rows.keys(), rows.headers()
         self._value_bytes = rows.value_bytes()
         self._beside = self._value_bytes >= BESIDE_BYTES_MIN and rows.count <= BESIDE_ROWS_MAX
@@ -196,7 +196,7 @@ class _Columns:
         self._text(body, 0)
         self._text(body, 1)
         body.absent()
-        scan.offsets_into(self._rows.offsets(), body.target, body.room(8 * self._rows.count))
+        scan.offsets_into(*self._rows.offsets, body.target, body.room(8 * self._rows.count))
         body.absent()
         body.put(self._times)
         if self._keys is None:
@@ -223,7 +223,7 @@ class _Columns:
     def _text(self, body: _Body, index: int) -> None:
         """A column of repeating text: its lengths as they are, its characters packed."""
         body.absent()
-        scan.ends_into(self._texts[index], body.target, body.room(4 * (self._rows.count + 1)))
+        scan.ends_into(*self._texts[index], body.target, body.room(4 * (self._rows.count + 1)))
         body.put(self._packed[index])
 
     def _nulls(self, body: _Body) -> None:

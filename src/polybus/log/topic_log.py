@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
+from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log import commit as commits
@@ -50,19 +50,18 @@ class Shared:
         return rows
 
 
-class TopicLog:
+class TopicLog(scan.TopicEnd):
     """A topic's messages. The module docstring says who may touch what."""
 
-    __slots__ = ("_shared", "epoch", "frozen", "history", "name", "places", "stop", "tail")
+    __slots__ = ("_shared", "history", "name")
+    places: Places
+    frozen: StorageError | None
 
     def __init__(self, name: str, epoch: int, history: History | None, shared: Shared) -> None:
+        super().__init__(epoch, 0, Places())
         self.name = name
-        self.epoch = epoch
         self.history = history
-        self.frozen: StorageError | None = None
         self.stop = self.handed_over
-        self.tail: deque[Batch] = deque()
-        self.places = Places()
         self._shared = shared
 
     @property

@@ -18,5 +18,21 @@ cdef class Batch:
     cdef dict _encodings
 
 
+cdef class TopicEnd:
+    cdef public int64_t epoch
+    cdef public int64_t stop
+    cdef public object tail
+    cdef public object frozen
+    cdef public object places
+    cdef object _segment
+    cdef array.array _entries
+    cdef array.array entries_in(self, segment)
+
+
+cdef class Flow:
+    cdef public int64_t messages
+    cdef public int64_t value_bytes
+
+
 cdef Batch new_batch(object topic, object buffer, array.array spans)
 cdef int64_t bytes_of(array.array spans) noexcept

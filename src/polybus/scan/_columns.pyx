@@ -10,6 +10,7 @@ from cpython.buffer cimport (
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy, memset
 
@@ -17,7 +18,7 @@ import array
 
 from polybus.scan import columns_py
 from polybus.scan._bytes cimport prefetch
-from polybus.scan.columns_py import FRAME_END, FRAME_START, STORED, blocks_of
+from polybus.scan.columns_py import FRAME_END, FRAME_START, STORED
 
 cdef enum:
     AHEAD = 8  # four messages
@@ -161,48 +162,103 @@ cdef bint copy_parts(Part* all_parts, Py_ssize_t parts, char* target, int32_t* e
     return True
 
 
-def ends_into(runs, target, Py_ssize_t at):
-    """The int32 offsets of a string column that repeats each value `count` times."""
-    cdef Py_ssize_t rows = 0, count, index
+cdef struct Run:
+    const char* value
+    Py_ssize_t size
+    Py_ssize_t count
+
+
+cdef Run* runs_of(values, array.array counts) except NULL:
+    """Where each value is, and how often it comes; they live as long as `values`, to be freed."""
+    cdef Py_ssize_t index, length = len(counts)
+    cdef array.array numbers
+    cdef Run* runs
+    if len(values) != length:
+        raise ValueError("as many values as counts")
+    runs = <Run*> PyMem_Malloc((length + 1) * sizeof(Run))
+    if runs == NULL:
+        raise MemoryError
+    try:
+        if isinstance(values, array.array):
+            numbers = values
+            for index in range(length):
+                runs[index].value = <const char*> &numbers.data.as_longlongs[index]
+                runs[index].size = sizeof(int64_t)
+        else:
+            for index in range(length):
+                value = values[index]
+                if isinstance(value, bytes):
+                    runs[index].value = PyBytes_AS_STRING(value)
+                    runs[index].size = len(value)
+                else:
+                    runs[index].value = PyUnicode_AsUTF8AndSize(value, &runs[index].size)
+        for index in range(length):
+            if counts.data.as_longlongs[index] < 0:
+                raise ValueError("a count is negative")
+            runs[index].count = counts.data.as_longlongs[index]
+    except BaseException:
+        PyMem_Free(runs)
+        raise
+    return runs
+
+
+cdef int64_t bytes_in(const Run* runs, Py_ssize_t length) noexcept:
+    cdef Py_ssize_t index
     cdef int64_t total = 0
+    for index in range(length):
+        total += <int64_t> runs[index].size * runs[index].count
+    return total
+
+
+def ends_into(values, array.array counts not None, target, Py_ssize_t at):
+    """The int32 offsets of a string column that repeats each value as often as its count says."""
+    cdef Py_ssize_t rows = 0, run, index
     cdef int32_t size, end = 0
     cdef int32_t* ends
-    cdef bytes value
     cdef Py_buffer view
-    for value, count in runs:
-        rows += count
-        total += len(value) * count
-    if total > COLUMN_BYTES_MAX:
-        raise OverflowError("a column holds at most 2 GiB")
-    PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
+    cdef Run* runs = runs_of(values, counts)
     try:
-        check_place(&view, at, (rows + 1) * 4, 4)
-        ends = <int32_t*> (<char*> view.buf + at)
-        ends[0] = 0
-        ends += 1
-        for value, count in runs:
-            size = <int32_t> len(value)
-            for index in range(count):
-                ends[index] = end + <int32_t> (index + 1) * size
-            ends += count
-            end += <int32_t> count * size
+        if bytes_in(runs, len(counts)) > COLUMN_BYTES_MAX:
+            raise OverflowError("a column holds at most 2 GiB")
+        for run in range(len(counts)):
+            rows += runs[run].count
+        PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
+        try:
+            check_place(&view, at, (rows + 1) * 4, 4)
+            ends = <int32_t*> (<char*> view.buf + at)
+            ends[0] = 0
+            ends += 1
+            for run in range(len(counts)):
+                size = <int32_t> runs[run].size
+                for index in range(runs[run].count):
+                    ends[index] = end + <int32_t> (index + 1) * size
+                ends += runs[run].count
+                end += <int32_t> runs[run].count * size
+        finally:
+            PyBuffer_Release(&view)
     finally:
-        PyBuffer_Release(&view)
+        PyMem_Free(runs)
 
 
-def offsets_into(runs, target, Py_ssize_t at):
-    """An int64 column that counts up from each `first`, `count` times."""
-    cdef Py_ssize_t rows = 0, count, index
-    cdef int64_t first
+def offsets_into(array.array firsts not None, array.array counts not None, target, Py_ssize_t at):
+    """An int64 column that counts up from each of `firsts`, as often as its count says."""
+    cdef Py_ssize_t rows = 0, run, index
+    cdef int64_t first, count
     cdef int64_t* column
     cdef Py_buffer view
-    for _, count in runs:
-        rows += count
+    if len(firsts) != len(counts):
+        raise ValueError("as many firsts as counts")
+    for run in range(len(counts)):
+        if counts.data.as_longlongs[run] < 0:
+            raise ValueError("a count is negative")
+        rows += counts.data.as_longlongs[run]
     PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
     try:
         check_place(&view, at, rows * 8, 8)
         column = <int64_t*> (<char*> view.buf + at)
-        for first, count in runs:
+        for run in range(len(counts)):
+            first = firsts.data.as_longlongs[run]
+            count = counts.data.as_longlongs[run]
             for index in range(count):
                 column[index] = first + index
             column += count
@@ -210,63 +266,105 @@ def offsets_into(runs, target, Py_ssize_t at):
         PyBuffer_Release(&view)
 
 
-def pack_runs(runs):
-    """Each value `count` times, as a buffer of a compressed Arrow message (see the twin)."""
-    cdef int64_t size = 0
-    cdef Py_ssize_t longest = 0, count
-    cdef bytes value
-    for value, count in runs:
-        size += len(value) * count
-        longest = max(longest, len(value))
-    if size == 0:
-        return b""
-    if size >= PACKED_BYTES_MIN and longest <= MATCH_DISTANCE_MAX:
-        frame = [FRAME_START]
-        for block in ([runs] if size <= BLOCK_BYTES_MAX else blocks_of(runs)):
-            packed = pack_block(block)
-            frame += (len(packed).to_bytes(4, "little"), packed)
-        frame.append(FRAME_END)
-        packed = b"".join(frame)
-        if len(packed) < size:
-            return size.to_bytes(8, "little") + packed
-    return STORED + b"".join([value * count for value, count in runs])
+def pack_runs(values, array.array counts not None):
+    """Each value as often as its count says, in a compressed Arrow message (see the twin)."""
+    cdef Py_ssize_t longest = 0, index, length = len(counts)
+    cdef Run* runs = runs_of(values, counts)
+    cdef int64_t size = bytes_in(runs, length)
+    try:
+        if size == 0:
+            return b""
+        for index in range(length):
+            longest = max(longest, runs[index].size)
+        if size >= PACKED_BYTES_MIN and longest <= MATCH_DISTANCE_MAX:
+            packed = pack_frame(runs, length, size)
+            if len(packed) < size:
+                return size.to_bytes(8, "little") + packed
+        return STORED + b"".join(
+            [runs[index].value[:runs[index].size] * runs[index].count for index in range(length)]
+        )
+    finally:
+        PyMem_Free(runs)
 
 
-cdef bytes pack_block(runs):
+cdef bytes pack_frame(Run* runs, Py_ssize_t length, int64_t size):
+    """An LZ4 frame of the runs; takes what it packed off their counts if it is several blocks."""
+    cdef Py_ssize_t done = 0, parts
+    cdef list frame = [FRAME_START]
+    cdef Run* block = runs
+    if size > BLOCK_BYTES_MAX:
+        block = <Run*> PyMem_Malloc(length * sizeof(Run))
+        if block == NULL:
+            raise MemoryError
+    try:
+        while done < length:
+            parts = length
+            if block != runs:
+                parts = next_block(runs, length, &done, block)
+            else:
+                done = length
+            if parts:
+                packed = pack_block(block, parts)
+                frame += (len(packed).to_bytes(4, "little"), packed)
+    finally:
+        if block != runs:
+            PyMem_Free(block)
+    frame.append(FRAME_END)
+    return b"".join(frame)
+
+
+cdef Py_ssize_t next_block(Run* runs, Py_ssize_t length, Py_ssize_t* done, Run* block) noexcept:
+    """The runs of the next LZ4 block, as many as fit; no value is longer than a block."""
+    cdef int64_t room = BLOCK_BYTES_MAX
+    cdef Py_ssize_t parts = 0, fits
+    while done[0] < length:
+        if runs[done[0]].size == 0 or runs[done[0]].count == 0:
+            done[0] += 1
+            continue
+        fits = min(runs[done[0]].count, room // runs[done[0]].size)
+        if fits == 0:
+            break
+        block[parts] = runs[done[0]]
+        block[parts].count = fits
+        parts += 1
+        room -= fits * runs[done[0]].size
+        runs[done[0]].count -= fits
+    return parts
+
+
+cdef bytes pack_block(const Run* runs, Py_ssize_t length):
     """An LZ4 block: a value is written once, and what repeats it is a match of that distance."""
-    cdef int64_t size = 0, at = 0
-    cdef Py_ssize_t room = 64, count, length, repeated, matched, index, literal_bytes = 0
-    cdef bytes value
+    cdef int64_t size = bytes_in(runs, length), at = 0
+    cdef Py_ssize_t room = 64, run, value_bytes, repeated, matched, index, literal_bytes = 0
     cdef const char* source
     cdef char* target
-    for value, count in runs:
-        size += len(value) * count
-        room += len(value) + 32
+    for run in range(length):
+        room += runs[run].size + 32
     # Most of a run is lengths, 255 a byte; literals are the values, and 16 bytes more at most.
     packed = PyBytes_FromStringAndSize(NULL, room + room // 255 + size // 255)
     literals = PyBytes_FromStringAndSize(NULL, room)
     cdef char* literal = PyBytes_AS_STRING(literals)
     target = PyBytes_AS_STRING(packed)
-    for value, count in runs:
-        length = len(value)
-        if length == 0 or count == 0:
+    for run in range(length):
+        value_bytes = runs[run].size
+        if value_bytes == 0 or runs[run].count == 0:
             continue
-        source = PyBytes_AS_STRING(value)
-        memcpy(literal + literal_bytes, source, length)
-        literal_bytes += length
-        at += length
-        repeated = length * (count - 1)
+        source = runs[run].value
+        memcpy(literal + literal_bytes, source, value_bytes)
+        literal_bytes += value_bytes
+        at += value_bytes
+        repeated = value_bytes * (runs[run].count - 1)
         matched = min(repeated, size - LITERALS_LAST - at)
         if matched >= MATCH_BYTES_MIN:
             target = put_literals(target, literal, literal_bytes, matched - MATCH_BYTES_MIN)
             literal_bytes = 0
-            target[0] = <char> (length & 0xFF)
-            target[1] = <char> (length >> 8)
+            target[0] = <char> (value_bytes & 0xFF)
+            target[1] = <char> (value_bytes >> 8)
             target = put_length(target + 2, matched - MATCH_BYTES_MIN)
         else:
             matched = 0
         for index in range(matched, repeated):
-            literal[literal_bytes] = source[index % length]
+            literal[literal_bytes] = source[index % value_bytes]
             literal_bytes += 1
         at += repeated
     target = put_literals(target, literal, literal_bytes, 0)

@@ -151,21 +151,6 @@ class Batch:
         self._encodings[protocol] = encoding
 
 
-class TopicEnd(Protocol):
-    """Where a topic's log ends."""
-
-    epoch: int
-    stop: int
-    tail: deque[Batch]
-
-
-class Flow(Protocol):
-    """So many messages and bytes."""
-
-    messages: int
-    value_bytes: int
-
-
 class SegmentPlaces(Protocol):
     """A topic's commits in one segment, six numbers each."""
 
@@ -177,13 +162,48 @@ class Places(Protocol):
     def in_segment(self, segment: Path) -> SegmentPlaces: ...
 
 
-class PlacedLog(Protocol):
-    """A topic's log as far as the committer's places go."""
+class TopicEnd:
+    """Where a topic's log ends, and the places of its commits; `frozen` if it takes no writes."""
 
-    epoch: int
+    __slots__ = ("epoch", "frozen", "places", "stop", "tail")
+
+    def __init__(self, epoch: int, stop: int, places: Places) -> None:
+        self.epoch = epoch
+        self.stop = stop
+        self.tail: deque[Batch] = deque()
+        self.frozen: Exception | None = None
+        self.places = places
+
+
+class Flow:
+    """So many messages and bytes."""
+
+    __slots__ = ("messages", "value_bytes")
+
+    def __init__(self, messages: int = 0, value_bytes: int = 0) -> None:
+        self.messages = messages
+        self.value_bytes = value_bytes
+
+
+class Traffic(Protocol):
+    """A topic's figures; `taken` is what came in, by protocol."""
 
     @property
-    def places(self) -> Places: ...
+    def taken(self) -> dict[str, Flow]: ...
+
+
+class BusTopic(Protocol):
+    """A topic of the bus, as far as its listeners and figures go."""
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    @property
+    def subscribers(self) -> object: ...
+
+
+B = TypeVar("B", bound=BusTopic)
+E = TypeVar("E", bound=TopicEnd)
 
 
 def weigh(batches: Iterable[Batch], message_bytes: int, batch_bytes: int) -> int:
@@ -191,30 +211,55 @@ def weigh(batches: Iterable[Batch], message_bytes: int, batch_bytes: int) -> int
     return sum(batch.value_bytes + len(batch) * message_bytes + batch_bytes for batch in batches)
 
 
-def take_batches(batches: Sequence[Batch], logs: Sequence[TopicEnd], now_us: int) -> list[Batch]:
-    """Give each batch its log's epoch and next offsets, and put it at the end of the log's tail.
+def find_ends(batches: Iterable[Batch], ends: dict[str, E]) -> list[E] | None:
+    """The end of each batch's topic; None if one is not there or takes no writes."""
+    found = [ends.get(batch.topic) for batch in batches]
+    usable = [end for end in found if end is not None and end.frozen is None]
+    return usable if len(usable) == len(found) else None
+
+
+def take_batches(batches: Sequence[Batch], ends: Sequence[TopicEnd], now_us: int) -> list[Batch]:
+    """Give each batch its topic's epoch and next offsets, and put it at the end of the tail.
 
     A batch without a time gets `now_us`. One without messages is not put there; returns the others.
     """
     taken = []
-    for batch, log in zip(batches, logs, strict=True):
-        batch.epoch = log.epoch
-        batch.first_offset = log.stop
+    for batch, end in zip(batches, ends, strict=True):
+        batch.epoch = end.epoch
+        batch.first_offset = end.stop
         batch.timestamp_us = batch.timestamp_us or now_us
         if not batch.spans:
             continue
         # The tail before `stop`: whoever sees the new end finds the messages.
-        log.tail.append(batch)
-        log.stop += len(batch)
+        end.tail.append(batch)
+        end.stop += len(batch)
         taken.append(batch)
     return taken
 
 
-def count_taken(batches: Sequence[Batch], flows: Sequence[Flow]) -> None:
-    """Add each batch's messages and bytes to its flow."""
-    for batch, flow in zip(batches, flows, strict=True):
+def find_topics(batches: Iterable[Batch], topics: dict[str, B], now_us: int) -> list[B] | None:
+    """Give each batch its time; the bus's topic of each, or None if one is not there."""
+    found = []
+    for batch in batches:
+        batch.timestamp_us = now_us
+        topic = topics.get(batch.topic)
+        if topic is None:
+            return None
+        found.append(topic)
+    return found
+
+
+def count_taken(batches: Sequence[Batch], topics: Sequence[BusTopic]) -> None:
+    """Add each batch's messages and bytes to what came in by its topic and protocol."""
+    for batch, topic in zip(batches, topics, strict=True):
+        flow = topic.traffic.taken.setdefault(batch.protocol, Flow())
         flow.messages += len(batch)
         flow.value_bytes += batch.value_bytes
+
+
+def listen_alike(topics: Sequence[BusTopic]) -> bool:
+    """Whether all these topics have the same subscribers."""
+    return all(topic.subscribers == topics[0].subscribers for topic in topics)
 
 
 def count_receipts(batches: Iterable[Batch]) -> int:
@@ -229,99 +274,112 @@ def count_receipts(batches: Iterable[Batch]) -> int:
 
 def keep_batches(
     batches: Iterable[Batch],
-    logs: Mapping[str, TopicEnd],
-    kept: deque[tuple[deque[Batch], int]],
+    ends: Mapping[str, TopicEnd],
     last_owner: object,
     batch_bytes: int,
     extra_bytes: Callable[[Batch], int],
-) -> tuple[int, object]:
-    """Say of each batch in its log's tail what it weighs, in `kept`, and drop its encodings.
+) -> tuple[list[deque[Batch]], int, object]:
+    """The tails that hold the batches, what all weigh, and the last read; drops their encodings.
 
     A batch keeps all of the read that it came in, and so do the others of that read. They come one
-    after the other: it is counted with the first. Returns the sum, and the last read. Batches of a
-    topic that is gone are left out. `extra_bytes` tells what keys and headers weigh.
+    after the other: it is counted with the first. Batches of a topic that is gone are left out.
+    `extra_bytes` tells what keys and headers weigh.
     """
+    tails = []
     total = 0
     for batch in batches:
-        log = logs.get(batch.topic)
-        if log is None or log.epoch != batch.epoch:
+        end = ends.get(batch.topic)
+        if end is None or end.epoch != batch.epoch:
             continue
         batch.forget_encodings()
-        weight = batch_bytes + 4 * len(batch.spans)
+        total += batch_bytes + 4 * len(batch.spans)
         owner: object = batch.buffer
         if isinstance(owner, memoryview):
             owner = owner.obj or owner
         if owner is not last_owner:
             last_owner = owner
-            weight += memoryview(owner).nbytes  # type: ignore[arg-type]
+            total += memoryview(owner).nbytes  # type: ignore[arg-type]
         if batch.keys is not None or batch.headers is not None:
-            weight += extra_bytes(batch)
-        kept.append((log.tail, weight))
-        total += weight
-    return total, last_owner
+            total += extra_bytes(batch)
+        tails.append(end.tail)
+    return tails, total, last_owner
+
+
+def drop_oldest(tails: Iterable[deque[Batch]]) -> None:
+    """Take the first batch off each tail."""
+    for tail in tails:
+        tail.popleft()
 
 
 def rows_by_topic(
     batches: Iterable[Batch], kind: Callable[..., T], account: str
-) -> tuple[list[Batch], list[int], tuple[T, ...]]:
+) -> tuple[list[Batch], array[int], tuple[T, ...], tuple[list[str], array[int], array[int]]]:
     """The batches ordered by topic and epoch, the rows of each, and each topic's `kind`.
 
     That is a named tuple of the account, topic, epoch, first offset, count of rows, first row, and
-    smallest and largest timestamp.
+    smallest and largest timestamp. The topics' names, first offsets and counts of rows follow once
+    more, as columns.
     """
     groups: dict[tuple[str, int], list[Batch]] = {}
     for batch in batches:
         groups.setdefault((batch.topic, batch.epoch), []).append(batch)
     ordered: list[Batch] = []
-    counts: list[int] = []
     topics = []
+    names: list[str] = []
+    firsts, counts = array("q"), array("q")
     row = 0
     for (topic, epoch), group in groups.items():
-        group_counts = [len(batch) for batch in group]
-        count = sum(group_counts)
+        count = sum(map(len, group))
         times = [batch.timestamp_us for batch in group]
         first = group[0].first_offset
         topics.append(kind(account, topic, epoch, first, count, row, min(times), max(times)))
+        names.append(topic)
+        firsts.append(first)
+        counts.append(count)
         row += count
         ordered += group
-        counts += group_counts
-    return ordered, counts, tuple(topics)
+    return ordered, array("q", map(len, ordered)), tuple(topics), (names, firsts, counts)
 
 
 def merge_runs(
-    batches: Sequence[Batch], counts: Sequence[int]
-) -> tuple[list[tuple[int, int]], list[tuple[str, int]], list[tuple[str, int]]]:
+    batches: Sequence[Batch], counts: array[int]
+) -> tuple[
+    tuple[array[int], array[int]], tuple[list[str], array[int]], tuple[list[str], array[int]]
+]:
     """Times, protocols and senders of the batches' rows, each as runs of equal values."""
+    times, time_counts = _merged([batch.timestamp_us for batch in batches], counts)
     return (
-        _merged([batch.timestamp_us for batch in batches], counts),
+        (array("q", times), time_counts),
         _merged([batch.protocol for batch in batches], counts),
         _merged([batch.sender for batch in batches], counts),
     )
 
 
-def _merged(values: Sequence[T], counts: Sequence[int]) -> list[tuple[T, int]]:
-    runs: list[tuple[T, int]] = []
+def _merged(values: Sequence[T], counts: array[int]) -> tuple[list[T], array[int]]:
+    merged: list[T] = []
+    merged_counts = array("q")
     for value, count in zip(values, counts, strict=True):
-        if runs and runs[-1][0] == value:
-            runs[-1] = (value, runs[-1][1] + count)
+        if merged and merged[-1] == value:
+            merged_counts[-1] += count
         else:
-            runs.append((value, count))
-    return runs
+            merged.append(value)
+            merged_counts.append(count)
+    return merged, merged_counts
 
 
 def add_places(
     parts: Iterable[tuple[str, str, int, int, int, int, int, int]],
-    logs: Mapping[str, PlacedLog],
+    ends: Mapping[str, TopicEnd],
     segment: Path,
     position: int,
     size: int,
 ) -> None:
     """Enter a commit's rows into the places of their topics; `parts` are of `rows_by_topic`."""
     for _, topic, epoch, first_offset, count, first_row, _, latest in parts:
-        log = logs.get(topic)
-        if log is None or log.epoch != epoch:
+        end = ends.get(topic)
+        if end is None or end.epoch != epoch:
             continue
-        entries = log.places.in_segment(segment).entries
+        entries = end.places.in_segment(segment).entries
         # The clock may be set back: the largest so far.
         latest = max(latest, entries[-1]) if entries else latest
         entries.extend((first_offset, count, position, size, first_row, latest))

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TypeAlias
 
 Buffer = bytes | bytearray | memoryview
 Target = bytearray | memoryview
+Values: TypeAlias = "Sequence[bytes] | Sequence[str] | array[int]"
+"""The values of runs: bytes, text, or numbers of 64 bits. How often each comes is beside them."""
 Runs = Sequence[tuple[bytes, int]]
 
 STORED = b"\xff" * 8
@@ -66,21 +69,30 @@ def gather_into(
     return len(values)
 
 
-def ends_into(runs: Sequence[tuple[bytes, int]], target: Target, at: int) -> None:
-    """The int32 offsets of a string column that repeats each value `count` times."""
+def ends_into(values: Values, counts: array[int], target: Target, at: int) -> None:
+    """The int32 offsets of a string column that repeats each value as often as its count says."""
     ends = array("i", [0])
-    for value, count in runs:
+    for value, count in _runs(values, counts):
         last = ends[-1]
         ends.extend([last + len(value) * number for number in range(1, count + 1)])
     _put(target, at, ends.tobytes())
 
 
-def offsets_into(runs: Sequence[tuple[int, int]], target: Target, at: int) -> None:
-    """An int64 column that counts up from each `first`, `count` times."""
+def offsets_into(firsts: array[int], counts: array[int], target: Target, at: int) -> None:
+    """An int64 column that counts up from each of `firsts`, as often as its count says."""
     column = array("q")
-    for first, count in runs:
+    for first, count in zip(firsts, counts, strict=True):
         column.extend(range(first, first + count))
     _put(target, at, column.tobytes())
+
+
+def _runs(values: Values, counts: array[int]) -> Runs:
+    as_bytes = [value if isinstance(value, bytes) else _encoded(value) for value in values]
+    return list(zip(as_bytes, counts, strict=True))
+
+
+def _encoded(value: str | int) -> bytes:
+    return value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True)
 
 
 def _put(target: Target, at: int, column: bytes) -> None:
@@ -93,19 +105,20 @@ def _check_place(target: Target, at: int, column: bytes) -> None:
         raise IndexError("the column does not fit its place")
 
 
-def pack_runs(runs: Runs) -> bytes:
-    """Each value `count` times, as a buffer of a compressed Arrow message.
+def pack_runs(values: Values, counts: array[int]) -> bytes:
+    """Each value as often as its count says, as a buffer of a compressed Arrow message.
 
     That is 8 bytes of length and an LZ4 frame, or -1 and the bytes themselves where those are not
     more; nothing for nothing. Since we know what repeats, nothing is searched, nor even laid out.
     """
+    runs = _runs(values, counts)
     size = sum(len(value) * count for value, count in runs)
     if size == 0:
         return b""
     longest = max(len(value) for value, _ in runs)
     if size >= PACKED_BYTES_MIN and longest <= MATCH_DISTANCE_MAX:
         frame = FRAME_START
-        for block in blocks_of(runs):
+        for block in _blocks_of(runs):
             packed = _pack_block(block)
             frame += len(packed).to_bytes(4, "little") + packed
         frame += FRAME_END
@@ -114,7 +127,7 @@ def pack_runs(runs: Runs) -> bytes:
     return STORED + b"".join(value * count for value, count in runs)
 
 
-def blocks_of(runs: Runs) -> list[list[tuple[bytes, int]]]:
+def _blocks_of(runs: Runs) -> list[list[tuple[bytes, int]]]:
     """The runs of each LZ4 block; no value may be longer than a block."""
     blocks: list[list[tuple[bytes, int]]] = [[]]
     room = BLOCK_BYTES_MAX

@@ -16,13 +16,13 @@ from polybus.bus.bus import Bus
 from polybus.bus.events import EventBook
 from polybus.bus.feeds import EMPTY, Content, direct
 from polybus.bus.sessions import Lost, Session, SessionLimits
-from polybus.bus.traffic import Flow
 from polybus.config import Config
 from polybus.edges.http.following import Following, Receiver
 from polybus.edges.http.reading import Reader
 from polybus.edges.http.saving import Saver
 from polybus.edges.state import SessionRow, State
 from polybus.errors import UsageError
+from polybus.scan import Flow
 from polybus.wire.msgstream import EMPTY_PACK
 
 KEY_BYTES = 24
