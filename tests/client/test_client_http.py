@@ -177,6 +177,7 @@ async def test_a_session_ends_with_its_subscription(bus: Node, scheme: str) -> N
     assert [message async for message in forgotten] == []
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_holds_little_and_loses_nothing(scheme: str) -> None:
     """Many times what a subscription holds, read only after it was all published."""
     count = 60

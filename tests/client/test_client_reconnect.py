@@ -159,6 +159,7 @@ async def test_messages_dropped_for_a_slow_reader_are_a_gap(scheme: str) -> None
         expected = message.offset + 1
 
 
+@pytest.mark.slow
 async def test_a_connection_that_breaks_again_and_again_costs_no_message(scheme: str) -> None:
     count = 3000
     messages = await taken_while_it_breaks(scheme, count, pause_s=0.01, intact_s=(0.01, 0.08))

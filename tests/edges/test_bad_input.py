@@ -174,6 +174,7 @@ async def test_garbage_affects_only_its_own_connection(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@pytest.mark.slow
 def test_any_first_bytes_are_answered_or_closed(
     data: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:

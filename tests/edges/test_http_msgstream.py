@@ -115,6 +115,7 @@ async def test_an_unknown_session_on_a_websocket_is_told_and_closed_with_1000() 
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1000
 
 
+@pytest.mark.slow
 async def test_an_expired_session_is_unknown_and_cleaned_up() -> None:
     async with http_bus() as http:
         key = await http.open_session(**{"ttl-s": 0.05})

@@ -34,6 +34,7 @@ def test_the_dispatcher_gets_every_answer_though_a_worker_leaves(options: list[s
     ]
 
 
+@pytest.mark.slow
 def test_the_bridge_carries_a_queue_program_to_goms_and_a_browser_and_back() -> None:
     assert printed("bridge.py", []).splitlines() == [
         "goMS hears: 21.5",

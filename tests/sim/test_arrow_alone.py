@@ -51,6 +51,7 @@ async def publish_and_read(bus: Process) -> None:
         assert b'"headers":{"h":"v"}' in await peer.read_line()
 
 
+@pytest.mark.slow
 async def test_the_bus_and_its_hand_over_never_import_pandas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ async def test_the_bus_and_its_hand_over_never_import_pandas(
     assert not imported.exists()
 
 
+@pytest.mark.slow
 def test_what_pandas_itself_is_asked_for_still_works() -> None:
     code = (
         "import sys, pyarrow as pa; from polybus.log.arrow_alone import leave_pandas_out;"

@@ -80,6 +80,7 @@ class Watch:
 OPTIONS = ("--topic", "red", "--topic", "blue")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", [(), (("h", b"v"),)], ids=["plain", "with a header"])
 async def test_one_huge_message_takes_its_own_size_and_little_more(
     tmp_path: Path, headers: tuple[tuple[str, bytes], ...]
