@@ -8,12 +8,13 @@ import pytest
 
 from polybus.edges.pace import (
     BUSY_TURNS,
-    GAIN,
     PAUSE_S_LEAST,
     PAUSE_S_MAX,
+    REST_S_MAX,
     SMALL_BYTES,
     TURNS_WITHOUT,
     VAIN_RESTS_MAX,
+    WAITED_PART,
     WAITED_S,
     Pace,
 )
@@ -99,12 +100,28 @@ def test_rests_get_longer_while_they_bring_more_and_shorter_when_the_loop_waits(
     assert PAUSE_S_LEAST <= loop.pause_s < PAUSE_S_MAX / 2
 
 
-def test_after_a_long_turn_a_rest_is_half_as_long() -> None:
-    for took_s, pause_s in ((1e-6, PAUSE_S_LEAST), (2e-4, 1e-4), (1.0, PAUSE_S_MAX)):
+def test_after_a_long_turn_a_rest_is_as_long() -> None:
+    for took_s, pause_s in ((1e-6, PAUSE_S_LEAST), (2e-4, 2e-4), (1.0, REST_S_MAX)):
         loop = Loop()
         while not loop.rests:
             loop.turn(readers=4, took_s=took_s)
         assert abs(loop.pause_s - pause_s) < 1e-9
+
+
+@pytest.mark.parametrize(("part", "rests"), [(0.9, True), (1.1, False)])
+def test_a_moment_after_a_long_turn_is_no_wait(part: float, rests: bool) -> None:
+    """To ask for many sockets takes longer than to ask for one."""
+    loop = Loop()
+    for _ in range(100):
+        loop.turn(part * WAITED_PART * 1e-3, readers=64, took_s=1e-3)
+    assert bool(loop.rests) == rests
+
+
+def test_many_busy_peers_are_a_reason_to_rest_though_a_rest_brings_only_half_as_much_again() -> None:
+    loop = Loop()
+    for _ in range(100):
+        loop.turn(readers=64, took_s=1e-3, rested_bytes=MESSAGE_BYTES * 8 // 5)
+    assert loop.rests == list(range(loop.rests[0], 101))
 
 
 def test_large_reads_are_never_delayed() -> None:
@@ -122,11 +139,14 @@ def test_the_first_message_after_a_wait_is_read_at_once() -> None:
     assert not loop.has_just_rested
 
 
-def test_peers_that_wait_for_our_answer_are_not_delayed_for_long() -> None:
+@pytest.mark.parametrize(("readers", "took_s"), [(1, TURN_S), (64, 1e-3)])
+def test_peers_that_wait_for_our_answer_are_not_delayed_for_long(
+    readers: int, took_s: float
+) -> None:
     """A rest in vain costs them time: after a few there is none for many turns."""
     loop = Loop()
     for _ in range(1000):
-        loop.turn(rested_bytes=int(GAIN * MESSAGE_BYTES) - 1)
+        loop.turn(readers=readers, took_s=took_s, rested_bytes=MESSAGE_BYTES * 7 // 5)
     assert 0 < len(loop.rests) <= VAIN_RESTS_MAX * (1 + 1000 // TURNS_WITHOUT)
 
 

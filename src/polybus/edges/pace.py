@@ -7,7 +7,7 @@ bus never rests: a message that the loop had to wait for is read when it comes.
 
 Peers that wait for our answer send nothing meanwhile. So what a rest brings in is compared with
 what came without one: while it is clearly more, rests get longer, up to PAUSE_S_MAX; if it is not a
-few times, there is none for a while. After a long turn a rest is at least half as long.
+few times, there is none for a while. After a long turn a rest is as long, up to REST_S_MAX.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from time import perf_counter, sleep
 PAUSE_S_LEAST = 50e-6
 """What is asked for; Linux adds about as much again."""
 PAUSE_S_MAX = 500e-6
+REST_S_MAX = 1e-3
 WAITED_S = 8e-6
-"""A turn that begins later than this after the last one ended had to wait for its peers."""
+WAITED_PART = 1 / 8
+"""A turn that begins later than this after the last one ended had to wait for its peers: so many
+seconds, or such a part of that turn, since asking for many sockets takes the longer."""
 BUSY_TURNS = 4
 SMALL_BYTES = 96 << 10
-GAIN = 1.5
-"""So many times as much must come in with a rest as without."""
 SLACK = 1.4
 """A rest is worth it if without one the loop would be at work for 1 / SLACK of the time."""
 VAIN_RESTS_MAX = 4
@@ -77,10 +78,10 @@ class Pace:
     def before_read(self, reader: object) -> None:
         """The reader's socket has bytes: rest first, if more will be there afterwards."""
         now_s = self._clock_s()
-        waited = now_s - self._ended_s > WAITED_S
+        turn_s = self._ended_s - self._began_s
+        waited = now_s - self._ended_s > max(WAITED_S, turn_s * WAITED_PART)
         if not waited and reader not in self._read:
             return
-        turn_s = self._ended_s - self._began_s
         turn_bytes, self._bytes = self._bytes, 0
         gathered_s = self._gathered_s
         self._gathered_s = 0.0 if waited else now_s - self._began_s
@@ -102,7 +103,7 @@ class Pace:
             self._usual_s = _learned(self._usual_s, gathered_s)
         self._busy_turns = min(self._busy_turns + 1, 2 * BUSY_TURNS)
         if self._busy_turns > BUSY_TURNS:
-            self._rest(min(max(turn_s / 2, self._pause_s), PAUSE_S_MAX))
+            self._rest(max(min(turn_s, REST_S_MAX), self._pause_s))
 
     def _rest(self, pause_s: float) -> None:
         self._sleep(pause_s)
@@ -117,8 +118,9 @@ class Pace:
         Peers that keep the loop busy send as much in a second while it rests. If it was clearly
         less, the loop would have had to wait for them, and each message came later for it.
         """
-        gain = max(GAIN, gathered_s / self._usual_s / SLACK) if self._usual_s else GAIN
-        if turn_bytes >= gain * self._usual_bytes:
+        times = gathered_s / self._usual_s if self._usual_s else 2.0
+        # Peers that wait for us send as much as ever, busy ones so many times as much.
+        if turn_bytes >= max((1 + times) / 2, times / SLACK) * self._usual_bytes:
             self._vain_rests = 0
             self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
             return
