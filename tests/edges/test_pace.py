@@ -117,7 +117,7 @@ def test_a_moment_after_a_long_turn_is_no_wait(part: float, rests: bool) -> None
     assert bool(loop.rests) == rests
 
 
-def test_many_busy_peers_are_a_reason_to_rest_though_a_rest_brings_only_half_as_much_again() -> None:
+def test_busy_peers_are_a_reason_to_rest_though_it_brings_only_half_as_much_again() -> None:
     loop = Loop()
     for _ in range(100):
         loop.turn(readers=64, took_s=1e-3, rested_bytes=MESSAGE_BYTES * 8 // 5)
