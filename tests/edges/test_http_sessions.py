@@ -27,6 +27,13 @@ async def test_a_session_is_201_with_a_key_nobody_can_guess() -> None:
         assert re.fullmatch(r"[\w-]{22,}", first)
 
 
+async def test_no_command_line_takes_a_key_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter(["-a" * 16, "--" * 16, "a-" * 16])
+    monkeypatch.setattr("secrets.token_urlsafe", lambda size: next(made))
+    async with http_bus("news") as http:
+        assert await http.open_session("news") == "a-" * 16
+
+
 async def test_a_key_is_in_no_log_line_and_not_on_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

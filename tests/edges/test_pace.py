@@ -60,6 +60,11 @@ class Loop:
             self.now_s += took_s / readers
             rested = self.has_just_rested and rested_bytes is not None
             self.pace.after_read(reader, rested_bytes or 0 if rested else read_bytes)
+        self.write()
+
+    def write(self, waited_s: float = 0.0) -> None:
+        self.now_s += waited_s
+        self.pace.before_writes()
         self.pace.after_writes()
 
 
@@ -106,6 +111,24 @@ def test_after_a_long_turn_a_rest_is_as_long() -> None:
         while not loop.rests:
             loop.turn(readers=4, took_s=took_s)
         assert abs(loop.pause_s - pause_s) < 1e-9
+
+
+def test_what_is_written_later_is_no_part_of_a_turn() -> None:
+    """A peer that publishes again a moment after each receipt waits for us, and we for the disk."""
+    loop = Loop()
+    for number in range(1000):
+        loop.turn(waited_s=100e-6, read_bytes=100 + number % 10 * 100)
+        loop.write(waited_s=2e-3)
+    assert not loop.rests
+
+
+def test_writing_for_others_now_and_then_keeps_nobody_from_being_read_at_once() -> None:
+    loop = Loop()
+    for number in range(1000):
+        loop.turn(waited_s=100e-6, read_bytes=100 + number % 10 * 100)
+        for _ in range(30):
+            loop.write(waited_s=3e-3)
+    assert not loop.rests
 
 
 @pytest.mark.parametrize(("part", "rests"), [(0.9, True), (1.1, False)])

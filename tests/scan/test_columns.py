@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from types import ModuleType
 from typing import Literal
@@ -135,6 +136,42 @@ def test_runs_larger_than_a_block_are_packed_into_several(columns: ModuleType) -
     packed = columns.pack_runs(values, counts)
     assert len(packed) < 50_000
     assert unpacked(packed) == b"".join(value * count for value, count in runs)
+
+
+@BOTH
+def test_what_does_not_get_smaller_is_stored_though_it_is_larger_than_a_block(
+    columns: ModuleType,
+) -> None:
+    values = [random.Random(number).randbytes(1000) for number in range(2200)]
+    packed = columns.pack_runs(values, array("q", [1] * len(values)))
+    assert packed == b"\xff" * 8 + b"".join(values)
+    counts = array("q", [number % 2 for number in range(len(values))])
+    assert unpacked(columns.pack_runs(values, counts)) == b"".join(values[1::2])
+
+
+@BOTH
+def test_counts_that_cannot_be_are_refused(columns: ModuleType) -> None:
+    with pytest.raises(ValueError):
+        columns.pack_runs([b"a"], array("q", [-1]))
+    with pytest.raises(ValueError):
+        columns.ends_into([b"a"], array("q", [-1]), bytearray(64), 0)
+
+
+def test_only_numbers_of_64_bits_are_taken_and_no_more_rows_than_a_column_has() -> None:
+    short, target = array("i", [3, 0]), bytearray(64)
+    with pytest.raises(TypeError):
+        _columns.pack_runs([b"a", b"b"], short)
+    with pytest.raises(TypeError):
+        _columns.pack_runs(short, array("q", [1, 1]))
+    with pytest.raises(TypeError):
+        _columns.ends_into([b"a", b"b"], short, target, 0)
+    for firsts, counts in ((short, array("q", [1, 1])), (array("q", [1, 1]), short)):
+        with pytest.raises(TypeError):
+            _columns.offsets_into(firsts, counts, target, 0)
+    with pytest.raises(OverflowError):
+        _columns.offsets_into(array("q", [0]), array("q", [1 << 61]), bytearray(8), 0)
+    with pytest.raises(OverflowError):
+        _columns.ends_into([b""], array("q", [1 << 62]), bytearray(8), 0)
 
 
 def unpacked(packed: bytes) -> bytes:

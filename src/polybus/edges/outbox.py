@@ -100,10 +100,12 @@ class Flusher:
     def __init__(
         self,
         call_soon: Callable[[Callable[[], None]], object],
-        flushed: Callable[[], None] = lambda: None,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         self._call_soon = call_soon
-        self._flushed = flushed
+        self._before = before
+        self._after = after
         self._outboxes: list[Outbox] = []
         self.joiner = Joiner()
 
@@ -113,11 +115,12 @@ class Flusher:
         self._outboxes.append(outbox)
 
     def _flush(self) -> None:
+        self._before()
         outboxes, self._outboxes = self._outboxes, []
         for outbox in outboxes:
             outbox.flush()
         self.joiner.forget()
-        self._flushed()
+        self._after()
 
 
 @dataclass(slots=True)

@@ -140,6 +140,13 @@ class Pace:
         """The reader is gone."""
         self._read.discard(reader)
 
+    def before_writes(self) -> None:
+        """Something is about to be written."""
+        waited_s = self._clock_s() - self._ended_s
+        if waited_s > WAITED_S:
+            # Nobody was read meanwhile: this belongs to no turn, and makes none longer.
+            self._began_s += waited_s
+
     def after_writes(self) -> None:
         """Everything of this turn is written."""
         self._ended_s = self._clock_s()

@@ -53,7 +53,7 @@ class Server:
         self.pace = Pace()
         self.ledger = Ledger()
         self.outboxes = Outboxes(
-            flusher=Flusher(self.loop.call_soon, self.pace.after_writes),
+            flusher=Flusher(self.loop.call_soon, self.pace.before_writes, self.pace.after_writes),
             ledger=self.ledger,
             policy=config.slow_subscriber,
             bytes_max=config.limits.outbox_bytes_max,

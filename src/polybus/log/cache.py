@@ -18,28 +18,28 @@ _ENTRY_OVERHEAD_BYTES = 128
 
 
 class RecentBatches:
-    """The commits written last, over all topics: their batches stay in their tails while they fit.
+    """The batches written last, over all topics: they stay in their topic's tail while they fit.
 
-    For the committer's thread.
+    They go by reads, since all batches of a read keep the same memory. For the committer's thread.
     """
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        # For each commit the tails that hold its batches, and what those weigh.
+        # For each read the tails that hold its batches, and what it weighs.
         self._kept: deque[tuple[list[deque[Batch]], int]] = deque()
         self._last_owner: object = None
 
     def keep(self, batches: Iterable[Batch], ends: Mapping[str, TopicEnd]) -> None:
-        """The batches were written; those of the oldest commits leave their tails if need be.
+        """The batches were written; of all that were, the oldest leave their tail if need be.
 
         Each is the first of its topic's tail that was not kept before.
         """
-        tails, weight, self._last_owner = scan.keep_batches(
+        reads, self._last_owner = scan.keep_batches(
             batches, ends, self._last_owner, _BATCH_OVERHEAD_BYTES, _extra_bytes
         )
-        self._kept.append((tails, weight))
-        self._bytes += weight
+        self._kept += reads
+        self._bytes += sum([weight for _, weight in reads])
         while self._bytes > self._bytes_max:
             tails, weight = self._kept.popleft()
             scan.drop_oldest(tails)

@@ -260,7 +260,9 @@ class FileLog:
     def after_handover(self, segments: list[Path]) -> None:
         """Read the manifests anew; forget and delete these segments."""
         for log in list(self._topics.values()):
-            if log.history is not None and log.places.start is not None:
+            with self._shared.lock:
+                is_placed = log.places.start is not None
+            if log.history is not None and is_placed:
                 log.history.reload()
         for segment in segments:
             if self._is_handed_over(segment):
@@ -282,6 +284,7 @@ class FileLog:
         with self._shared.lock:
             for log in list(self._topics.values()):
                 log.places.forget(segment)
+                log.forget_entries()
             # Under the lock, as in `sealed`: the committer may add to the list meanwhile.
             self._sealed = [path for path in self._sealed if path != segment]
         self._shared.reread.forget(segment)

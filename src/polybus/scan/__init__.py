@@ -60,18 +60,10 @@ if COMPILED:
         from polybus.scan._batch import (
             Batch,
             Flow,
-            TopicEnd,
-            add_places,
             count_receipts,
             count_taken,
-            drop_oldest,
-            find_ends,
             find_topics,
-            keep_batches,
             listen_alike,
-            merge_runs,
-            rows_by_topic,
-            take_batches,
             weigh,
         )
         from polybus.scan._columns import (
@@ -83,6 +75,16 @@ if COMPILED:
             spans_bytes,
             spans_count,
             spans_of_offsets,
+        )
+        from polybus.scan._ends import (
+            TopicEnd,
+            add_places,
+            drop_oldest,
+            find_ends,
+            keep_batches,
+            merge_runs,
+            rows_by_topic,
+            take_batches,
         )
         from polybus.scan._frames import (
             encode_frames,
@@ -103,18 +105,10 @@ if not COMPILED:
     from polybus.scan.batch_py import (
         Batch,
         Flow,
-        TopicEnd,
-        add_places,
         count_receipts,
         count_taken,
-        drop_oldest,
-        find_ends,
         find_topics,
-        keep_batches,
         listen_alike,
-        merge_runs,
-        rows_by_topic,
-        take_batches,
         weigh,
     )
     from polybus.scan.columns_py import (
@@ -126,6 +120,16 @@ if not COMPILED:
         spans_bytes,
         spans_count,
         spans_of_offsets,
+    )
+    from polybus.scan.ends_py import (
+        TopicEnd,
+        add_places,
+        drop_oldest,
+        find_ends,
+        keep_batches,
+        merge_runs,
+        rows_by_topic,
+        take_batches,
     )
     from polybus.scan.frames_py import (
         encode_frames,

@@ -18,17 +18,6 @@ cdef class Batch:
     cdef dict _encodings
 
 
-cdef class TopicEnd:
-    cdef public int64_t epoch
-    cdef public int64_t stop
-    cdef public object tail
-    cdef public object frozen
-    cdef public object places
-    cdef object _segment
-    cdef array.array _entries
-    cdef array.array entries_in(self, segment)
-
-
 cdef class Flow:
     cdef public int64_t messages
     cdef public int64_t value_bytes

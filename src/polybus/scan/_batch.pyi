@@ -1,17 +1,9 @@
 from polybus.scan.batch_py import (
     Batch as Batch,
     Flow as Flow,
-    TopicEnd as TopicEnd,
-    add_places as add_places,
     count_receipts as count_receipts,
     count_taken as count_taken,
-    drop_oldest as drop_oldest,
-    find_ends as find_ends,
     find_topics as find_topics,
-    keep_batches as keep_batches,
     listen_alike as listen_alike,
-    merge_runs as merge_runs,
-    rows_by_topic as rows_by_topic,
-    take_batches as take_batches,
     weigh as weigh,
 )

@@ -162,6 +162,25 @@ cdef bint copy_parts(Part* all_parts, Py_ssize_t parts, char* target, int32_t* e
     return True
 
 
+cdef int check_longs(array.array numbers) except -1:
+    if numbers.typecode != "q":
+        raise TypeError("numbers are of 64 bits, in an array of 'q'")
+    return 0
+
+
+cdef Py_ssize_t rows_of(array.array counts) except -1:
+    """How many rows the counts make; so few that sizes in bytes do not overflow."""
+    cdef Py_ssize_t index, rows = 0
+    check_longs(counts)
+    for index in range(len(counts)):
+        if counts.data.as_longlongs[index] < 0:
+            raise ValueError("a count is negative")
+        if counts.data.as_longlongs[index] > COLUMN_BYTES_MAX - rows:
+            raise OverflowError("a column has at most 2 Gi rows")
+        rows += counts.data.as_longlongs[index]
+    return rows
+
+
 cdef struct Run:
     const char* value
     Py_ssize_t size
@@ -175,12 +194,14 @@ cdef Run* runs_of(values, array.array counts) except NULL:
     cdef Run* runs
     if len(values) != length:
         raise ValueError("as many values as counts")
+    rows_of(counts)
     runs = <Run*> PyMem_Malloc((length + 1) * sizeof(Run))
     if runs == NULL:
         raise MemoryError
     try:
         if isinstance(values, array.array):
             numbers = values
+            check_longs(numbers)
             for index in range(length):
                 runs[index].value = <const char*> &numbers.data.as_longlongs[index]
                 runs[index].size = sizeof(int64_t)
@@ -193,8 +214,6 @@ cdef Run* runs_of(values, array.array counts) except NULL:
                 else:
                     runs[index].value = PyUnicode_AsUTF8AndSize(value, &runs[index].size)
         for index in range(length):
-            if counts.data.as_longlongs[index] < 0:
-                raise ValueError("a count is negative")
             runs[index].count = counts.data.as_longlongs[index]
     except BaseException:
         PyMem_Free(runs)
@@ -212,7 +231,7 @@ cdef int64_t bytes_in(const Run* runs, Py_ssize_t length) noexcept:
 
 def ends_into(values, array.array counts not None, target, Py_ssize_t at):
     """The int32 offsets of a string column that repeats each value as often as its count says."""
-    cdef Py_ssize_t rows = 0, run, index
+    cdef Py_ssize_t rows = rows_of(counts), run, index
     cdef int32_t size, end = 0
     cdef int32_t* ends
     cdef Py_buffer view
@@ -220,8 +239,6 @@ def ends_into(values, array.array counts not None, target, Py_ssize_t at):
     try:
         if bytes_in(runs, len(counts)) > COLUMN_BYTES_MAX:
             raise OverflowError("a column holds at most 2 GiB")
-        for run in range(len(counts)):
-            rows += runs[run].count
         PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
         try:
             check_place(&view, at, (rows + 1) * 4, 4)
@@ -242,16 +259,13 @@ def ends_into(values, array.array counts not None, target, Py_ssize_t at):
 
 def offsets_into(array.array firsts not None, array.array counts not None, target, Py_ssize_t at):
     """An int64 column that counts up from each of `firsts`, as often as its count says."""
-    cdef Py_ssize_t rows = 0, run, index
+    cdef Py_ssize_t rows = rows_of(counts), run, index
     cdef int64_t first, count
     cdef int64_t* column
     cdef Py_buffer view
     if len(firsts) != len(counts):
         raise ValueError("as many firsts as counts")
-    for run in range(len(counts)):
-        if counts.data.as_longlongs[run] < 0:
-            raise ValueError("a count is negative")
-        rows += counts.data.as_longlongs[run]
+    check_longs(firsts)
     PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
     try:
         check_place(&view, at, rows * 8, 8)
@@ -287,48 +301,52 @@ def pack_runs(values, array.array counts not None):
         PyMem_Free(runs)
 
 
-cdef bytes pack_frame(Run* runs, Py_ssize_t length, int64_t size):
-    """An LZ4 frame of the runs; takes what it packed off their counts if it is several blocks."""
+cdef bytes pack_frame(const Run* runs, Py_ssize_t length, int64_t size):
+    """An LZ4 frame of the runs, in as many blocks as it takes."""
     cdef Py_ssize_t done = 0, parts
     cdef list frame = [FRAME_START]
-    cdef Run* block = runs
-    if size > BLOCK_BYTES_MAX:
-        block = <Run*> PyMem_Malloc(length * sizeof(Run))
-        if block == NULL:
+    cdef Run* left
+    if size <= BLOCK_BYTES_MAX:
+        add_block(frame, runs, length)
+    else:
+        # What is still to be packed, and behind it the runs of a block.
+        left = <Run*> PyMem_Malloc(2 * length * sizeof(Run))
+        if left == NULL:
             raise MemoryError
-    try:
-        while done < length:
-            parts = length
-            if block != runs:
-                parts = next_block(runs, length, &done, block)
-            else:
-                done = length
-            if parts:
-                packed = pack_block(block, parts)
-                frame += (len(packed).to_bytes(4, "little"), packed)
-    finally:
-        if block != runs:
-            PyMem_Free(block)
+        try:
+            memcpy(left, runs, length * sizeof(Run))
+            while done < length:
+                parts = next_block(left, length, &done, left + length)
+                if parts:
+                    add_block(frame, left + length, parts)
+        finally:
+            PyMem_Free(left)
     frame.append(FRAME_END)
     return b"".join(frame)
 
 
-cdef Py_ssize_t next_block(Run* runs, Py_ssize_t length, Py_ssize_t* done, Run* block) noexcept:
-    """The runs of the next LZ4 block, as many as fit; no value is longer than a block."""
+cdef int add_block(list frame, const Run* runs, Py_ssize_t length) except -1:
+    packed = pack_block(runs, length)
+    frame += (len(packed).to_bytes(4, "little"), packed)
+    return 0
+
+
+cdef Py_ssize_t next_block(Run* left, Py_ssize_t length, Py_ssize_t* done, Run* block) noexcept:
+    """Take the runs of the next LZ4 block, as many as fit; no value is longer than a block."""
     cdef int64_t room = BLOCK_BYTES_MAX
     cdef Py_ssize_t parts = 0, fits
     while done[0] < length:
-        if runs[done[0]].size == 0 or runs[done[0]].count == 0:
+        if left[done[0]].size == 0 or left[done[0]].count == 0:
             done[0] += 1
             continue
-        fits = min(runs[done[0]].count, room // runs[done[0]].size)
+        fits = min(left[done[0]].count, room // left[done[0]].size)
         if fits == 0:
             break
-        block[parts] = runs[done[0]]
+        block[parts] = left[done[0]]
         block[parts].count = fits
         parts += 1
-        room -= fits * runs[done[0]].size
-        runs[done[0]].count -= fits
+        room -= fits * left[done[0]].size
+        left[done[0]].count -= fits
     return parts
 
 

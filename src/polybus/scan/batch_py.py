@@ -1,4 +1,4 @@
-"""Batch and the loops over many batches, in plain Python: the twin of `_batch.pyx`.
+"""Batch, and the bus's loops over many batches, in plain Python: the twin of `_batch.pyx`.
 
 `polybus.batch` says what a batch is.
 """
@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -151,30 +149,6 @@ class Batch:
         self._encodings[protocol] = encoding
 
 
-class SegmentPlaces(Protocol):
-    """A topic's commits in one segment, six numbers each."""
-
-    @property
-    def entries(self) -> array[int]: ...
-
-
-class Places(Protocol):
-    def in_segment(self, segment: Path) -> SegmentPlaces: ...
-
-
-class TopicEnd:
-    """Where a topic's log ends, and the places of its commits; `frozen` if it takes no writes."""
-
-    __slots__ = ("epoch", "frozen", "places", "stop", "tail")
-
-    def __init__(self, epoch: int, stop: int, places: Places) -> None:
-        self.epoch = epoch
-        self.stop = stop
-        self.tail: deque[Batch] = deque()
-        self.frozen: Exception | None = None
-        self.places = places
-
-
 class Flow:
     """So many messages and bytes."""
 
@@ -203,38 +177,11 @@ class BusTopic(Protocol):
 
 
 B = TypeVar("B", bound=BusTopic)
-E = TypeVar("E", bound=TopicEnd)
 
 
 def weigh(batches: Iterable[Batch], message_bytes: int, batch_bytes: int) -> int:
     """The values' bytes of all batches, and so much more for each message and each batch."""
     return sum(batch.value_bytes + len(batch) * message_bytes + batch_bytes for batch in batches)
-
-
-def find_ends(batches: Iterable[Batch], ends: dict[str, E]) -> list[E] | None:
-    """The end of each batch's topic; None if one is not there or takes no writes."""
-    found = [ends.get(batch.topic) for batch in batches]
-    usable = [end for end in found if end is not None and end.frozen is None]
-    return usable if len(usable) == len(found) else None
-
-
-def take_batches(batches: Sequence[Batch], ends: Sequence[TopicEnd], now_us: int) -> list[Batch]:
-    """Give each batch its topic's epoch and next offsets, and put it at the end of the tail.
-
-    A batch without a time gets `now_us`. One without messages is not put there; returns the others.
-    """
-    taken = []
-    for batch, end in zip(batches, ends, strict=True):
-        batch.epoch = end.epoch
-        batch.first_offset = end.stop
-        batch.timestamp_us = batch.timestamp_us or now_us
-        if not batch.spans:
-            continue
-        # The tail before `stop`: whoever sees the new end finds the messages.
-        end.tail.append(batch)
-        end.stop += len(batch)
-        taken.append(batch)
-    return taken
 
 
 def find_topics(batches: Iterable[Batch], topics: dict[str, B], now_us: int) -> list[B] | None:
@@ -270,116 +217,3 @@ def count_receipts(batches: Iterable[Batch]) -> int:
         if ids is not None:
             total += max(1, sum(ids[at + 1] > ids[at] for at in range(0, len(ids) - 1, 2)))
     return total
-
-
-def keep_batches(
-    batches: Iterable[Batch],
-    ends: Mapping[str, TopicEnd],
-    last_owner: object,
-    batch_bytes: int,
-    extra_bytes: Callable[[Batch], int],
-) -> tuple[list[deque[Batch]], int, object]:
-    """The tails that hold the batches, what all weigh, and the last read; drops their encodings.
-
-    A batch keeps all of the read that it came in, and so do the others of that read. They come one
-    after the other: it is counted with the first. Batches of a topic that is gone are left out.
-    `extra_bytes` tells what keys and headers weigh.
-    """
-    tails = []
-    total = 0
-    for batch in batches:
-        end = ends.get(batch.topic)
-        if end is None or end.epoch != batch.epoch:
-            continue
-        batch.forget_encodings()
-        total += batch_bytes + 4 * len(batch.spans)
-        owner: object = batch.buffer
-        if isinstance(owner, memoryview):
-            owner = owner.obj or owner
-        if owner is not last_owner:
-            last_owner = owner
-            total += memoryview(owner).nbytes  # type: ignore[arg-type]
-        if batch.keys is not None or batch.headers is not None:
-            total += extra_bytes(batch)
-        tails.append(end.tail)
-    return tails, total, last_owner
-
-
-def drop_oldest(tails: Iterable[deque[Batch]]) -> None:
-    """Take the first batch off each tail."""
-    for tail in tails:
-        tail.popleft()
-
-
-def rows_by_topic(
-    batches: Iterable[Batch], kind: Callable[..., T], account: str
-) -> tuple[list[Batch], array[int], tuple[T, ...], tuple[list[str], array[int], array[int]]]:
-    """The batches ordered by topic and epoch, the rows of each, and each topic's `kind`.
-
-    That is a named tuple of the account, topic, epoch, first offset, count of rows, first row, and
-    smallest and largest timestamp. The topics' names, first offsets and counts of rows follow once
-    more, as columns.
-    """
-    groups: dict[tuple[str, int], list[Batch]] = {}
-    for batch in batches:
-        groups.setdefault((batch.topic, batch.epoch), []).append(batch)
-    ordered: list[Batch] = []
-    topics = []
-    names: list[str] = []
-    firsts, counts = array("q"), array("q")
-    row = 0
-    for (topic, epoch), group in groups.items():
-        count = sum(map(len, group))
-        times = [batch.timestamp_us for batch in group]
-        first = group[0].first_offset
-        topics.append(kind(account, topic, epoch, first, count, row, min(times), max(times)))
-        names.append(topic)
-        firsts.append(first)
-        counts.append(count)
-        row += count
-        ordered += group
-    return ordered, array("q", map(len, ordered)), tuple(topics), (names, firsts, counts)
-
-
-def merge_runs(
-    batches: Sequence[Batch], counts: array[int]
-) -> tuple[
-    tuple[array[int], array[int]], tuple[list[str], array[int]], tuple[list[str], array[int]]
-]:
-    """Times, protocols and senders of the batches' rows, each as runs of equal values."""
-    times, time_counts = _merged([batch.timestamp_us for batch in batches], counts)
-    return (
-        (array("q", times), time_counts),
-        _merged([batch.protocol for batch in batches], counts),
-        _merged([batch.sender for batch in batches], counts),
-    )
-
-
-def _merged(values: Sequence[T], counts: array[int]) -> tuple[list[T], array[int]]:
-    merged: list[T] = []
-    merged_counts = array("q")
-    for value, count in zip(values, counts, strict=True):
-        if merged and merged[-1] == value:
-            merged_counts[-1] += count
-        else:
-            merged.append(value)
-            merged_counts.append(count)
-    return merged, merged_counts
-
-
-def add_places(
-    parts: Iterable[tuple[str, str, int, int, int, int, int, int]],
-    ends: Mapping[str, TopicEnd],
-    segment: Path,
-    position: int,
-    size: int,
-) -> None:
-    """Enter a commit's rows into the places of their topics; `parts` are of `rows_by_topic`."""
-    for _, topic, epoch, first_offset, count, first_row, _, latest in parts:
-        end = ends.get(topic)
-        if end is None or end.epoch != epoch:
-            continue
-        entries = end.places.in_segment(segment).entries
-        # The clock may be set back: the largest so far.
-        latest = max(latest, entries[-1]) if entries else latest
-        entries.extend((first_offset, count, position, size, first_row, latest))

@@ -87,6 +87,8 @@ def offsets_into(firsts: array[int], counts: array[int], target: Target, at: int
 
 
 def _runs(values: Values, counts: array[int]) -> Runs:
+    if any(count < 0 for count in counts):
+        raise ValueError("a count is negative")
     as_bytes = [value if isinstance(value, bytes) else _encoded(value) for value in values]
     return list(zip(as_bytes, counts, strict=True))
 

@@ -129,7 +129,7 @@ class Inboxes:
         if len(self._sessions) >= limit:
             raise UsageError("session.too-many", f"there are {limit} sessions (sessions-max)")
         follows = await self._following.places(topics, start)
-        key = secrets.token_urlsafe(KEY_BYTES)
+        key = _new_key()
         digest = _digest(key)
         self._last_number += 1
         ttl_s = self._config.msgstream.session_ttl_s if ttl_s is None else ttl_s
@@ -309,6 +309,13 @@ class Inboxes:
         self._sweeps += 1
         if self._sweeps % TRIM_SWEEPS == 0:
             self._following.trim()
+
+
+def _new_key() -> str:
+    """A key that no command line takes for an option."""
+    while (key := secrets.token_urlsafe(KEY_BYTES)).startswith("-"):
+        pass
+    return key
 
 
 def _digest(key: str) -> bytes:
