@@ -80,6 +80,8 @@ def running_up(
     (data / "fake.json").write_text(json.dumps(behaviour or {}))
     if behaviour is not None:
         extra["POLYBUS_SPARK_DRIVER"] = FAKE
+    # Who runs the tests under nohup ignores hang-ups, and so would all that is started here.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with output.open("wb") as file:
         process = subprocess.Popen(
             [*COMMAND, "up", "--port", "0", "--data", str(data), *options],
@@ -89,6 +91,7 @@ def running_up(
             env=environment(POLYBUS_SPARK_ARCHIVE="off", **extra),
             start_new_session=True,
         )
+    signal.signal(signal.SIGHUP, before)
     running = RunningUp(process, data, output)
     try:
         yield running
