@@ -12,6 +12,7 @@ from polybus.edges.pace import (
     PAUSE_S_MAX,
     REST_S_MAX,
     SMALL_BYTES,
+    SMALL_S,
     TURNS_WITHOUT,
     VAIN_RESTS_MAX,
     WAITED_PART,
@@ -106,7 +107,7 @@ def test_rests_get_longer_while_they_bring_more_and_shorter_when_the_loop_waits(
 
 
 def test_after_a_long_turn_a_rest_is_as_long() -> None:
-    for took_s, pause_s in ((1e-6, PAUSE_S_LEAST), (2e-4, 2e-4), (1.0, REST_S_MAX)):
+    for took_s, pause_s in ((1e-6, PAUSE_S_LEAST), (2e-4, 2e-4), (2e-3, REST_S_MAX)):
         loop = Loop()
         while not loop.rests:
             loop.turn(readers=4, took_s=took_s)
@@ -151,6 +152,14 @@ def test_large_reads_are_never_delayed() -> None:
     loop = Loop()
     for _ in range(100):
         loop.turn(read_bytes=SMALL_BYTES)
+    assert not loop.rests
+
+
+def test_messages_that_are_much_work_are_not_delayed() -> None:
+    """Hundreds of topics in a small window: it must be seen to be full without a rest."""
+    loop = Loop()
+    for _ in range(100):
+        loop.turn(took_s=1.1 * SMALL_S)
     assert not loop.rests
 
 

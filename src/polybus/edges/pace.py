@@ -25,6 +25,9 @@ WAITED_PART = 1 / 8
 seconds, or such a part of that turn, since asking for many sockets takes the longer."""
 BUSY_TURNS = 4
 SMALL_BYTES = 96 << 10
+SMALL_S = 600e-6
+"""What a reader brings in a turn is small if it is less than this, and not as long to work through:
+who sends to hundreds of topics is helped by a larger window, which nobody gets after a rest."""
 SLACK = 1.4
 """A rest is worth it if without one the loop would be at work for 1 / SLACK of the time."""
 VAIN_RESTS_MAX = 4
@@ -86,7 +89,8 @@ class Pace:
         gathered_s = self._gathered_s
         self._gathered_s = 0.0 if waited else now_s - self._began_s
         self._began_s = now_s
-        is_small = turn_bytes < SMALL_BYTES * len(self._read)
+        readers = len(self._read)
+        is_small = turn_bytes < SMALL_BYTES * readers and turn_s < SMALL_S * readers
         self._read.clear()
         rested, self.rested = self.rested, False
         if rested:
