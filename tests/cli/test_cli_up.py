@@ -82,16 +82,18 @@ def running_up(
         extra["POLYBUS_SPARK_DRIVER"] = FAKE
     # Who runs the tests under nohup ignores hang-ups, and so would all that is started here.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [*COMMAND, "up", "--port", "0", "--data", str(data), *options],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment(POLYBUS_SPARK_ARCHIVE="off", **extra),
-            start_new_session=True,
-        )
-    signal.signal(signal.SIGHUP, before)
+    try:
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [*COMMAND, "up", "--port", "0", "--data", str(data), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment(POLYBUS_SPARK_ARCHIVE="off", **extra),
+                start_new_session=True,
+            )
+    finally:
+        signal.signal(signal.SIGHUP, before)
     running = RunningUp(process, data, output)
     try:
         yield running

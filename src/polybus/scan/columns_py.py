@@ -13,7 +13,7 @@ Buffer = bytes | bytearray | memoryview
 Target = bytearray | memoryview
 Values: TypeAlias = "Sequence[bytes] | Sequence[str] | array[int]"
 """The values of runs: bytes, text, or numbers of 64 bits. How often each comes is beside them."""
-Runs = Sequence[tuple[bytes, int]]
+_Pairs = Sequence[tuple[bytes, int]]
 
 STORED = b"\xff" * 8
 """What stands for the length of a buffer that is not compressed, in a message that is."""
@@ -86,7 +86,7 @@ def offsets_into(firsts: array[int], counts: array[int], target: Target, at: int
     _put(target, at, column.tobytes())
 
 
-def _runs(values: Values, counts: array[int]) -> Runs:
+def _runs(values: Values, counts: array[int]) -> _Pairs:
     if any(count < 0 for count in counts):
         raise ValueError("a count is negative")
     as_bytes = [value if isinstance(value, bytes) else _encoded(value) for value in values]
@@ -129,7 +129,7 @@ def pack_runs(values: Values, counts: array[int]) -> bytes:
     return STORED + b"".join(value * count for value, count in runs)
 
 
-def _blocks_of(runs: Runs) -> list[list[tuple[bytes, int]]]:
+def _blocks_of(runs: _Pairs) -> list[list[tuple[bytes, int]]]:
     """The runs of each LZ4 block; no value may be longer than a block."""
     blocks: list[list[tuple[bytes, int]]] = [[]]
     room = BLOCK_BYTES_MAX
@@ -146,7 +146,7 @@ def _blocks_of(runs: Runs) -> list[list[tuple[bytes, int]]]:
     return blocks
 
 
-def _pack_block(runs: Runs) -> bytes:
+def _pack_block(runs: _Pairs) -> bytes:
     """An LZ4 block: a value is written once, and what repeats it is a match of that distance."""
     size = sum(len(value) * count for value, count in runs)
     packed = b""
