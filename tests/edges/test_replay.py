@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from datetime import UTC, datetime
 
 import pytest
-from edge_kit import NO_HEADERS, WAYS, frame, line, properties, read_properties
+from edge_kit import NO_HEADERS, WAYS, frame, line, properties, read_properties, until
 
 from polybus.batch import Batch
 from polybus.edges.node import Node
@@ -182,6 +183,35 @@ async def test_a_reader_that_takes_its_time_gets_all_of_a_large_replay() -> None
             slow._writer.transport.resume_reading()  # type: ignore[attr-defined]
             for _ in range(count):
                 assert await slow.read_frame() == ("news", value)
+
+
+class Piece(list[Batch]):
+    """What the log read at once; a list of this kind can be watched."""
+
+
+async def test_a_replay_that_waits_for_its_peer_keeps_nothing_it_has_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hundreds of them may wait, and only outboxes are counted and bounded."""
+    pieces: list[weakref.ref[Piece]] = []
+    async with run_bus("news", "sport", durability="interval") as node:
+        async with ScriptedPeer(node.tcp_port) as writer:
+            await publish_large(writer, b"x" * (1 << 16), 400)
+        log = node.server.bus.log
+        read = log.read
+
+        def watched(topic: str, offset: int, *, bytes_max: int) -> Piece:
+            piece = Piece(read(topic, offset, bytes_max=bytes_max))
+            pieces.append(weakref.ref(piece))
+            return piece
+
+        monkeypatch.setattr(log, "read", watched)
+        async with ScriptedPeer(node.tcp_port) as slow:
+            slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await subscribe_from(slow, "boson-frames", "earliest")
+            await until(lambda: node.server.outboxes.congested)
+            assert pieces
+            assert [piece() for piece in pieces] == [None] * len(pieces)
 
 
 async def test_a_topic_deleted_under_a_replay_is_told_and_its_successor_is_not_mixed_in() -> None:

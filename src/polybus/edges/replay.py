@@ -105,16 +105,24 @@ class Replay:
                 if reached is None:
                     return
                 if reached == offset:
-                    read = log.read
-                    batches = await asyncio.to_thread(read, topic, offset, bytes_max=PIECE_BYTES)
-                    for batch in batches:
-                        if batch.epoch == epoch:
-                            self._deliver(batch)
-                            reached = batch.last_offset + 1
+                    reached = await self._deliver_piece(epoch, offset)
                 offset = reached
                 # Before the next one's turn, so that what this peer does not take is counted.
                 translator.peer.flush()
             await translator.peer.drained()
+
+    async def _deliver_piece(self, epoch: int, offset: int) -> int:
+        """Read on from the offset and deliver it; return the offset after it.
+
+        What was read lives no longer than this call: hundreds of replays may wait for their turn.
+        """
+        read = self._translator.bus.log.read
+        batches = await asyncio.to_thread(read, self._topic, offset, bytes_max=PIECE_BYTES)
+        for batch in batches:
+            if batch.epoch == epoch:
+                self._deliver(batch)
+                offset = batch.last_offset + 1
+        return offset
 
     def _deliver(self, batch: Batch) -> None:
         if self._skip_sender is None:
