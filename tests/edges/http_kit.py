@@ -15,7 +15,7 @@ from polybus.edges.http.polls import Poll
 from polybus.edges.node import Node
 from polybus.testing import ScriptedPeer, run_bus
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 20.0
 
 
 class Http:

@@ -339,21 +339,22 @@ async def test_a_list_of_a_hundred_thousand_topics_holds_up_nobody() -> None:
         async with ScriptedPeer(node.tcp_port, timeout_s=30) as peer:
             await peer.send(b"GET /v1/topics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
             reading = asyncio.create_task(peer.read_to_end())
-            worst_s = await held_s(reading)
+            worst_s, whole_s = await held_s(reading)
             _, _, body = (await reading).partition(b"\r\n\r\n")
         listed = [one["name"] for one in json.loads(body)["topics"]]
 
         assert listed == sorted(bus._topics)
-        # In one go it would be four times as long.
-        assert worst_s < 0.2
+        # In one go it would be nearly all of it.
+        assert worst_s < whole_s / 2
 
 
-async def held_s(task: asyncio.Task[Any]) -> float:
-    """The longest that others waited for the loop until the task was done."""
+async def held_s(task: asyncio.Task[Any]) -> tuple[float, float]:
+    """The longest that others waited for the loop until the task was done, and how long it took."""
     loop = asyncio.get_running_loop()
+    first = loop.time()
     worst_s = 0.0
     while not task.done():
         began = loop.time()
         await asyncio.sleep(0)
         worst_s = max(worst_s, loop.time() - began)
-    return worst_s
+    return worst_s, loop.time() - first

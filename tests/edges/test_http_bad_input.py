@@ -91,7 +91,7 @@ async def test_a_list_as_long_as_allowed_is_read_at_once() -> None:
         async with http.websocket(two) as websocket:
             await websocket.send(MEGABYTE_OF_IDS + ",1")
             await (await websocket.ping())
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 8
         assert list(await http.packs(two)) == ["2"]
 
 
@@ -193,7 +193,7 @@ async def test_a_json_bomb_is_400_at_once_and_nothing_of_it_counts(path: str, bo
         assert answer.status_code == 400, answer.text
         assert answer.headers["content-type"] == "application/problem+json"
         assert len(answer.content) < 1000
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
         assert await http.packs(key) == {}
         assert len(http.node.http.inboxes) == 1
 

@@ -222,7 +222,7 @@ async def test_a_topic_deleted_under_a_replay_is_told_and_its_successor_is_not_m
             async with ScriptedPeer(node.tcp_port, timeout_s=20) as slow:
                 slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
                 await subscribe_from(slow, "boson-frames", "earliest")
-                await asyncio.sleep(0.3)
+                await until(lambda: node.server.outboxes.congested)
                 node.server.bus.delete_topic("news")
                 node.server.bus.create_topic("news")
                 for _ in range(400):

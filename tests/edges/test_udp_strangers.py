@@ -7,7 +7,7 @@ import json
 
 import pytest
 from bad_input_kit import START
-from edge_kit import frame, line
+from edge_kit import frame, line, until
 
 from polybus.testing import ScriptedPeer, run_bus
 
@@ -53,6 +53,7 @@ async def test_nothing_is_replayed_to_an_address_that_may_be_forged(
         monkeypatch.setattr(edge, "send", lambda data, address: sent.append(bytes(data)))
         request = line("register", topics=["news"], **{"from": "earliest"}, padding="p" * 200)
         edge.datagram_received(request, ("192.0.2.7", 1234))
+        await until(lambda: sent)
         await asyncio.sleep(0.1)
         (answer,) = sent
         assert json.loads(answer)["error-code"] == "000403"

@@ -50,7 +50,7 @@ def opener(tmp_path: Path) -> Iterator[Opener]:
             log.close()
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it never happened"

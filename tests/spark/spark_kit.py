@@ -17,7 +17,7 @@ from typing import Any
 
 from polybus.client import connect
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 NO_SETTINGS: Mapping[str, Any] = {}
 
 
@@ -122,7 +122,7 @@ def environment(**extra: str) -> dict[str, str]:
     return clean | extra
 
 
-def eventually(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+def eventually(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
     """Wait until the condition is true and return what it gave; fail when the time is up."""
     deadline = monotonic() + timeout_s
     while not (result := condition()):

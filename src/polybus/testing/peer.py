@@ -16,7 +16,7 @@ class ScriptedPeer:
     Use it as `async with ScriptedPeer(port) as peer`. Every read has a time limit.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1", *, timeout_s: float = 5.0) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", *, timeout_s: float = 20.0) -> None:
         self._address = (host, port)
         self._timeout_s = timeout_s
         self._reader: asyncio.StreamReader
