@@ -233,12 +233,12 @@ def test_receipts_come_in_order_once_all_before_them_is_durable() -> None:
     two = bus.publish([second], other)
     waiter = Recorder()
     bus.when_all_durable(waiter)
-    assert (bus.receipts_waiting, writer.receipts) == (3, [])
+    assert (bus.receipts.waiting, writer.receipts) == (3, [])
     bus.settle(one)
     assert (writer.receipts, other.receipts, waiter.receipts) == ([first], [], [])
     bus.settle(two)
     assert other.receipts == [second] and len(waiter.receipts) == 1
-    assert bus.receipts_waiting == 0
+    assert bus.receipts.waiting == 0
 
 
 def test_nobody_overtakes_a_receipt_that_the_loop_has_not_come_to_yet() -> None:
@@ -283,14 +283,14 @@ def test_receipts_of_one_publish_come_at_once_to_those_who_take_many() -> None:
     ticket = bus.publish([asked[0], Batch.of("news", [b"unasked"]), asked[1]], many)
     others = [wanting_receipt("news", b"3"), wanting_receipt("sport", b"4")]
     last = bus.publish(others, plain)
-    assert bus.receipts_waiting == 4
+    assert bus.receipts.waiting == 4
     bus.settle(ticket - 1)
     assert many.many == []
     bus.settle(ticket)
     assert (many.many, many.receipts, plain.receipts) == ([asked], [], [])
     bus.settle(last)
     assert plain.receipts == others
-    assert (bus.receipts_waiting, bus.receipts_given) == (0, 4)
+    assert (bus.receipts.waiting, bus.receipts.given) == (0, 4)
 
 
 def test_a_topic_that_takes_no_writes_does_not_hold_up_the_others_of_a_read() -> None:
@@ -439,7 +439,7 @@ def test_receipts_are_counted_one_for_each_id_and_signals_are_none() -> None:
     batch.receipt_ids = array("i", [0, 1, 1, 1, 1, 2])
     bus.publish([batch], Recorder())
     bus.when_all_durable(Recorder())
-    assert bus.receipts_given == 2
+    assert bus.receipts.given == 2
 
 
 @pytest.mark.parametrize("name", ["*", "a?receipt=1", " lead", "$own", ""])

@@ -25,8 +25,8 @@ UNDESCRIBED = "positive_data_acceptance"
 
 
 async def fuzz(port: int, folder: Path, parameters: dict[str, str], *options: str) -> None:
-    # Under CI the same each time, as hypothesis does: a run there judges a change, and whoever works
-    # on the API has new requests with each run.
+    # Under CI the same each time, as with hypothesis: a run there judges a change, while whoever
+    # works on the API has new requests with each run.
     unless_told = "1" if os.environ.get("CI") else str(random.randrange(1 << 32))
     seed = os.environ.get("HTTP_FUZZ_SEED", unless_told)
     lines = [f"{json.dumps(name)} = {json.dumps(value)}" for name, value in parameters.items()]

@@ -26,7 +26,7 @@ from polybus.log import layout
 from polybus.spark import driver as driver_module
 from polybus.spark import service
 from polybus.spark.driver import Driver, Options, only_one
-from polybus.spark.pipelines.flows import FlowRunner
+from polybus.spark.pipelines.runner import FlowRunner
 from polybus.spark.pipelines.standard import flows, plans
 from polybus.spark.pipelines.status import write_status
 

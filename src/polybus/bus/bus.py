@@ -7,12 +7,12 @@ here knows a socket, a clock or a protocol's bytes; edges call in, and subscribe
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import ManyReceiptsTaker, ReadsLog, ReceiptTaker, Subscriber
+from polybus.bus.receipts import Receipts
+from polybus.bus.subscriptions import ReadsLog, ReceiptTaker, Subscriber
 from polybus.bus.traffic import Traffic
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
@@ -57,9 +57,7 @@ class Bus:
         self._system = {name: one for name, one in found.items() if names.is_reserved(name)}
         self._everything: list[Subscriber] = []
         self._last_ticket = 0
-        # Receipts fall due in ticket order: the journal is one, and so is its order.
-        self._receipts: deque[tuple[int, Sequence[Batch], ReceiptTaker]] = deque()
-        self.receipts_given = 0
+        self.receipts = Receipts(log)
 
     # Topics
 
@@ -358,21 +356,14 @@ class Bus:
             # Which of them are not taken, and why, shows when they are tried one by one.
             return 0
         if asking:
-            self._expect(ticket, asking, publisher)
+            self.receipts.expect(ticket, asking, publisher)
         return ticket
 
     # Receipts
 
     def expect_receipt(self, ticket: int, batch: Batch, publisher: ReceiptTaker) -> None:
         """Call `publisher.receipt(batch)` once everything up to the ticket is durable."""
-        self._expect(ticket, (batch,), publisher)
-
-    def _expect(self, ticket: int, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
-        # The log's thread may be ahead of `settle`: those who wait already come first.
-        if ticket <= self.log.durable and not self._receipts:
-            self._give(batches, publisher)
-        else:
-            self._receipts.append((ticket, batches, publisher))
+        self.receipts.expect(ticket, (batch,), publisher)
 
     def when_all_durable(self, waiter: ReceiptTaker) -> None:
         """Call `waiter.receipt` once everything published so far is durable."""
@@ -380,23 +371,7 @@ class Bus:
 
     def settle(self, durable: int) -> None:
         """Give the receipts that are due: everything up to ticket `durable` is safe."""
-        receipts = self._receipts
-        while receipts and receipts[0][0] <= durable:
-            _, batches, publisher = receipts.popleft()
-            self._give(batches, publisher)
-
-    def _give(self, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
-        self.receipts_given += scan.count_receipts(batches)
-        if len(batches) > 1 and isinstance(publisher, ManyReceiptsTaker):
-            publisher.receipt_all(batches)
-            return
-        for batch in batches:
-            publisher.receipt(batch)
-
-    @property
-    def receipts_waiting(self) -> int:
-        """How many batches wait for theirs."""
-        return sum(len(batches) for _, batches, _ in self._receipts)
+        self.receipts.settle(durable)
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name) or self._system.get(name)

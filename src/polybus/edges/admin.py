@@ -165,7 +165,7 @@ class Admin:
             "addresses": self._addresses,
             "connections": len(server.connections),
             "topics": len(server.bus.topics()),
-            "receipts-waiting": server.bus.receipts_waiting,
+            "receipts-waiting": server.bus.receipts.waiting,
             "outbox-bytes": server.ledger.bytes,
             "log-pending-bytes": server.bus.log.pending_bytes,
             "errors": dict(server.bad_peers.counts),

@@ -51,7 +51,8 @@ from polybus.spark.driving import (
 from polybus.spark.user_pipelines import UserPipelines
 
 if TYPE_CHECKING:
-    from polybus.spark.pipelines.flows import FlowProgress, FlowRunner
+    from polybus.spark.pipelines.progress import FlowProgress
+    from polybus.spark.pipelines.runner import FlowRunner
 
 __all__ = ["Driver", "Options", "SqlRunner", "jvm_pid", "only_one", "open_session", "write_note"]
 
@@ -100,7 +101,7 @@ class Driver:
                 end_session(spark)
 
     def _run_flows(self, spark: Any) -> None:
-        from polybus.spark.pipelines.flows import FlowRunner
+        from polybus.spark.pipelines.runner import FlowRunner
 
         options = self._options
         self._starting("Spark is up; starting flows")

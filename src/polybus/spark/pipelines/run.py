@@ -27,9 +27,9 @@ from polybus.spark.driving import (
     open_session,
     write_note,
 )
-from polybus.spark.pipelines.flows import FlowRunner
 from polybus.spark.pipelines.places import Where
 from polybus.spark.pipelines.prepare import Prepared, prepare
+from polybus.spark.pipelines.runner import FlowRunner
 from polybus.spark.pipelines.status import write_status
 
 PROGRESS_INTERVAL_S = 1.0

@@ -1,0 +1,48 @@
+"""Receipts: who is told, and when, that a message is safe."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from polybus import scan
+from polybus.batch import Batch
+from polybus.bus.subscriptions import ManyReceiptsTaker, ReceiptTaker
+from polybus.log.interface import Log
+
+
+class Receipts:
+    """Those that wait for the log. They fall due in ticket order: the journal is one."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._waiting: deque[tuple[int, Sequence[Batch], ReceiptTaker]] = deque()
+        self.given = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many batches wait for theirs."""
+        return sum(len(batches) for _, batches, _ in self._waiting)
+
+    def expect(self, ticket: int, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
+        """Tell the publisher once everything up to the ticket is durable."""
+        # The log's thread may be ahead of `settle`: those who wait already come first.
+        if ticket <= self._log.durable and not self._waiting:
+            self._give(batches, publisher)
+        else:
+            self._waiting.append((ticket, batches, publisher))
+
+    def settle(self, durable: int) -> None:
+        """Give those that are due: everything up to ticket `durable` is safe."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= durable:
+            _, batches, publisher = waiting.popleft()
+            self._give(batches, publisher)
+
+    def _give(self, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
+        self.given += scan.count_receipts(batches)
+        if len(batches) > 1 and isinstance(publisher, ManyReceiptsTaker):
+            publisher.receipt_all(batches)
+            return
+        for batch in batches:
+            publisher.receipt(batch)
