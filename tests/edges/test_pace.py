@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from itertools import pairwise
 
 import pytest
 
+from polybus.edges.connection import FULL_READS
 from polybus.edges.pace import (
     BUSY_TURNS,
     PAUSE_S_LEAST,
     PAUSE_S_MAX,
     REST_S_MAX,
+    RESTS_MAX,
     SMALL_BYTES,
     SMALL_S,
     TURNS_WITHOUT,
@@ -82,6 +85,16 @@ def test_a_loop_kept_busy_by_small_reads_rests_every_turn_while_that_brings_more
         loop.turn(rested_bytes=5 * MESSAGE_BYTES)
     assert loop.rests[0] > BUSY_TURNS
     assert loop.rests == list(range(loop.rests[0], 101))
+
+
+def test_now_and_then_there_are_enough_turns_without_a_rest_for_a_window_to_be_seen_full() -> None:
+    """Or else one who sent little, and now sends much, would be kept to a small window for ever."""
+    loop = Loop()
+    for _ in range(10 * RESTS_MAX):
+        loop.turn(rested_bytes=5 * MESSAGE_BYTES)
+    awake = [after - before - 1 for before, after in pairwise(loop.rests)]
+    assert max(awake[:RESTS_MAX]) >= FULL_READS
+    assert len(loop.rests) > 0.75 * loop.turn_count
 
 
 def test_one_rest_serves_all_readers_of_a_turn() -> None:

@@ -32,6 +32,10 @@ SLACK = 1.4
 """A rest is worth it if without one the loop would be at work for 1 / SLACK of the time."""
 VAIN_RESTS_MAX = 4
 TURNS_WITHOUT = 256
+RESTS_MAX = 256
+TURNS_AWAKE = 64
+"""After so many rests there are some turns without, which show what is usual now. They are enough
+for a peer that has begun to send much at once to fill its window, and get a larger one."""
 
 
 class Pace:
@@ -49,6 +53,7 @@ class Pace:
         "_gathered_s",
         "_pause_s",
         "_read",
+        "_rests",
         "_sleep",
         "_usual_bytes",
         "_usual_s",
@@ -76,6 +81,7 @@ class Pace:
         self._usual_s = 0.0
         # Whether there was a rest before the reads of this turn.
         self.rested = False
+        self._rests = 0
         self._vain_rests = 0
 
     def before_read(self, reader: object) -> None:
@@ -112,6 +118,10 @@ class Pace:
     def _rest(self, pause_s: float) -> None:
         self._sleep(pause_s)
         self.rested = True
+        self._rests += 1
+        if self._rests == RESTS_MAX:
+            self._rests = 0
+            self._busy_turns = -TURNS_AWAKE
         now_s = self._clock_s()
         self._gathered_s += now_s - self._began_s
         self._began_s = now_s
