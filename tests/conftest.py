@@ -27,6 +27,7 @@ SLOW_FILES = (
     "test_events.py",
     "test_failing_disk.py",
     "test_handover.py",
+    "test_handover_process.py",
     "test_http_far_readers.py",
     "test_queue_connector.py",
     "test_queue_connector_peers.py",

@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from client_kit import Proxy, held_packs, url_of
+from events_kit import bus, client, make, push, run, transport
 
 import polybus
-from polybus.client.http import sources
-from polybus.client.msgstream import Event, EventStream, Failure
+from polybus.client.msgstream import Event, Failure
 from polybus.edges.node import Node
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import UsageError
 from polybus.testing import run_bus
 
-TRANSPORTS = ("websocket", "longpolling", "shortpolling")
-
-
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture
-async def bus() -> AsyncIterator[Node]:
-    async with run_bus("shop") as node:
-        yield node
-
-
-@pytest.fixture
-async def client(bus: Node) -> AsyncIterator[polybus.Client]:
-    async with polybus.connect(url_of("http", bus.tcp_port)) as c:
-        yield c
-
-
-def make(client: polybus.Client, transport: Any, **options: Any) -> EventStream:
-    events = client.events(["shop"], transport=transport, **options)
-    events.poll_interval_s = 0.02
-    return events
-
-
-async def push(client: polybus.Client, events: EventStream, *pack: Any) -> None:
-    assert events.session_key is not None
-    await client.sessions.push(events.session_key, pack)
-
-
-async def run(events: EventStream) -> None:
-    async with asyncio.timeout(10):
-        await events.run()
+__all__ = ["bus", "client", "transport"]
 
 
 async def test_handlers_are_called_from_the_most_to_the_least_relevant(
@@ -186,105 +152,6 @@ async def test_a_pack_in_work_when_the_connection_breaks_is_handled_once(transpo
     assert heard == [1, 2]
 
 
-async def test_a_session_that_is_there_is_taken_up_and_left(
-    bus: Node, client: polybus.Client, transport: Any
-) -> None:
-    key = await client.sessions.create(["shop"])
-    await client.publish("shop", "waits for us", receipt=True)
-    heard: list[str] = []
-    for _ in range(2):
-        async with client.events(session_key=key, transport=transport) as events:
-            events.on("shop", lambda event: heard.append(event.data))
-            events.on("shop", lambda event, events=events: events.stop())  # type: ignore[misc]
-            await run(events)
-        # Confirmed before it left, so it does not come again.
-        await held_packs(bus, 0)
-        await client.publish("shop", "again", receipt=True)
-    assert heard == ["waits for us", "again"]
-    await client.sessions.delete(key)
-
-
-async def test_a_given_session_that_is_gone_is_an_error(
-    client: polybus.Client, transport: Any
-) -> None:
-    key = await client.sessions.create()
-    await client.sessions.delete(key)
-    async with client.events(session_key=key, transport=transport) as events:
-        with pytest.raises(PolybusError, match=r"session\.unset"):
-            await run(events)
-
-
-async def test_a_session_of_its_own_that_is_gone_is_told_and_replaced(
-    bus: Node, client: polybus.Client, transport: Any
-) -> None:
-    heard: list[Any] = []
-    async with make(client, transport) as events:
-        before = events.session_key
-        events.on("session", lambda event: heard.append((event.name, event.data)))
-        events.on("shop", lambda event: heard.append(event.data))
-        events.on("shop", lambda event: events.stop())
-        (session,) = bus.http.inboxes.sessions()
-        bus.http.inboxes.end(session)
-        running = asyncio.create_task(run(events))
-        async with asyncio.timeout(10):
-            while events.session_key == before:  # noqa: ASYNC110  there is no event for it
-                await asyncio.sleep(0.005)
-        await client.publish("shop", "after")
-        await running
-    assert heard == [("session.unset", "noSession"), "after"]
-
-
-async def test_what_a_full_session_lost_is_an_event(transport: Any) -> None:
-    heard: list[Any] = []
-    async with run_bus("shop", msgstream={"session-packs-max": 4}) as bus:
-        async with (
-            polybus.connect(url_of("http", bus.tcp_port)) as client,
-            make(client, transport) as events,
-        ):
-            events.on("session.overflow", lambda event: heard.append(event.data))
-            events.on("shop", lambda event: heard.append(event.data))
-            events.on("shop", lambda event: events.stop() if event.data == 9 else None)
-            for number in range(10):
-                await client.publish("shop", str(number), receipt=True)
-            await run(events)
-            epoch = bus.server.bus.log.bounds("shop").epoch
-    notice, *numbers = heard
-    assert notice == {"topic": "shop", "position": f"{epoch}:0", "count": numbers[0]}
-    assert numbers == list(range(numbers[0], 10))
-
-
-async def test_a_notice_that_nobody_handles_is_a_log_line(
-    bus: Node, client: polybus.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with make(client, "longpolling") as events:
-        (session,) = bus.http.inboxes.sessions()
-        bus.http.inboxes.end(session)
-        running = asyncio.create_task(run(events))
-        async with asyncio.timeout(10):
-            while "session.unset" not in caplog.text:  # noqa: ASYNC110  there is no event for it
-                await asyncio.sleep(0.005)
-        events.stop()
-        await running
-
-
-async def test_a_session_goes_to_the_newest_websocket(client: polybus.Client) -> None:
-    key = await client.sessions.create(["shop"])
-    older = client.events(session_key=key, transport="websocket")
-    newer = client.events(session_key=key, transport="websocket")
-    older.on("shop", lambda event: None)
-    reached = asyncio.Event()
-    older.on("hello", lambda event: reached.set())
-    await client.sessions.push(key, [["hello"]])
-    running = asyncio.create_task(run(older))
-    await reached.wait()
-    newer.on("shop", lambda event: newer.stop())
-    taking = asyncio.create_task(run(newer))
-    with pytest.raises(PolybusError, match=r"session\.taken"):
-        await running
-    await client.publish("shop", "x")
-    await taking
-
-
 async def test_a_stream_that_is_closed_waits_for_its_handler(
     bus: Node, client: polybus.Client, transport: Any
 ) -> None:
@@ -359,50 +226,6 @@ async def test_a_stream_runs_once_at_a_time(client: polybus.Client) -> None:
 async def test_topics_and_a_given_session_do_not_go_together(client: polybus.Client) -> None:
     with pytest.raises(UsageError, match=r"client\.unsupported"):
         client.events(["shop"], session_key="k")
-
-
-async def test_sessions_are_made_filled_and_ended(bus: Node, client: polybus.Client) -> None:
-    sessions = client.sessions
-    key = await sessions.create(["shop"], ttl_s=60)
-    other = await sessions.create()
-    assert await sessions.set_topics(other, ["SHOP"]) == ["shop"]
-    assert await sessions.broadcast([("hello", {"to": "all"})]) == 2
-    await held_packs(bus, 2)
-    await sessions.delete(other)
-    for call in (sessions.delete(other), sessions.push(other, [["x"]]), sessions.delete("a/../b")):
-        with pytest.raises(PolybusError, match=r"session\.unknown|http\.not-found"):
-            await call
-    with pytest.raises(PolybusError, match=r"msgstream\.pack-invalid"):
-        await sessions.push(key, [("type", 1, 2)])
-    with pytest.raises(UsageError, match=r"topic\.unknown"):
-        await sessions.create(["nowhere"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", ["longpolling", "shortpolling"])
-async def test_a_session_does_not_expire_while_its_client_is_at_work(
-    monkeypatch: pytest.MonkeyPatch, transport: Any
-) -> None:
-    monkeypatch.setattr(sources, "CONTACT_S", 0.05)
-    heard: list[str] = []
-
-    async def work(event: Event) -> None:
-        heard.append(event.name)
-        # Longer than the session lives, and than the bus takes to look for such.
-        await asyncio.sleep(1.5)
-
-    async with run_bus("shop", msgstream={"session-ttl-s": 0.2}) as bus:
-        async with (
-            polybus.connect(url_of("http", bus.tcp_port)) as client,
-            make(client, transport) as events,
-        ):
-            await push(client, events, ["work"], ["end"])
-            events.on("work", work)
-            events.on("session", lambda event: heard.append(event.name))
-            events.on("end", lambda event: events.stop())
-            await run(events)
-            await held_packs(bus, 0)
-    assert heard == ["work"]
 
 
 async def test_a_client_that_closes_ends_its_streams(bus: Node, transport: Any) -> None:

@@ -71,6 +71,10 @@ def make_segment(
     return path
 
 
+def parquet_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("history/**/*.parquet"))
+
+
 def history_of(data: Path, topic: str) -> History:
     return History(layout.topic_folder(data, topic), cursors=Cursors())
 

@@ -1,0 +1,75 @@
+"""What the tests of the bus share: a subscriber that writes down, a slow log, and a small bus."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from polybus.batch import Batch, Buffer
+from polybus.bus.bus import Bus
+from polybus.errors import PolybusError
+from polybus.log.memory import MemoryLog
+from polybus.testing import ManualClock
+
+
+class Recorder:
+    """A subscriber that writes down what it is told."""
+
+    protocol = "test"
+
+    def __init__(self, *, takes_own: bool = True) -> None:
+        self.takes_own = takes_own
+        self.got: list[tuple[str, bytes]] = []
+        self.joint: list[list[str]] = []
+        self.whole: list[bytes] = []
+        self.refused: list[str] = []
+        self.receipts: list[Batch] = []
+        self.created: list[str] = []
+        self.deleted: list[str] = []
+
+    def deliver(self, batch: Batch) -> None:
+        self.got += [(batch.topic, value) for value in batch.values()]
+
+    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
+        self.whole.append(bytes(whole))
+        for batch in batches:
+            self.deliver(batch)
+
+    def deliver_joint(self, batches: Sequence[Batch]) -> None:
+        self.joint.append([batch.topic for batch in batches])
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        self.refused.append(error.code)
+
+    def receipt(self, batch: Batch) -> None:
+        self.receipts.append(batch)
+
+    def topic_created(self, topic: str) -> None:
+        self.created.append(topic)
+
+    def topic_deleted(self, topic: str) -> None:
+        self.deleted.append(topic)
+
+
+class SlowLog(MemoryLog):
+    """Says that something is durable only when told to."""
+
+    durable_ticket = 0
+
+    @property
+    def durable(self) -> int:
+        return self.durable_ticket
+
+
+def new_bus(*topics: str, log: MemoryLog | None = None) -> Bus:
+    clock = ManualClock()
+    bus = Bus(log or MemoryLog(clock=clock, bytes_max=1 << 24), clock_us=clock, topics_max=10)
+    for topic in topics:
+        bus.create_topic(topic)
+    return bus
+
+
+def wanting_receipt(topic: str, value: bytes) -> Batch:
+    batch = Batch(topic, value + b"id", array("i", [0, len(value)]))
+    batch.receipt_ids = array("i", [len(value), len(value) + 2])
+    return batch
