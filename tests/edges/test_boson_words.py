@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from boson_kit import bus, reader, subscribe, writer
-from edge_kit import epoch_of, frame, properties, read_properties
+from edge_kit import epoch_of, frame, properties, read_properties, until
 
 from polybus.edges.node import Node
 from polybus.testing import ScriptedPeer, run_bus
@@ -269,6 +269,38 @@ async def test_the_error_of_refused_parts_names_their_receipt(
         refused = [one for one in told if one.get("hbfr") == b"my id"]
         assert [one["hbfe"].split()[0] for one in refused] == [b"topic.unknown"]
         assert "hbfo" in told[-1]
+
+
+@pytest.mark.parametrize("last", [b"", b"last"], ids=["empty end", "end with content"])
+@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_receipt_for_all_parts_is_not_given_if_one_was_refused(
+    bus: Node, part: Part, taken: int, last: bytes
+) -> None:
+    """Parts that are messages at once, to a topic that is gone while some of them come."""
+    async with ScriptedPeer(bus.tcp_port) as writer:
+        bus.server.bus.create_topic("fleeting")
+        await writer.send(part(3, "fleeting", b"first", "my id") * taken)
+        await until(lambda: len(stored(bus, "fleeting")) == taken)
+        bus.server.bus.delete_topic("fleeting")
+        await writer.send(part(3, "fleeting", b"lost", "my id"))
+        assert (await error_of(writer, part)).startswith("topic.unknown ")
+        bus.server.bus.create_topic("fleeting")
+        await writer.send(part(3, "", b"taken") + part(0, "", last))
+        await until(lambda: stored(bus, "fleeting") == [b"taken", last][: 1 + bool(last)])
+
+        if part is in_properties:
+            denied = await read_properties(writer)
+            assert denied["hbfr"] == b"my id"
+            assert denied["hbfe"].startswith(b"topic.unknown ")
+        # The next one has nothing to do with it.
+        await writer.send(part(3, "fleeting", b"x", "another") + part(0, "", b""))
+        position = f"{epoch_of(bus, 'fleeting')}:{1 + bool(last)}".encode()
+        if part is in_frames:
+            assert await writer.read_frame() == ("$receipt", b"another " + position)
+        else:
+            said = await read_properties(writer)
+            assert (said["hbfr"], said["hbfo"]) == (b"another", position)
 
 
 async def test_a_publisher_that_ends_its_side_still_gets_its_receipts(

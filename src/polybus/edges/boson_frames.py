@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from polybus.batch import Batch, Buffer
 from polybus.edges.translator import Peer, Translator
 from polybus.wire import boson_frames as wire
-from polybus.wire.codec import Bad, Publish
+from polybus.wire.codec import Bad, Publish, PublishPart
 
 if TYPE_CHECKING:
     from polybus.config import Connector
@@ -28,6 +28,8 @@ class BosonFramesTranslator(Translator):
 
     def handle(self, event: wire.Event) -> None:
         match event:
+            case PublishPart(batches, is_first=is_first):
+                self.publish_part(batches[0], is_first=is_first)
             case Publish(batches, whole):
                 self.publish(batches, whole)
             case Bad(error):

@@ -12,7 +12,7 @@ from polybus.batch import Batch, Buffer
 from polybus.edges.translator import Peer, Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.wire import boson_properties as wire
-from polybus.wire.codec import Bad, Publish
+from polybus.wire.codec import Bad, Publish, PublishPart
 
 if TYPE_CHECKING:
     from polybus.config import Connector
@@ -25,10 +25,11 @@ class BosonPropertiesTranslator(Translator):
     def __init__(self, server: Server, peer: Peer, connector: Connector) -> None:
         super().__init__(server, peer)
         self.codec = wire.BosonPropertiesCodec(server.config.limits, connector.default_topic)
-        self._refusal: PolybusError | None = None
 
     def handle(self, event: wire.Event) -> None:
         match event:
+            case PublishPart(batches, is_first=is_first):
+                self.publish_part(batches[0], is_first=is_first)
             case Publish(batches):
                 self.publish(batches)
             case wire.BadPublish(error, receipt_id):
@@ -48,13 +49,8 @@ class BosonPropertiesTranslator(Translator):
     def receipt(self, batch: Batch) -> None:
         self.peer.send(wire.encode_receipts(batch))
 
-    def owe_receipt(self, receipt_id: bytes, topic: str = "") -> None:
-        if self._last is None and self._refusal is not None:
-            # Its parts were refused as they came; only its end says whose receipt will not come.
-            error = self._refusal
-            self.peer.send(wire.encode_error(error.code, error.text, receipt_id))
-        else:
-            super().owe_receipt(receipt_id, topic)
+    def deny_receipt(self, receipt_id: bytes, why: PolybusError) -> None:
+        self.peer.send(wire.encode_error(why.code, why.text, receipt_id))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._refusal = error

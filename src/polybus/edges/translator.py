@@ -68,6 +68,8 @@ class Translator:
         self._replays: dict[str, Replay] = {}
         # Ticket, epoch and offset of the last message that did not go out in a whole read.
         self._last: tuple[int, int, int] | None = None
+        # Why a part of the message at hand was refused.
+        self._refusal: PolybusError | None = None
 
     # What a subclass says in its own words
 
@@ -83,6 +85,9 @@ class Translator:
 
     def receipt(self, batch: Batch) -> None:
         raise NotImplementedError
+
+    def deny_receipt(self, receipt_id: bytes, why: PolybusError) -> None:
+        """Parts were refused as they came: tell whose receipt will not come, where that can be."""
 
     def tell_position(self, topic: str, epoch: int, offset: int) -> None:
         """Tell where a subscription stands, in protocols that can and to peers that asked."""
@@ -111,6 +116,7 @@ class Translator:
         replay.begin()
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
+        self._refusal = error
         text = error.text if len(batch) == 1 else f"{error.text} ({len(batch)} messages)"
         self.complain(error.code, text)
 
@@ -139,8 +145,24 @@ class Translator:
             stored = last.first_offset >= 0
             self._last = (ticket, last.epoch, last.last_offset) if stored else None
 
+    def publish_part(self, batch: Batch, *, is_first: bool) -> None:
+        """Publish a part at once; the receipt is for all of them, so a refusal costs it."""
+        if is_first:
+            self._refusal = None
+        denied, why = b"", self._refusal
+        if why is not None and batch.receipt_ids is not None:
+            start, stop = batch.receipt_ids[-2:]
+            denied = bytes(batch.buffer[start:stop])
+            batch.receipt_ids = None
+        self.publish([batch])
+        if denied and why is not None:
+            self.deny_receipt(denied, why)
+
     def owe_receipt(self, receipt_id: bytes, topic: str = "") -> None:
         """Parts that were published one by one have ended: give the last one's receipt."""
+        if self._refusal is not None:
+            self.deny_receipt(receipt_id, self._refusal)
+            return
         if self._last is None:
             return
         owed = Batch(topic, receipt_id, array("i", [0, 0]))

@@ -222,7 +222,7 @@ class BosonFramesCodec:
         elif finished.topic == IMPOSSIBLE:
             self._complain(events, "topic.invalid", "a topic name is printable UTF-8")
         elif finished.spans:
-            events.append(Publish([finished.batch()]))
+            events.append(finished.publish())
         else:
             events.append(ReceiptOwed(finished.receipt_id))
 

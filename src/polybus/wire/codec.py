@@ -38,6 +38,13 @@ class Publish:
 
 
 @dataclass(slots=True)
+class PublishPart(Publish):
+    """One part of a message, published at once; the last one asks for the receipt of them all."""
+
+    is_first: bool = False
+
+
+@dataclass(slots=True)
 class Bad:
     """The peer broke its protocol here."""
 

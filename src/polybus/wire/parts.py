@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from polybus.batch import Batch, Buffer, Headers
 from polybus.errors import PeerError
+from polybus.wire.codec import Publish, PublishPart
 
 WHOLE, JOINED, SPLIT, AT_ONCE = range(4)
 FLAGS = range(4)
@@ -36,6 +37,7 @@ class Finished:
     `receipt_id` is the one the first part asked for (empty: none), and only there when the sequence
     has ended: the receipt covers all its messages. With an id but no spans, a sequence of flag 3
     ended empty: all its messages were handed on before, and the receipt for the last one is due.
+    `at_once` says that this is one of the messages of such a sequence.
     """
 
     topic: str
@@ -43,10 +45,18 @@ class Finished:
     spans: array[int]
     headers: Sequence[Headers | None] | None
     receipt_id: bytes
+    at_once: bool = False
+    is_first: bool = False
 
     @property
     def values(self) -> list[bytes]:
         return list(Batch(self.topic, self.buffer, self.spans).values())
+
+    def publish(self) -> Publish:
+        """The messages as an event, the receipt asked for with the last one."""
+        if self.at_once:
+            return PublishPart([self.batch()], is_first=self.is_first)
+        return Publish([self.batch()])
 
     def batch(self) -> Batch:
         """The messages as a batch, the receipt asked for with the last one."""
@@ -167,6 +177,8 @@ class Parts:
     def _hand_on(self, receipt_id: bytes) -> Finished:
         headers = self._headers if any(self._headers) else None
         ready = Finished(self._topic, self._buffer, self._spans, headers, receipt_id)
+        ready.at_once = self._flag == AT_ONCE
+        ready.is_first = self._parts_count == 1
         self._clear()
         return ready
 

@@ -227,11 +227,10 @@ class BosonPropertiesCodec:
         if self._parts_refused is not None:
             self._tell(buffer, self._parts_refused, finished.receipt_id)
             return
-        self._gather(buffer)
+        self._flush(buffer)
         if finished.spans:
-            self._batches.append(finished.batch())
+            self._events.append(finished.publish())
         else:
-            self._flush(buffer)
             self._events.append(ReceiptOwed(finished.topic, finished.receipt_id))
 
     def _topic(self, raw: bytes) -> str:
