@@ -10,6 +10,9 @@ import pytest
 from polybus.edges.connection import FULL_READS
 from polybus.edges.pace import (
     BUSY_TURNS,
+    FULL_BYTES,
+    MUCH_BYTES,
+    PAUSE_S_FULL,
     PAUSE_S_LEAST,
     PAUSE_S_MAX,
     REST_S_MAX,
@@ -97,6 +100,13 @@ def test_now_and_then_there_are_enough_turns_without_a_rest_for_a_window_to_be_s
     assert len(loop.rests) > 0.75 * loop.turn_count
 
 
+def test_with_many_readers_few_turns_without_a_rest_are_as_many_reads() -> None:
+    loop = Loop()
+    for _ in range(2 * RESTS_MAX):
+        loop.turn(readers=64, rested_bytes=5 * MESSAGE_BYTES)
+    assert len(loop.rests) > 0.98 * loop.turn_count
+
+
 def test_one_rest_serves_all_readers_of_a_turn() -> None:
     loop = Loop()
     for _ in range(50):
@@ -117,6 +127,30 @@ def test_rests_get_longer_while_they_bring_more_and_shorter_when_the_loop_waits(
     while not loop.has_just_rested:
         loop.turn()
     assert PAUSE_S_LEAST <= loop.pause_s < PAUSE_S_MAX / 2
+
+
+def test_for_one_who_sends_much_rests_get_longer_until_they_fill_the_window_then_shorter() -> None:
+    """While the window is full TCP makes large packets of small writes; more rest is only delay."""
+    loop = Loop()
+    while not loop.rests:
+        loop.turn()
+    for _ in range(10):
+        loop.turn(rested_bytes=MUCH_BYTES)
+    assert loop.pause_s == PAUSE_S_FULL
+    pauses = []
+    for _ in range(30):
+        loop.turn(rested_bytes=FULL_BYTES)
+        pauses.append(loop.pause_s)
+    assert pauses == sorted(pauses, reverse=True)
+    assert pauses[-1] == PAUSE_S_LEAST
+
+
+def test_after_a_full_window_a_long_turn_is_no_reason_for_a_long_rest() -> None:
+    loop = Loop()
+    for _ in range(50):
+        loop.turn(rested_bytes=FULL_BYTES, took_s=SMALL_S / 2)
+    assert loop.has_just_rested
+    assert loop.pause_s == PAUSE_S_LEAST
 
 
 def test_after_a_long_turn_a_rest_is_as_long() -> None:

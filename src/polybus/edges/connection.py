@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 READ_BYTES_FIRST = 64 << 10
 READ_BYTES_LEAST = 8 << 10
-FULL_READS = 32
+# More than what a peer's send buffer may have gathered while we rested (4 MiB, 64 KiB a read).
+FULL_READS = 80
 # A small read is copied, so that few messages do not keep a whole read buffer alive.
 SMALL_BYTES = 128 << 10
 CARRY_BYTES_MAX = 64 << 10

@@ -8,6 +8,10 @@ bus never rests: a message that the loop had to wait for is read when it comes.
 Peers that wait for our answer send nothing meanwhile. So what a rest brings in is compared with
 what came without one: while it is clearly more, rests get longer, up to PAUSE_S_MAX; if it is not a
 few times, there is none for a while. After a long turn a rest is as long, up to REST_S_MAX.
+
+While a peer's window is full, TCP puts what it writes into few large packets, and it is several
+times as fast (`local`). So for one that sends much, a rest may be longer until it fills the window,
+up to PAUSE_S_FULL; and once it is full, more rest only makes the peer wait, so rests get shorter.
 """
 
 from __future__ import annotations
@@ -18,7 +22,12 @@ from time import perf_counter, sleep
 PAUSE_S_LEAST = 50e-6
 """What is asked for; Linux adds about as much again."""
 PAUSE_S_MAX = 500e-6
+PAUSE_S_FULL = 2e-3
 REST_S_MAX = 1e-3
+MUCH_BYTES = 16 << 10
+FULL_BYTES = 48 << 10
+"""What a reader brings in a turn is much, or a full window, from here on."""
+SHORTER = 0.8
 WAITED_S = 8e-6
 WAITED_PART = 1 / 8
 """A turn that begins later than this after the last one ended had to wait for its peers: so many
@@ -32,10 +41,10 @@ SLACK = 1.4
 """A rest is worth it if without one the loop would be at work for 1 / SLACK of the time."""
 VAIN_RESTS_MAX = 4
 TURNS_WITHOUT = 256
-RESTS_MAX = 256
-TURNS_AWAKE = 64
-"""After so many rests there are some turns without, which show what is usual now. They are enough
-for a peer that has begun to send much at once to fill its window, and get a larger one."""
+RESTS_MAX = 512
+TURNS_AWAKE = 128
+"""After so many rests there are some turns without, fewer with many readers. They show what is
+usual now, and who sends so much at once by now that its window is full without a rest too."""
 
 
 class Pace:
@@ -97,10 +106,11 @@ class Pace:
         self._began_s = now_s
         readers = len(self._read)
         is_small = turn_bytes < SMALL_BYTES * readers and turn_s < SMALL_S * readers
+        is_full = turn_bytes >= FULL_BYTES * readers
         self._read.clear()
         rested, self.rested = self.rested, False
         if rested:
-            self._judge(turn_bytes, gathered_s)
+            self._judge(turn_bytes, gathered_s, readers, is_full=is_full)
         if not is_small:
             return
         if waited:
@@ -113,30 +123,37 @@ class Pace:
             self._usual_s = _learned(self._usual_s, gathered_s)
         self._busy_turns = min(self._busy_turns + 1, 2 * BUSY_TURNS)
         if self._busy_turns > BUSY_TURNS:
-            self._rest(max(min(turn_s, REST_S_MAX), self._pause_s))
+            least_s = 0.0 if is_full else min(turn_s, REST_S_MAX)
+            self._rest(max(least_s, self._pause_s), readers)
 
-    def _rest(self, pause_s: float) -> None:
+    def _rest(self, pause_s: float, readers: int) -> None:
         self._sleep(pause_s)
         self.rested = True
         self._rests += 1
         if self._rests == RESTS_MAX:
             self._rests = 0
-            self._busy_turns = -TURNS_AWAKE
+            self._busy_turns = -(TURNS_AWAKE // readers)
         now_s = self._clock_s()
         self._gathered_s += now_s - self._began_s
         self._began_s = now_s
 
-    def _judge(self, turn_bytes: int, gathered_s: float) -> None:
+    def _judge(self, turn_bytes: int, gathered_s: float, readers: int, *, is_full: bool) -> None:
         """See whether the last rest was worth it.
 
         Peers that keep the loop busy send as much in a second while it rests. If it was clearly
         less, the loop would have had to wait for them, and each message came later for it.
         """
+        if is_full and self._pause_s > PAUSE_S_LEAST:
+            self._vain_rests = 0
+            self._pause_s = max(SHORTER * self._pause_s, PAUSE_S_LEAST)
+            return
         times = gathered_s / self._usual_s if self._usual_s else 2.0
         # Peers that wait for us send as much as ever, busy ones so many times as much.
         if turn_bytes >= max((1 + times) / 2, times / SLACK) * self._usual_bytes:
             self._vain_rests = 0
-            self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+            if not is_full:
+                longest_s = PAUSE_S_FULL if turn_bytes >= MUCH_BYTES * readers else PAUSE_S_MAX
+                self._pause_s = min(2 * self._pause_s, longest_s)
             return
         self._pause_s = PAUSE_S_LEAST
         self._vain_rests += 1
