@@ -143,17 +143,15 @@ class Pace:
         Peers that keep the loop busy send as much in a second while it rests. If it was clearly
         less, the loop would have had to wait for them, and each message came later for it.
         """
-        if is_full and self._pause_s > PAUSE_S_LEAST:
-            self._vain_rests = 0
-            self._pause_s = max(SHORTER * self._pause_s, PAUSE_S_LEAST)
-            return
-        times = gathered_s / self._usual_s if self._usual_s else 2.0
+        times = max(1.5, gathered_s / self._usual_s) if self._usual_s else 2.0
         # Peers that wait for us send as much as ever, busy ones so many times as much.
         if turn_bytes >= max((1 + times) / 2, times / SLACK) * self._usual_bytes:
             self._vain_rests = 0
-            if not is_full:
-                longest_s = PAUSE_S_FULL if turn_bytes >= MUCH_BYTES * readers else PAUSE_S_MAX
-                self._pause_s = min(2 * self._pause_s, longest_s)
+            if is_full:
+                self._pause_s = max(SHORTER * self._pause_s, PAUSE_S_LEAST)
+                return
+            longest_s = PAUSE_S_FULL if turn_bytes >= MUCH_BYTES * readers else PAUSE_S_MAX
+            self._pause_s = min(2 * self._pause_s, longest_s)
             return
         self._pause_s = PAUSE_S_LEAST
         self._vain_rests += 1
