@@ -202,6 +202,16 @@ def test_large_reads_are_never_delayed() -> None:
     assert not loop.rests
 
 
+def test_one_who_fills_the_window_without_a_rest_is_left_alone_to_get_a_larger_one() -> None:
+    """The first turns took long, as they do: then what comes after a rest comes soon."""
+    loop = Loop()
+    for _ in range(BUSY_TURNS + 1):
+        loop.turn(read_bytes=FULL_BYTES, took_s=1.5 * SMALL_S)
+    for _ in range(200):
+        loop.turn(read_bytes=FULL_BYTES, rested_bytes=FULL_BYTES + MESSAGE_BYTES)
+    assert len(loop.rests) <= VAIN_RESTS_MAX
+
+
 def test_messages_that_are_much_work_are_not_delayed() -> None:
     """Hundreds of topics in a small window: it must be seen to be full without a rest."""
     loop = Loop()

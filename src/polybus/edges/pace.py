@@ -39,6 +39,8 @@ SMALL_S = 600e-6
 who sends to hundreds of topics is helped by a larger window, which nobody gets after a rest."""
 SLACK = 1.4
 """A rest is worth it if without one the loop would be at work for 1 / SLACK of the time."""
+MORE = 1.25
+"""At least so many times as much must a rest bring: a window that is full anyway needs none."""
 VAIN_RESTS_MAX = 4
 TURNS_WITHOUT = 256
 RESTS_MAX = 512
@@ -143,9 +145,9 @@ class Pace:
         Peers that keep the loop busy send as much in a second while it rests. If it was clearly
         less, the loop would have had to wait for them, and each message came later for it.
         """
-        times = max(1.5, gathered_s / self._usual_s) if self._usual_s else 2.0
+        times = gathered_s / self._usual_s if self._usual_s else 2.0
         # Peers that wait for us send as much as ever, busy ones so many times as much.
-        if turn_bytes >= max((1 + times) / 2, times / SLACK) * self._usual_bytes:
+        if turn_bytes >= max((1 + times) / 2, times / SLACK, MORE) * self._usual_bytes:
             self._vain_rests = 0
             if is_full:
                 self._pause_s = max(SHORTER * self._pause_s, PAUSE_S_LEAST)
