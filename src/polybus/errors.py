@@ -12,6 +12,9 @@ Codes are public and stable (docs/reference/errors.md lists them); sentences may
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 
 class PolybusError(Exception):
     """Something Polybus can name: a stable `code` and a sentence for people."""
@@ -23,6 +26,13 @@ class PolybusError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}"
+
+    def again(self) -> Self:
+        """The same error to raise once more.
+
+        An error that is kept and raised again keeps the frames of every raise, and what they hold.
+        """
+        return copy.copy(self)
 
 
 class PeerError(PolybusError):

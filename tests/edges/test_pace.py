@@ -58,6 +58,7 @@ class Loop:
         read_bytes: int = MESSAGE_BYTES,
         rested_bytes: int | None = None,
         took_s: float = TURN_S,
+        is_narrow: bool = True,
     ) -> None:
         """Every reader reads so much, or another amount if there was a rest; then we write."""
         self.turn_count += 1
@@ -66,7 +67,8 @@ class Loop:
             self.pace.before_read(reader)
             self.now_s += took_s / readers
             rested = self.has_just_rested and rested_bytes is not None
-            self.pace.after_read(reader, rested_bytes or 0 if rested else read_bytes)
+            came = rested_bytes or 0 if rested else read_bytes
+            self.pace.after_read(reader, came, is_narrow=is_narrow)
         self.write()
 
     def write(self, waited_s: float = 0.0) -> None:
@@ -90,11 +92,14 @@ def test_a_loop_kept_busy_by_small_reads_rests_every_turn_while_that_brings_more
     assert loop.rests == list(range(loop.rests[0], 101))
 
 
-def test_now_and_then_there_are_enough_turns_without_a_rest_for_a_window_to_be_seen_full() -> None:
+@pytest.mark.parametrize("readers", [1, 2, 4])
+def test_now_and_then_there_are_enough_turns_without_a_rest_for_a_window_to_be_seen_full(
+    readers: int,
+) -> None:
     """Or else one who sent little, and now sends much, would be kept to a small window for ever."""
     loop = Loop()
     for _ in range(10 * RESTS_MAX):
-        loop.turn(rested_bytes=5 * MESSAGE_BYTES)
+        loop.turn(readers=readers, rested_bytes=5 * MESSAGE_BYTES)
     awake = [after - before - 1 for before, after in pairwise(loop.rests)]
     assert max(awake[:RESTS_MAX]) >= FULL_READS
     assert len(loop.rests) > 0.75 * loop.turn_count
@@ -104,7 +109,7 @@ def test_with_many_readers_few_turns_without_a_rest_are_as_many_reads() -> None:
     loop = Loop()
     for _ in range(2 * RESTS_MAX):
         loop.turn(readers=64, rested_bytes=5 * MESSAGE_BYTES)
-    assert len(loop.rests) > 0.98 * loop.turn_count
+    assert len(loop.rests) > 0.97 * loop.turn_count
 
 
 def test_one_rest_serves_all_readers_of_a_turn() -> None:
@@ -143,6 +148,15 @@ def test_for_one_who_sends_much_rests_get_longer_until_they_fill_the_window_then
         pauses.append(loop.pause_s)
     assert pauses == sorted(pauses, reverse=True)
     assert pauses[-1] == PAUSE_S_LEAST
+
+
+@pytest.mark.parametrize(("readers", "is_narrow"), [(2, True), (1, False)])
+def test_nobody_else_waits_longer_for_a_window_to_be_full(readers: int, is_narrow: bool) -> None:
+    loop = Loop()
+    for _ in range(30):
+        loop.turn(readers=readers, rested_bytes=MUCH_BYTES, is_narrow=is_narrow)
+    assert loop.has_just_rested
+    assert loop.pause_s == PAUSE_S_MAX
 
 
 def test_after_a_full_window_a_long_turn_is_no_reason_for_a_long_rest() -> None:

@@ -211,7 +211,8 @@ async def test_a_replay_that_waits_for_its_peer_keeps_nothing_it_has_read(
             await subscribe_from(slow, "boson-frames", "earliest")
             await until(lambda: node.server.outboxes.congested)
             assert pieces
-            assert [piece() for piece in pieces] == [None] * len(pieces)
+            # The thread that read it may hold it a moment longer.
+            await until(lambda: not any(piece() is not None for piece in pieces))
 
 
 async def test_a_topic_deleted_under_a_replay_is_told_and_its_successor_is_not_mixed_in() -> None:

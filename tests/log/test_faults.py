@@ -240,6 +240,31 @@ def test_sync_and_close_say_so_when_the_disk_fails(tmp_path: Path) -> None:
     log.close()
 
 
+def test_what_is_refused_while_the_disk_fails_is_not_kept(tmp_path: Path) -> None:
+    """The failure is raised for each of them, and must not gather the frames of every raise."""
+    disk = FaultyDisk(seed=1)
+    log = open_log(tmp_path, disk)
+    log.create_topic("a")
+    disk.fail("write", errno.EIO)
+    log.append(numbered("a", 0, 1))
+    wait_until(lambda: log.failure is not None)
+    failure = log.failure
+    assert failure is not None
+    frames = failure.__traceback__
+    for call in (
+        lambda: log.append(numbered("a", 1, 1)),
+        lambda: log.append_all([numbered("a", 1, 1)]),
+        log.sync,
+    ):
+        with pytest.raises(StorageError) as caught:
+            call()
+        assert caught.value.args == failure.args
+        assert failure.__traceback__ is frames
+    disk.heal()
+    wait_until(lambda: log.failure is None)
+    log.close()
+
+
 def test_a_topic_that_cannot_be_stored_is_not_created(tmp_path: Path) -> None:
     disk = FaultyDisk(seed=1)
     log = open_log(tmp_path, disk)

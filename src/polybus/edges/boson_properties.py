@@ -49,15 +49,15 @@ class BosonPropertiesTranslator(Translator):
     def receipt(self, batch: Batch) -> None:
         self.peer.send(wire.encode_receipts(batch))
 
-    def deny_receipt(self, receipt_id: bytes, why: PolybusError) -> None:
-        self.peer.send(wire.encode_error(why.code, why.text, receipt_id))
+    def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
+        self.peer.send(wire.encode_error(code, text, receipt_id))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
-        self._refusal = error
         refusals = wire.encode_refusals(batch, error.code, error.text)
         if not refusals:
             super().refuse(batch, error)
             return
+        self._refusal = (error.code, error.text)
         # Those that wait for a receipt are told one by one; the others were refused with them.
         self.server.bad_peers.note(self.peer.name, self.protocol, error.code, error.text)
         self.peer.send(refusals)

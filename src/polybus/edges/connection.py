@@ -115,7 +115,8 @@ class Connection(Stream):
             self.answer_last(error)
         if began:
             self._adapt(perf_counter() - began)
-        self._server.pace.after_read(self, nbytes)
+        is_narrow = self._full_reads < FULL_READS
+        self._server.pace.after_read(self, nbytes, is_narrow=is_narrow)
 
     def eof_received(self) -> bool:
         self._peer_ended = True

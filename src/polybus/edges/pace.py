@@ -10,8 +10,9 @@ what came without one: while it is clearly more, rests get longer, up to PAUSE_S
 few times, there is none for a while. After a long turn a rest is as long, up to REST_S_MAX.
 
 While a peer's window is full, TCP puts what it writes into few large packets, and it is several
-times as fast (`local`). So for one that sends much, a rest may be longer until it fills the window,
-up to PAUSE_S_FULL; and once it is full, more rest only makes the peer wait, so rests get shorter.
+times as fast (`local`). So for one that sends much, alone and into a narrow window, a rest may be
+longer until that is full, up to PAUSE_S_FULL; and once it is full, more rest only makes the peer
+wait, so rests get shorter.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ VAIN_RESTS_MAX = 4
 TURNS_WITHOUT = 256
 RESTS_MAX = 512
 TURNS_AWAKE = 128
-"""After so many rests there are some turns without, fewer with many readers. They show what is
-usual now, and who sends so much at once by now that its window is full without a rest too."""
+"""After so many rests there are some turns without. They show what is usual now, and who sends so
+much at once by now that its window is full without a rest too. With more than four readers turns
+are long and they are fewer: then nobody is seen to fill it here."""
 
 
 class Pace:
@@ -62,6 +64,7 @@ class Pace:
         "_clock_s",
         "_ended_s",
         "_gathered_s",
+        "_is_narrow",
         "_pause_s",
         "_read",
         "_rests",
@@ -86,6 +89,7 @@ class Pace:
         # How long the bytes of this turn took to come; 0: the loop had to wait for them.
         self._gathered_s = 0.0
         self._pause_s = PAUSE_S_LEAST
+        self._is_narrow = False
         self._busy_turns = 0
         # What turns without a rest bring while the loop is busy, and how long that takes to come.
         self._usual_bytes = 0.0
@@ -134,7 +138,7 @@ class Pace:
         self._rests += 1
         if self._rests == RESTS_MAX:
             self._rests = 0
-            self._busy_turns = -(TURNS_AWAKE // readers)
+            self._busy_turns = -min(TURNS_AWAKE, 4 * TURNS_AWAKE // readers)
         now_s = self._clock_s()
         self._gathered_s += now_s - self._began_s
         self._began_s = now_s
@@ -152,8 +156,8 @@ class Pace:
             if is_full:
                 self._pause_s = max(SHORTER * self._pause_s, PAUSE_S_LEAST)
                 return
-            longest_s = PAUSE_S_FULL if turn_bytes >= MUCH_BYTES * readers else PAUSE_S_MAX
-            self._pause_s = min(2 * self._pause_s, longest_s)
+            may_fill = readers == 1 and self._is_narrow and turn_bytes >= MUCH_BYTES
+            self._pause_s = min(2 * self._pause_s, PAUSE_S_FULL if may_fill else PAUSE_S_MAX)
             return
         self._pause_s = PAUSE_S_LEAST
         self._vain_rests += 1
@@ -161,8 +165,9 @@ class Pace:
             self._vain_rests = 0
             self._busy_turns = -TURNS_WITHOUT
 
-    def after_read(self, reader: object, read_bytes: int) -> None:
-        """What was read is handled."""
+    def after_read(self, reader: object, read_bytes: int, *, is_narrow: bool = False) -> None:
+        """What was read is handled; the reader has a narrow window, or not."""
+        self._is_narrow = is_narrow
         self._read.add(reader)
         self._bytes += read_bytes
         self._ended_s = self._clock_s()

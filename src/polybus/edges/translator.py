@@ -68,8 +68,8 @@ class Translator:
         self._replays: dict[str, Replay] = {}
         # Ticket, epoch and offset of the last message that did not go out in a whole read.
         self._last: tuple[int, int, int] | None = None
-        # Why a part of the message at hand was refused.
-        self._refusal: PolybusError | None = None
+        # Why the last message or part was refused, as code and text: an error holds much more.
+        self._refusal: tuple[str, str] | None = None
 
     # What a subclass says in its own words
 
@@ -86,7 +86,7 @@ class Translator:
     def receipt(self, batch: Batch) -> None:
         raise NotImplementedError
 
-    def deny_receipt(self, receipt_id: bytes, why: PolybusError) -> None:
+    def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
         """Parts were refused as they came: tell whose receipt will not come, where that can be."""
 
     def tell_position(self, topic: str, epoch: int, offset: int) -> None:
@@ -116,7 +116,7 @@ class Translator:
         replay.begin()
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
-        self._refusal = error
+        self._refusal = (error.code, error.text)
         text = error.text if len(batch) == 1 else f"{error.text} ({len(batch)} messages)"
         self.complain(error.code, text)
 
@@ -156,12 +156,12 @@ class Translator:
             batch.receipt_ids = None
         self.publish([batch])
         if denied and why is not None:
-            self.deny_receipt(denied, why)
+            self.deny_receipt(denied, *why)
 
     def owe_receipt(self, receipt_id: bytes, topic: str = "") -> None:
         """Parts that were published one by one have ended: give the last one's receipt."""
         if self._refusal is not None:
-            self.deny_receipt(receipt_id, self._refusal)
+            self.deny_receipt(receipt_id, *self._refusal)
             return
         if self._last is None:
             return

@@ -161,7 +161,7 @@ class FileLog:
     def bounds(self, topic: str) -> Bounds:
         log = self._log_of(topic)
         if log.frozen is not None:
-            raise log.frozen
+            raise log.frozen.again()
         # `start` first: it never passes a `stop` that is read later.
         start = log.start
         return Bounds(log.epoch, start, log.stop)
@@ -171,9 +171,9 @@ class FileLog:
         if log is None:
             raise unknown(batch.topic)
         if log.frozen is not None:
-            raise log.frozen
+            raise log.frozen.again()
         if self._journal.failure is not None:
-            raise self._journal.failure
+            raise self._journal.failure.again()
         if not batch.timestamp_us:
             batch.timestamp_us = self._clock()
         batch.epoch = log.epoch
@@ -191,10 +191,10 @@ class FileLog:
             for batch in batches:
                 log = self._log_of(batch.topic)
                 if log.frozen is not None:
-                    raise log.frozen
+                    raise log.frozen.again()
             raise AssertionError("all topics are there and take writes")
         if self._journal.failure is not None:
-            raise self._journal.failure
+            raise self._journal.failure.again()
         # Nothing can go wrong from here on.
         return self._journal.append_all(scan.take_batches(batches, logs, self._clock()), urgent)
 

@@ -174,7 +174,7 @@ class Journal:
         with self._settled:
             while self.durable < ticket:
                 if self.failure is not None:
-                    raise self.failure
+                    raise self.failure.again()
                 self._flush = max(self._flush, ticket)
                 self._event.set()
                 self._settled.wait(1.0)
@@ -186,7 +186,7 @@ class Journal:
             self._seal_wanted = True
             while self._seal_wanted:
                 if self.failure is not None:
-                    raise self.failure
+                    raise self.failure.again()
                 self._event.set()
                 self._settled.wait(1.0)
 

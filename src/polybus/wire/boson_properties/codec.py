@@ -123,7 +123,6 @@ class BosonPropertiesCodec:
         self._events: list[Event] = []
         self._complaints = 0
         self._parts_refused: PeerError | None = None
-        self._batches: list[Batch] = []
         self._groups: dict[str, _Group] = {}
         self._run_topic = ""
         self._topics: dict[bytes, str] = {}
@@ -273,14 +272,10 @@ class BosonPropertiesCodec:
 
     def _flush(self, buffer: Buffer) -> None:
         """Everything published so far becomes an event, before what comes next."""
-        self._gather(buffer)
-        if self._batches:
-            self._events.append(Publish(self._batches))
-            self._batches = []
-
-    def _gather(self, buffer: Buffer) -> None:
-        self._batches += [group.batch(topic, buffer) for topic, group in self._groups.items()]
-        self._groups = {}
+        if self._groups:
+            batches = [group.batch(topic, buffer) for topic, group in self._groups.items()]
+            self._events.append(Publish(batches))
+            self._groups = {}
 
 
 def _part_flag(buffer: Buffer, place: Span | None) -> int:
