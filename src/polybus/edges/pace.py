@@ -10,9 +10,9 @@ what came without one: while it is clearly more, rests get longer, up to PAUSE_S
 few times, there is none for a while. After a long turn a rest is as long, up to REST_S_MAX.
 
 While a peer's window is full, TCP puts what it writes into few large packets, and it is several
-times as fast (`local`). So for one that sends much, alone and into a narrow window, a rest may be
-longer until that is full, up to PAUSE_S_FULL; and once it is full, more rest only makes the peer
-wait, so rests get shorter.
+times as fast (`local`). So for one that sends much, alone in its turn and into a narrow window, a
+rest may be longer until that is full, up to PAUSE_S_FULL; and once it is full, more rest only makes
+the peer wait, so rests get shorter.
 """
 
 from __future__ import annotations
