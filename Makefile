@@ -38,5 +38,5 @@ clean:
 	@test -d .venv || $(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,spark]'
 	@# Spark starts in half the time with an archive of its classes; without one it works too.
-	@$(BIN)/python -m polybus.spark.archive 2>/dev/null || true
+	@$(BIN)/python -m polybus.spark.session.archive 2>/dev/null || true
 	@touch $@

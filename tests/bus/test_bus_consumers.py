@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.consumers import Consumers, Position, Report, lag_of
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
+from polybus.services.consumers.consumers import Consumers, Position, Report, lag_of
 from polybus.testing import ManualClock
 
 DAY_US = 86_400_000_000
@@ -102,7 +102,7 @@ def test_the_slowest_consumer_of_this_epoch_holds_history_until_it_is_silent_too
 
 
 def test_positions_are_bounded_over_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polybus.bus.consumers.POSITIONS_MAX", 4)
+    monkeypatch.setattr("polybus.services.consumers.consumers.POSITIONS_MAX", 4)
     known = consumers()
     three = Report(positions={name: Position(1, 0) for name in "abc"})
     known.report("first", three)

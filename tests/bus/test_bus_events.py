@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from polybus.bus import events as module
-from polybus.bus.events import EventBook
-from polybus.bus.feeds import Content, Feed, FeedsShared
-from polybus.bus.sessions import Follow, Session, SessionLimits
+from polybus.services import events as module
+from polybus.services.events import EventBook
+from polybus.services.sessions.feeds import Content, Feed, FeedsShared
+from polybus.services.sessions.session import Follow, Session, SessionLimits
 
 
 class Book(EventBook):

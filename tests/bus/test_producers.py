@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.commits import (
+from polybus.errors import UsageError
+from polybus.services.transactions.commits import (
     REMEMBERED_RANGES_MAX,
     Done,
     Key,
@@ -15,7 +16,6 @@ from polybus.bus.commits import (
     Record,
     joined,
 )
-from polybus.errors import UsageError
 
 
 def record(batch: int, *, query: str = "q", producer: str = "p", **fields: object) -> Record:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from polybus.batch import Batch
-from polybus.bus.feeds import Content, Feed, FeedsShared, direct
-from polybus.bus.sessions import Follow, Session, SessionLimits
+from polybus.services.sessions.feeds import Content, Feed, FeedsShared, direct
+from polybus.services.sessions.session import Follow, Session, SessionLimits
 
 PACKS_MAX = 6
 BYTES_MAX = 40

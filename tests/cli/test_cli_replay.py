@@ -20,10 +20,10 @@ from click.testing import CliRunner
 
 import polybus as library
 from polybus.cli import main
-from polybus.cli.dead_letters import DeadLetters
-from polybus.cli.replay_history import LocalHistory, RemoteHistory, span_of
-from polybus.cli.replay_pace import ROWS_MAX, Pace, Schedule, Slot, parse_rate, parse_speed
-from polybus.cli.replay_target import Rows, ndjson, split_url
+from polybus.cli.replay.dead_letters import DeadLetters
+from polybus.cli.replay.history import LocalHistory, RemoteHistory, span_of
+from polybus.cli.replay.pace import ROWS_MAX, Pace, Schedule, Slot, parse_rate, parse_speed
+from polybus.cli.replay.target import Rows, ndjson, split_url
 from polybus.errors import UsageError
 from polybus.lake.compact import compact, vacuum
 from polybus.lake.table import open_table
@@ -343,7 +343,7 @@ def test_a_url_names_its_topic_or_keeps_the_replayed_one() -> None:
 
 
 def test_bodies_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polybus.cli.replay_target.REQUEST_BYTES_MAX", 100)
+    monkeypatch.setattr("polybus.cli.replay.target.REQUEST_BYTES_MAX", 100)
     batch = pa.RecordBatch.from_pydict(
         {
             "key": pa.array([b"k"] * 3, pa.binary()),

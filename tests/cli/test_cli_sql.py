@@ -20,13 +20,14 @@ from click.testing import CliRunner, Result
 from log_kit import opened_log
 
 from polybus.batch import Batch
-from polybus.cli import main, sql_engines
-from polybus.cli.sql_chart import chart_of, draw_terminal, page_of
-from polybus.cli.sql_output import plain
+from polybus.cli import main
+from polybus.cli.sql import engines as sql_engines
+from polybus.cli.sql.chart import chart_of, draw_terminal, page_of
+from polybus.cli.sql.output import plain
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import open_table
-from polybus.log.handover import compact
-from polybus.spark import service
+from polybus.log.history.handover import compact
+from polybus.spark.pipelines.running import service
 
 NOON_US = 1_769_860_800_000_000  # 2026-01-31T12:00:00Z
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from cli_kit import COMMAND, environment, polybus
 
-from polybus.cli import doctor_spark
-from polybus.cli.up_display import PlainDisplay
-from polybus.cli.up_figures import Figures, TopicFigures, alert_text
-from polybus.log.reader import LogReader
+from polybus.cli.doctor import spark as doctor_spark
+from polybus.cli.up.display import PlainDisplay
+from polybus.cli.up.figures import Figures, TopicFigures, alert_text
+from polybus.log.reading.reader import LogReader
 
 FAKE = str(Path(__file__).with_name("fake_driver.py"))
 TIMEOUT_S = 30.0

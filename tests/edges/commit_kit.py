@@ -13,7 +13,7 @@ import pyarrow as pa
 from http_kit import Http
 
 from polybus.log.interface import Log
-from polybus.log.staging import SCHEMA
+from polybus.services.transactions.staging import SCHEMA
 
 Topics = Mapping[str, Sequence[bytes]]
 

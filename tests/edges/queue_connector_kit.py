@@ -10,7 +10,7 @@ from typing import Any
 from edge_kit import TIMEOUT_S, until
 
 from polybus.edges.node import Node
-from polybus.edges.queue import QueueTranslator
+from polybus.edges.protocols.queue import QueueTranslator
 from polybus.testing import ScriptedPeer, run_bus
 
 VALUES = [

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 from edge_kit import TIMEOUT_S, frame, is_alive, line, properties, until
 
-from polybus.edges.connection import Connection
 from polybus.edges.node import Node
+from polybus.edges.tcp.connection import Connection
 from polybus.testing import ScriptedPeer, run_bus
 
 LIMITS = {"outbox-bytes-max": 1 << 20}
@@ -191,7 +191,7 @@ async def send_all(writer: ScriptedPeer, chunks: int) -> None:
 async def test_one_that_stands_still_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("polybus.edges.outbox.STANDSTILL_S", 0.5)
+    monkeypatch.setattr("polybus.edges.tcp.outbox.STANDSTILL_S", 0.5)
     async with run_bus(
         "news", "alive", durability="memory", slow_subscriber="wait", limits=LIMITS
     ) as node:

@@ -11,7 +11,7 @@ from commit_kit import Producer, records, rows, stage_bytes, staged, values_of
 from http_kit import http_bus
 
 from polybus.batch import Batch
-from polybus.log.staging import SCHEMA
+from polybus.services.transactions.staging import SCHEMA
 
 
 @pytest.mark.parametrize(

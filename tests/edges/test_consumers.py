@@ -11,7 +11,7 @@ import pytest
 from http_kit import Http, http_bus
 
 from polybus.log.files import FileLog
-from polybus.log.maintenance import Maintenance
+from polybus.log.history.maintenance import Maintenance
 
 
 async def report(http: Http, group: str, offset: int, **fields: Any) -> None:

@@ -9,8 +9,8 @@ import pytest
 from bad_input_kit import MEBI, START, Growth
 from edge_kit import frame, is_alive, line, properties, until
 
-from polybus.edges.connection import Connection
 from polybus.edges.node import Node
+from polybus.edges.tcp.connection import Connection
 from polybus.testing import ScriptedPeer, run_bus
 
 

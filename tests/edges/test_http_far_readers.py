@@ -9,7 +9,7 @@ import pytest
 from http_kit import http_bus
 
 from polybus.errors import StorageError
-from polybus.log.reader import LogReader
+from polybus.log.reading.reader import LogReader
 
 ARROW = {"accept": "application/vnd.apache.arrow.stream"}
 MESSAGES = "/v1/topics/news/messages"
@@ -78,7 +78,7 @@ async def test_an_end_that_cannot_become_durable_is_not_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with http_bus("news") as http:
-        monkeypatch.setattr("polybus.edges.http.settling.POLL_S", 0.01)
+        monkeypatch.setattr("polybus.services.settling.POLL_S", 0.01)
         monkeypatch.setattr(http.node.server.bus, "when_all_durable", lambda waiter: None)
         http.node.server.storage_error = StorageError("log.full", "no space")
         answer = await http.client.get("/v1/topics?durable=true")

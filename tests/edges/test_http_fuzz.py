@@ -13,8 +13,8 @@ import pytest
 from http_kit import Http, http_bus
 
 from polybus.batch import Batch
-from polybus.bus.commits import TOPIC as RECORDS_TOPIC
 from polybus.edges.http.publishing import HttpPublisher
+from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 
 EXAMPLES = 40
 # Longer than a fetch may wait: nobody may wake the readers of `$commits`.

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from http_kit import http_bus, recv
 
-from polybus.bus.sessions import Session, SessionLimits
-from polybus.edges.http import saving
-from polybus.edges.http.saving import SAVE_INTERVAL_S, SAVE_INTERVAL_S_MAX, Saver
-from polybus.edges.state import Changes
+from polybus.services.sessions import saving
+from polybus.services.sessions.saving import SAVE_INTERVAL_S, SAVE_INTERVAL_S_MAX, Saver
+from polybus.services.sessions.session import Session, SessionLimits
+from polybus.services.state import Changes
 
 
 async def test_a_session_in_steady_use_does_not_wait_for_the_disk_each_time(

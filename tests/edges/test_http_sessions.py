@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from http_kit import http_bus, recv
 
-from polybus.edges.http import following
-from polybus.edges.http.inboxes import Inboxes
+from polybus.services.sessions import following
+from polybus.services.sessions.inboxes import Inboxes
 from polybus.testing import ScriptedPeer
 
 

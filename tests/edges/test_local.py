@@ -7,8 +7,8 @@ import socket
 import pytest
 from edge_kit import frame, until
 
-from polybus.edges import local
 from polybus.edges.node import Node
+from polybus.edges.tcp import local
 from polybus.testing import ScriptedPeer, run_bus
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from polybus.batch import Batch, Buffer
-from polybus.edges.outbox import (
+from polybus.edges.tcp.outbox import (
     PATIENCE_S,
     SLOW_WRITE_BYTES,
     Flusher,

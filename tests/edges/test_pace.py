@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from polybus.edges.connection import FULL_READS
-from polybus.edges.pace import (
+from polybus.edges.tcp.connection import FULL_READS
+from polybus.edges.tcp.pace import (
     BUSY_TURNS,
     FULL_BYTES,
     MUCH_BYTES,

@@ -12,8 +12,8 @@ from edge_kit import NO_HEADERS, WAYS, frame, line, properties, read_properties,
 
 from polybus.batch import Batch
 from polybus.edges.node import Node
-from polybus.edges.replay import resolve
 from polybus.log.memory import MemoryLog
+from polybus.services.replay import resolve
 from polybus.testing import ManualClock, ScriptedPeer, run_bus
 from polybus.wire.positions import parse_start
 

@@ -7,9 +7,9 @@ from collections.abc import Hashable
 import pytest
 
 from polybus.config import Limits
-from polybus.edges.assembly import FREE_BYTES, Assembly
 from polybus.edges.bad_peers import BadPeers
-from polybus.edges.buffers import ReadBuffers
+from polybus.edges.tcp.assembly import FREE_BYTES, Assembly
+from polybus.edges.tcp.buffers import ReadBuffers
 
 
 class Sender:

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from polybus.edges.state import Changes, PackRow, Saved, SessionRow, State
 from polybus.errors import StorageError
+from polybus.services.state import Changes, PackRow, Saved, SessionRow, State
 
 ODD_TOPIC = 'it\'s "odd"; \\ grün 😀 --'
 LARGE = (1 << 62) + 1

@@ -8,7 +8,7 @@ import random
 import pytest
 from edge_kit import frame
 
-from polybus.edges import stream
+from polybus.edges.tcp import stream
 from polybus.testing import ScriptedPeer, run_bus
 
 LARGE = stream.LARGE_BYTES

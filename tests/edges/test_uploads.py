@@ -15,8 +15,8 @@ import pytest
 from commit_kit import Producer, rows, stage_bytes, staged, values_of
 from http_kit import Http, http_bus
 
-from polybus.edges.uploads import Room, StagedFiles
 from polybus.errors import UsageError
+from polybus.services.transactions.uploads import Room, StagedFiles
 
 MANY_PARTS = {"transaction-part-bytes": 2000}
 
@@ -132,7 +132,7 @@ async def test_a_single_transaction_is_answered_even_if_its_producer_is_forgotte
 
 
 async def test_tickets_of_producers_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polybus.edges.transactions.TICK_S", 0.01)
+    monkeypatch.setattr("polybus.services.transactions.transactions.TICK_S", 0.01)
     async with http_bus("red", limits={"producers-max": 2}) as http:
         for number in range(10):
             await Producer(http, f"once{number}", "once").done(0, {"red": [b"1"]})

@@ -13,7 +13,7 @@ from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.lake import duck
 from polybus.lake.table import open_table
 from polybus.log import layout
-from polybus.log.reader import LogReader
+from polybus.log.reading.reader import LogReader
 
 
 @pytest.fixture

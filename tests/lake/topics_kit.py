@@ -8,7 +8,7 @@ from pathlib import Path
 from log_kit import opened_log
 
 from polybus.batch import Batch
-from polybus.log.handover import compact
+from polybus.log.history.handover import compact
 
 DAY_US = 86_400_000_000
 NOON_US = 1_769_860_800_000_000  # 2026-01-31T12:00:00Z

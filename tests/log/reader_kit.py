@@ -13,8 +13,8 @@ from segments_kit import NOON_US, make_topic
 
 from polybus.batch import Batch
 from polybus.log.files import FileLog
-from polybus.log.handover import hand_over
-from polybus.log.reader import LogReader
+from polybus.log.history.handover import hand_over
+from polybus.log.reading.reader import LogReader
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from polybus.batch import Batch
 from polybus.log import layout
-from polybus.log.commit import Encoder
 from polybus.log.disk import OsDisk
-from polybus.log.history import Cursors, History
-from polybus.log.index import CommitEntry
-from polybus.log.segment import SegmentReader, SegmentWriter
+from polybus.log.history.topic_history import Cursors, History
+from polybus.log.journal.commit import Encoder
+from polybus.log.journal.index import CommitEntry
+from polybus.log.journal.segment import SegmentReader, SegmentWriter
 
 DAY_US = 86_400_000_000
 NOON_US = 20_000 * DAY_US + DAY_US // 2

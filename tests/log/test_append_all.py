@@ -13,8 +13,8 @@ from test_faults import open_log
 from test_log_files import wait_until
 
 from polybus.errors import StorageError
-from polybus.log import journal
 from polybus.log.files import FileLog
+from polybus.log.journal import committer as journal
 from polybus.testing.faulty_disk import FaultyDisk
 
 TOPICS = ("a", "b", "c")

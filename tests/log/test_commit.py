@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.batch import Batch
-from polybus.log import commit
-from polybus.log.commit import HEAD, SCHEMA, Damaged, Encoder
+from polybus.log.journal import commit
+from polybus.log.journal.commit import HEAD, SCHEMA, Damaged, Encoder
 from polybus.log.rows import batch_of, rows_of
 
 VALUES = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
@@ -198,7 +198,7 @@ def test_keys_and_headers_come_back_as_they_were(
     batch.first_offset = 0
     with pytest.MonkeyPatch.context() as patched:
         if beside:
-            patched.setattr("polybus.log.message.BESIDE_BYTES_MIN", 0)
+            patched.setattr("polybus.log.journal.message.BESIDE_BYTES_MIN", 0)
         message = b"".join(Encoder().encode(1, 0, [batch]).pieces)
     commit.verify(message)
     rows = commit.rows_of(message)

@@ -19,8 +19,9 @@ from test_log_files import wait_until
 
 from polybus import config
 from polybus.errors import StorageError
-from polybus.log import journal, layout
+from polybus.log import layout
 from polybus.log.files import FileLog
+from polybus.log.journal import committer as journal
 from polybus.testing.clock import ManualClock
 from polybus.testing.faulty_disk import FaultyDisk
 
@@ -284,7 +285,7 @@ def test_a_defect_in_the_committer_is_a_failure_and_not_silence(
     log = open_log(tmp_path)
     log.create_topic("a")
     with monkeypatch.context() as patched:
-        patched.setattr("polybus.log.commit.Encoder.encode", _broken)
+        patched.setattr("polybus.log.journal.commit.Encoder.encode", _broken)
         log.append(numbered("a", 0, 1), urgent=True)
         wait_until(lambda: log.failure is not None)
     wait_until(lambda: log.failure is None)

@@ -20,10 +20,11 @@ from segments_kit import (
 )
 
 from polybus.errors import BusyError, StorageError, UsageError
-from polybus.log import layout, parquet
-from polybus.log.commit import HEAD, SCHEMA
-from polybus.log.handover import compact, delete_segments, hand_over
-from polybus.log.manifest import HistoryLock
+from polybus.log import layout
+from polybus.log.history import parquet
+from polybus.log.history.handover import compact, delete_segments, hand_over
+from polybus.log.history.manifest import HistoryLock
+from polybus.log.journal.commit import HEAD, SCHEMA
 
 HOSTILE_NAMES = [
     "..",
@@ -124,7 +125,7 @@ def test_a_replaced_file_leaves_history_at_once_and_the_disk_after_a_grace(tmp_p
 
 def test_a_large_file_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_topic(tmp_path, "news")
-    monkeypatch.setattr("polybus.log.handover_topic.SMALL_FILE_BYTES", 1)
+    monkeypatch.setattr("polybus.log.history.handover_topic.SMALL_FILE_BYTES", 1)
     for number in range(3):
         make_segment(tmp_path, number + 1, [[rows_batch("news", number * 10, 10)]])
         hand_over(tmp_path)
@@ -256,7 +257,7 @@ def test_a_lost_manifest_does_not_cost_the_files(tmp_path: Path) -> None:
 def test_many_topics_are_handed_over_in_bounded_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polybus.log.handover._GROUP_BYTES_MAX", 4000)
+    monkeypatch.setattr("polybus.log.history.handover._GROUP_BYTES_MAX", 4000)
     topics = [f"t{number}" for number in range(30)]
     for topic in topics:
         make_topic(tmp_path, topic)

@@ -23,14 +23,14 @@ from segments_kit import (
 )
 
 from polybus.log import layout
-from polybus.log import manifest as manifests
-from polybus.log.handover import delete_segments, hand_over
-from polybus.log.manifest import HistoryLock
+from polybus.log.history import manifest as manifests
+from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.history.manifest import HistoryLock
 
 
 def handover_process(data: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "polybus.log.handover", "--data", str(data)],
+        [sys.executable, "-m", "polybus.log.history.handover", "--data", str(data)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -52,7 +52,7 @@ def test_the_process_says_in_json_which_segments_are_done(tmp_path: Path) -> Non
 
 KILLED_AT_STEP = """
 import os, sys
-from polybus.log.handover import hand_over
+from polybus.log.history.handover import hand_over
 step = int(sys.argv[2])
 def count(event, arguments):
     global step
@@ -144,7 +144,8 @@ def test_killed_at_any_moment_each_message_is_there_exactly_once(tmp_path: Path)
 
 def test_a_hand_over_ends_when_its_bus_is_gone() -> None:
     child = (
-        "import os; from polybus.log.handover import _end_with_parent; parent = os.getppid();"
+        "import os; from polybus.log.history.handover import _end_with_parent;"
+        "parent = os.getppid();"
         "print('started', flush=True); _end_with_parent(parent)"
     )
     code = (

@@ -18,8 +18,8 @@ from polybus.batch import Batch
 from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.files import FileLog
-from polybus.log.handover import hand_over
-from polybus.log.segment import SegmentReader
+from polybus.log.history.handover import hand_over
+from polybus.log.journal.segment import SegmentReader
 from polybus.testing.clock import ManualClock
 
 Durability = Literal["fsync", "interval"]

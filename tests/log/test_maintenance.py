@@ -18,7 +18,7 @@ from polybus.batch import Batch
 from polybus.config import Journal, Retention
 from polybus.log import layout
 from polybus.log.files import FileLog
-from polybus.log.maintenance import Maintenance
+from polybus.log.history.maintenance import Maintenance
 
 
 class FakeLog:

@@ -13,11 +13,12 @@ from reader_kit import data, log, offsets, values
 from segments_kit import DAY_US, NOON_US, expected_values, make_segment, make_topic, rows_batch
 
 from polybus.errors import StorageError, UsageError
-from polybus.log import layout, parquet
+from polybus.log import layout
 from polybus.log.columns import SCHEMA
 from polybus.log.files import FileLog
-from polybus.log.handover import delete_segments, hand_over
-from polybus.log.reader import LogReader, Times, row_group_starts
+from polybus.log.history import parquet
+from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.reading.reader import LogReader, Times, row_group_starts
 
 __all__ = ["data", "log"]
 

@@ -12,9 +12,9 @@ from segments_kit import make_segment, rows_batch
 from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.disk import DiskFile, OsDisk
-from polybus.log.handover import delete_segments, hand_over
-from polybus.log.reader import LogReader
-from polybus.log.recovery import recover
+from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.journal.recovery import recover
+from polybus.log.reading.reader import LogReader
 
 __all__ = ["data"]
 

@@ -13,11 +13,12 @@ from segments_kit import DAY_US, NOON_US, expected_values, make_segment, make_to
 
 from polybus import config
 from polybus.errors import UsageError
-from polybus.log import layout, reader_pieces
+from polybus.log import layout
 from polybus.log.files import FileLog
-from polybus.log.handover import compact, delete_segments, hand_over
-from polybus.log.reader import LogReader
-from polybus.log.retention import retain
+from polybus.log.history.handover import compact, delete_segments, hand_over
+from polybus.log.history.retention import retain
+from polybus.log.reading import pieces as reader_pieces
+from polybus.log.reading.reader import LogReader
 
 __all__ = ["data", "log"]
 

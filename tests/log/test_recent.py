@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 
 from polybus.batch import Batch
-from polybus.log.cache import RecentBatches
-from polybus.log.places import Places
+from polybus.log.journal.cache import RecentBatches
+from polybus.log.journal.places import Places
 from polybus.scan import TopicEnd
 
 READ_BYTES = 1000

@@ -14,12 +14,12 @@ from log_contract import numbered, values_from
 from polybus import config
 from polybus.errors import PolybusError, StorageError
 from polybus.log import layout
-from polybus.log.commit import END, HEAD, Encoder
 from polybus.log.disk import OsDisk
 from polybus.log.files import FileLog
-from polybus.log.index import encode_entry, read_index
-from polybus.log.recovery import recover
-from polybus.log.segment import SegmentReader, head_bytes
+from polybus.log.journal.commit import END, HEAD, Encoder
+from polybus.log.journal.index import encode_entry, read_index
+from polybus.log.journal.recovery import recover
+from polybus.log.journal.segment import SegmentReader, head_bytes
 from polybus.testing.clock import ManualClock
 
 

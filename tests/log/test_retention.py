@@ -9,11 +9,11 @@ from segments_kit import DAY_US, NOON_US, history_of, make_segment, make_topic, 
 
 from polybus.config import Retention
 from polybus.errors import UsageError
-from polybus.log import manifest as manifests
-from polybus.log import retention
-from polybus.log.handover import hand_over
+from polybus.log.history import manifest as manifests
+from polybus.log.history import retention
+from polybus.log.history.handover import hand_over
+from polybus.log.history.manifest import HistoryLock
 from polybus.log.interface import TopicSettings
-from polybus.log.manifest import HistoryLock
 
 NOW_US = NOON_US + 4 * DAY_US
 DAY_S = 86_400.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.log import staging
+from polybus.services.transactions import staging
 
 
 def stage(data: Path, producer: str) -> Path:

@@ -11,10 +11,10 @@ from segments_kit import DAY_US, NOON_US, make_segment, make_topic, rows_batch
 
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
-from polybus.log import manifest as manifests
-from polybus.log.commit import HEAD
-from polybus.log.handover import delete_segments, hand_over
-from polybus.log.verify import Damage, verify
+from polybus.log.history import manifest as manifests
+from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.journal.commit import HEAD
+from polybus.log.verify.check import Damage, verify
 
 
 def data_directory(data: Path) -> tuple[Path, Path]:

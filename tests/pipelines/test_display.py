@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from polybus.cli import main
-from polybus.cli.pipeline_display import Display
-from polybus.spark.pipelines.status import read_status, write_status
+from polybus.cli.pipeline.display import Display
+from polybus.spark.pipelines.running.status import read_status, write_status
 
 FLOW: dict[str, Any] = {
     "pipeline": "shop",

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from sim_kit import Process, served
 
-from polybus.log.staging import SCHEMA
+from polybus.services.transactions.staging import SCHEMA
 from polybus.testing import ScriptedPeer
 from polybus.wire.boson_frames import encode_frame
 from polybus.wire.boson_properties import encode_publish

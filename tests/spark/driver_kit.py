@@ -20,14 +20,20 @@ STOP_TIMEOUT_S = 60.0
 
 
 class RunningDriver:
-    """`python -m polybus.spark.driver`; its events are collected as they come."""
+    """`python -m polybus.spark.pipelines.running.driver`; its events are collected as they come."""
 
     def __init__(self, data: Path, *options: str) -> None:
         self.data = data
         self.events: list[dict[str, Any]] = []
         data.mkdir(parents=True, exist_ok=True)
         self._errors = (data.parent / "driver.log").open("ab")
-        command = [sys.executable, "-m", "polybus.spark.driver", "--data", str(data)]
+        command = [
+            sys.executable,
+            "-m",
+            "polybus.spark.pipelines.running.driver",
+            "--data",
+            str(data),
+        ]
         self.process = subprocess.Popen(
             [*command, *options],
             stdin=subprocess.PIPE,

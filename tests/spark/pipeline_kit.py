@@ -11,9 +11,9 @@ from typing import Any
 from spark_kit import RunningBus
 
 from polybus.lake.table import open_table
+from polybus.spark.pipelines.declared.prepare import Prepared, prepare
 from polybus.spark.pipelines.places import Where
-from polybus.spark.pipelines.prepare import Prepared, prepare
-from polybus.spark.pipelines.runner import FlowRunner
+from polybus.spark.pipelines.running.runner import FlowRunner
 
 PASS_TIMEOUT_S = 120.0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_kit import RunningBus
 
-from polybus.spark.bus_http import request_json
+from polybus.client.http.blocking import request_json
 
 
 def messages(bus: RunningBus, topic: str) -> list[dict[str, Any]]:

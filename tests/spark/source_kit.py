@@ -11,8 +11,8 @@ import pyarrow as pa
 from log_kit import opened_log
 
 from polybus.batch import Batch
-from polybus.log.handover import hand_over
-from polybus.spark.options import SourceOptions, parse
+from polybus.log.history.handover import hand_over
+from polybus.spark.source.options import SourceOptions, parse
 
 NOON_US = 1_728_043_200_000_000
 """12:00 UTC on 2024-10-04."""

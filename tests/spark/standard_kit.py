@@ -14,7 +14,7 @@ from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.batch_settings import BatchSettings
 from polybus.spark.pipelines.standard.batches import StandardBatches
-from polybus.spark.schema import ARROW, SPARK
+from polybus.spark.source.schema import ARROW, SPARK
 
 EPOCH = 7
 NOON = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)

@@ -11,7 +11,7 @@ from polybus.bench.errors import BenchError
 from polybus.bench.spark import reading
 from polybus.bench.spark.corpus import TOPIC, write_corpus
 from polybus.bench.spark.figures import Figure, bar_of, quantiles, shown, summary
-from polybus.log.reader import LogReader
+from polybus.log.reading.reader import LogReader
 
 MESSAGES = 25_000
 

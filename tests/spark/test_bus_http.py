@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from spark_kit import RunningBus, running_bus
 
+from polybus.client.http.blocking import bus_url, persist, read_token, request, request_json
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.spark.bus_http import bus_url, persist, read_token, request, request_json
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from spark_kit import RunningBus, environment, eventually, running_bus
 
 from polybus.cli import main
 from polybus.lake.table import open_table
-from polybus.spark.pipelines import run as running
+from polybus.spark.pipelines.running import run as running
 
 
 @pytest.fixture

@@ -21,10 +21,11 @@ from spark_kit import RunningBus, environment, eventually, running_bus
 
 from polybus.errors import UsageError
 from polybus.lake.table import open_table
-from polybus.log.reader import LogReader
-from polybus.spark import archive, connect, shipping
-from polybus.spark.gateway import java_command
-from polybus.spark.java import find_java
+from polybus.log.reading.reader import LogReader
+from polybus.spark import shipping
+from polybus.spark.session import archive, connect
+from polybus.spark.session.gateway import java_command
+from polybus.spark.session.java import find_java
 
 ROWS = 500
 INSTALLED = "installed"

@@ -23,12 +23,12 @@ from polybus.client import connect
 from polybus.errors import UsageError
 from polybus.lake.table import open_table
 from polybus.log import layout
-from polybus.spark import driver as driver_module
-from polybus.spark import service
-from polybus.spark.driver import Driver, Options, only_one
-from polybus.spark.pipelines.runner import FlowRunner
+from polybus.spark.pipelines.running import driver as driver_module
+from polybus.spark.pipelines.running import service
+from polybus.spark.pipelines.running.driver import Driver, Options, only_one
+from polybus.spark.pipelines.running.runner import FlowRunner
+from polybus.spark.pipelines.running.status import write_status
 from polybus.spark.pipelines.standard import flows, plans
-from polybus.spark.pipelines.status import write_status
 
 TOPICS = ("red", "blue", "green")
 # Any minute of 20 messages is an alert, for a topic without a history too.
@@ -162,7 +162,13 @@ def test_a_second_pipeline_on_a_folder_is_refused(tmp_path: Path) -> None:
     with only_one(tmp_path):
         with pytest.raises(UsageError, match="pipeline.running"), only_one(tmp_path):
             pass
-        command = [sys.executable, "-m", "polybus.spark.driver", "--data", str(tmp_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "polybus.spark.pipelines.running.driver",
+            "--data",
+            str(tmp_path),
+        ]
         done = subprocess.run(command, capture_output=True, env=environment(), check=False)
     assert done.returncode == 1
     assert b'"code":"pipeline.running"' in done.stdout

@@ -10,10 +10,10 @@ from typing import Any
 from spark_kit import eventually
 
 from polybus.errors import PolybusError
-from polybus.spark.pipelines.causes import clean_cause, is_transient
 from polybus.spark.pipelines.flows import Flow, FlowContext, in_order
-from polybus.spark.pipelines.progress import topic_offsets
-from polybus.spark.pipelines.runner import FlowRunner
+from polybus.spark.pipelines.running.causes import clean_cause, is_transient
+from polybus.spark.pipelines.running.progress import topic_offsets
+from polybus.spark.pipelines.running.runner import FlowRunner
 
 Take = Callable[[Any, int], None]
 

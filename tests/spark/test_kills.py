@@ -21,7 +21,7 @@ from spark_kit import RunningBus, eventually
 from polybus.client import connect
 from polybus.errors import PolybusError
 from polybus.lake.table import open_table
-from polybus.log.reader import LogReader
+from polybus.log.reading.reader import LogReader
 
 KILLS = [*["driver"] * 4, *["worker"] * 8, *["bus"] * 8]
 LIFE_S_MAX = 1.5

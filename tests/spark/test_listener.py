@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from spark_kit import RunningBus, eventually, running_bus
 
-from polybus.spark.bus_http import request_json
+from polybus.client.http.blocking import request_json
 from polybus.spark.listener import ConsumerListener, install, positions_by_group
 from polybus.spark.reporting import WAITING_MAX, Reporter
 

@@ -10,8 +10,8 @@ import pytest
 from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json
 from spark_kit import RunningBus, eventually, running_bus
 
+from polybus.client.http.blocking import read_token, request_json
 from polybus.lake.table import open_table
-from polybus.spark.bus_http import read_token, request_json
 from polybus.spark.pipelines.places import Where
 
 ORDERS = as_json([{"id": n, "customer": f"c{n % 2}", "amount": n * 10} for n in range(6)])

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from polybus.errors import PolybusError, UsageError
-from polybus.spark import service
-from polybus.spark.service import Note, Service
+from polybus.spark.pipelines.running import service
+from polybus.spark.pipelines.running.service import Note, Service
 
 
 class Answers:

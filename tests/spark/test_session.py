@@ -15,10 +15,9 @@ import pytest
 from spark_kit import RunningBus, environment, eventually
 
 from polybus.errors import PolybusError
-from polybus.spark import archive
-from polybus.spark.gateway import Jvm
-from polybus.spark.java import find_java
-from polybus.spark.session import session, settings
+from polybus.spark.session import archive, session, settings
+from polybus.spark.session.gateway import Jvm
+from polybus.spark.session.java import find_java
 
 # A source in Python and a function in Python, then the facts of the JVM; it ends when killed.
 PROGRAM = """
@@ -291,7 +290,7 @@ def test_an_archive_is_put_in_place_whole_or_not_at_all(
 
 
 def test_a_damaged_archive_is_ignored_in_silence(tmp_path: Path) -> None:
-    from polybus.spark.gateway import QUIET_OPTIONS
+    from polybus.spark.session.gateway import QUIET_OPTIONS
 
     damaged = tmp_path / "damaged"
     damaged.write_bytes(bytes(range(256)) * 100)

@@ -17,8 +17,8 @@ from sink_kit import messages, proxied, staged_files, values
 from spark_kit import RunningBus, running_bus
 
 from polybus import connect
+from polybus.client.http.blocking import request_json
 from polybus.spark import publish, upsert
-from polybus.spark.bus_http import request_json
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,11 @@ import pytest
 from pyspark.sql import types
 
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log.staging import StagedLimits, plan
-from polybus.spark import sink, staging
-from polybus.spark.schema import COLUMNS, spark_schema
-from polybus.spark.sink_columns import BATCH_BYTES, SinkColumns, sink_columns
+from polybus.services.transactions.staging import StagedLimits, plan
+from polybus.spark import sink
+from polybus.spark.sink import staging
+from polybus.spark.sink.columns import BATCH_BYTES, SinkColumns, sink_columns
+from polybus.spark.source.schema import COLUMNS, spark_schema
 from polybus.spark.where import Where
 
 LIMITS = StagedLimits(

@@ -12,7 +12,7 @@ import pytest
 from sink_kit import Proxy, proxied, staged_files, values
 from spark_kit import environment, running_bus
 
-from polybus.spark.bus_http import request_json
+from polybus.client.http.blocking import request_json
 
 DRIVER = Path(__file__).with_name("sink_driver.py")
 BATCHES, LINES = 4, 50

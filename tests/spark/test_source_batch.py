@@ -15,13 +15,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from source_kit import SECOND_US, WrittenLog, offsets_of, rows_of, source_options, written_log
 
 from polybus.errors import StorageError, UsageError
-from polybus.log import layout, parquet
-from polybus.log.reader import LogReader
-from polybus.spark import planning
-from polybus.spark.batch_reader import FilteringReader, PolybusReader, batch_reader
-from polybus.spark.filters import narrow
-from polybus.spark.planning import partitions
-from polybus.spark.schema import COLUMNS, spark_schema
+from polybus.log import layout
+from polybus.log.history import parquet
+from polybus.log.reading.reader import LogReader
+from polybus.spark.source import planning
+from polybus.spark.source.batch_reader import FilteringReader, PolybusReader, batch_reader
+from polybus.spark.source.filters import narrow
+from polybus.spark.source.planning import partitions
+from polybus.spark.source.schema import COLUMNS, spark_schema
 from polybus.spark.where import Where
 
 

@@ -9,9 +9,9 @@ import pytest
 from source_kit import NOON_US
 
 from polybus.errors import UsageError
-from polybus.spark.option_values import EARLIEST, LATEST
-from polybus.spark.options import NAMES, SourceOptions, parse
-from polybus.spark.schema import COLUMNS
+from polybus.spark.source.option_values import EARLIEST, LATEST
+from polybus.spark.source.options import NAMES, SourceOptions, parse
+from polybus.spark.source.schema import COLUMNS
 
 KIND = {"batch": False, "stream": True}
 

@@ -19,11 +19,11 @@ from spark_kit import RunningBus, running_bus
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.columns import SCHEMA
-from polybus.spark import remote
-from polybus.spark.batch_reader import PolybusReader
-from polybus.spark.options import parse
-from polybus.spark.remote import RemoteOrigin
-from polybus.spark.stream_reader import PolybusStreamReader
+from polybus.spark.source import remote
+from polybus.spark.source.batch_reader import PolybusReader
+from polybus.spark.source.options import parse
+from polybus.spark.source.remote import RemoteOrigin
+from polybus.spark.source.stream_reader import PolybusStreamReader
 from polybus.spark.where import Where
 
 VALUES = [f"news:{number}" for number in range(500)]
@@ -94,7 +94,9 @@ def test_a_damaged_topic_is_an_error_and_never_taken_for_a_new_one(
         {"name": "fine", "epoch": 5, "start": 0, "stop": 3},
         {"name": "bad", "epoch": 0, "start": 0, "stop": 0, "damaged": "history/1 is broken"},
     ]
-    monkeypatch.setattr("polybus.spark.bus_http.request_json", lambda *_, **__: {"topics": topics})
+    monkeypatch.setattr(
+        "polybus.client.http.blocking.request_json", lambda *_, **__: {"topics": topics}
+    )
     origin = RemoteOrigin(Where(url="http://127.0.0.1:1"))
     assert origin.bounds(["fine"])["fine"].stop == 3
     with pytest.raises(StorageError, match="history/1 is broken"):

@@ -15,10 +15,10 @@ from source_kit import SECOND_US, WrittenLog, offsets_of, source_options, writte
 from polybus import config
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
-from polybus.log.retention import retain
-from polybus.spark import stream_reader
-from polybus.spark.offsets import shares
-from polybus.spark.stream_reader import PolybusStreamReader
+from polybus.log.history.retention import retain
+from polybus.spark.source import stream_reader
+from polybus.spark.source.offsets import shares
+from polybus.spark.source.stream_reader import PolybusStreamReader
 
 ALL = ReadAllAvailable()
 

@@ -16,7 +16,7 @@ from polybus.errors import UsageError
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.batches import BatchesThere
 from polybus.spark.pipelines.standard.decode import schema_fields
-from polybus.spark.schema import ARROW, SPARK
+from polybus.spark.source.schema import ARROW, SPARK
 from polybus.spark.views import collect
 
 ORDERS = Topic(

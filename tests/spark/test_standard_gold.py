@@ -28,7 +28,7 @@ from polybus.spark.pipelines.standard.histograms import (
     values_of,
 )
 from polybus.spark.pipelines.standard.plans import UNKNOWN, Plan, read_plan
-from polybus.spark.schema import ARROW, SPARK
+from polybus.spark.source.schema import ARROW, SPARK
 
 MINUTE = datetime.timedelta(minutes=1)
 NOON_US = int(NOON.timestamp() * 1e6)

@@ -19,8 +19,8 @@ from polybus.lake import duck
 from polybus.lake.compact import compact as compact_table
 from polybus.lake.table import LakeTable, open_table
 from polybus.log.files import FileLog
-from polybus.log.handover import compact as hand_over
-from polybus.log.reader import LogReader
+from polybus.log.history.handover import compact as hand_over
+from polybus.log.reading.reader import LogReader
 from polybus.spark import bronze, tables
 from polybus.spark.views import collect
 

@@ -16,7 +16,7 @@ def compact(data: str | None, config_path: str | None, as_json: bool) -> None:
 
     Afterwards each topic is Parquet files only. A running bus does this by itself.
     """
-    from polybus.log.handover import compact as hand_over
+    from polybus.log.history.handover import compact as hand_over
 
     folder = existing_data(load_config(data, config_path))
     segments = hand_over(folder, progress=None if as_json else _say)

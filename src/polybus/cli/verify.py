@@ -20,7 +20,7 @@ def verify(data: str | None, config_path: str | None, as_json: bool) -> None:
     Each damage is a line with the topic, the file and the offsets it costs.
     """
     # Heavy: the files are Arrow and Parquet.
-    from polybus.log.verify import verify as check
+    from polybus.log.verify.check import verify as check
 
     folder = existing_data(load_config(data, config_path))
     with _Progress(hidden=as_json) as progress:

@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 
 from polybus.config import Config
-from polybus.edges.admin import Admin
+from polybus.edges.admin.socket import Admin
+from polybus.edges.admin.token import load_or_make
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.server import Server
-from polybus.edges.system import make_topics
-from polybus.edges.token import load_or_make
 from polybus.lake import settings as pipeline_settings
 from polybus.log.files import FileLog
 from polybus.log.interface import Log, TopicSettings
 from polybus.log.memory import MemoryLog
+from polybus.services.system_topics import make_topics
 
 
 class Node:

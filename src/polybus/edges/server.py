@@ -14,20 +14,20 @@ from typing import Any
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.config import Config, Connector
-from polybus.edges.assembly import Assembly
+from polybus.edges.admin.token import AdminToken
 from polybus.edges.bad_peers import BadPeers
-from polybus.edges.buffers import ReadBuffers
-from polybus.edges.connection import Connection
 from polybus.edges.http.edge import HttpEdge
-from polybus.edges.listener import Listener
-from polybus.edges.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
-from polybus.edges.pace import Pace
-from polybus.edges.replay import ReplayTurns
-from polybus.edges.system import EventWriter
-from polybus.edges.token import AdminToken
+from polybus.edges.tcp.assembly import Assembly
+from polybus.edges.tcp.buffers import ReadBuffers
+from polybus.edges.tcp.connection import Connection
+from polybus.edges.tcp.listener import Listener
+from polybus.edges.tcp.outbox import STANDSTILL_S, Flusher, Ledger, Outboxes
+from polybus.edges.tcp.pace import Pace
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError, StorageError
 from polybus.log.interface import Log
+from polybus.services.replay import ReplayTurns
+from polybus.services.system_topics import EventWriter
 
 logger = logging.getLogger("polybus.server")
 

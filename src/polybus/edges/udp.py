@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from polybus.batch import Batch, Buffer
 from polybus.config import Connector
-from polybus.edges.goms import GomsTranslator
+from polybus.edges.protocols.goms import GomsTranslator
 from polybus.errors import ConfigError
 from polybus.wire.goms import decode_datagram
 

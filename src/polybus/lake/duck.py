@@ -27,8 +27,8 @@ from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.log.columns import SCHEMA
-from polybus.log.handover_topic import SMALL_FILE_BYTES
-from polybus.log.reader import LogReader
+from polybus.log.history.handover_topic import SMALL_FILE_BYTES
+from polybus.log.reading.reader import LogReader
 
 MEMORY_MAX = "1GiB"
 SPILL_MAX = "16GiB"

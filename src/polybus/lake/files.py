@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
 from polybus.lake.variant import mark_variants
-from polybus.log.parquet import timestamp_us_of
+from polybus.log.history.parquet import timestamp_us_of
 
 ROW_GROUP_ROWS = 128 << 10
 SPARK_TYPE = b"spark.type"

@@ -10,18 +10,18 @@ from typing import Literal, TypeVar
 from polybus import config, scan
 from polybus.batch import Batch
 from polybus.errors import StorageError
-from polybus.log import retention
 from polybus.log.disk import Disk, OsDisk
-from polybus.log.history import History
-from polybus.log.index import CommitEntry, read_index
+from polybus.log.history import retention
+from polybus.log.history.maintenance import Maintenance
+from polybus.log.history.topic_history import History
 from polybus.log.interface import Bounds, TopicSettings
-from polybus.log.journal import Journal
+from polybus.log.journal.committer import Journal
+from polybus.log.journal.index import CommitEntry, read_index
+from polybus.log.journal.places import Place
+from polybus.log.journal.recovery import recover
+from polybus.log.journal.restore import restore
+from polybus.log.journal.segment import SegmentWriter
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
-from polybus.log.maintenance import Maintenance
-from polybus.log.places import Place
-from polybus.log.recovery import recover
-from polybus.log.restore import restore
-from polybus.log.segment import SegmentWriter
 from polybus.log.topic_log import Shared, TopicLog
 from polybus.log.topics import TopicStore, storage_error, unknown
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from polybus import scan
 from polybus.batch import Batch, Buffer
 from polybus.log.columns import Rows
-from polybus.log.message import MessageWriter, read_rows
+from polybus.log.journal.message import MessageWriter, read_rows
 
 _VALUE = 5
 

@@ -17,13 +17,13 @@ import pyarrow as pa
 from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
-from polybus.log import commit as commits
 from polybus.log import rows as stored_rows
-from polybus.log.cache import CommitCache, RecentBatches
-from polybus.log.commit import Damaged
-from polybus.log.history import History
-from polybus.log.places import Place, Places
-from polybus.log.segment import read_message
+from polybus.log.history.topic_history import History
+from polybus.log.journal import commit as commits
+from polybus.log.journal.cache import CommitCache, RecentBatches
+from polybus.log.journal.commit import Damaged
+from polybus.log.journal.places import Place, Places
+from polybus.log.journal.segment import read_message
 
 _PLACES_MAX = 64
 _RECENT_BATCHES_MAX = 1024

@@ -10,10 +10,10 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "publish": "polybus.spark.publishing",
+    "publish": "polybus.spark.sink.publishing",
     "register_views": "polybus.spark.tables",
     "table": "polybus.spark.tables",
-    "upsert": "polybus.spark.publishing",
+    "upsert": "polybus.spark.sink.publishing",
 }
 
 

@@ -23,10 +23,10 @@ from pyspark.sql import types as T
 
 from polybus import names
 from polybus.errors import StorageError
-from polybus.log.handover_topic import SMALL_FILE_BYTES
+from polybus.log.history.handover_topic import SMALL_FILE_BYTES
+from polybus.log.history.parquet import HISTORY
 from polybus.log.layout import topic_folder
-from polybus.log.parquet import HISTORY
-from polybus.log.reader import HistoryPath, LogReader, TopicHistory
+from polybus.log.reading.reader import HistoryPath, LogReader, TopicHistory
 from polybus.spark.native import read_files
 from polybus.spark.where import where
 

@@ -16,9 +16,9 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from polybus.errors import UsageError
-from polybus.spark.offsets import from_json
-from polybus.spark.pipelines.causes import clean_cause
+from polybus.spark.pipelines.running.causes import clean_cause
 from polybus.spark.reporting import Report, Reporter
+from polybus.spark.source.offsets import from_json
 
 logger = logging.getLogger("polybus.spark.consumers")
 

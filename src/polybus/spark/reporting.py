@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from polybus.client.http.blocking import GONE, bus_url, read_token, request
 from polybus.errors import PolybusError
-from polybus.spark.bus_http import GONE, bus_url, read_token, request
 from polybus.spark.where import Where, where
 
 logger = logging.getLogger("polybus.spark.consumers")

@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 from polybus.errors import UsageError
 from polybus.lake.duck import unknown_table
 from polybus.lake.table import LakeTable, open_table, table_names
-from polybus.log.reader import LogReader
+from polybus.log.reading.reader import LogReader
 from polybus.spark.bronze import data_folder, history_and_rest
 from polybus.spark.native import read
 

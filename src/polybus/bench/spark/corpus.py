@@ -11,7 +11,7 @@ from pathlib import Path
 from polybus import config
 from polybus.batch import Batch
 from polybus.log.files import FileLog
-from polybus.log.handover import hand_over
+from polybus.log.history.handover import hand_over
 from polybus.log.layout import index_path
 
 TOPIC = "bench.readings"

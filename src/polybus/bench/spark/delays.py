@@ -111,7 +111,7 @@ def _driver(data: Path) -> Iterator[tuple[int, float]]:
     """The pipeline's process and when it was started; it is ended, and its JVM with it."""
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "polybus.spark.driver", "--data", str(data)],
+        [sys.executable, "-m", "polybus.spark.pipelines.running.driver", "--data", str(data)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

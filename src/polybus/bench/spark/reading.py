@@ -15,7 +15,7 @@ from typing import Any
 from polybus.bench.errors import BenchError
 from polybus.bench.spark.corpus import TOPIC
 from polybus.bench.spark.figures import Figure
-from polybus.log.reader import LogReader
+from polybus.log.reading.reader import LogReader
 
 # The columns that history files have too: the others are the same in all rows.
 COLUMNS = ("topic", "offset", "timestamp", "key", "value", "headers", "protocol", "sender")

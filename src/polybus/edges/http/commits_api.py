@@ -13,14 +13,14 @@ from typing import Annotated
 import msgspec
 from starlette.responses import Response
 
-from polybus.bus.commits import Key, Offsets
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
-from polybus.edges.transactions import Wanted
-from polybus.edges.uploads import Upload
 from polybus.errors import PeerError, UsageError
-from polybus.log import staging
+from polybus.services.transactions import staging
+from polybus.services.transactions.commits import Key, Offsets
+from polybus.services.transactions.transactions import Wanted
+from polybus.services.transactions.uploads import Upload
 
 PIECE_BYTES_MAX = 8 << 20
 WRITE_BYTES = 128 << 10

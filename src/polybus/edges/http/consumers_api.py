@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from polybus.bus.consumers import Report
-from polybus.edges.consumer_book import ConsumerView
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, PROBLEM
+from polybus.services.consumers.book import ConsumerView
+from polybus.services.consumers.consumers import Report
 
 
 class ConsumerList(msgspec.Struct):

@@ -10,14 +10,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from polybus.config import Config
-from polybus.edges.consumer_book import ConsumerBook
 from polybus.edges.http.app import make_app
 from polybus.edges.http.frames import Frames
-from polybus.edges.http.inboxes import Inboxes
 from polybus.edges.http.polls import Polls
 from polybus.edges.http.protocol import HttpProtocol
 from polybus.edges.http.websocket import WebSocketPeer
-from polybus.edges.transactions import Transactions
+from polybus.services.consumers.book import ConsumerBook
+from polybus.services.sessions.inboxes import Inboxes
+from polybus.services.transactions.transactions import Transactions
 
 if TYPE_CHECKING:
     from polybus.edges.http.transport import HttpTranslator

@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import Response
 
-from polybus.bus.sessions import Session
 from polybus.edges.http.problems import problem
 from polybus.errors import StorageError
+from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
 
 if TYPE_CHECKING:

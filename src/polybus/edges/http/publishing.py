@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from polybus import names
 from polybus.batch import Batch, Buffer, Headers
-from polybus.bus.commits import TOPIC as RECORDS_TOPIC
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.edges.http.topics_api import topic_of
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
+from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 from polybus.wire.msgstream import deeper_than
 
 if TYPE_CHECKING:

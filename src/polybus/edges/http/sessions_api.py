@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from starlette.responses import Response
 
-from polybus.bus.sessions import Session
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem, unknown_session
+from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import parse_pack
 
 TTL_S_MAX = 30 * 86_400

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from polybus import names
 from polybus.bus.bus import unknown_topic
-from polybus.edges.consumer_book import TopicConsumer
 from polybus.edges.http.calls import JSON, Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
-from polybus.edges.http.settling import Settling
 from polybus.errors import StorageError
 from polybus.log.interface import Bounds, TopicSettings
+from polybus.services.consumers.book import TopicConsumer
+from polybus.services.settling import Settling
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from polybus.batch import Batch, Buffer
 from polybus.config import Connector
-from polybus.edges.outbox import Outbox
-from polybus.edges.translator import Translator
+from polybus.edges.protocols.translator import Translator
+from polybus.edges.tcp.outbox import Outbox
 
 if TYPE_CHECKING:
-    from polybus.edges.connection import Connection
     from polybus.edges.server import Server
+    from polybus.edges.tcp.connection import Connection
 
 READING_GATE = "http"
 

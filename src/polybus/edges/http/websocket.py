@@ -18,9 +18,9 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from polybus.bus.sessions import Session
 from polybus.edges.http.frames import ends_between_frames, short_text, text_frame
 from polybus.errors import StorageError
+from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, parse_confirm_ids
 
 if TYPE_CHECKING:

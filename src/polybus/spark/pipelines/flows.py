@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polybus.spark.pipelines.progress import QueryProgress, unseen
+from polybus.spark.pipelines.running.progress import QueryProgress, unseen
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ class Where:
     def topics(self) -> list[str]:
         """All topics, the system's own too."""
         if self.url is None:
-            from polybus.log.reader import LogReader
+            from polybus.log.reading.reader import LogReader
 
             return LogReader(self.data).topics(system=True)
-        from polybus.spark.bus_http import request_json
+        from polybus.client.http.blocking import request_json
 
         answer = request_json(self.url, "GET", "/v1/topics?system=true", token=self.token)
         listed = answer["topics"] if isinstance(answer, dict) else answer

@@ -16,10 +16,10 @@ from typing import Any
 
 from polybus.errors import PolybusError
 from polybus.lake.table import open_table
-from polybus.spark.options import parse
-from polybus.spark.origin import open_origin
 from polybus.spark.pipelines.standard.batch_settings import begun_batch
-from polybus.spark.stream_reader import PolybusStreamReader
+from polybus.spark.source.options import parse
+from polybus.spark.source.origin import open_origin
+from polybus.spark.source.stream_reader import PolybusStreamReader
 
 DAMAGED = ("log.damaged", "log.frozen")
 SHOWN_MAX = 5

@@ -10,11 +10,11 @@ from typing import Any
 from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
-from polybus.spark.connect import is_connect
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import damage
 from polybus.spark.pipelines.standard.batch_settings import begun_batch
 from polybus.spark.pipelines.standard.batches import BatchesThere
+from polybus.spark.session.connect import is_connect
 
 GROUP = "standard"
 # All topics of users, and the bus's own report of its deliveries.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from polybus.spark.bus_http import request_json
-from polybus.spark.sink_columns import SinkColumns
-from polybus.spark.staging import stage, token_of, url_of
+from polybus.client.http.blocking import request_json
+from polybus.spark.sink.columns import SinkColumns
+from polybus.spark.sink.staging import stage, token_of, url_of
 from polybus.spark.where import Where
 
 SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.string()), ("value", pa.string())])

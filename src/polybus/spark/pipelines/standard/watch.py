@@ -30,7 +30,7 @@ from polybus.lake import settings as pipeline_settings
 from polybus.lake.compact import tidy
 from polybus.lake.table import open_table
 from polybus.log.disk import replace_file
-from polybus.log.reader import LogReader
+from polybus.log.reading.reader import LogReader
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import alerts, outbox
 from polybus.spark.pipelines.standard.gold import QUANTILES, TRAFFIC_COUNTS, traffic_table

@@ -1,0 +1,249 @@
+"""`polybus pipeline`: the user's own pipelines, from a template to live figures."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polybus.cli.options import F, json_option, load_config
+from polybus.cli.output import echo_json, echo_table
+from polybus.cli.pipeline.display import Display, JsonDisplay, flow_rows
+from polybus.cli.pipeline.template import write_template
+from polybus.errors import PolybusError, UsageError
+
+STOP_TIMEOUT_S = 30.0
+_folder_option = click.option(
+    "--folder",
+    "-f",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("pipelines"),
+    show_default=True,
+    help="Where the pipelines are.",
+)
+_data_option = click.option("--data", help="Folder of the log.  [default: ./polybus-data]")
+
+
+def _spark_options(command: F) -> F:
+    """Options of the verbs that start Spark."""
+    command = click.option(
+        "--master",
+        default="local[2,3]",
+        show_default=True,
+        help="Spark master: local[…], spark://host:port, or sc://host:port (Spark Connect).",
+    )(command)
+    command = click.option(
+        "--token", envvar="POLYBUS_TOKEN", help="For --url, if it asks for one."
+    )(command)
+    command = click.option(
+        "--url", help="The bus, where its files are not on this machine: http://host:port."
+    )(command)
+    return _data_option(_folder_option(command))
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  polybus pipeline init clicks
+  polybus pipeline check
+  polybus pipeline run --continuous
+"""
+)
+def pipeline() -> None:
+    """Run your own pipelines: tables and topics from topics, in Python or SQL.
+
+    A pipeline is a folder, or a file, in pipelines/, written with pyspark.pipelines.
+    docs/howto/pipelines.md says how.
+    """
+
+
+@pipeline.command(epilog="Example: polybus pipeline init clicks")
+@click.argument("name")
+@_folder_option
+def init(name: str, folder: Path) -> None:
+    """Write a pipeline that runs as it is, to be changed."""
+    path = write_template(folder, name)
+    click.echo(f"{path} is a pipeline that counts the messages of every topic. Run it:")
+    click.echo(f"  polybus pipeline run {name.lower()}")
+
+
+@pipeline.command("list", epilog="Example: polybus pipeline list --json")
+@_folder_option
+@_data_option
+@json_option
+def list_pipelines(folder: Path, data: str | None, as_json: bool) -> None:
+    """List the pipelines of the folder, and how their flows are."""
+    from polybus.spark.pipelines.declared.loader import find_pipelines, source_files
+
+    flows = _last_status(_data(data))[1].get("flows", [])
+    found: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "path": str(path),
+            "files": len(list(source_files(path))),
+            "states": sorted({flow["state"] for flow in flows if flow["pipeline"] == name}),
+        }
+        for name, path in find_pipelines(folder).items()
+    ]
+    if as_json:
+        echo_json(found)
+        return
+    rows = [
+        [one["name"], one["path"], one["files"], ", ".join(one["states"]) or "-"] for one in found
+    ]
+    echo_table(("name", "path", "files", "last seen"), rows)
+
+
+@pipeline.command(epilog="Example: polybus pipeline check orders")
+@click.argument("names", nargs=-1)
+@_spark_options
+@json_option
+def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Load pipelines and analyse every flow, without running anything.
+
+    Says file and line of what is wrong: syntax, unknown names and columns, cycles, and changes
+    that a running flow could not follow. Exit code 1 if anything is.
+    """
+    from polybus.spark.pipelines.running import run as running
+
+    prepared = running.check(_options(names, given))
+    problems = [
+        {"pipeline": one.pipeline, "code": one.error.code, "text": one.error.text}
+        for one in prepared.problems
+    ]
+    flows = [
+        {"flow": name, "reads": prepared.inputs[name], "writes": prepared.outputs[name]}
+        for name in prepared.inputs
+    ]
+    if as_json:
+        echo_json({"flows": flows, "problems": problems})
+    else:
+        rows = [[one["flow"], ", ".join(one["reads"]) or "-", one["writes"]] for one in flows]
+        echo_table(("flow", "reads", "writes"), rows)
+        for problem in problems:
+            click.echo(f"{problem['code']}: {problem['text']}", err=True)
+    sys.exit(1 if problems else 0)
+
+
+@pipeline.command(epilog="Example: polybus pipeline run orders --continuous")
+@click.argument("names", nargs=-1)
+@click.option("--continuous", is_flag=True, help="Go on until stopped, with low latency.")
+@click.option(
+    "--reset",
+    multiple=True,
+    metavar="FLOW",
+    help="Start this flow or table over: a new checkpoint, and the table without its old rows.",
+)
+@_spark_options
+@json_option
+def run(
+    names: tuple[str, ...], continuous: bool, reset: tuple[str, ...], as_json: bool, **given: Any
+) -> None:
+    """Run pipelines: one pass over what is new, or without end.
+
+    With --json each event is a line: starting, ready, progress (each second), problem, done or
+    stopped. Exit code 1 if a pipeline did not start or a flow failed.
+    """
+    from polybus.spark.pipelines.running.run import PipelineRun
+
+    options = _options(names, given, continuous=continuous, reset=reset)
+    display = JsonDisplay() if as_json else Display()
+    with display:
+        one_run = PipelineRun(options, display.show)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: one_run.stop())
+        good = one_run.run()
+
+    sys.exit(0 if good else 1)
+
+
+@pipeline.command(epilog="Example: polybus pipeline status --json")
+@_data_option
+@json_option
+def status(data: str | None, as_json: bool) -> None:
+    """Show how far every flow is: of the pipeline that runs, else of the last that did."""
+    state, found = _last_status(_data(data))
+    if as_json:
+        echo_json({"state": state, **found})
+        return
+    since = f" at {found['time']}" if "time" in found else ""
+    click.echo(f"{state}{since}")
+    if found.get("flows"):
+        echo_table(*flow_rows(found["flows"]))
+    for flow in found.get("flows", []):
+        if flow.get("warning"):
+            click.echo(f"{flow['pipeline']}.{flow['flow']}: {flow['warning']}", err=True)
+    for problem in found.get("problems", []):
+        click.echo(problem, err=True)
+
+
+@pipeline.command(epilog="Example: polybus pipeline stop")
+@_data_option
+def stop(data: str | None) -> None:
+    """Stop the pipeline that runs on the data folder; what it did is safe."""
+    from polybus.spark.pipelines.running import service
+
+    folder = _data(data)
+    note = service.running(folder)
+    if note is None:
+        raise UsageError("pipeline.not-running", f"no pipeline runs on {folder}")
+    service.ask(note, "stop")
+    until_s = time.monotonic() + STOP_TIMEOUT_S
+    while not _is_free(folder):
+        if time.monotonic() > until_s:
+            text = f"the pipeline (process {note.pid}) was asked to stop and still runs"
+            raise PolybusError("pipeline.unreachable", text)
+        time.sleep(0.05)
+    click.echo(f"stopped (process {note.pid})")
+
+
+def _is_free(data: Path) -> bool:
+    """Whether a pipeline may start on the data folder now."""
+    from polybus.spark.pipelines.running.driving import only_one
+
+    try:
+        with only_one(data):
+            return True
+    except UsageError:
+        return False
+
+
+def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
+    """`running`, or how the last run ended, and what is known of the flows."""
+    from polybus.spark.pipelines.running import service
+    from polybus.spark.pipelines.running.status import read_status
+
+    note = service.running(data)
+    if note is not None:
+        return "running", service.ask(note, "status")
+    last = read_status(data)
+    if last is None:
+        return "never run", {}
+    state = last.pop("state")
+    # A run that was killed could not say so.
+    return ("killed" if state == "running" else state), last
+
+
+def _data(data: str | None) -> Path:
+    return Path(load_config(data, None).data)
+
+
+def _options(names: tuple[str, ...], given: dict[str, Any], **more: Any) -> Any:
+    from polybus.spark.pipelines.running.run import RunOptions
+
+    data = _data(given["data"])
+    if given["url"] is None and not data.is_dir():
+        raise UsageError("log.no-data", f"there is no data folder {data}")
+    return RunOptions(
+        folder=given["folder"],
+        data=data.absolute(),
+        url=given["url"],
+        token=given["token"],
+        master=given["master"],
+        only=names,
+        **more,
+    )

@@ -1,0 +1,170 @@
+"""Which engine runs a statement: DuckDB in this process, or Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from polybus.errors import PolybusError, UsageError
+
+SPARK_ROWS_MAX = 1_000_000
+"""What Spark hands over is held in memory as a whole."""
+# What DuckDB has no words for and Spark has. Its functions are asked of PySpark.
+_SPARK_SYNTAX = re.compile(
+    r"""\blateral\s+view\b | \b(distribute|cluster|sort)\s+by\b | \bleft\s+(anti|semi)\s+join\b
+      | \br(like|egexp)\b | <=> | \|> | \bstack\s*\( | \bnamed_struct\s*\( | \bdiv\b
+      | \bexplain\s+(extended|codegen|cost|formatted)\b | \btablesample\s*\(""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_TEXTS = re.compile(
+    r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL
+)
+_NO_FUNCTION = re.compile(r"Function with name \"?(\w+)|argument types '(\w+)\(")
+_SHOW_TABLES = re.compile(r"\s*show\s+tables\s*;?\s*", re.IGNORECASE)
+
+
+@dataclass
+class Answer:
+    """The rows of a statement, as they come. `more` is true when Spark had more than it gave."""
+
+    engine: str
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    more: bool = False
+
+
+@contextmanager
+def answered(
+    sql: str, data: Path, engine: str, *, rows_max: int | None, say: Callable[[str], None]
+) -> Iterator[Answer]:
+    """Run a statement for the time of a block.
+
+    `auto` is DuckDB where that can run the statement. What it does not understand goes to the
+    running pipeline's session; without one, Spark is started for what looks like its own SQL, and
+    a slip of the pen is answered at once.
+
+    Raises:
+        PolybusError: `sql.…`, `lake.…`, `log.…`, `spark.…`.
+    """
+    if _SHOW_TABLES.fullmatch(sql):
+        yield _tables(data)
+        return
+    if engine != "spark":
+        try:
+            with _by_duckdb(sql, data) as answer:
+                yield answer
+            return
+        except _NotOurs as error:
+            if engine == "duckdb":
+                raise error.cause from None
+            reason = error.cause
+        if not _is_spark_here():
+            raise reason
+        if not _is_running(data) and not is_sparks(sql, reason):
+            hint = "if this is Spark's SQL, --engine spark starts Spark for it"
+            raise UsageError(reason.code, f"{reason.text}\n{hint}")
+        say(f"DuckDB cannot run this ({reason.text.splitlines()[0]}); asking Spark")
+    yield _by_spark(sql, data, rows_max=rows_max, say=say)
+
+
+class _NotOurs(Exception):
+    """DuckDB is not there or does not understand the statement; Spark may."""
+
+    def __init__(self, cause: PolybusError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@contextmanager
+def _by_duckdb(sql: str, data: Path) -> Iterator[Answer]:
+    from polybus.lake import duck
+
+    try:
+        opened = duck.connect(data)
+    except UsageError as error:
+        if error.code == "sql.engine-missing":
+            raise _NotOurs(error) from error
+        raise
+    with opened as engine:
+        try:
+            schema, batches = engine.stream(sql)
+        except UsageError as error:
+            # A column that is not there is not there on Spark either, and starting that takes long.
+            is_column = "Referenced column" in error.text or "does not have a column" in error.text
+            if error.code == "sql.invalid" and not is_column:
+                raise _NotOurs(error) from error
+            raise
+        yield Answer("duckdb", schema, batches)
+
+
+def _by_spark(sql: str, data: Path, *, rows_max: int | None, say: Callable[[str], None]) -> Answer:
+    from polybus.spark.pipelines.running import service
+
+    most = min(rows_max or SPARK_ROWS_MAX, SPARK_ROWS_MAX)
+    note = service.running(data)
+    if note is not None:
+        table, answer = service.query(note, sql, rows_max=most)
+        more = bool(answer.get("truncated"))
+        return Answer("spark (the running pipeline's)", table.schema, _of(table), more)
+    say("starting Spark, which takes some seconds")
+    from polybus.spark.session import session
+    from polybus.spark.views import collect
+
+    table = collect(session(data=data, app="polybus-sql"), sql, data, rows_max=most + 1)
+    kept = table.slice(0, most)
+    return Answer("spark (started for this)", table.schema, _of(kept), table.num_rows > most)
+
+
+def _is_running(data: Path) -> bool:
+    from polybus.spark.pipelines.running import service
+
+    return service.running(data) is not None
+
+
+def is_sparks(sql: str, reason: PolybusError) -> bool:
+    """Whether a statement that DuckDB refused uses what Spark knows and DuckDB does not."""
+    if reason.code == "sql.engine-missing":
+        return True
+    bare = _TEXTS.sub("''", sql)
+    if _SPARK_SYNTAX.search(bare):
+        return True
+    from pyspark.sql import functions
+
+    missing = _NO_FUNCTION.search(reason.text)
+    called = [missing[1] or missing[2]] if missing else []
+    return any(name.lower() in functions.__all__ for name in called)
+
+
+def _of(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    return iter(table.to_batches())
+
+
+def _is_spark_here() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("pyspark") is not None
+
+
+def _tables(data: Path) -> Answer:
+    """SHOW TABLES: topics and lake tables alike, whatever the engine."""
+    from polybus.lake.table import open_table, table_names
+    from polybus.log.reading.reader import LogReader
+
+    reader = LogReader(data)
+    found: list[dict[str, Any]] = []
+    for topic in reader.topics(system=True):
+        bounds = reader.bounds(topic)
+        found.append({"name": topic, "kind": "topic", "rows": bounds.stop - bounds.start})
+    found += [
+        {"name": name, "kind": "table", "rows": open_table(data, name).rows}
+        for name in table_names(data)
+    ]
+    schema = pa.schema([("name", pa.string()), ("kind", pa.string()), ("rows", pa.int64())])
+    table = pa.Table.from_pylist(found, schema)
+    return Answer("no engine", schema, _of(table))

@@ -1,0 +1,1 @@
+"""The administrator's way in: a Unix socket and a token."""

@@ -1,0 +1,192 @@
+"""The administrator's socket: topics are managed through a Unix socket in the data folder.
+
+Whoever may open the file is the administrator; clients on the network are not. One JSON object a
+line: `{"verb": "topics.list"}` gets `{"result": …}` or `{"error": {"code": …, "text": …}}`.
+`run.json` in the data folder names the socket, the process and its addresses while the bus runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from polybus import names
+from polybus.bus.bus import Topic
+from polybus.config import Connector
+from polybus.edges.server import Server
+from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log.interface import TopicSettings
+from polybus.services.consumers.book import ConsumerBook
+
+LINE_BYTES_MAX = 1 << 16
+# Linux allows 108 bytes with the closing NUL, others 104.
+SOCKET_PATH_BYTES_MAX = 100
+
+
+class Request(msgspec.Struct, rename="kebab"):
+    verb: str
+    name: str = ""
+    retention_age_s: float | None = None
+    retention_bytes: int | None = None
+    system: bool = False
+
+
+class Admin:
+    """Answers the administrator of one running bus."""
+
+    def __init__(self, server: Server, data: Path, addresses: list[str]) -> None:
+        self._server = server
+        self._data = data
+        self._addresses = addresses
+        self._socket = socket_path(data)
+        self._listener: asyncio.Server | None = None
+        self._verbs: dict[str, Callable[[Request], Any]] = {
+            "topics.list": self._list,
+            "topics.create": self._create,
+            "topics.delete": self._delete,
+            "topics.describe": self._describe,
+            "consumers.list": self._consumers,
+            "consumers.forget": self._forget,
+            "status": self._status,
+        }
+
+    async def start(self) -> None:
+        self._socket.parent.mkdir(parents=True, exist_ok=True)
+        self._socket.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            self._listener = await asyncio.start_unix_server(
+                self._serve, self._socket, limit=LINE_BYTES_MAX
+            )
+        finally:
+            os.umask(before)
+        run = {
+            "pid": os.getpid(),
+            "addresses": self._addresses,
+            "http": http_urls(self._server.config.connectors, self._addresses),
+            "admin": str(self._socket),
+        }
+        (self._data / "run.json").write_bytes(msgspec.json.encode(run))
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._socket.unlink(missing_ok=True)
+        (self._data / "run.json").unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, ValueError):
+            while line := await reader.readline():
+                writer.write(msgspec.json.encode(self._answer(line)) + b"\n")
+                await writer.drain()
+        writer.close()
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = msgspec.json.decode(line, type=Request)
+            verb = self._verbs.get(request.verb)
+            if verb is None:
+                raise UsageError("admin.verb-unknown", f"verbs are {', '.join(self._verbs)}")
+            return {"result": verb(request)}
+        except msgspec.MsgspecError as error:
+            return {"error": {"code": "admin.request-invalid", "text": str(error)}}
+        except PolybusError as error:
+            return {"error": {"code": error.code, "text": error.text}}
+
+    def _list(self, request: Request) -> list[dict[str, Any]]:
+        topics = self._server.bus.topics(system=request.system)
+        lags = self._book().lags()
+        return [self._summary(topic) | {"lag": lags.get(topic.name)} for topic in topics]
+
+    def _create(self, request: Request) -> dict[str, Any]:
+        settings = TopicSettings(
+            retention_age_s=request.retention_age_s, retention_bytes=request.retention_bytes
+        )
+        bounds = self._server.bus.create_topic(request.name, settings)
+        return {"name": names.canonical(request.name), "epoch": bounds.epoch}
+
+    def _delete(self, request: Request) -> dict[str, Any]:
+        name = names.canonical(request.name)
+        self._server.bus.delete_topic(name)
+        return {"name": name}
+
+    def _describe(self, request: Request) -> dict[str, Any]:
+        name = names.canonical(request.name)
+        log = self._server.bus.log
+        log.bounds(name)
+        topic = self._server.bus.topic(name)
+        settings = log.settings(name)
+        return self._summary(topic) | {
+            "settings": {
+                "retention-age-s": settings.retention_age_s,
+                "retention-bytes": settings.retention_bytes,
+            },
+            **log.describe(name),
+            "consumers": self._book().of_topic(name),
+        }
+
+    def _consumers(self, request: Request) -> list[Any]:
+        return list(self._book().views())
+
+    def _forget(self, request: Request) -> dict[str, Any]:
+        self._book().forget(request.name)
+        return {"group": request.name}
+
+    def _book(self) -> ConsumerBook:
+        http = self._server.http
+        assert http is not None, "a node has one"
+        return http.consumers
+
+    def _summary(self, topic: Topic) -> dict[str, Any]:
+        summary: dict[str, Any] = {
+            "name": topic.name,
+            "messages-in": topic.messages_in,
+            "subscribers": len(topic.subscribers),
+        }
+        try:
+            bounds = self._server.bus.log.bounds(topic.name)
+        except StorageError as error:
+            # A damaged topic must not hide the others.
+            return summary | {"epoch": 0, "start": 0, "stop": 0, "damaged": error.text}
+        return summary | {"epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop}
+
+    def _status(self, request: Request) -> dict[str, Any]:
+        server = self._server
+        return {
+            "pid": os.getpid(),
+            "addresses": self._addresses,
+            "connections": len(server.connections),
+            "topics": len(server.bus.topics()),
+            "receipts-waiting": server.bus.receipts.waiting,
+            "outbox-bytes": server.ledger.bytes,
+            "log-pending-bytes": server.bus.log.pending_bytes,
+            "errors": dict(server.bad_peers.counts),
+            "storage-error": None if server.storage_error is None else str(server.storage_error),
+        }
+
+
+def http_urls(connectors: Sequence[Connector], addresses: Sequence[str]) -> list[str]:
+    """The addresses at which HTTP is spoken, as URLs."""
+    urls = []
+    for connector, address in zip(connectors, addresses, strict=True):
+        if "http" in connector.protocols and address.startswith("tcp://"):
+            scheme = "https://" if connector.tls is not None else "http://"
+            urls.append(address.replace("tcp://", scheme))
+    return urls
+
+
+def socket_path(data: Path) -> Path:
+    """In the data folder; if that path is too long for a socket, in a folder of the user's own."""
+    path = data.resolve() / "admin.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+        return path
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=10).hexdigest()
+    return Path(tempfile.gettempdir()) / f"polybus-{os.getuid()}" / f"{digest}.sock"

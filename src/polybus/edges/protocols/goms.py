@@ -1,0 +1,198 @@
+"""goMS on the bus.
+
+    register   subscribe      logout   unsubscribe
+    send       publish        close    end of the connection
+
+A client may send only to topics it is registered to; other sends are ignored and counted. The
+sender never gets its own message. One send to several topics is one message per receiver, listing
+the topics that receiver is registered to.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polybus import names
+from polybus.batch import Batch, Buffer
+from polybus.edges.protocols.translator import Peer, Translator
+from polybus.errors import PolybusError, UsageError
+from polybus.services.replay import resolve
+from polybus.wire import goms as wire
+from polybus.wire.codec import Bad, Publish
+from polybus.wire.positions import At, Latest, Since, Start, parse_start
+
+if TYPE_CHECKING:
+    from polybus.config import Connector
+    from polybus.edges.server import Server
+
+# Our codes in goMS's categories; what is not listed is a general error.
+CODES = {
+    "outbox.full": "000429",
+    "outbox.dropped": "000429",
+    "log.full": "002001",
+    "log.failed": "002001",
+    "log.frozen": "002001",
+    "log.damaged": "001003",
+    "log.offset-unknown": "001003",
+    "position.invalid": "000001",
+    "subscription.too-many": "000003",
+}
+WITH_OFFSETS = "goms+offsets"
+NO_RECEIPT_ID = array("i", [0, 0])
+FORGEABLE = "from: nothing is replayed to an address that may be forged"
+
+
+class GomsTranslator(Translator):
+    protocol = wire.PROTOCOL
+    takes_own = False
+
+    def __init__(self, server: Server, peer: Peer, connector: Connector) -> None:
+        super().__init__(server, peer)
+        self.codec = wire.GomsCodec(server.config.limits)
+        self._always_ack = connector.reg_ack
+        self._with_offsets = False
+        # Sends that asked for a send-ack: by their last batch, the batches the ack is about.
+        self._acks: dict[Batch, list[Batch]] = {}
+
+    def handle(self, event: wire.Event) -> None:
+        match event:
+            case Publish(batches):
+                self._send_batches(batches)
+            case wire.Send():
+                self._send(event)
+            case wire.Register():
+                self._register(event)
+            case wire.Logout(topics):
+                self._logout(topics)
+            case wire.Close():
+                self.peer.close()
+            case Bad(error):
+                self.bad(error)
+
+    # Client → server
+
+    def _register(self, event: wire.Register) -> None:
+        unknown, already, registered = [], [], []
+        if event.offsets:
+            self._with_offsets = True
+        start = parse_start(event.start or "latest")
+        if not self.peer.proven and not isinstance(start, Latest):
+            self.complain("goms.000403", FORGEABLE)
+            return
+        for topic in event.topics:
+            if topic in self.subscriptions:
+                already.append(topic)
+                continue
+            try:
+                self.subscribe(topic, event.start or "latest")
+            except UsageError as error:
+                if error.code == "topic.unknown":
+                    unknown.append(topic)
+                else:
+                    self.complain(error.code, error.text)
+            except PolybusError as error:
+                self.complain("goms.001003", f"{error.code}: {error.text}")
+            else:
+                registered.append(topic)
+        if unknown:
+            self.complain("goms.001001", ",".join(unknown))
+        if already:
+            self.complain("goms.001002", ",".join(already))
+        if event.ack or self._always_ack:
+            begins = self._begins(registered, start) if event.offsets else None
+            self.peer.send(wire.encode_reg_ack(registered, begins))
+
+    def _begins(self, topics: Sequence[str], start: Start) -> list[At] | None:
+        """Where each topic begins; None for a time, which takes a look at the disk to find."""
+        if isinstance(start, Since):
+            return None
+        return [At(*resolve(self.bus.log, topic, start)) for topic in topics]
+
+    def _send_batches(self, batches: Sequence[Batch]) -> None:
+        allowed = [batch for batch in batches if batch.topic in self.subscriptions]
+        if len(allowed) < len(batches):
+            ignored = sum(len(batch) for batch in batches if batch.topic not in self.subscriptions)
+            self.server.bad_peers.count("goms.send-ignored", ignored)
+        if allowed:
+            self.publish(allowed)
+
+    def _send(self, event: wire.Send) -> None:
+        topics = [
+            topic
+            for topic in event.topics
+            if topic in self.subscriptions and not names.is_reserved(topic)
+        ]
+        if not topics:
+            self.server.bad_peers.count("goms.send-ignored", 1)
+            if event.ack:
+                self.peer.send(wire.encode_send_ack([], []))
+            return
+        batches = []
+        for topic in topics:
+            batch = Batch.of(topic, [event.value], headers=[event.headers])
+            batch.protocol = self.protocol
+            batch.sender = self.peer.name
+            batches.append(batch)
+        if event.ack:
+            batches[-1].receipt_ids = NO_RECEIPT_ID
+            self._acks[batches[-1]] = batches
+        self.bus.publish_joint(batches, self)
+
+    def _logout(self, topics: Sequence[str] | None) -> None:
+        if topics is None:
+            self.leave_all()
+            return
+        absent = [topic for topic in topics if topic not in self.subscriptions]
+        for topic in topics:
+            self.unsubscribe(topic)
+        if absent:
+            self.complain("goms.003001", ",".join(absent))
+
+    # Server → client
+
+    def encode(self, batch: Batch) -> Buffer:
+        return wire.encode(batch)
+
+    def deliver(self, batch: Batch) -> None:
+        if self._with_offsets:
+            encoding = batch.encoded(WITH_OFFSETS, wire.encode_with_offsets)
+        else:
+            encoding = batch.encoded(self.protocol, wire.encode)
+        self.peer.send(encoding, (batch,))
+
+    def deliver_joint(self, batches: Sequence[Batch]) -> None:
+        if len(batches) == 1:
+            self.deliver(batches[0])
+            return
+        first = batches[0]
+        offsets = None
+        if self._with_offsets:
+            offsets = [At(batch.epoch, batch.first_offset) for batch in batches]
+        headers = first.headers[0] if first.headers else None
+        topics = [batch.topic for batch in batches]
+        self.peer.send(wire.encode_message(topics, first.value(0), headers, offsets), batches)
+
+    def receipt(self, batch: Batch) -> None:
+        # All but those that were refused by themselves.
+        batches = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
+        topics = [one.topic for one in batches]
+        offsets = [At(one.epoch, one.first_offset) for one in batches]
+        self.peer.send(wire.encode_send_ack(topics, offsets))
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        self._acks.pop(batch, None)
+        if error.code in ("topic.unknown", "topic.reserved"):
+            self.server.bad_peers.count("goms.send-ignored", len(batch))
+            return
+        self.complain("goms.002001", f"{error.code}: {error.text}")
+
+    def topic_deleted(self, topic: str) -> None:
+        self.subscriptions.discard(topic)
+        self.complain("goms.001001", topic)
+
+    def send_error(self, code: str, text: str) -> None:
+        own = code.removeprefix("goms.")
+        number = own if own != code else CODES.get(code, "000001")
+        self.peer.send(wire.encode_error(number, text))

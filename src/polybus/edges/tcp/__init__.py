@@ -1,0 +1,1 @@
+"""TCP: connections, their layers, their outboxes and the bounds they share."""

@@ -1,0 +1,251 @@
+"""A TCP connection: read, decode, hand on.
+
+One loop drives every stream protocol. Bytes go up, through what is around the protocol (wrapping),
+to the codec, its events to the translator; what the translator sends goes down again (stream).
+
+An idle connection owns no buffer at all. A read lands behind the bytes its codec left over, in the
+server's current buffer; if batches may refer to it afterwards, the server takes another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+
+from polybus.batch import Buffer
+from polybus.edges.protocols.translator import Translator
+from polybus.edges.tcp import local
+from polybus.edges.tcp.outbox import Lost, Outbox
+from polybus.edges.tcp.stream import Stream
+from polybus.edges.tcp.wrapping import READ_S_MAX, TRANSLATORS, UNDETECTED, Wrapping
+from polybus.errors import PeerError
+
+if TYPE_CHECKING:
+    from polybus.edges.tcp.listener import Listener
+
+READ_BYTES_FIRST = 64 << 10
+READ_BYTES_LEAST = 8 << 10
+# More than what a peer's send buffer may have gathered while we rested (4 MiB, 64 KiB a read).
+FULL_READS = 80
+# A small read is copied, so that few messages do not keep a whole read buffer alive.
+SMALL_BYTES = 128 << 10
+CARRY_BYTES_MAX = 64 << 10
+BACKLOG_GATE = "backlog"
+
+
+class Connection(Stream):
+    """One peer over TCP. Implements translator.Peer."""
+
+    __slots__ = (
+        "_carry",
+        "_full_reads",
+        "_listener",
+        "_read_bytes",
+        "_unfinished",
+        "name",
+        "translator",
+    )
+    proven = True
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(listener.server, Wrapping(self, listener))
+        self._listener = listener
+        self.name = ""
+        self.translator: Translator | None = None
+        self._carry = b""
+        self._read_bytes = READ_BYTES_FIRST
+        # In a row, while the receive buffer is narrow; afterwards FULL_READS.
+        self._full_reads = FULL_READS
+        self._unfinished = 0
+
+    # asyncio calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transport is one in all but inheritance.
+        transport = cast(asyncio.Transport, transport)
+        self._transport = transport
+        server = self._server
+        address = transport.get_extra_info("peername")
+        self.name = f"{address[0]}:{address[1]}" if address else "unknown"
+        self.outbox = Outbox(server.outboxes, self.write_now, self._on_overflow)
+        # Be told as soon as the socket does not take all: what waits here is counted and shared.
+        transport.set_write_buffer_limits(0)
+        if local.is_local(transport.get_extra_info):
+            local.narrow(transport.get_extra_info("socket"))
+            self._full_reads = 0
+        if not server.admit(self):
+            self._closing = True
+            transport.abort()
+            return
+        protocols = self._listener.protocols
+        if len(protocols) == 1 and self._listener.tls is None and protocols[0] in UNDETECTED:
+            self.speak(protocols[0])
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._server.pace.before_read(self)
+        view = self._server.buffers.view
+        carried = len(self._carry)
+        if carried:
+            view[:carried] = self._carry
+        return view[carried : carried + self._read_bytes]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        if self._full_reads < FULL_READS:
+            self._widen_if_full(nbytes)
+        buffers = self._server.buffers
+        size = len(self._carry) + nbytes
+        self._carry = b""
+        data: Buffer
+        if size <= SMALL_BYTES:
+            data = bytes(buffers.view[:size])
+        else:
+            data = buffers.view[:size]
+            buffers.replace()
+        began = perf_counter() if nbytes >= self._read_bytes else 0.0
+        try:
+            if self._wrapping is None:
+                self.understand(data)
+            else:
+                self._wrapping.receive(data)
+        except PeerError as error:
+            self.answer_last(error)
+        if began:
+            self._adapt(perf_counter() - began)
+        is_narrow = self._full_reads < FULL_READS
+        self._server.pace.after_read(self, nbytes, is_narrow=is_narrow)
+
+    def eof_received(self) -> bool:
+        self._peer_ended = True
+        if self._closing:
+            return False
+        if self.translator is not None:
+            while self.translator.codec.backlog:
+                self.understand(b"")
+            for event in self.translator.codec.close():
+                self.translator.handle(event)
+        # The peer may still read: a publisher that shuts down its side waits for its receipts.
+        self._server.half_closed(self)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        if self.translator is not None:
+            self.translator.codec.close()
+            self.translator.leave_all()
+        self._count_unfinished(0)
+        self.outbox.close()
+        self._server.forget(self)
+
+    # Reading
+
+    def understand(self, data: Buffer) -> None:
+        """Act on bytes of the protocol; if it is not known yet, find out."""
+        translator = self.translator
+        if translator is None:
+            assert self._wrapping is not None
+            self._wrapping.detect(data)
+            return
+        server = self._server
+        server.publishing = self
+        codec = translator.codec
+        try:
+            events = codec.receive(data)
+            for event in events:
+                translator.handle(event)
+        finally:
+            server.publishing = None
+        if codec.backlog:
+            # Others first: the rest of this read waits for the next turn of the loop.
+            self.hold(BACKLOG_GATE)
+            server.loop.call_soon(self._go_on)
+            return
+        unfinished = codec.unfinished_bytes
+        if unfinished or self._unfinished:
+            if unfinished < CARRY_BYTES_MAX and self._wrapping is None:
+                self._carry = codec.take_carry()
+            self._count_unfinished(unfinished, completed=bool(events))
+        if server.over_memory():
+            server.hold_for_memory(self)
+
+    def _go_on(self) -> None:
+        """Go on with a read that the codec did not finish."""
+        if self._closing:
+            return
+        self.understand(b"")
+        if self.translator is not None and not self.translator.codec.backlog:
+            self.release(BACKLOG_GATE)
+
+    def speak(self, protocol: str) -> None:
+        """The peer's protocol is known."""
+        if self._wrapping is not None and not self._wrapping.layers:
+            self._wrapping = None
+        self.translator = TRANSLATORS[protocol](self._server, self, self._listener.connector)
+        self._server.assembly.update(self, 0, 0, completed=True)
+
+    def _widen_if_full(self, nbytes: int) -> None:
+        """A peer that fills its window faster than we read it gets a larger one."""
+        is_full = nbytes >= local.NARROW_BYTES and not self._server.pace.rested
+        self._full_reads = self._full_reads + 1 if is_full else 0
+        if self._full_reads == FULL_READS:
+            local.widen(self._transport.get_extra_info("socket"))
+
+    def _adapt(self, elapsed_s: float) -> None:
+        """Read more at once while that is cheap, less when a read keeps the loop from others."""
+        if elapsed_s > READ_S_MAX:
+            self._read_bytes = max(self._read_bytes // 2, READ_BYTES_LEAST)
+        elif elapsed_s < READ_S_MAX / 2:
+            self._read_bytes = min(self._read_bytes * 2, self._listener.read_bytes_max)
+
+    def _count_unfinished(self, unfinished: int, *, completed: bool = False) -> None:
+        before, self._unfinished = self._unfinished, unfinished
+        self._server.assembly.update(self, before, unfinished, completed=completed)
+
+    def answer_last(self, error: PeerError) -> None:
+        """A layer broke: say so if anything can still be said, and close."""
+        if self.translator is not None:
+            self.translator.bad(error)
+        else:
+            self._server.bad_peers.note(self.name, "unknown", error.code, error.text)
+        self.close()
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What the peer's bytes are wrapped in, once its protocol is known."""
+        return None if self._wrapping is None else self._listener.tls
+
+    # Closing
+
+    def close(self) -> None:
+        """Close once what was sent is out, or after a moment if the peer does not read."""
+        if self._closing:
+            return
+        self._closing = True
+        if self.translator is not None:
+            self.translator.leave_all()
+        self._close_stream()
+
+    def _on_overflow(self, lost: Lost) -> None:
+        if self.translator is None:
+            return
+        if self._server.config.slow_subscriber == "drop-oldest" and lost.messages:
+            self.translator.lost(lost)
+            return
+        text = "you read too slowly and your outbox is full (outbox-bytes-max)"
+        self._server.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
+        self.outbox.reopen()
+        self.translator.send_error("outbox.full", text)
+        self.translator.leave_all()
+        self.close()
+
+    def too_slow(self) -> None:
+        """An unfinished message, or an unknown protocol, has taken too long."""
+        if self._held_by:
+            # We did not let it go on.
+            self._server.assembly.excuse(self)
+            return
+        error = PeerError("peer.too-slow", "what you began to send did not come in time")
+        self.answer_last(error)

@@ -1,0 +1,304 @@
+"""The hand-over: sealed journal segments become Parquet history, topic by topic.
+
+It runs in a process of its own (`python -m polybus.log.history.handover --data DIR`) at the lowest
+priority, takes no lock of the bus and reads only sealed segments. It may be killed at any moment:
+
+1. A topic's rows of a segment are written to scratch, fsynced and moved below `history/`.
+   Nobody reads them there yet: the manifest does not name them.
+2. The manifest is replaced. In that one rename the rows belong to history, and a small file that
+   was merged into a new one stops belonging to it.
+3. What the manifest does not name is moved out of `history/` to scratch, and removed after a grace
+   in which readers that already chose the file may still open it.
+
+Run again, it goes on at the manifest's hand-over offset, so no row is there twice or missing. The
+caller deletes a segment when all its topics are handed over; a damaged one is kept and reported.
+
+Memory: a window of commits, and the open row groups of a group of topics. A segment is read once
+per group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log import layout
+from polybus.log.arrow_alone import leave_pandas_out
+from polybus.log.disk import OsDisk
+from polybus.log.history import parquet
+from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
+from polybus.log.history.manifest import HistoryLock
+from polybus.log.journal.commit import TopicRows
+from polybus.log.journal.recovery import recover
+from polybus.log.journal.segment import CommitEntry, SegmentReader, SegmentWriter
+
+REPLACED_GRACE_S = 60.0
+_WINDOW_BYTES_MAX = 16 << 20
+_WINDOW_SLICES_MAX = 4096
+"""Each topic's slice of a commit costs some kilobytes in Arrow, however few rows it has."""
+_GROUP_BYTES_MAX = 48 << 20
+_GROUP_TOPICS_MAX = 1024
+
+Progress = Callable[[str], None]
+
+
+def hand_over(
+    data: Path,
+    *,
+    progress: Progress | None = None,
+    finished: Callable[[Path], None] | None = None,
+    grace_s: float = REPLACED_GRACE_S,
+    retention_bytes: int | None = None,
+) -> list[Path]:
+    """Hand over every sealed segment; return those that are in history as a whole.
+
+    Those may be deleted, each as soon as `finished` is told of it. A segment with damage is not
+    among them: its other topics are handed over as far as their offsets have no gap, and `progress`
+    is told what is wrong. `retention_bytes` is the bus's limit for topics that have none of their
+    own: files are made to fit in it.
+
+    Raises:
+        BusyError: `log.history-busy`, another hand-over is at work.
+        OSError: the disk failed; what was handed over so far stays so.
+    """
+    report = progress or (lambda _: None)
+    with HistoryLock(data):
+        for folder in _topic_folders(data):
+            sweep_scratch(folder, grace_s=grace_s)
+        done = []
+        for segment in layout.segments(data):
+            reader = _open_sealed(segment, report)
+            if reader is None:
+                continue
+            work = _SegmentHandover(data, reader, report, retention_bytes=retention_bytes)
+            for group in _groups(work.topics.values()):
+                work.run(group, grace_s=grace_s)
+            if work.complete():
+                done.append(segment)
+                if finished is not None:
+                    finished(segment)
+            report(f"{segment.name}: {'handed over' if work.complete() else 'kept'}")
+        return done
+
+
+def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
+    """Hand over the whole journal of a stopped bus and delete what is in history; see `hand_over`.
+
+    Returns the segments that were deleted.
+
+    Raises:
+        StorageError: `log.locked`, a bus is running on this data directory.
+        UsageError: `log.no-data`, there is no data directory.
+    """
+    if not data.is_dir():
+        raise UsageError("log.no-data", f"{data} is not a data directory")
+    with layout.DataLock(data):
+        _seal_journal(data)
+        segments = hand_over(data, progress=progress, grace_s=0.0)
+        delete_segments(segments)
+        return segments
+
+
+def delete_segments(segments: Iterable[Path]) -> None:
+    """Delete segments that are handed over, each with its index."""
+    disk = OsDisk()
+    for segment in segments:
+        # The segment first: an index alone means nothing, a segment alone would be indexed again.
+        disk.unlink(segment)
+        disk.unlink(layout.index_path(segment))
+        disk.sync_folder(segment.parent)
+
+
+def _seal_journal(data: Path) -> None:
+    """Recover the journal as a start of the bus would, and seal what is still open in it."""
+    disk = OsDisk()
+    for segment in recover(data, disk).segments:
+        whole = not segment.holes and segment.end == segment.path.stat().st_size
+        if segment.sealed or not segment.entries or not whole:
+            continue
+        end, index_end = segment.end, segment.index_bytes
+        count = len(segment.entries)
+        writer = SegmentWriter(segment.path, disk, end=end, index_end=index_end, count=count)
+        try:
+            writer.seal()
+        finally:
+            writer.close()
+
+
+def _open_sealed(segment: Path, report: Progress) -> SegmentReader | None:
+    try:
+        reader = SegmentReader(segment)
+    except StorageError as error:
+        report(f"damaged: {error.text}")
+        return None
+    return reader if reader.sealed else None
+
+
+class _SegmentHandover:
+    """One segment on its way into the history of its topics."""
+
+    def __init__(
+        self, data: Path, reader: SegmentReader, report: Progress, *, retention_bytes: int | None
+    ) -> None:
+        self.topics: dict[str, TopicHandover] = {}
+        self._reader = reader
+        self._entries = reader.entries()
+        self._report = report
+        self._damaged: set[int] = set()
+        self._whole = not reader.damage
+        for damage in reader.damage:
+            report(f"damaged: {damage}")
+        inflation = self._inflation()
+        for entry in self._entries:
+            row_count = sum(rows.row_count for rows in entry.topics)
+            row_bytes = inflation * entry.size / max(1, row_count)
+            for rows in entry.topics:
+                topic = self.topics.get(rows.topic)
+                if topic is None:
+                    topic = self.topics[rows.topic] = TopicHandover(
+                        rows.topic,
+                        layout.topic_folder(data, rows.topic),
+                        retention_bytes=retention_bytes,
+                    )
+                topic.expect(rows, int(rows.row_count * row_bytes))
+
+    def _inflation(self) -> float:
+        """How much larger rows are in memory than in the segment: commits may be compressed."""
+        for entry in self._entries[:1]:
+            with suppress(StorageError):
+                return max(1.0, float(self._reader.rows(entry).nbytes) / entry.size)
+        return 1.0
+
+    def run(self, group: list[TopicHandover], *, grace_s: float) -> None:
+        """Hand over the rows of some topics: one pass over the segment."""
+        members = {topic.name: topic for topic in group}
+        window_bytes = window_slices = 0
+        try:
+            for entry in self._entries:
+                wanted = [
+                    (members[rows.topic], rows)
+                    for rows in entry.topics
+                    if rows.topic in members and members[rows.topic].wants(rows)
+                ]
+                if wanted:
+                    window_bytes += self._run_commit(entry, wanted)
+                    window_slices += len(wanted)
+                if window_bytes >= _WINDOW_BYTES_MAX or window_slices >= _WINDOW_SLICES_MAX:
+                    window_bytes = window_slices = 0
+                    for topic in group:
+                        topic.write()
+                    _bound_memory(group)
+            for topic in group:
+                topic.finish(grace_s=grace_s)
+                if topic.problem is not None:
+                    self._report(f"topic {topic.name!r} stays in the journal: {topic.problem}")
+        finally:
+            for topic in group:
+                topic.release()
+
+    def _run_commit(self, entry: CommitEntry, wanted: list[tuple[TopicHandover, TopicRows]]) -> int:
+        """Give a commit's rows to their topics; return how much memory they hold by that."""
+        try:
+            batch = self._reader.rows(entry)
+        except StorageError as error:
+            if entry.commit not in self._damaged:
+                self._damaged.add(entry.commit)
+                self._report(f"damaged: {error.text}")
+            for topic, _ in wanted:
+                topic.stop(f"commit {entry.commit} is damaged")
+            return 0
+        for topic, rows in wanted:
+            topic.add(rows, batch.slice(rows.first_row, rows.row_count))
+        return int(batch.nbytes)
+
+    def complete(self) -> bool:
+        """Whether nothing in the segment is needed any more."""
+        return (
+            self._whole
+            and not self._damaged
+            and all(
+                self.topics[rows.topic].has(rows)
+                for entry in self._entries
+                for rows in entry.topics
+            )
+        )
+
+
+def _groups(topics: Iterable[TopicHandover]) -> Iterator[list[TopicHandover]]:
+    """Topics that are handed over together: as many as fit in memory."""
+    group: list[TopicHandover] = []
+    group_bytes = 0
+    for topic in topics:
+        topic_bytes = min(topic.expected_bytes, parquet.ROW_GROUP_BYTES)
+        full = group_bytes + topic_bytes > _GROUP_BYTES_MAX or len(group) >= _GROUP_TOPICS_MAX
+        if group and full:
+            yield group
+            group, group_bytes = [], 0
+        group.append(topic)
+        group_bytes += topic_bytes
+    if group:
+        yield group
+
+
+def _bound_memory(group: list[TopicHandover]) -> None:
+    """Groups are made by estimate; if rows are larger than that, write the largest early."""
+    while sum(topic.buffered_bytes for topic in group) > 2 * _GROUP_BYTES_MAX:
+        max(group, key=lambda topic: topic.buffered_bytes).flush()
+
+
+def _topic_folders(data: Path) -> list[Path]:
+    try:
+        with os.scandir(layout.topics_folder(data)) as found:
+            return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The process. Says `{"progress": text}` and `{"segment": path}` (handed over), a line each."""
+    parser = argparse.ArgumentParser(prog="python -m polybus.log.history.handover")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--retention-bytes", type=int)
+    options = parser.parse_args(arguments)
+    os.nice(19)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    try:
+        hand_over(
+            options.data,
+            progress=lambda text: _say(progress=text),
+            finished=lambda segment: _say(segment=str(segment)),
+            retention_bytes=options.retention_bytes,
+        )
+    except (PolybusError, OSError) as error:
+        sys.stderr.write(f"hand-over failed: {error}\n")
+        return 1
+    return 0
+
+
+def _say(**fields: str) -> None:
+    sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_parent(parent: int) -> None:
+    """A hand-over without a bus to tell is useless; it may be killed anywhere, so it ends here."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    leave_pandas_out()
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""One topic's part of a hand-over: its rows of one segment become files, then one manifest."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from polybus.errors import StorageError
+from polybus.log.disk import OsDisk
+from polybus.log.history import manifest as manifests
+from polybus.log.history import parquet
+from polybus.log.history.manifest import HistoryFile, Manifest
+from polybus.log.history.parquet import contiguous
+from polybus.log.journal.commit import SCHEMA, TopicRows
+
+SMALL_FILE_BYTES = 16 << 20
+"""A day's last file below this size is merged with the rows that follow it."""
+
+
+class TopicHandover:
+    """A topic's rows on their way from one segment to its history.
+
+    `expect` everything there is, then `add` what it `wants` in order, with a `write` now and then,
+    then `finish`. Nothing is visible before `finish`. `problem` says why rows had to stay in the
+    journal.
+    """
+
+    def __init__(self, name: str, folder: Path, *, retention_bytes: int | None) -> None:
+        """`retention_bytes` is the limit of a topic that sets none itself."""
+        self.name = name
+        self.expected_bytes = 0
+        self.problem: str | None = None
+        self._folder = folder
+        self._days: set[str] = set()
+        self._writer: parquet.FileWriter | None = None
+        self._files: list[HistoryFile] = []
+        self._merged: HistoryFile | None = None
+        self._old_epoch = False
+        self._on_disk = False
+        self._epoch: int | None = None
+        self._file_bytes_max = parquet.FILE_BYTES_MAX
+        self._manifest = Manifest(epoch=0)
+        try:
+            note = manifests.topic_note(folder)
+            if note is not None:
+                self._epoch = note.epoch
+                self._file_bytes_max = file_bytes_max(
+                    note.settings.retention_bytes or retention_bytes
+                )
+                found = manifests.load(folder)
+                self._on_disk = found is not None and found.epoch == self._epoch
+                self._old_epoch = found is not None and found.epoch != self._epoch
+                self._manifest = manifests.load_for_epoch(folder, self._epoch)
+        except StorageError as error:
+            self.problem = error.text
+        self._added: list[pa.RecordBatch] = []
+        self._next = self._written = self._manifest.handed_over
+
+    @property
+    def buffered_bytes(self) -> int:
+        return 0 if self._writer is None else self._writer.buffered_bytes
+
+    def expect(self, rows: TopicRows, size: int) -> None:
+        """Take note of rows that are in the segment."""
+        self.expected_bytes += size
+        self._days.add(parquet.day_of(rows.min_timestamp_us))
+        self._days.add(parquet.day_of(rows.max_timestamp_us))
+
+    def wants(self, rows: TopicRows) -> bool:
+        """Whether the rows are the topic's next; a gap before them stops the topic."""
+        if self.problem is not None or self._epoch is None or self.has(rows):
+            return False
+        if rows.epoch != self._epoch:
+            self.stop(f"epoch {rows.epoch} in the journal, {self._epoch} in topic.json")
+            return False
+        if rows.first_offset > self._next:
+            self.stop(f"offsets {self._next} to {rows.first_offset - 1} are missing")
+            return False
+        return rows.first_offset + rows.row_count > self._next
+
+    def has(self, rows: TopicRows) -> bool:
+        """Whether the rows are in history, or nobody can ask for them: an older epoch's."""
+        if self.problem is not None and self._epoch is None:
+            return False
+        if self._epoch is None or rows.epoch < self._epoch:
+            return True
+        return (
+            rows.epoch == self._epoch
+            and rows.first_offset + rows.row_count <= self._manifest.handed_over
+        )
+
+    def stop(self, problem: str) -> None:
+        """Hand over no more than what was added so far."""
+        self.problem = self.problem or problem
+
+    def add(self, rows: TopicRows, batch: pa.RecordBatch) -> None:
+        """Take the next rows. They are slices of a commit, and keep it in memory until `write`."""
+        self._added.append(batch.slice(self._next - rows.first_offset))
+        self._next = rows.first_offset + rows.row_count
+
+    def write(self) -> None:
+        """Give what was added to a file. A topic deleted meanwhile swallows it."""
+        if not self._added:
+            return
+        # Many small slices become one batch: a topic may have only a row or two in each commit.
+        batch = pa.concat_batches(self._added)
+        self._added.clear()
+        if not contiguous(batch.column("offset"), self._written):
+            self.stop(f"from offset {self._written} on, its rows are not those in the index")
+            return
+        try:
+            for day, rows in parquet.split_by_day(batch):
+                for start in range(0, rows.num_rows, parquet.ROW_GROUP_ROWS):
+                    part = rows.slice(start, parquet.ROW_GROUP_ROWS)
+                    self._writer_for(day).add(part)
+        except FileNotFoundError:
+            if not self._gone():
+                raise
+            return
+        self._written += batch.num_rows
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.flush()
+            except FileNotFoundError:
+                if not self._gone():
+                    raise
+
+    def finish(self, *, grace_s: float) -> None:
+        """Make what was added part of history: one rename of the manifest, then clean up."""
+        self.write()
+        if self._epoch is None:
+            return
+        try:
+            self._close_file()
+            if self._files or self._old_epoch:
+                self._save_manifest()
+            if self._on_disk:
+                days = None if self._old_epoch else self._days
+                sweep(self._folder, self._manifest, days=days, grace_s=grace_s)
+        except FileNotFoundError:
+            if not self._gone():
+                raise
+
+    def release(self) -> None:
+        """Drop what was not finished."""
+        self._added.clear()
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+
+    def _save_manifest(self) -> None:
+        assert self._epoch is not None
+        if manifests.epoch_of(self._folder) != self._epoch:
+            # Recreated meanwhile: the files are swept when the new topic is handed over.
+            self._epoch = None
+            return
+        kept = self._manifest.files
+        if self._merged is not None:
+            kept = kept[:-1]
+        replaced = msgspec.structs.replace(
+            self._manifest, files=(*kept, *self._files), handed_over=self._written
+        )
+        manifests.save(self._folder, replaced)
+        self._manifest = replaced
+        self._on_disk = True
+
+    def _writer_for(self, day: str) -> parquet.FileWriter:
+        writer = self._writer
+        if writer is not None:
+            if writer.day == day and writer.written_bytes < self._file_bytes_max:
+                return writer
+            self._close_file()
+        writer = self._writer = parquet.FileWriter(self._folder, day, SCHEMA)
+        if not self._files:
+            self._merge_last_file(writer)
+        return writer
+
+    def _merge_last_file(self, writer: parquet.FileWriter) -> None:
+        """Begin with the rows of the day's last file if it is small, to replace it."""
+        last = self._manifest.files[-1] if self._manifest.files else None
+        if last is None or last.bytes >= min(SMALL_FILE_BYTES, self._file_bytes_max):
+            return
+        path = self._folder / last.path
+        # A damaged file stays as it is, named by the manifest, for `verify` to find.
+        if parquet.day_in(last.path) != writer.day or not path.exists():
+            return
+        if parquet.xxh3_of(path) != last.xxh3:
+            return
+        for rows in parquet.open_file(path).iter_batches(batch_size=8192, use_threads=False):
+            writer.add(rows)
+        self._merged = last
+
+    def _close_file(self) -> None:
+        if self._writer is not None:
+            self._files.append(self._writer.finish())
+            self._writer = None
+
+    def _gone(self) -> bool:
+        """Whether a file was missing because the topic was deleted; then its rows go nowhere."""
+        if manifests.epoch_of(self._folder) == self._epoch:
+            return False
+        self._epoch = None
+        self.release()
+        return True
+
+
+def file_bytes_max(retention_bytes: int | None) -> int:
+    """How large a topic's files get: retention removes whole ones, so a few should fit."""
+    if retention_bytes is None:
+        return parquet.FILE_BYTES_MAX
+    return min(parquet.FILE_BYTES_MAX, retention_bytes // 4)
+
+
+def sweep(folder: Path, manifest: Manifest, *, days: set[str] | None, grace_s: float) -> None:
+    """Move files the manifest does not name out of history; `days` None means all of them.
+
+    The manifest must be the one on disk: a topic without one may have lost it, and then these
+    files are all there is.
+    """
+    named = {file.path for file in manifest.files}
+    history = folder / parquet.HISTORY
+    if days is None:
+        days = {path.name.removeprefix("date=") for path in history.glob("date=*")}
+    for day in days:
+        day_folder = history / f"date={day}"
+        for path in day_folder.glob("*.parquet"):
+            if str(path.relative_to(folder)) not in named:
+                set_aside(folder, path)
+        with suppress(OSError):
+            day_folder.rmdir()  # Only an empty one goes.
+    sweep_scratch(folder, grace_s=grace_s)
+
+
+def set_aside(folder: Path, path: Path) -> None:
+    """Take a file out of history; queries over its folder no longer meet it."""
+    scratch = folder / parquet.SCRATCH
+    scratch.mkdir(exist_ok=True)
+    replaced = scratch / f"{path.name}.replaced"
+    with suppress(FileNotFoundError):
+        path.replace(replaced)
+        os.utime(replaced)
+        OsDisk().sync_folder(path.parent)
+
+
+def sweep_scratch(folder: Path, *, grace_s: float) -> None:
+    """Remove half-written files, and replaced ones whose grace is over. Only under HistoryLock."""
+    scratch = folder / parquet.SCRATCH
+    try:
+        found = list(os.scandir(scratch))
+    except FileNotFoundError:
+        return
+    for entry in found:
+        with suppress(FileNotFoundError):
+            if entry.name.endswith(".writing"):
+                os.unlink(entry.path)
+            elif entry.stat().st_mtime <= time.time() - grace_s:
+                os.unlink(entry.path)
+    with suppress(OSError):
+        scratch.rmdir()  # Only an empty one goes.

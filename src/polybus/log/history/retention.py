@@ -1,0 +1,115 @@
+"""Retention: the oldest history files go when they are too old or a topic's history is too large.
+
+Whole files only, from the oldest on, so what is kept has no gap. The manifest goes first: after a
+crash a file may be left that nobody names (the next hand-over sweeps it), never a name without a
+file. The newest file is not removed for its size: a limit smaller than one file would otherwise
+empty the topic each time it is reached.
+
+Runs in the bus, right after the hand-over process has ended and under the same HistoryLock, so
+manifests have one writer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from polybus.config import Retention
+from polybus.errors import BusyError, StorageError
+from polybus.log import layout
+from polybus.log.history import manifest as manifests
+from polybus.log.history.manifest import HistoryFile, HistoryLock, Manifest
+from polybus.log.interface import TopicSettings
+
+HeldFrom = Callable[[str], int | None]
+"""The first offset of a topic that a consumer still needs; None if nobody holds anything."""
+
+
+def apply(
+    data: Path,
+    topics: Mapping[str, TopicSettings],
+    defaults: Retention,
+    *,
+    now_us: int,
+    held_from: HeldFrom | None = None,
+) -> list[str]:
+    """Remove what is over the limits of each topic; return the topics whose `start` moved.
+
+    Nothing at or above what `held_from` says is removed; without it nobody holds anything. If a
+    hand-over is at work nothing happens: there is always a next time. A topic whose manifest is
+    damaged keeps what it has.
+    """
+    changed = []
+    try:
+        with HistoryLock(data):
+            for topic, settings in topics.items():
+                limits = limits_of(settings, defaults)
+                if limits == Retention():
+                    continue
+                held = None if held_from is None else held_from(topic)
+                folder = layout.topic_folder(data, topic)
+                # The log has frozen a damaged topic and said so.
+                with suppress(StorageError):
+                    if retain(folder, limits, now_us=now_us, held_from=held):
+                        changed.append(topic)
+    except BusyError:
+        return changed
+    return changed
+
+
+def limits_of(settings: TopicSettings, defaults: Retention) -> Retention:
+    """A topic's own limits, and the bus's where it has none."""
+    age_s = defaults.age_s if settings.retention_age_s is None else settings.retention_age_s
+    size = defaults.bytes if settings.retention_bytes is None else settings.retention_bytes
+    return Retention(age_s=age_s, bytes=size)
+
+
+def retain(folder: Path, limits: Retention, *, now_us: int, held_from: int | None = None) -> bool:
+    """Apply limits to one topic's folder; say whether anything was removed.
+
+    Raises:
+        StorageError: `log.damaged`, topic.json or the manifest cannot be trusted.
+    """
+    epoch = manifests.epoch_of(folder)
+    if epoch is None:
+        return False
+    manifest = manifests.load_for_epoch(folder, epoch)
+    removed = expired(manifest, limits, now_us=now_us, held_from=held_from)
+    if not removed:
+        return False
+    kept = manifest.files[len(removed) :]
+    start = kept[0].first if kept else manifest.handed_over
+    try:
+        manifests.save(folder, msgspec.structs.replace(manifest, files=kept, start=start))
+    except FileNotFoundError:
+        return False  # Deleted meanwhile.
+    for file in removed:
+        path = folder / file.path
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.rmdir(path.parent)  # Only an empty one goes.
+    return True
+
+
+def expired(
+    manifest: Manifest, limits: Retention, *, now_us: int, held_from: int | None
+) -> list[HistoryFile]:
+    """The files to remove: the oldest ones over the limits that nobody holds."""
+    size = manifest.bytes
+    removed: list[HistoryFile] = []
+    for file in manifest.files:
+        old = limits.age_s is not None and (
+            file.max_timestamp_us < now_us - int(limits.age_s * 1_000_000)
+        )
+        newest = file is manifest.files[-1]
+        large = limits.bytes is not None and size > limits.bytes and not newest
+        held = held_from is not None and file.last >= held_from
+        if held or not (old or large):
+            break
+        removed.append(file)
+        size -= file.bytes
+    return removed

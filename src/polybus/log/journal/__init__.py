@@ -1,0 +1,1 @@
+"""The journal: the shared, fsynced front of all topics' logs."""

@@ -1,0 +1,409 @@
+"""The committer: one thread that writes what was appended, one write and one fsync for all topics.
+
+A batch is queued by the bus's thread, taken into a commit with whatever else waits, written,
+synced, indexed, and only then durable. While a sync runs, more is queued: the next commit.
+
+    queued → (commit_bytes, commit_delay_ms, or somebody waits) → written → synced → indexed
+
+With durability "fsync" each commit is synced by itself; with "interval" the commits of
+`fsync_interval_ms` are synced together, on a thread beside this one, so that commits go on
+meanwhile. What is written is no longer held in memory. When the disk fails, nothing more is taken,
+what is not known to be safe is written again in its place, and that is tried every second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from polybus import config, scan
+from polybus.batch import Batch
+from polybus.errors import StorageError
+from polybus.log.disk import Disk
+from polybus.log.journal.commit import Encoder
+from polybus.log.journal.index import CommitEntry
+from polybus.log.journal.segment import SegmentWriter
+from polybus.log.layout import segment_path
+from polybus.log.topics import storage_error
+
+logger = logging.getLogger("polybus.log")
+
+RETRY_S = 1.0
+NEVER = 1 << 62
+BATCH_OVERHEAD_BYTES = 512
+MESSAGE_OVERHEAD_BYTES = 32
+COMMIT_BYTES_FACTOR = 2
+"""A commit that finds much waiting takes up to this many times `commit_bytes`; what is more goes
+into further commits under the same sync. Larger ones are slower: they no longer fit the caches."""
+UNSYNCED_BYTES_MAX = 16 << 20
+"""So much is synced without waiting for more."""
+
+
+class Written(NamedTuple):
+    """A commit in the file that is not synced yet: `tickets` is how many batches are in it."""
+
+    entry: CommitEntry
+    weight: int
+    tickets: int
+
+
+class JournalEvents(Protocol):
+    """What the committer tells its log, from its own thread."""
+
+    def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
+        """The commit of the batches can be read from its segment; it is not durable yet."""
+
+    def sealed(self, segment: Path) -> None:
+        """The segment will not grow any more."""
+
+    def durable_to(self, ticket: int) -> None: ...
+
+    def failed(self, error: StorageError) -> None: ...
+
+
+class Journal:
+    """The journal's writing side. `append` is for one thread, everything else for any."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durability: Literal["fsync", "interval"],
+        settings: config.Journal,
+        disk: Disk,
+        events: JournalEvents,
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._each_synced = durability == "fsync"
+        self._disk = disk
+        self._events = events
+        self._encoder = Encoder()
+        # The bus's thread writes these; the committer reads.
+        self._queue: deque[tuple[Batch | list[Batch], int]] = deque()
+        self._ticket = 0
+        self._appended_bytes = 0
+        self._urgent = False
+        # The committer writes these.
+        self.durable = 0
+        self.syncs = 0
+        self.sync_s = 0.0
+        self.failure: StorageError | None = None
+        self._taken_bytes = 0
+        self._released_bytes = 0
+        self._wake_at = NEVER
+        self._groups: deque[tuple[list[Batch], int]] = deque()
+        self._unsynced: list[Written] = []
+        self._syncing: list[Written] = []
+        self._sync_running: Future[None] | None = None
+        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-sync")
+        self._commit = 0
+        self._gathering_since = 0.0
+        self._synced_at = 0.0
+        self._opened_at = 0.0
+        self._retry_at = 0.0
+        self._writer: SegmentWriter | None = None
+        self._event = threading.Event()
+        self._settled = threading.Condition()
+        self._flush = 0
+        self._seal_wanted = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="polybus-committer", daemon=True)
+
+    def start(self, next_commit: int, live: SegmentWriter | None) -> None:
+        """Go on in the live segment, or begin a new one, and start the thread. Raises OSError."""
+        self._commit = next_commit
+        self._writer = live or self._begin_segment()
+        self._opened_at = time.monotonic()
+        self._thread.start()
+
+    @property
+    def last_ticket(self) -> int:
+        return self._ticket
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._appended_bytes - self._released_bytes
+
+    def append(self, batch: Batch, urgent: bool) -> int:
+        spans = batch.spans
+        weight = (
+            scan.spans_bytes(spans)
+            + len(spans) * (MESSAGE_OVERHEAD_BYTES // 2)
+            + BATCH_OVERHEAD_BYTES
+        )
+        self._queue.append((batch, weight))
+        self._ticket += 1
+        self._appended_bytes += weight
+        if urgent and self._each_synced:
+            self._urgent = True
+        # Waking a thread costs more than all of the above: only if it sleeps and has reason to go.
+        if self._wake_at != NEVER and (
+            self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
+        ):
+            self._wake_at = NEVER
+            self._event.set()
+        return self._ticket
+
+    def append_all(self, batches: list[Batch], urgent: bool) -> int:
+        """Append batches that stay together: they are never cut into several commits."""
+        if not batches:
+            return self._ticket
+        weight = scan.weigh(batches, MESSAGE_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES)
+        self._queue.append((batches, weight))
+        # One ticket for each, as if they had come one by one: that is how tickets are counted.
+        self._ticket += len(batches)
+        self._appended_bytes += weight
+        if urgent and self._each_synced:
+            self._urgent = True
+        if self._wake_at != NEVER and (
+            self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
+        ):
+            self._wake_at = NEVER
+            self._event.set()
+        return self._ticket
+
+    def sync(self) -> None:
+        """Block until everything appended so far is durable. Raises StorageError if it fails."""
+        ticket = self._ticket
+        with self._settled:
+            while self.durable < ticket:
+                if self.failure is not None:
+                    raise self.failure.again()
+                self._flush = max(self._flush, ticket)
+                self._event.set()
+                self._settled.wait(1.0)
+
+    def seal(self) -> None:
+        """Make all durable and end the segment, if it holds anything. Raises StorageError."""
+        self.sync()
+        with self._settled:
+            self._seal_wanted = True
+            while self._seal_wanted:
+                if self.failure is not None:
+                    raise self.failure.again()
+                self._event.set()
+                self._settled.wait(1.0)
+
+    def close(self) -> None:
+        """Sync and stop. Raises StorageError if something could not be made durable."""
+        try:
+            self.sync()
+        finally:
+            self._closing = True
+            self._event.set()
+            self._thread.join()
+            self._sync_thread.shutdown()
+            if self._writer is not None:
+                self._writer.close()
+
+    # The committer's thread from here on.
+
+    def _run(self) -> None:
+        while self._wait():
+            try:
+                if self.failure is not None:
+                    self._repair()
+                self._work()
+                if self.failure is not None:
+                    logger.warning("the journal can be written again")
+                    self.failure = None
+            except OSError as error:
+                self._fail(storage_error(error, "the journal cannot be written"))
+            except Exception as error:
+                # A defect of ours must not end the thread in silence: receipts would just stop.
+                logger.exception("the committer failed")
+                self._fail(StorageError("log.failed", f"the committer failed: {error!r}"))
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False when it is time to stop."""
+        while not self._closing:
+            self._event.clear()
+            queued = bool(self._queue)
+            if not queued:
+                self._gathering_since = 0.0
+            elif not self._gathering_since:
+                self._gathering_since = time.monotonic()
+            self._wake_at = self._settings.commit_bytes if queued else 1
+            if queued != bool(self._queue):
+                continue
+            timeout_s = self._due_in_s()
+            if timeout_s is not None and timeout_s <= 0:
+                break
+            self._event.wait(timeout_s)
+        self._wake_at = NEVER
+        return not self._closing
+
+    def _due_in_s(self) -> float | None:
+        """How long there is nothing to do; None: until something is appended."""
+        now = time.monotonic()
+        if self.failure is not None:
+            return self._retry_at - now
+        due = []
+        if self._queue:
+            if self._commit_wanted():
+                return 0.0
+            due.append(self._gathering_since + self._settings.commit_delay_ms / 1000)
+        if self._groups or self._seal_wanted:
+            return 0.0
+        if self._sync_running is not None:
+            if self._sync_running.done() or self._flush > self.durable:
+                return 0.0
+        elif self._unsynced:
+            if self._flush > self.durable:
+                return 0.0
+            due.append(self._synced_at + self._settings.fsync_interval_ms / 1000)
+        if self._writer is not None and self._writer.commit_count:
+            due.append(self._opened_at + self._settings.segment_age_s)
+        return min(due) - now if due else None
+
+    def _commit_wanted(self) -> bool:
+        waiting = self._appended_bytes - self._taken_bytes
+        return self._urgent or waiting >= self._settings.commit_bytes or self._flush > self.durable
+
+    def _work(self) -> None:
+        if self._writer is None or self._writer.ended:
+            self._roll()
+        self._urgent = False
+        self._take()
+        while self._groups:
+            self._write(*self._groups[0])
+            self._groups.popleft()
+            self._sync_if_due()
+        self._gathering_since = 0.0
+        self._sync_if_due()
+        if self._seal_wanted or self._roll_is_due():
+            self._roll()
+
+    def _take(self) -> None:
+        """Take what is queued into groups, each a commit."""
+        group: list[Batch] = []
+        weight = 0
+        weight_max = self._settings.commit_bytes * COMMIT_BYTES_FACTOR
+        for _ in range(len(self._queue)):
+            batch, batch_weight = self._queue.popleft()
+            if group and weight + batch_weight > weight_max:
+                self._groups.append((group, weight))
+                group, weight = [], 0
+            if isinstance(batch, list):
+                group += batch
+            else:
+                group.append(batch)
+            weight += batch_weight
+            self._taken_bytes += batch_weight
+        if group:
+            self._groups.append((group, weight))
+
+    def _write(self, batches: list[Batch], weight: int) -> None:
+        writer = self._writer
+        assert writer is not None
+        synced = self._commit - 1 - len(self._syncing) - len(self._unsynced)
+        encoded = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
+        if not self._unsynced:
+            self._synced_at = time.monotonic()
+        position = writer.append(*encoded.pieces)
+        entry = CommitEntry(self._commit, position, writer.bytes - position, encoded.topics)
+        self._events.written(writer.path, entry, batches)
+        self._unsynced.append(Written(entry, weight, len(batches)))
+        self._released_bytes += weight
+        self._commit += 1
+
+    def _sync_if_due(self) -> None:
+        if self._sync_running is not None and self._sync_running.done():
+            self._end_sync()
+        if not (self._unsynced or self._syncing):
+            return
+        if self._flush > self.durable or self._seal_wanted or self._roll_is_due():
+            self._sync()
+        elif self._each_synced:
+            unsynced_bytes = sum([one.weight for one in self._unsynced])
+            if not self._groups or unsynced_bytes >= UNSYNCED_BYTES_MAX:
+                self._sync()
+        elif self._sync_running is None and self._unsynced:
+            if time.monotonic() >= self._synced_at + self._settings.fsync_interval_ms / 1000:
+                self._begin_sync()
+
+    def _sync(self) -> None:
+        """Make everything written durable, and wait for it."""
+        if self._sync_running is not None:
+            self._end_sync()
+        if self._unsynced:
+            self._begin_sync(here=True)
+            self._end_sync()
+
+    def _begin_sync(self, *, here: bool = False) -> None:
+        """Sync what is written so far: here and now, or while this thread goes on."""
+        assert self._writer is not None
+        self._syncing, self._unsynced = self._unsynced, []
+        self._synced_at = time.monotonic()
+        if here:
+            self._writer.sync()
+        else:
+            self._sync_running = self._sync_thread.submit(self._writer.sync)
+            self._sync_running.add_done_callback(lambda _: self._event.set())
+
+    def _end_sync(self) -> None:
+        """What was being synced is durable. Raises the sync's own OSError if it failed."""
+        assert self._writer is not None
+        if self._sync_running is not None:
+            running, self._sync_running = self._sync_running, None
+            running.result()
+        self.syncs += 1
+        self.sync_s += time.monotonic() - self._synced_at
+        synced, self._syncing = self._syncing, []
+        self._writer.index([one.entry for one in synced])
+        self.durable += sum([one.tickets for one in synced])
+        with self._settled:
+            self._settled.notify_all()
+        self._events.durable_to(self.durable)
+
+    def _roll_is_due(self) -> bool:
+        holds_any = self._unsynced or self._syncing
+        if self._writer is None or not (self._writer.commit_count or holds_any):
+            return False
+        if self._writer.bytes >= self._settings.segment_bytes_max:
+            return True
+        return time.monotonic() >= self._opened_at + self._settings.segment_age_s
+
+    def _roll(self) -> None:
+        """End the segment and begin the next; all is synced."""
+        writer = self._writer
+        if writer is not None and writer.commit_count:
+            writer.seal()
+            writer.close()
+            self._writer = None
+            self._events.sealed(writer.path)
+        if self._writer is None:
+            self._writer = self._begin_segment()
+        with self._settled:
+            self._seal_wanted = False
+            self._settled.notify_all()
+
+    def _begin_segment(self) -> SegmentWriter:
+        self._opened_at = time.monotonic()
+        return SegmentWriter.create(segment_path(self._folder, self._commit), self._disk)
+
+    def _repair(self) -> None:
+        """After a failure: cut off half a write, and write again what was never synced."""
+        if self._sync_running is not None:
+            wait([self._sync_running])
+            self._sync_running = None
+        self._unsynced = self._syncing + self._unsynced
+        self._syncing = []
+        if self._writer is not None:
+            self._writer.repair([one.entry for one in self._unsynced])
+
+    def _fail(self, failure: StorageError) -> None:
+        self._retry_at = time.monotonic() + RETRY_S
+        if self.failure is not None:
+            return
+        self.failure = failure
+        logger.error("%s; trying again every %g s", failure.text, RETRY_S)
+        with self._settled:
+            self._settled.notify_all()
+        self._events.failed(failure)

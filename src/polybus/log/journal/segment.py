@@ -1,0 +1,339 @@
+"""One segment of the journal: an Arrow IPC stream of commits, and its index.
+
+Plain `pyarrow.ipc.open_stream` reads the file, sealed or live. SegmentReader checks what it reads;
+SegmentWriter is the committer's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from pathlib import Path
+
+import pyarrow as pa
+
+from polybus.batch import Buffer
+from polybus.errors import StorageError
+from polybus.log.disk import Disk, DiskFile
+from polybus.log.journal import commit as commits
+from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitNote, Damaged, TopicRows
+from polybus.log.journal.index import CommitEntry, encode_entry, encode_seal, read_index
+from polybus.log.layout import index_path
+
+__all__ = ["CommitEntry", "Scan", "SegmentReader", "SegmentWriter", "TopicRows"]
+
+_SEARCH_BYTES = 1 << 20
+# The continuation marker and a metadata size of less than 64 MiB, or the end marker; overlapping.
+_MESSAGE_START = re.compile(rb"(?=\xff\xff\xff\xff.{3}[\x00-\x03])", re.DOTALL)
+
+
+class Scan:
+    """What a look at a segment's own bytes found, from a position on.
+
+    Attributes:
+        entries: the whole commits, in order.
+        notes: what each of them says about itself.
+        holes: (start, stop, reason) of bytes between commits that are no commit.
+        end: where the last whole commit ends.
+        sealed: the end marker follows, and nothing else.
+        tail: why the bytes after `end` are no commit; "" when there are none.
+    """
+
+    def __init__(self, path: Path, position: int) -> None:
+        self.entries: list[CommitEntry] = []
+        self.notes: list[CommitNote] = []
+        self.holes: list[tuple[int, int, str]] = []
+        self.end = position
+        self.sealed = False
+        self.tail = ""
+        head = _head(path)
+        self._mark = None if head is None else head[1]
+        with path.open("rb", buffering=0) as file:
+            self._run(file.fileno(), os.fstat(file.fileno()).st_size)
+
+    def _run(self, file: int, file_bytes: int) -> None:
+        hole: tuple[int, str] | None = None
+        position = self.end
+        while position < file_bytes:
+            if file_bytes - position == len(END) and os.pread(file, 8, position) == END:
+                self.sealed = True
+                break
+            try:
+                note, size = _commit_at(file, position, file_bytes)
+                self._check_mark(note)
+            except Damaged as error:
+                if hole is None:
+                    hole = (position, str(error))
+                position = _next_message(file, position + 8, file_bytes)
+                continue
+            if hole is not None:
+                self.holes.append((hole[0], position, hole[1]))
+                hole = None
+            self.entries.append(CommitEntry(note.commit, position, size, note.topics))
+            self.notes.append(note)
+            position = self.end = position + size
+        if hole is not None:
+            if self.sealed:
+                self.holes.append((hole[0], position, hole[1]))
+                self.end = position
+            else:
+                self.tail = hole[1]
+
+    def _check_mark(self, note: CommitNote) -> None:
+        if self._mark is None:
+            # The head is damaged: the first commit that is not must do.
+            self._mark = note.mark
+        if note.mark != self._mark:
+            raise Damaged("it looks like a commit and is none of this segment's")
+
+
+def head_bytes(path: Path) -> int | None:
+    """The size of a segment's head, or None if that is not what the file begins with."""
+    head = _head(path)
+    return None if head is None else head[0]
+
+
+def _head(path: Path) -> tuple[int, str] | None:
+    with path.open("rb", buffering=0) as file:
+        return commits.read_head(os.pread(file.fileno(), 4096, 0))
+
+
+def _commit_at(file: int, position: int, file_bytes: int) -> tuple[CommitNote, int]:
+    """Read and verify the commit at a position. Raises Damaged."""
+    header = os.pread(file, 8, position)
+    metadata_bytes = int.from_bytes(header[4:8], "little", signed=True)
+    if len(header) < 8 or header[:4] != CONTINUATION or metadata_bytes <= 0:
+        raise Damaged("no commit begins here")
+    if position + 8 + metadata_bytes > file_bytes:
+        raise Damaged("the commit is incomplete")
+    size = commits.size_of(os.pread(file, 8 + metadata_bytes, position))
+    if position + size > file_bytes:
+        raise Damaged("the commit is incomplete")
+    message = os.pread(file, size, position)
+    commits.verify(message)
+    return commits.note_of(message), size
+
+
+def _next_message(file: int, position: int, file_bytes: int) -> int:
+    """The next place at which a message may begin; the file's end if there is none."""
+    while position < file_bytes:
+        chunk = os.pread(file, _SEARCH_BYTES, position)
+        for found in _MESSAGE_START.finditer(chunk):
+            if (position + found.start()) % 8 == 0:
+                return position + found.start()
+        if len(chunk) < _SEARCH_BYTES:
+            break
+        position += len(chunk) - 8
+    return file_bytes
+
+
+class SegmentReader:
+    """A segment file, sealed or live, read and checked. Any thread may use it.
+
+    Attributes:
+        sealed: the segment is complete; nothing will be added.
+        damage: what of the file is no commit though it should be, in words.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        index = read_index(index_path(path))
+        self._entries = index.entries
+        self.sealed = index.sealed
+        head = head_bytes(path)
+        self.damage: list[str] = []
+        if head is None:
+            self.damage.append(f"{path.name}: the head of the stream is damaged")
+        if not self.sealed:
+            scan = Scan(path, index.end or head or len(HEAD))
+            self._entries = index.entries + scan.entries
+            self.sealed = scan.sealed
+            self.damage += [
+                f"{path.name}: bytes {start} to {stop}: {why}" for start, stop, why in scan.holes
+            ]
+
+    def entries(self) -> list[CommitEntry]:
+        return list(self._entries)
+
+    def rows(self, entry: CommitEntry) -> pa.RecordBatch:
+        """The rows of a commit, checked.
+
+        Raises:
+            StorageError: `log.damaged`, naming the segment, the commit, topics and offsets.
+        """
+        return read_rows(self.path, entry)
+
+
+def read_rows(path: Path, entry: CommitEntry) -> pa.RecordBatch:
+    """SegmentReader.rows without the reader. FileNotFoundError if the segment is gone."""
+    try:
+        message = read_message(path, entry.position, entry.size)
+        note = commits.note_of(message)
+        if note.commit != entry.commit:
+            raise Damaged(f"commit {note.commit} is in its place")
+    except Damaged as error:
+        raise damage_of(path, entry, str(error)) from error
+    return commits.rows_of(message)
+
+
+def read_message(path: Path, position: int, size: int) -> Buffer:
+    """A commit's bytes, verified. Raises Damaged; FileNotFoundError if the segment is gone."""
+    with path.open("rb", buffering=0) as file:
+        try:
+            message = os.pread(file.fileno(), size, position)
+        except OSError as error:
+            raise Damaged(f"the disk cannot read it: {error.strerror}") from error
+    if len(message) < size:
+        raise Damaged("the file ends before the commit does")
+    commits.verify(message)
+    return message
+
+
+def damage_of(path: Path, entry: CommitEntry, reason: str) -> StorageError:
+    concerned = ", ".join(
+        f"{rows.topic} {rows.first_offset} to {rows.first_offset + rows.row_count - 1}"
+        for rows in entry.topics[:10]
+    )
+    if len(entry.topics) > 10:
+        concerned += f" and {len(entry.topics) - 10} more"
+    text = f"journal segment {path.name}, commit {entry.commit} ({concerned}): {reason}"
+    return StorageError("log.damaged", text)
+
+
+class SegmentWriter:
+    """The segment commits are appended to, and its index.
+
+    What was appended is safe after `sync`; its entries are then recorded with `index`.
+
+    Attributes:
+        bytes, synced_bytes: the segment's size, and how much of it is safe.
+        commit_count: how many indexed commits it holds.
+        ended: the end marker is written; `seal` has to be finished.
+        mark: what every commit of this segment must carry.
+    """
+
+    def __init__(self, path: Path, disk: Disk, *, end: int, index_end: int, count: int) -> None:
+        """Continue a segment whose `count` commits end at `end`. What comes after is cut off."""
+        self.path = path
+        self.bytes = self.synced_bytes = end
+        self.commit_count = count
+        self.mark = ""
+        self._disk = disk
+        self._file: DiskFile | None = None
+        self._index: DiskFile | None = None
+        self._index_bytes = index_end
+        self._unindexed = b""
+        self.ended = False
+        self._open()
+        head = _head(path)
+        if head is not None:
+            self.mark = head[1]
+
+    @classmethod
+    def create(cls, path: Path, disk: Disk) -> SegmentWriter:
+        """Begin a segment; its name and head are safe when this returns."""
+        disk.unlink(path)
+        disk.unlink(index_path(path))
+        writer = cls(path, disk, end=0, index_end=0, count=0)
+        try:
+            writer.mark = commits.new_mark()
+            writer.append(commits.head_of(writer.mark))
+            writer.sync()
+            disk.sync_folder(path.parent)
+        except OSError:
+            writer.close()
+            raise
+        return writer
+
+    def append(self, *pieces: Buffer) -> int:
+        """Write a message and return its position. After an OSError, `repair` before the next."""
+        assert self._file is not None
+        position = self.bytes
+        for piece in pieces:
+            self._file.append(piece)
+        self.bytes += sum([memoryview(piece).nbytes for piece in pieces])
+        return position
+
+    def sync(self) -> None:
+        assert self._file is not None
+        # Commits may be appended meanwhile, by another thread: those are not safe yet.
+        written_bytes = self.bytes
+        self._file.sync()
+        self.synced_bytes = written_bytes
+
+    def index(self, entries: list[CommitEntry]) -> None:
+        """Record synced commits.
+
+        The index is derived, so a disk that cannot take the record now gets it with the next one;
+        recovery would make it from the segment.
+        """
+        self.commit_count += len(entries)
+        self._unindexed += b"".join([encode_entry(entry) for entry in entries])
+        with contextlib.suppress(OSError):
+            self._write_index()
+
+    def _write_index(self) -> None:
+        assert self._index is not None
+        if self._index.size() != self._index_bytes:
+            self._index.truncate(self._index_bytes)
+        self._index.append(self._unindexed)
+        self._index_bytes += len(self._unindexed)
+        self._unindexed = b""
+
+    def seal(self) -> None:
+        """End the stream and its index, both safely; may be tried again after an OSError.
+
+        All commits must be synced and indexed.
+        """
+        assert self._index is not None
+        if not self.ended:
+            self.append(END)
+            self.sync()
+            self.ended = True
+            self._unindexed += encode_seal(self.bytes - len(END))
+        self._write_index()
+        self._index.sync()
+
+    def repair(self, unsynced: list[CommitEntry]) -> None:
+        """After an OSError: open the files anew, cut off half a write, write the unsynced again.
+
+        After a failed fsync the system may show bytes that never reached the disk, and say of the
+        next fsync that all is well. Written again they are sure to be tried again. Raises OSError,
+        also when the system has forgotten what it was given.
+        """
+        self.close()
+        # Not an end marker that could not be synced: `seal` writes it again.
+        self.bytes = self.synced_bytes
+        if unsynced:
+            self.bytes = unsynced[-1].position + unsynced[-1].size
+        self._open()
+        assert self._file is not None
+        for entry in unsynced:
+            with self.path.open("rb") as file:
+                message = os.pread(file.fileno(), entry.size, entry.position)
+            try:
+                commits.verify(message)
+            except commits.Damaged as error:
+                text = f"{self.path.name}: commit {entry.commit} was lost before it was safe"
+                raise OSError(errno.EIO, text) from error
+            self._file.rewrite(entry.position, message)
+
+    def _open(self) -> None:
+        try:
+            self._file = self._disk.open(self.path)
+            self._index = self._disk.open(index_path(self.path))
+            if self._file.size() < self.bytes:
+                text = f"{self.path.name} has lost some of its {self.bytes} bytes"
+                raise OSError(errno.EIO, text)
+            self._file.truncate(self.bytes)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for file in (self._file, self._index):
+            if file is not None:
+                file.close()
+        self._file = self._index = None

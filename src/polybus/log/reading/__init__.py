@@ -1,0 +1,1 @@
+"""A data folder read by another process than the bus."""

@@ -1,0 +1,1 @@
+"""Checks of everything that a stopped bus has on disk."""

@@ -1,0 +1,201 @@
+"""The journal's part of verify: every commit of every segment, and the offsets they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polybus import names
+from polybus.errors import StorageError
+from polybus.log import layout
+from polybus.log.history import parquet
+from polybus.log.journal.commit import HEAD, TopicRows
+from polybus.log.journal.index import CommitEntry, Index, read_index
+from polybus.log.journal.recovery import is_torn
+from polybus.log.journal.segment import Scan, head_bytes, read_rows
+from polybus.log.verify.report import Checked, Damage, TopicState, VerifyReport
+
+
+def check_journal(
+    data: Path, topics: dict[str, TopicState], report: VerifyReport, checked: Checked
+) -> None:
+    """Check all segments; `topics` says by folder name where each topic's history ends."""
+    offsets = _Offsets(topics, report)
+    paths = layout.segments(data)
+    for path in paths:
+        report.segments += 1
+        _check_segment(path, offsets, report, last=path is paths[-1])
+        checked.add(f"journal segment {path.name}", path.stat().st_size)
+    if offsets.abandoned:
+        text = f"{offsets.abandoned} messages of deleted topics are still in the journal"
+        report.notes.append(text)
+
+
+class _Offsets:
+    """Which offset of each topic comes next in the journal."""
+
+    def __init__(self, topics: dict[str, TopicState], report: VerifyReport) -> None:
+        self.abandoned = 0
+        self._topics = topics
+        self._report = report
+        self._next: dict[str, int] = {}
+
+    def take(self, segment: Path, rows: TopicRows, *, intact: bool) -> None:
+        """Take note of rows in the order of the journal. Rows already in history are served there,
+        so only what is at or above the hand-over counts."""
+        state = self._topics.get(names.folder_of(rows.topic))
+        if state is None or (state.epoch is not None and rows.epoch < state.epoch):
+            self.abandoned += rows.row_count
+            return
+        last = rows.first_offset + rows.row_count - 1
+        if state.epoch is None or state.handed_over is None:
+            return  # Said already, and nothing can be compared.
+        if rows.epoch > state.epoch:
+            reason = f"epoch {rows.epoch} is newer than topic.json's {state.epoch}"
+            self._add(segment, rows.topic, (rows.first_offset, last), reason)
+            return
+        expected = max(self._next.get(rows.topic, 0), state.handed_over)
+        if rows.first_offset > expected:
+            gap = (expected, rows.first_offset - 1)
+            self._add(segment, rows.topic, gap, "are missing before this segment's next commit")
+        elif rows.first_offset < self._next.get(rows.topic, rows.first_offset):
+            self._add(segment, rows.topic, (rows.first_offset, last), "are in the journal twice")
+        self._next[rows.topic] = max(self._next.get(rows.topic, 0), last + 1)
+        if intact:
+            readable = max(0, last + 1 - max(rows.first_offset, expected))
+            self._report.count(rows.topic, messages=readable)
+
+    def _add(self, segment: Path, topic: str, offsets: tuple[int, int], reason: str) -> None:
+        first, last = offsets
+        self._report.add(
+            Damage(file=segment.name, reason=reason, topic=topic, first=first, last=last)
+        )
+
+
+def _check_segment(path: Path, offsets: _Offsets, report: VerifyReport, *, last: bool) -> None:
+    index = read_index(layout.index_path(path))
+    head = head_bytes(path)
+    scan = Scan(path, head or len(HEAD))
+    after_index = scan if index.sealed else Scan(path, index.end or head or len(HEAD))
+    torn = last and not index.sealed and is_torn(after_index, index)
+    if head is None and not (last and not index.entries and not scan.entries):
+        report.add(Damage(file=path.name, reason="the head of the stream is damaged"))
+    if index.intact_bytes < index.file_bytes:
+        report.notes.append(f"the index of {path.name} is damaged; the next start makes it anew")
+    if index.sealed and not scan.sealed and not scan.tail:
+        report.add(Damage(file=path.name, reason="the end of the stream is missing"))
+    torn_from = path.stat().st_size
+    if torn:
+        torn_from = after_index.holes[0][0] if after_index.holes else after_index.end
+        text = f"{path.name}: an unfinished write from byte {torn_from} on; the next start cuts it"
+        report.notes.append(text)
+    _check_holes(path, scan, index, report, torn_from=torn_from)
+    indexed = {entry.position: entry for entry in index.entries}
+    whole = {entry.position: entry for entry in scan.entries}
+    for position in sorted(indexed.keys() | whole.keys()):
+        entry = whole.get(position)
+        if entry is None:
+            _report_lost(path, indexed[position], offsets, report)
+        elif position < torn_from:
+            if position in indexed and indexed[position] != entry:
+                reason = f"commit {entry.commit}: the index says something else"
+                report.add(Damage(file=path.name, reason=reason))
+            _check_commit(path, entry, offsets, report)
+
+
+def _check_holes(
+    path: Path, scan: Scan, index: Index, report: VerifyReport, *, torn_from: int
+) -> None:
+    """Report bytes that are no commit and that the index does not know, up to a torn tail."""
+    holes = list(scan.holes)
+    if scan.tail:
+        holes.append((scan.end, path.stat().st_size, scan.tail))
+    for start, stop, reason in holes:
+        if start < torn_from and not any(start <= entry.position < stop for entry in index.entries):
+            text = f"bytes {start} to {stop}, topics unknown: {reason}"
+            report.add(Damage(file=path.name, reason=text))
+
+
+def _report_lost(path: Path, entry: CommitEntry, offsets: _Offsets, report: VerifyReport) -> None:
+    """A commit that the index has and the segment has not, at least not intact."""
+    try:
+        read_rows(path, entry)
+        reason = "the index points into another commit"
+    except StorageError as error:
+        reason = error.text.rsplit("): ", 1)[-1]
+    for rows in entry.topics:
+        offsets.take(path, rows, intact=False)
+        report.add(_damage(path, entry, rows, reason))
+
+
+def _check_commit(path: Path, entry: CommitEntry, offsets: _Offsets, report: VerifyReport) -> None:
+    try:
+        batch = read_rows(path, entry)
+        batch.validate(full=True)
+    except (StorageError, pa.ArrowException) as error:
+        report.add(Damage(file=path.name, reason=f"commit {entry.commit}: {error}"))
+        return
+    right = _is_right(entry, batch)
+    for rows in entry.topics:
+        reason = None
+        if not right:
+            reason = _check_topic_rows(rows, batch.slice(rows.first_row, rows.row_count))
+        offsets.take(path, rows, intact=reason is None)
+        if reason is not None:
+            report.add(_damage(path, entry, rows, reason))
+
+
+def _damage(path: Path, entry: CommitEntry, rows: TopicRows, reason: str) -> Damage:
+    """What is wrong with a topic's rows of a commit."""
+    return Damage(
+        file=path.name,
+        reason=f"commit {entry.commit}: {reason}",
+        topic=rows.topic,
+        first=rows.first_offset,
+        last=rows.first_offset + rows.row_count - 1,
+    )
+
+
+def _is_right(entry: CommitEntry, batch: pa.RecordBatch) -> bool:
+    """Whether every topic's rows are what the commit says, checked for all of them at once."""
+    topics = entry.topics
+    ends = [rows.first_row + rows.row_count for rows in topics]
+    if [rows.first_row for rows in topics] != [0, *ends[:-1]] or ends[-1:] != [batch.num_rows]:
+        return False
+
+    def column(values: list[object], kind: pa.DataType) -> pa.Array:
+        runs = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), pa.array(values, kind))
+        return pc.run_end_decode(runs)
+
+    if not batch.column("topic").equals(column([rows.topic for rows in topics], pa.string())):
+        return False
+    # A row's offset less its number is the same for all rows of a topic.
+    ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+    numbers = pc.cumulative_sum(ones, start=-1)
+    shifts = pc.subtract(batch.column("offset"), numbers)
+    expected = column([rows.first_offset - rows.first_row for rows in topics], pa.int64())
+    if not shifts.equals(expected):
+        return False
+    times = pa.table(
+        {
+            "topic": column(list(range(len(topics))), pa.int32()),
+            "timestamp": batch.column("timestamp").cast(pa.int64()),
+        }
+    )
+    ranges = times.group_by("topic", use_threads=False).aggregate([("timestamp", "min_max")])
+    found = [(one["min"], one["max"]) for one in ranges.column("timestamp_min_max").to_pylist()]
+    return found == [(rows.min_timestamp_us, rows.max_timestamp_us) for rows in topics]
+
+
+def _check_topic_rows(rows: TopicRows, batch: pa.RecordBatch) -> str | None:
+    if batch.num_rows != rows.row_count:
+        return f"it has {batch.num_rows} rows of the topic, not {rows.row_count}"
+    if not pc.all(pc.equal(batch.column("topic"), rows.topic)).as_py():
+        return "it has rows of another topic in their place"
+    if not parquet.contiguous(batch.column("offset"), rows.first_offset):
+        return "its offsets are not those it says it has"
+    if parquet.timestamp_range_us(batch) != (rows.min_timestamp_us, rows.max_timestamp_us):
+        return "its timestamps are not those it says it has"
+    return None

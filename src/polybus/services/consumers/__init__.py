@@ -1,0 +1,1 @@
+"""Consumers: programs outside the bus that report how far they have read."""

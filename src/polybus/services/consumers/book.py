@@ -1,0 +1,183 @@
+"""The bus's consumers while it runs: kept over restarts, and heard before history is removed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from polybus.errors import PolybusError, StorageError
+from polybus.log.interface import Log
+from polybus.services.consumers.consumers import Consumer, Consumers, Report, TopicLag
+from polybus.services.state import State
+
+if TYPE_CHECKING:
+    from polybus.edges.server import Server
+
+logger = logging.getLogger("polybus.consumers")
+
+# A crash costs no more than this of what consumers said; they hold a little more history then.
+SAVE_INTERVAL_S = 1.0
+
+
+class ConsumerView(msgspec.Struct, kw_only=True, rename="kebab"):
+    """A consumer as it is shown; times are microseconds since 1970, `seen-s-ago` is against now."""
+
+    group: str
+    kind: str
+    query_id: str
+    run_id: str
+    rows_per_s: float
+    batch_ms: float
+    failed: bool
+    last_error: str
+    last_error_us: int
+    last_seen_us: int
+    seen_s_ago: float
+    lag: int
+    data_loss: bool
+    topics: list[TopicLag]
+
+
+class TopicConsumer(msgspec.Struct, kw_only=True, rename="kebab"):
+    """A consumer as its topic shows it."""
+
+    group: str
+    offset: int
+    lag: int | None
+    data_loss: str
+
+
+def view_of(consumer: Consumer, lags: list[TopicLag], now_us: int) -> ConsumerView:
+    return ConsumerView(
+        group=consumer.group,
+        kind=consumer.kind,
+        query_id=consumer.query_id,
+        run_id=consumer.run_id,
+        rows_per_s=consumer.rows_per_s,
+        batch_ms=consumer.batch_ms,
+        failed=consumer.failed,
+        last_error=consumer.last_error,
+        last_error_us=consumer.last_error_us,
+        last_seen_us=consumer.seen_us,
+        seen_s_ago=round(max(0, now_us - consumer.seen_us) / 1e6, 1),
+        lag=sum(one.lag or 0 for one in lags),
+        data_loss=any(one.data_loss for one in lags),
+        topics=lags,
+    )
+
+
+def decode_rows(rows: dict[str, bytes]) -> list[Consumer]:
+    """Consumers as state.db keeps them; a row that cannot be read is said and left out."""
+    consumers = []
+    for group, note in rows.items():
+        try:
+            consumers.append(msgspec.json.decode(note, type=Consumer))
+        except msgspec.DecodeError as error:
+            logger.warning("consumer %r cannot be read and is forgotten: %s", group, error)
+    return consumers
+
+
+class ConsumerBook:
+    """Takes reports, saves them now and then, and tells retention what is still needed."""
+
+    def __init__(self, server: Server, state: State) -> None:
+        self._server = server
+        self._log: Log = server.bus.log
+        self._state = state
+        self._clock_us = server.clock_us
+        limits = server.config.limits
+        self._consumers = Consumers(
+            clock_us=server.clock_us,
+            consumers_max=limits.consumers_max,
+            topics_max=limits.topics_per_request_max,
+        )
+        self._changed: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take up the consumers of the last time. Raises StorageError."""
+        self._consumers.restore(decode_rows(await self._state.read_consumers()))
+        if self._server.config.retention.hold_for_consumers and hasattr(self._log, "held_from"):
+            self._log.held_from = self.held_from
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._saving is not None:
+            await self._saving
+        await self._save()
+
+    def report(self, group: str, report: Report) -> None:
+        """Raises UsageError `consumer.invalid`, `consumer.too-many`."""
+        consumer = self._consumers.report(group, report)
+        if report.last_error:
+            self._server.tell_event("consumer-failed", group=group, error=consumer.last_error)
+        self._change(group)
+
+    def forget(self, group: str) -> None:
+        """Raises UsageError `consumer.unknown`."""
+        self._consumers.forget(group)
+        self._change(group)
+
+    def views(self) -> list[ConsumerView]:
+        now_us = self._clock_us()
+        bounds = self._log.bounds
+        return [
+            view_of(one, self._consumers.lags(one, bounds), now_us) for one in self._consumers.all()
+        ]
+
+    def of_topic(self, topic: str) -> list[TopicConsumer]:
+        found = self._consumers.of_topic(topic, self._log.bounds)
+        return [
+            TopicConsumer(group=group, offset=one.offset, lag=one.lag, data_loss=one.data_loss)
+            for group, one in found.items()
+        ]
+
+    def lags(self) -> dict[str, int]:
+        """The largest lag of any consumer, by topic."""
+        largest: dict[str, int] = {}
+        for consumer in self.views():
+            for one in consumer.topics:
+                largest[one.topic] = max(one.lag or 0, largest.get(one.topic, 0))
+        return largest
+
+    def held_from(self, topic: str) -> int | None:
+        """What retention must leave. Any thread may ask."""
+        try:
+            epoch = self._log.bounds(topic).epoch
+        except PolybusError:
+            return None
+        patience_us = int(self._server.config.retention.hold_age_s * 1_000_000)
+        seen_after_us = self._clock_us() - patience_us
+        return self._consumers.held_from(topic, epoch, seen_after_us=seen_after_us)
+
+    def _change(self, group: str) -> None:
+        self._changed.add(group)
+        if self._timer is None:
+            self._timer = self._server.loop.call_later(SAVE_INTERVAL_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._saving is None or self._saving.done():
+            self._saving = self._server.loop.create_task(self._save())
+        else:
+            self._timer = self._server.loop.call_later(SAVE_INTERVAL_S, self._on_timer)
+
+    async def _save(self) -> None:
+        changed, self._changed = self._changed, set()
+        if not changed:
+            return
+        kept = {one.group: one for one in self._consumers.all()}
+        rows = [
+            (group, msgspec.json.encode(kept[group])) for group in sorted(changed & kept.keys())
+        ]
+        try:
+            await self._state.save_consumers(rows, sorted(changed - kept.keys()))
+        except StorageError as error:
+            logger.warning("consumers could not be saved: %s", error.text)
+            # With the next report.
+            self._changed |= changed

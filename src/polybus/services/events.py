@@ -1,0 +1,243 @@
+"""What the bus tells about itself in the system topic `$events`.
+
+A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`: many events, in the
+order they were written down. docs/howto/monitor.md has the fields of each kind.
+
+Deliveries and confirmations are not told one by one. Between two messages they are added up, for
+each session and topic, so that a pack costs its session a few additions and no more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from polybus.services.sessions.feeds import Content
+from polybus.services.sessions.session import Session
+
+EVENTS_TOPIC = "$events"
+EVENTS_PER_MESSAGE = 1000
+PENDING_MAX = 100_000
+# When packs were shown, for the time until they are confirmed: so many marks a session.
+MARKS_MAX = 32
+TEXT_MAX = 500
+LIST_MAX = 50
+
+
+class Run:
+    """Packs of one topic that a session was sent since the last message."""
+
+    __slots__ = ("count", "first", "last", "messages", "time_us")
+
+    def __init__(self, number: int, time_us: int) -> None:
+        self.first = self.last = number
+        self.count = 0
+        self.messages = 0
+        self.time_us = time_us
+
+
+class Tally:
+    """One session: what it was sent and has confirmed since the last message."""
+
+    __slots__ = (
+        "confirmed",
+        "first",
+        "last",
+        "marks",
+        "pending",
+        "repeated",
+        "runs",
+        "time_us",
+        "timed",
+        "wait_us",
+        "wait_us_max",
+    )
+
+    def __init__(self) -> None:
+        # (last number, time) of each time that packs were sent; they outlive a message.
+        self.marks: list[tuple[int, int]] = []
+        self.runs: dict[str, Run] = {}
+        self.pending = False
+        self.clear()
+
+    def clear(self) -> None:
+        if self.runs:
+            self.runs = {}
+        self.repeated = self.confirmed = self.first = self.last = self.time_us = 0
+        # Of the confirmed packs, those whose sending is remembered, and how long they took.
+        self.timed = self.wait_us = self.wait_us_max = 0
+
+
+class EventBook:
+    """Collects events until they are taken as messages. No I/O; `on_pending` says when to come.
+
+    A session that follows `$events` itself is left out: telling of it would never end.
+    """
+
+    def __init__(self, *, clock_us: Callable[[], int], on_pending: Callable[[], None]) -> None:
+        self._clock_us = clock_us
+        self._on_pending = on_pending
+        self._tallies: dict[Session, Tally] = {}
+        self._pending: list[Session] = []
+        self._events: list[dict[str, Any]] = []
+        self.dropped = 0
+
+    # What happens
+
+    def delivered(
+        self, session: Session, packs: Sequence[tuple[int, Content]], shown_to: int
+    ) -> None:
+        """A session was sent packs; those up to `shown_to` not for the first time."""
+        if EVENTS_TOPIC in session.follows:
+            return
+        tally = self._touched(session)
+        now_us = self._clock_us()
+        for number, content in packs:
+            if number <= shown_to:
+                tally.repeated += 1
+                continue
+            run = tally.runs.get(content.topic)
+            if run is None:
+                run = tally.runs[content.topic] = Run(number, now_us)
+            run.last = number
+            run.count += 1
+            run.messages += content.count
+        marks = tally.marks
+        marks.append((packs[-1][0], now_us))
+        if len(marks) > MARKS_MAX:
+            del marks[0]
+
+    def confirmed(self, session: Session, ids: Sequence[int], count: int) -> None:
+        """A client confirmed packs; `count` of the numbers were there to be."""
+        if not count or EVENTS_TOPIC in session.follows:
+            return
+        tally = self._touched(session)
+        now_us = self._clock_us()
+        first, last = max(1, min(ids)), min(max(ids), session.shown_to)
+        tally.first = min(first, tally.first) if tally.confirmed else first
+        tally.last = max(last, tally.last)
+        tally.confirmed += count
+        tally.time_us = now_us
+        marks = tally.marks
+        shown_us = next((time_us for number, time_us in marks if number >= last), None)
+        while marks and marks[0][0] <= last:
+            del marks[0]
+        if shown_us is not None:
+            wait_us = max(0, now_us - shown_us)
+            tally.timed += count
+            tally.wait_us += wait_us * count
+            tally.wait_us_max = max(tally.wait_us_max, wait_us)
+
+    def opened(self, session: Session) -> None:
+        self.tell("session-opened", session=session.digest.hex(), topics=list(session.follows))
+
+    def ended(self, session: Session, reason: str, waiting: int) -> None:
+        """A session is gone, with so many packs that were never confirmed."""
+        tally = self._tallies.pop(session, None)
+        if tally is not None and tally.pending:
+            self._events += self._told(session, tally, waiting)
+            tally.pending = False
+        self.tell("session-ended", session=session.digest.hex(), reason=reason, waiting=waiting)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Write down an event that is told by itself; over the bound it is only counted."""
+        if len(self._events) + len(self._pending) >= PENDING_MAX:
+            self.dropped += 1
+            return
+        if not self._events and not self._pending:
+            self._on_pending()
+        shown = {name.replace("_", "-"): _bounded(value) for name, value in fields.items()}
+        self._events.append({"kind": kind, "time": _iso(self._clock_us()), **shown})
+
+    # What is told
+
+    def take(self) -> list[bytes]:
+        """Everything that happened since the last time, as messages."""
+        events, self._events = self._events, []
+        pending, self._pending = self._pending, []
+        for session in pending:
+            tally = self._tallies.get(session)
+            if tally is not None and tally.pending:
+                tally.pending = False
+                events += self._told(session, tally, session.pack_count)
+                if not tally.marks:
+                    del self._tallies[session]
+        if self.dropped:
+            dropped, self.dropped = self.dropped, 0
+            events.append({"kind": "dropped", "time": _iso(self._clock_us()), "count": dropped})
+        return [
+            msgspec.json.encode({"events": events[start : start + EVENTS_PER_MESSAGE]})
+            for start in range(0, len(events), EVENTS_PER_MESSAGE)
+        ]
+
+    def _touched(self, session: Session) -> Tally:
+        """The tally of a session that has something to tell from here on."""
+        tally = self._tallies.get(session)
+        if tally is None:
+            tally = self._tallies[session] = Tally()
+        if not tally.pending:
+            if not self._events and not self._pending:
+                self._on_pending()
+            tally.pending = True
+            self._pending.append(session)
+        return tally
+
+    def _told(self, session: Session, tally: Tally, waiting: int) -> list[dict[str, Any]]:
+        digest = session.digest.hex()
+        told: list[dict[str, Any]] = [
+            {
+                "kind": "delivered",
+                "time": _iso(run.time_us),
+                "session": digest,
+                "topic": topic or None,
+                "first": run.first,
+                "last": run.last,
+                "count": run.count,
+                "messages": run.messages,
+                "waiting": waiting,
+            }
+            for topic, run in tally.runs.items()
+        ]
+        if tally.repeated:
+            time = _iso(self._clock_us())
+            told.append(
+                {"kind": "repeated", "time": time, "session": digest, "count": tally.repeated}
+            )
+        if tally.confirmed:
+            timed = tally.timed
+            told.append(
+                {
+                    "kind": "confirmed",
+                    "time": _iso(tally.time_us),
+                    "session": digest,
+                    "first": tally.first,
+                    "last": tally.last,
+                    "count": tally.confirmed,
+                    "wait-ms": round(tally.wait_us / timed / 1000, 3) if timed else None,
+                    "wait-ms-max": round(tally.wait_us_max / 1000, 3) if timed else None,
+                    "waiting": waiting,
+                }
+            )
+        tally.clear()
+        return told
+
+
+def _bounded(value: Any) -> Any:
+    """Texts and lists of others are cut, so that an event stays small."""
+    if isinstance(value, list):
+        return value[:LIST_MAX]
+    return value[:TEXT_MAX] if isinstance(value, str) else value
+
+
+def _iso(time_us: int) -> str:
+    seconds, micros = divmod(time_us, 1_000_000)
+    return f"{_iso_second(seconds)}.{micros:06d}Z"
+
+
+@functools.lru_cache(maxsize=64)
+def _iso_second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

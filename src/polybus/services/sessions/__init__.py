@@ -1,0 +1,1 @@
+"""Sessions: durable inboxes for msgstream clients."""

@@ -1,0 +1,1 @@
+"""Transactions: staged messages of many topics, published together and once."""

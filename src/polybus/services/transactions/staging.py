@@ -1,0 +1,376 @@
+"""Staged messages: what a writer has put down for a commit that is still to come.
+
+A staged file is an Arrow IPC stream, not compressed, with the columns of SCHEMA; each record batch
+is of one topic. Files are in DATA/staging/<producer>/ and named `<batch>-<unique>.arrows`. The bus
+reads them when they are committed and removes them afterwards.
+
+Anybody who may publish may stage, so nothing in a file is believed: sizes are checked before they
+are allocated, and every record batch is validated before it is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polybus import names, scan
+from polybus.batch import Batch, Buffer
+from polybus.errors import UsageError
+from polybus.log.journal.commit import END, Damaged, size_of
+from polybus.log.journal.message import own_pages
+from polybus.log.topics import storage_error
+
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+PROTOCOL = "spark"
+HEAD_BYTES_MAX = 1 << 16
+"""The description of a record batch, or of the schema, is never larger."""
+ROW_BYTES_MAX = 1 << 20
+"""What key, headers and topic may add to the largest message."""
+BATCH_WEIGHT_MAX = 2 << 20
+"""What a record batch of more than one row may take in memory."""
+RECORD_BATCH_WEIGHT = 4096
+"""Each takes time of the bus's own thread, however small it is."""
+ROW_WEIGHT = 64
+KEY_WEIGHT = 128
+HEADER_WEIGHT = 256
+
+_PRODUCER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FILE = re.compile(r"([0-9]{1,18})-[A-Za-z0-9-]{8,100}\.arrows")
+_PREFIX_BYTES = 8
+
+
+def staging_folder(data: Path) -> Path:
+    return data / "staging"
+
+
+def check_producer(producer: str) -> str:
+    """Raises UsageError `commit.producer` if it cannot be a producer's name."""
+    if not _PRODUCER.fullmatch(producer):
+        text = f"producer {producer[:40]!r} must be 1 to 128 of a-z A-Z 0-9 . _ - and begin with a"
+        raise UsageError("commit.producer", f"{text} letter or digit")
+    return producer
+
+
+def check_file(name: str) -> int:
+    """The batch of a staged file's name. Raises UsageError `commit.file`."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        text = f"{name[:40]!r} is no staged file's name, BATCH-UNIQUE.arrows"
+        raise UsageError("commit.file", text)
+    return int(found[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedLimits:
+    """What a transaction may hold, and how much of it goes into one commit of the log."""
+
+    message_bytes_max: int
+    transaction_bytes_max: int
+    part_bytes: int
+    headers_max: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is in the files of a transaction; all of it was looked at.
+
+    Attributes:
+        batches: all messages, if they fit one part.
+        parts: how many commits of the log they need; 1 at least.
+    """
+
+    topics: set[str] = field(default_factory=set)
+    rows: int = 0
+    bytes: int = 0
+    parts: int = 1
+    batches: list[Batch] | None = field(default_factory=list)
+
+
+def plan(files: Iterable[Path], limits: StagedLimits) -> Plan:
+    """Look at all of the files. May block.
+
+    Raises:
+        UsageError: `commit.file`, naming the file and what is wrong; `commit.value-too-large`;
+            `commit.too-large`.
+        StorageError: a file cannot be read.
+    """
+    found = Plan()
+    part_bytes = 0
+    for batch, size in _batches(files, limits):
+        found.topics.add(batch.topic)
+        found.rows += len(batch)
+        found.bytes += size
+        if found.bytes > limits.transaction_bytes_max:
+            text = (
+                f"the transaction is over {limits.transaction_bytes_max} bytes "
+                "(limits.transaction-bytes-max): let Spark take less at once, with the source's "
+                "option maxOffsetsPerTrigger, or raise the limit"
+            )
+            raise UsageError("commit.too-large", text)
+        if part_bytes and part_bytes + size > limits.part_bytes:
+            found.parts += 1
+            part_bytes = 0
+            found.batches = None
+            _give_back()
+        part_bytes += size
+        if found.batches is not None:
+            found.batches.append(batch)
+    return found
+
+
+def parts(files: Iterable[Path], limits: StagedLimits) -> Iterator[list[Batch]]:
+    """The same messages part by part: the same parts each time. Raises as `plan`; may block."""
+    part: list[Batch] = []
+    part_bytes = 0
+    for batch, size in _batches(files, limits):
+        if part_bytes and part_bytes + size > limits.part_bytes:
+            _give_back()
+            yield part
+            part, part_bytes = [], 0
+        part.append(batch)
+        part_bytes += size
+    yield part
+
+
+def _give_back() -> None:
+    """Arrow's allocator keeps what looking at a part took, for each thread that ever did."""
+    pa.default_memory_pool().release_unused()
+
+
+def _batches(files: Iterable[Path], limits: StagedLimits) -> Iterator[tuple[Batch, int]]:
+    """Each record batch as a batch, and what it weighs."""
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                for rows, size in _read(file, path, limits):
+                    weight = size + _extra_weight(rows)
+                    if weight > BATCH_WEIGHT_MAX and rows.num_rows > 1:
+                        text = f"{path.name}: a record batch of {weight} bytes and several rows"
+                        raise UsageError("commit.file", f"{text}; at most {BATCH_WEIGHT_MAX}")
+                    yield _batch_of(rows, path, limits), weight
+        except FileNotFoundError as error:
+            text = (
+                f"{path.name} is not staged in {path.parent}: is this the bus it was staged for? "
+                "files that nobody commits are removed after a day"
+            )
+            raise UsageError("commit.file", text) from error
+        except OSError as error:
+            raise storage_error(error, f"cannot read {path}") from error
+
+
+def _read(
+    file: BufferedReader, path: Path, limits: StagedLimits
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    bytes_max = max(limits.message_bytes_max, BATCH_WEIGHT_MAX) + ROW_BYTES_MAX
+    file_bytes = os.fstat(file.fileno()).st_size
+    position = 0
+    try:
+        if not pa.ipc.read_schema(pa.py_buffer(_head(file) or b"")).equals(SCHEMA):
+            raise Damaged(f"its columns are not {', '.join(SCHEMA.names)}")
+        while True:
+            position = file.tell()
+            head = _head(file)
+            if head is None:
+                return
+            size = size_of(head)
+            if size > file_bytes - position or size > bytes_max + HEAD_BYTES_MAX:
+                text = f"a record batch of {size} bytes; at most {bytes_max} (message-bytes-max)"
+                raise Damaged(text)
+            if _is_compressed(head):
+                raise Damaged("it is compressed")
+            rows = pa.ipc.read_record_batch(_message(file, head, size), SCHEMA)
+            rows.validate(full=True)
+            if rows.num_rows:
+                yield rows, size
+    except (Damaged, pa.ArrowException, struct.error, OSError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # The disk's own; without a number it is Arrow's word for what it cannot understand.
+            raise
+        text = f"{path.name}, byte {position}: {str(error)[:200]}"
+        raise UsageError("commit.file", text) from error
+
+
+def _message(file: BufferedReader, head: bytes, size: int) -> pa.Message:
+    """The message whose head was read, in memory that is allocated once and not copied.
+
+    An allocator would keep the pages of one part beside those of the next.
+    """
+    pages = own_pages(size)
+    whole = memoryview(pages)
+    whole[: len(head)] = head
+    if file.readinto(whole[len(head) :]) != size - len(head):
+        raise Damaged("the message is incomplete")
+    return pa.ipc.read_message(pa.BufferReader(pa.py_buffer(pages)))
+
+
+def _head(file: BufferedReader) -> bytes | None:
+    """The message at this place without its body; None at the end."""
+    prefix = file.read(_PREFIX_BYTES)
+    if not prefix or prefix == END:
+        return None
+    size = int.from_bytes(prefix[4:], "little", signed=True)
+    return prefix + file.read(max(0, min(size, HEAD_BYTES_MAX)))
+
+
+def _is_compressed(head: bytes) -> bool:
+    """Whether a record batch's buffers are compressed: a few bytes could then become gigabytes.
+
+    Flatbuffer tables: field 2 of `Message` is the record batch, field 3 of that its compression.
+    """
+    metadata = head[_PREFIX_BYTES:]
+    table = struct.unpack_from("<I", metadata, 0)[0]
+    at = _field(metadata, table, 2)
+    if at is None:
+        return False
+    return _field(metadata, at + struct.unpack_from("<I", metadata, at)[0], 3) is not None
+
+
+def _field(metadata: bytes, table: int, number: int) -> int | None:
+    fields = table - struct.unpack_from("<i", metadata, table)[0]
+    if fields < 0:
+        raise Damaged("the message header is unreadable")
+    if 4 + 2 * number >= struct.unpack_from("<H", metadata, fields)[0]:
+        return None
+    offset = struct.unpack_from("<H", metadata, fields + 4 + 2 * number)[0]
+    return table + int(offset) if offset else None
+
+
+def _extra_weight(rows: pa.RecordBatch) -> int:
+    """What rows, keys and headers will take beyond their bytes."""
+    keys, headers = rows.column(1), rows.column(3)
+    keyed = len(keys) - int(keys.null_count)
+    objects = KEY_WEIGHT * keyed + HEADER_WEIGHT * sum_of(headers_in(headers))
+    return RECORD_BATCH_WEIGHT + ROW_WEIGHT * int(rows.num_rows) + objects
+
+
+def header_bytes(headers: pa.MapArray) -> pa.Array:
+    """How many bytes the names and values of each row's headers have."""
+    sizes = [pc.cast(pc.binary_length(one), pa.int64()) for one in (headers.keys, headers.items)]
+    sums = pc.cumulative_sum(pc.add(*sizes))
+    sums = pa.concat_arrays([pa.array([0], pa.int64()), sums])
+    ends = headers.offsets
+    return pc.subtract(sums.take(ends[1:]), sums.take(ends[:-1]))
+
+
+def headers_in(headers: pa.MapArray) -> pa.Array:
+    """How many headers each row has."""
+    ends = headers.offsets
+    counts = pc.subtract(ends[1:], ends[:-1])
+    return pc.if_else(pc.is_valid(headers), counts, 0) if headers.null_count else counts
+
+
+def sum_of(counts: pa.Array) -> int:
+    return int(pc.sum(counts).as_py() or 0)
+
+
+def _batch_of(rows: pa.RecordBatch, path: Path, limits: StagedLimits) -> Batch:
+    """A batch over the rows' own memory."""
+    topics = pc.unique(rows.column(0))
+    if len(topics) != 1 or topics[0].as_py() is None:
+        raise UsageError("commit.file", f"{path.name}: a record batch is not of one topic")
+    values = rows.column(2)
+    if values.null_count:
+        raise UsageError("commit.file", f"{path.name}: column value is null in a row")
+    topic = names.canonical(topics[0].as_py())
+    largest = pc.max(pc.binary_length(values)).as_py()
+    if largest > limits.message_bytes_max:
+        text = (
+            f"topic {topic!r}: column value holds {largest} bytes in a row; the bus takes at most "
+            f"{limits.message_bytes_max} (limits.message-bytes-max)"
+        )
+        raise UsageError("commit.value-too-large", text)
+    _, ends, content = values.buffers()
+    if content is None or 2 * content.size < rows.nbytes:
+        # Who keeps the values keeps all of the message: better a copy if there is little of them.
+        buffer: Buffer = b"" if content is None else content.to_pybytes()
+    else:
+        buffer = memoryview(content).cast("B")
+    batch = Batch(topic, buffer, scan.spans_of_offsets(ends, values.offset, len(values)))
+    keys, headers = rows.column(1), rows.column(3)
+    if keys.null_count < len(keys):
+        batch.keys = keys.to_pylist()
+    if headers.null_count < len(headers):
+        if pc.max(headers_in(headers)).as_py() > limits.headers_max:
+            text = f"topic {topic!r}: a row has over {limits.headers_max} headers (properties-max)"
+            raise UsageError("commit.file", f"{path.name}: {text}")
+        batch.headers = [dict(one) if one else None for one in headers.to_pylist()]
+    batch.protocol = PROTOCOL
+    return batch
+
+
+# What is left behind.
+
+
+def staged(data: Path) -> tuple[int, int]:
+    """How many bytes and how many files are staged. May block."""
+    total = count = 0
+    for folder in _entries(staging_folder(data)):
+        for path in _entries(folder):
+            try:
+                total += path.stat().st_size
+            except OSError:
+                continue
+            count += 1
+    return total, count
+
+
+def drop(data: Path, producer: str, *, batch_max: int) -> None:
+    """Remove what a producer staged for batches up to one that is committed. May block."""
+    folder = staging_folder(data) / producer
+    for path in _entries(folder):
+        found = _FILE.fullmatch(path.name)
+        if found is not None and int(found[1]) <= batch_max:
+            path.unlink(missing_ok=True)
+    _remove_if_empty(folder)
+
+
+def discard(path: Path) -> None:
+    """Remove a staged file, if it is there. May block."""
+    path.unlink(missing_ok=True)
+    _remove_if_empty(path.parent)
+
+
+def sweep(data: Path, *, older_than_s: float, now_s: float, keep: Collection[Path] = ()) -> int:
+    """Remove what nobody committed for so long; return how many files that were. May block."""
+    removed = 0
+    for folder in _entries(staging_folder(data)):
+        for path in _entries(folder):
+            try:
+                if path not in keep and path.stat().st_mtime < now_s - older_than_s:
+                    path.unlink()
+                    removed += 1
+            except OSError:
+                continue
+        _remove_if_empty(folder)
+    return removed
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if somebody else removed it meanwhile."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        # Not empty, or gone already.
+        return

@@ -1,0 +1,178 @@
+"""Staged files while the bus is at work on them: who writes which, and how much there is in all.
+
+A file that is being committed does not change any more: it was looked at as a whole, and then it is
+read a second time, part by part. `Room` and `Upload` are for the threads of `Uploads`, the rest is
+for the loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from polybus.errors import UsageError
+from polybus.log.topics import storage_error
+from polybus.services.transactions import staging
+
+T = TypeVar("T")
+
+FILES_MAX = 100_000
+THREADS = 2
+TRIES = 5
+LOOK_AGAIN_S = 1.0
+LOOKING_SHARE = 0.05
+"""Counting what is staged takes no more than this share of the time."""
+
+
+class StagedFiles:
+    """Which files are being written or committed just now."""
+
+    def __init__(self) -> None:
+        self._writing: set[Path] = set()
+        self._committing: set[Path] = set()
+
+    def is_committing(self, path: Path) -> bool:
+        return path in self._committing
+
+    @contextlib.contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Raises UsageError `staging.in-use` if another request writes the file."""
+        if path in self._writing:
+            raise UsageError("staging.in-use", f"{path.name} is being written")
+        self._writing.add(path)
+        try:
+            yield
+        finally:
+            self._writing.discard(path)
+
+    @contextlib.contextmanager
+    def committing(self, paths: Sequence[Path]) -> Iterator[None]:
+        """Raises UsageError `staging.in-use` if a file is still being written."""
+        for path in paths:
+            if path in self._writing:
+                raise UsageError("staging.in-use", f"{path.name} is still being written")
+        self._committing.update(paths)
+        try:
+            yield
+        finally:
+            self._committing.difference_update(paths)
+
+
+class Room:
+    """How much is staged, by whomever: the disk is looked at now and then."""
+
+    def __init__(self, data: Path, *, bytes_max: int) -> None:
+        self._data = data
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._files = 0
+        self._look_at_s = 0.0
+
+    def take(self, size: int, *, is_new: bool) -> None:
+        """Count a piece of a file in. Raises UsageError `staging.full`. May block."""
+        with self._lock:
+            if time.monotonic() >= self._look_at_s or self._lacking(size, is_new):
+                self._look()
+            lacking = self._lacking(size, is_new)
+            if lacking:
+                raise UsageError("staging.full", lacking)
+            self._bytes += size
+            self._files += is_new
+
+    def _lacking(self, size: int, is_new: bool) -> str:
+        if is_new and self._files >= FILES_MAX:
+            return f"{FILES_MAX} files are staged and not committed"
+        if self._bytes + size > self._bytes_max:
+            limit = "limits.staging-bytes-max"
+            return f"over {self._bytes_max} bytes are staged and not committed ({limit})"
+        return ""
+
+    def _look(self) -> None:
+        began_s = time.monotonic()
+        self._bytes, self._files = staging.staged(self._data)
+        taken_s = time.monotonic() - began_s
+        self._look_at_s = began_s + max(LOOK_AGAIN_S, taken_s / LOOKING_SHARE)
+
+
+class Upload:
+    """A piece of a staged file while it arrives. Every method may block.
+
+    A piece that was sent before, and whose answer was lost, is written again.
+    """
+
+    def __init__(self, path: Path, position: int, room: Room) -> None:
+        """Raises UsageError `staging.position`, `staging.full`; StorageError."""
+        self._path = path
+        self._room = room
+        try:
+            is_new = not path.exists()
+            room.take(0, is_new=is_new)
+            self._file = _opened(path)
+            size = self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise storage_error(error, f"cannot stage {path}") from error
+        if position > size:
+            self._file.close()
+            text = f"{path.name} has {size} bytes; a piece for byte {position} cannot be"
+            raise UsageError("staging.position", text)
+        self._file.truncate(position)
+        self.size = self._file.seek(position)
+
+    def write(self, some: bytes) -> None:
+        """Raises UsageError `staging.full`; StorageError."""
+        self._room.take(len(some), is_new=False)
+        try:
+            self._file.write(some)
+            self._file.flush()
+        except OSError as error:
+            raise storage_error(error, f"cannot stage {self._path}") from error
+        self.size += len(some)
+
+    def sync(self) -> None:
+        """Make the whole file safe. Raises StorageError."""
+        try:
+            os.fsync(self._file.fileno())
+            for folder in (self._path.parent, self._path.parent.parent):
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise storage_error(error, f"cannot stage {self._path}") from error
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _opened(path: Path) -> IO[bytes]:
+    for _ in range(TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A producer's folder is removed when it is empty, just now perhaps.
+        with contextlib.suppress(FileNotFoundError):
+            return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+    raise FileNotFoundError(path)
+
+
+class Uploads:
+    """All uploads of a bus: threads of their own, so that slow disks delay no reader of the log."""
+
+    def __init__(self, data: Path, *, bytes_max: int) -> None:
+        self.files = StagedFiles()
+        self.room = Room(data, bytes_max=bytes_max)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="polybus-staging")
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)

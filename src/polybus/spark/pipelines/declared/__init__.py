@@ -1,0 +1,1 @@
+"""Pipelines that users declare: loading, checking and preparing their flows."""

@@ -1,0 +1,167 @@
+"""Finds pipelines in a folder, and loads the files of each.
+
+    pipelines/orders/…          a pipeline named `orders`: its .py and .sql files at any depth, or
+                                those that its spark-pipeline.yml names (Spark's own spec)
+    pipelines/clicks.py         a pipeline of one file, named `clicks`
+
+A file is run as Spark's own runner does it: with `spark` as a global, the pipeline's folder as the
+working folder, and not as an importable module, so functions travel to workers by value.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polybus.errors import UsageError
+from polybus.spark.pipelines.declared import readers
+from polybus.spark.pipelines.declared.problems import PipelineError, located
+from polybus.spark.pipelines.declared.registry import Pipeline, Registry, check_targets
+from polybus.spark.pipelines.places import Where, WhileLoading
+
+SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
+SUFFIXES = (".py", ".sql")
+_NAME = re.compile(r"[A-Za-z_][\w-]{0,63}", re.ASCII)
+
+
+def find_pipelines(folder: Path) -> dict[str, Path]:
+    """Name → folder or file of each pipeline in `folder`, in order of names.
+
+    Raises:
+        UsageError: `pipeline.folder`, there is no such folder; `pipeline.duplicate`.
+    """
+    if not folder.is_dir():
+        text = f"there is no folder {folder}; polybus pipeline init NAME makes one with a template"
+        raise UsageError("pipeline.folder", text)
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if not _is_pipeline(path):
+            continue
+        name = path.stem.lower() if path.is_file() else path.name.lower()
+        if name in found:
+            text = f"{path} and {found[name]} are both the pipeline {name}; rename one"
+            raise UsageError("pipeline.duplicate", text)
+        found[name] = path
+    return found
+
+
+def choose(found: dict[str, Path], names: tuple[str, ...]) -> dict[str, Path]:
+    """Those of the pipelines that are named; all if none is. UsageError `pipeline.unknown`."""
+    unknown = [name for name in names if name.lower() not in found]
+    if unknown:
+        known = ", ".join(found) or "none"
+        raise UsageError(
+            "pipeline.unknown", f"no pipeline {', '.join(unknown)}; there are: {known}"
+        )
+    chosen = {name.lower() for name in names}
+    return {name: path for name, path in found.items() if not names or name in chosen}
+
+
+def _is_pipeline(path: Path) -> bool:
+    if path.name.startswith((".", "_")) or not _NAME.fullmatch(path.stem):
+        return False
+    if path.is_file():
+        return path.suffix in SUFFIXES
+    return path.is_dir() and next(source_files(path), None) is not None
+
+
+def source_files(folder: Path) -> Iterator[Path]:
+    """The Python and SQL files of a pipeline, in order of their names."""
+    if folder.is_file():
+        yield folder
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
+        if path.suffix in SUFFIXES and path.is_file() and not hidden:
+            yield path
+
+
+def load_pipeline(spark: Any, name: str, path: Path, where: Where) -> Pipeline:
+    """Run the files of a pipeline and return what they declare.
+
+    Raises:
+        PipelineError: the first thing that is wrong, with file and line.
+    """
+    path = path.resolve()
+    folder = path.parent if path.is_file() else path
+    pipeline = Pipeline(name, folder)
+    files = [path] if path.is_file() else _listed_files(pipeline)
+    if not files:
+        raise PipelineError("pipeline.file", "no .py or .sql file belongs to it", file=str(path))
+
+    def read_sql(text: str, file: Path, registry: Registry) -> None:
+        from polybus.spark.pipelines.declared.sql_files import SqlFile
+
+        SqlFile(spark, file, registry).read(text)
+
+    registry = Registry(pipeline, read_sql)
+    readers.install(type(spark))
+    with readers.active(spark), readers.using(WhileLoading(where)), _working_in(folder):
+        for file in files:
+            _load_file(spark, registry, file)
+    check_targets(pipeline)
+    if not pipeline.outputs:
+        raise PipelineError("pipeline.file", "it declares no table, view or sink", file=str(path))
+    return pipeline
+
+
+def _load_file(spark: Any, registry: Registry, file: Path) -> None:
+    from pyspark.pipelines.graph_element_registry import graph_element_registration_context
+
+    with graph_element_registration_context(registry):
+        try:
+            if file.suffix == ".sql":
+                registry.register_sql(file.read_text(encoding="utf-8"), file)
+            else:
+                _run_python(spark, file)
+        except PipelineError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise located("pipeline.file", error, file=str(file), line=None) from error
+
+
+def _run_python(spark: Any, file: Path) -> None:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["spark"] = spark
+    spec.loader.exec_module(module)
+
+
+def _listed_files(pipeline: Pipeline) -> list[Path]:
+    """The files that the spec names, or all; the spec's configuration goes into the pipeline."""
+    specs = [path for name in SPEC_NAMES if (path := pipeline.folder / name).is_file()]
+    if not specs:
+        return list(source_files(pipeline.folder))
+    from pyspark.pipelines.cli import load_pipeline_spec
+
+    try:
+        spec = load_pipeline_spec(specs[0])
+    except Exception as error:
+        raise located("pipeline.file", error, file=str(specs[0]), line=None) from error
+    pipeline.conf.update(spec.configuration)
+    files = [
+        path
+        for library in spec.libraries
+        for path in sorted(pipeline.folder.glob(library.include))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    other = [path for path in files if path.suffix not in SUFFIXES]
+    if other:
+        text = f"{other[0].name} is neither .py nor .sql; leave it out of the libraries"
+        raise PipelineError("pipeline.file", text, file=str(specs[0]))
+    return list(dict.fromkeys(files))
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -1,0 +1,270 @@
+"""What names mean in a pipeline: its own datasets, then lake tables, then topics.
+
+A stream of a streaming table of the same pipeline is the stream of the queries that fill it: the
+query is put into the place of its name, so both flows read the topics themselves, neither waits for
+the other's files, and each keeps its own checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.pipelines.flow import Flow as Query
+from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, TemporaryView
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from polybus.errors import PolybusError, UsageError
+from polybus.lake.table import LakeTable, open_table, table_names
+from polybus.spark.pipelines.declared import readers
+from polybus.spark.pipelines.declared.problems import PipelineError, located, place_of
+from polybus.spark.pipelines.declared.registry import Pipeline
+from polybus.spark.pipelines.declared.table_source import FORMAT, LakeTableSource
+from polybus.spark.pipelines.places import Where, missing_options
+
+_STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+# RocksDB's files are saved by a call that takes Hadoop's checksummed file system for granted, and
+# our sessions use the raw one. Uncached, so that it stays with the flow that needs it.
+_ROCKSDB_FILES = {
+    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Input:
+    """What a query read: a `dataset` of its pipeline, a lake `table` or a `topic`."""
+
+    kind: str
+    name: str
+    streaming: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Analysed:
+    """A query's DataFrame, resolved but not run, and everything it reads, also through views."""
+
+    frame: Any
+    inputs: frozenset[Input]
+
+
+class Names:
+    """The names of one pipeline on a session of its own."""
+
+    def __init__(self, spark: Any, pipeline: Pipeline, where: Where) -> None:
+        self.spark = spark
+        self.pipeline = pipeline
+        self.where = where
+        self._settings = threading.RLock()
+        self.streams: dict[tuple[tuple[str, str], ...], Any] = {}
+        self._schemas: dict[str, StructType] = {}
+        self._topics: set[str] | None = None
+        spark.dataSource.register(LakeTableSource)
+
+    def analyse(self, query: Query, *, run: bool = False) -> Analysed:
+        """Call a query's function. With `run` the tables it reads are read; else they are empty.
+
+        Raises:
+            PipelineError: what is wrong with it, with file and line.
+        """
+        with readers.active(self.spark), self.settings_of(query):
+            self._topics = None
+            call = _Call(self, root=query, run=run, inputs=set(), stack=())
+            return Analysed(call.frame_of(query), frozenset(call.inputs))
+
+    @contextmanager
+    def settings_of(self, query: Query) -> Iterator[None]:
+        """The session with the settings of the pipeline and of a query, for one thread a time."""
+        conf = {**self.pipeline.conf, **query.spark_conf}
+        if conf.get(_STATE_STORE, "").endswith("RocksDBStateStoreProvider"):
+            conf |= _ROCKSDB_FILES
+        with self._settings:
+            before = {name: self.spark.conf.get(name, None) for name in conf}
+            for name, value in conf.items():
+                self.spark.conf.set(name, value)
+            try:
+                yield
+            finally:
+                for name, value in before.items():
+                    if value is None:
+                        self.spark.conf.unset(name)
+                    else:
+                        self.spark.conf.set(name, value)
+
+    def is_streaming(self, query: Query) -> bool:
+        """Whether a stream is what the query's output takes."""
+        return not isinstance(self.pipeline.outputs[query.target], MaterializedView)
+
+    def table(self, output: str) -> LakeTable:
+        return open_table(self.where.data, self.pipeline.table_name(output))
+
+    def topics(self) -> set[str]:
+        if self._topics is None:
+            self._topics = set(self.where.topics())
+        return self._topics
+
+    def schema_of(self, output: str, call: _Call) -> StructType:
+        """The columns of a table of the pipeline: those of the queries that fill it."""
+        if output not in self._schemas:
+            frames = [call.inner(query) for query in self.pipeline.queries_into(output)]
+            self._schemas[output] = united(frames, self.pipeline.outputs[output]).schema
+        return self._schemas[output]
+
+
+@dataclasses.dataclass(slots=True)
+class _Call:
+    """One function that runs, within the functions that asked for it."""
+
+    names: Names
+    root: Query
+    run: bool
+    inputs: set[Input]
+    stack: tuple[str, ...]
+
+    def frame_of(self, query: Query) -> Any:
+        if query.name in self.stack:
+            way = " → ".join([*self.stack[self.stack.index(query.name) :], query.name])
+            text = f"{query.name} depends on itself: {way}"
+            raise PipelineError("pipeline.cycle", text, **place_of(query))
+        call = dataclasses.replace(self, stack=(*self.stack, query.name))
+        place = place_of(query)
+        try:
+            with readers.using(call):
+                frame = query.func()
+        except Exception as error:
+            raise _explained(error, place) from error
+        if not isinstance(frame, DataFrame):
+            text = (
+                f"{query.name} gives {type(frame).__name__}; its function must return a DataFrame"
+            )
+            raise PipelineError("pipeline.query", text, **place)
+        return frame
+
+    def inner(self, query: Query) -> Any:
+        """A query that this one needs; what it reads is not an input of ours."""
+        return dataclasses.replace(self, inputs=set()).frame_of(query)
+
+    def stream(self, name: str, options: dict[str, Any]) -> Any:
+        output = self.names.pipeline.outputs.get(name)
+        if isinstance(output, MaterializedView | Sink):
+            kind = "sink" if isinstance(output, Sink) else "materialized view"
+            text = f"{name} is a {kind} and cannot be read as a stream"
+            raise UsageError("pipeline.query", f"{text}; spark.read.table reads a view")
+        if output is not None:
+            queries = self.names.pipeline.queries_into(name)
+            self._note("dataset", name, streaming=True)
+            return united([self.frame_of(query) for query in queries], output)
+        if name.lower() not in self.names.topics():
+            return self._unknown(name)
+        given = {"subscribe": name.lower(), "startingOffsets": "earliest", **options}
+        return self.names.spark.readStream.format(readers.FORMAT).options(**given).load()
+
+    def batch(self, name: str, options: dict[str, Any]) -> Any:
+        output = self.names.pipeline.outputs.get(name)
+        if isinstance(output, TemporaryView):
+            self._note("dataset", name, streaming=False)
+            return self.frame_of(self.names.pipeline.queries_into(name)[0])
+        if isinstance(output, Sink):
+            raise UsageError("pipeline.query", f"{name} is a sink and cannot be read")
+        if output is not None:
+            self._note("dataset", name, streaming=False)
+            schema = self.names.schema_of(name, self)
+            return self._table(self.names.table(name), schema)
+        if name.lower() in table_names(self.names.where.data):
+            self._note("table", name.lower(), streaming=False)
+            return self._table(open_table(self.names.where.data, name.lower()), None)
+        if name.lower() in self.names.topics():
+            return self._topic(name.lower(), options)
+        return self._unknown(name)
+
+    def _table(self, table: LakeTable, schema: StructType | None) -> Any:
+        from polybus.spark import tables
+
+        spark = self.names.spark
+        if self.names.is_streaming(self.root):
+            kept = tables.read(spark, table).schema if schema is None else schema
+            reader = spark.read.format(FORMAT).schema(kept)
+            return reader.option("path", str(table.path)).load()
+        if schema is not None and (not self.run or not table.exists):
+            return spark.createDataFrame([], schema)
+        frame = tables.read(spark, table)
+        return frame if schema is None else frame.to(_nullable(schema))
+
+    def _topic(self, topic: str, options: dict[str, Any]) -> Any:
+        self._note("topic", topic, streaming=False)
+        where = self.names.where
+        if options or where.url is not None or self.names.is_streaming(self.root):
+            given = {"subscribe": topic, **options}
+            return self.names.spark.read.format(readers.FORMAT).options(**given).load()
+        from polybus.spark import tables
+
+        return tables.table(self.names.spark, topic, where.data)
+
+    def _unknown(self, name: str) -> Any:
+        """Spark's catalog may know the name: only if it does not either is it an error."""
+        if "." in name or self.names.spark.catalog.tableExists(name):
+            return None
+        raise readers.unknown_relation(name)
+
+    def source(self, given: dict[str, Any], load: readers.Load, *, streaming: bool) -> Any:
+        lowered = {key.lower(): str(value) for key, value in given.items()}
+        for topic in filter(None, lowered.get("subscribe", "").lower().split(",")):
+            self._note("topic", topic.strip(), streaming=streaming)
+        added = missing_options(self.names.where, given)
+        if not streaming:
+            return load(added)
+        # Spark asks a process of Python's about every stream of ours that is declared; flows that
+        # read the same may share one.
+        streams = self.names.streams
+        key = tuple(sorted(lowered.items()))
+        if key not in streams:
+            streams[key] = load(added)
+        return streams[key]
+
+    def _note(self, kind: str, name: str, *, streaming: bool) -> None:
+        self.inputs.add(Input(kind, name, streaming))
+
+
+def _explained(error: Exception, place: dict[str, Any]) -> PolybusError:
+    """The error with the line it is at, and with our word for a name that Spark does not know."""
+    from pyspark.errors import AnalysisException
+
+    if isinstance(error, AnalysisException):
+        name = readers.missing_relation(error)
+        if name is not None:
+            error = readers.unknown_relation(name).with_traceback(error.__traceback__)
+    return located("pipeline.query", error, **place)
+
+
+def united(frames: list[Any], output: Any) -> Any:
+    """What several queries bring to one output, in the columns that it declares."""
+    shaped = [in_schema_of(frame, output) for frame in frames]
+    whole = shaped[0]
+    for frame in shaped[1:]:
+        whole = whole.unionByName(frame, allowMissingColumns=True)
+    return whole
+
+
+def in_schema_of(frame: Any, output: Any) -> Any:
+    """The frame in the columns and types that a table declares, if it does."""
+    schema = getattr(output, "schema", None)
+    if schema is None:
+        return frame
+    if isinstance(schema, str):
+        schema = StructType.fromDDL(schema)
+    return frame.to(schema)
+
+
+def _nullable(schema: StructType) -> StructType:
+    from pyspark.sql.types import StructField
+
+    return StructType([StructField(one.name, one.dataType, True, one.metadata) for one in schema])
+
+
+def writes_rows(output: Any) -> bool:
+    """Whether the output has flows of its own: a temporary view only lives within others."""
+    return isinstance(output, StreamingTable | MaterializedView | Sink)

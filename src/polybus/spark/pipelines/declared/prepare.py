@@ -1,0 +1,221 @@
+"""From a folder of pipeline files to flows that can start, and a list of what cannot.
+
+    prepared = prepare(spark, Path("pipelines"), Where(data))
+    for flow in prepared.flows: runner.start(flow)
+
+Everything that can be known before anything runs is found here: broken files, unknown names,
+cycles, columns that do not exist, streams that Spark cannot run, and changes since the last run
+that a checkpoint cannot follow. A pipeline with a problem does not start; the others do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.pipelines.flow import Flow as Query
+from pyspark.pipelines.output import MaterializedView, StreamingTable
+
+from polybus.errors import PolybusError, UsageError
+from polybus.spark.pipelines.declared import fingerprint
+from polybus.spark.pipelines.declared.changes import Changes
+from polybus.spark.pipelines.declared.loader import choose, find_pipelines, load_pipeline
+from polybus.spark.pipelines.declared.names import (
+    Analysed,
+    Names,
+    in_schema_of,
+    united,
+    writes_rows,
+)
+from polybus.spark.pipelines.declared.problems import PipelineError, place_of
+from polybus.spark.pipelines.declared.writing import flow_of
+from polybus.spark.pipelines.flows import Flow, in_order
+from polybus.spark.pipelines.places import Where
+from polybus.spark.pipelines.running.causes import clean_cause
+from polybus.spark.pipelines.running.driving import another_session
+from polybus.spark.session.connect import is_connect
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a pipeline does not start."""
+
+    pipeline: str
+    error: PolybusError
+
+
+@dataclasses.dataclass(slots=True)
+class Prepared:
+    """Flows that can start, in an order in which they may, and the problems of other pipelines."""
+
+    flows: list[Flow] = dataclasses.field(default_factory=list)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    inputs: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Full name of a flow → what it reads, for people."""
+    outputs: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Full name of a flow → where its rows go, for people."""
+
+
+def prepare(
+    spark: Any,
+    folder: Path,
+    where: Where,
+    *,
+    only: tuple[str, ...] = (),
+    reset: Collection[str] = (),
+    check_only: bool = False,
+) -> Prepared:
+    """Load and analyse the pipelines in `folder`.
+
+    `only` names pipelines. `reset` names flows or tables (`NAME` or `PIPELINE.NAME`) that start
+    over: with a new checkpoint and, for tables, from a new version without rows. With `check_only`
+    nothing on disk changes.
+
+    Raises:
+        UsageError: `pipeline.folder`, `pipeline.unknown`, `pipeline.duplicate`; or
+            `pipeline.unknown` for a name in `reset` that no flow has.
+    """
+    found = choose(find_pipelines(folder), only)
+    prepared = Prepared()
+    resets = {name.lower() for name in reset}
+    used: set[str] = set()
+    for name, path in found.items():
+        try:
+            one = _One(spark, name, path, where)
+            used |= one.prepare(prepared, resets, check_only=check_only)
+        except PolybusError as error:
+            prepared.problems.append(Problem(name, error))
+        except Exception as error:  # whatever a user's code or Spark may raise is this one's
+            unforeseen = PipelineError("pipeline.query", clean_cause(error), file=str(path))
+            prepared.problems.append(Problem(name, unforeseen))
+    unknown = resets - used
+    if unknown and not prepared.problems:
+        known = ", ".join(flow.full_name for flow in prepared.flows)
+        text = f"--reset {', '.join(sorted(unknown))}: no such flow; there are: {known}"
+        raise UsageError("pipeline.unknown", text)
+    return prepared
+
+
+class _One:
+    """The preparation of one pipeline, on a session of its own."""
+
+    def __init__(self, spark: Any, name: str, path: Path, where: Where) -> None:
+        session = another_session(spark)
+        self._pipeline = load_pipeline(session, name, path, where)
+        self._names = Names(session, self._pipeline, where)
+        self._checkpoints = where.data / "pipeline" / "checkpoints" / name
+        self._prints: dict[str, fingerprint.Fingerprint] = {}
+
+    def prepare(self, prepared: Prepared, resets: set[str], *, check_only: bool) -> set[str]:
+        """Add the flows; returns which names in `resets` are ours. Raises PipelineError."""
+        queries = [
+            query
+            for query in self._pipeline.queries.values()
+            if writes_rows(self._pipeline.outputs[query.target])
+        ]
+        analysed = {}
+        for query in self._pipeline.queries.values():
+            analysed[query.name] = self._analyse(query)
+        for output in self._pipeline.outputs.values():
+            self._check_schemas(output, analysed)
+        changes = Changes(self._names, self._checkpoints, self._prints)
+        chosen = [query for query in queries if changes.is_reset(query, resets)]
+        changes.check([query for query in queries if query not in chosen])
+        flows = [
+            flow_of(
+                self._names,
+                query,
+                analysed[query.name],
+                after=self._after(analysed[query.name]),
+                starts_over=query in chosen,
+            )
+            for query in queries
+        ]
+        if not check_only:
+            self._report_positions()
+            changes.start_over(chosen)
+            changes.keep()
+        prepared.flows.extend(in_order(flows))
+        for query in queries:
+            full = f"{self._pipeline.name}.{query.name}"
+            inputs = analysed[query.name].inputs
+            prepared.inputs[full] = sorted({one.name for one in inputs})
+            prepared.outputs[full] = self._shown_output(query)
+        return {name for query in chosen for name in changes.spellings(query)} & resets
+
+    def _report_positions(self) -> None:
+        """Let the bus list the flows as consumers: listeners hear of their own session only."""
+        from polybus.spark.listener import install
+
+        if is_connect(self._names.spark):
+            return
+        where = self._names.where
+        data = where.data if where.url is None else None
+        install(self._names.spark, data=data, url=where.url, token=where.token)
+
+    def _analyse(self, query: Query) -> Analysed:
+        analysed = self._names.analyse(query)
+        output = self._pipeline.outputs[query.target]
+        streaming = analysed.frame.isStreaming
+        if isinstance(output, MaterializedView) and streaming:
+            text = f"{query.name} is a materialized view, and its query is a stream"
+            hint = "; read with spark.read, or declare a table"
+            raise PipelineError("pipeline.query", text + hint, **place_of(query))
+        if writes_rows(output) and not isinstance(output, MaterializedView):
+            if not streaming:
+                text = f"{query.name} writes to {query.target}, which takes a stream"
+                hint = "; read with spark.readStream (SQL: STREAM(name)), or declare a "
+                raise PipelineError(
+                    "pipeline.query", f"{text}{hint}materialized view", **place_of(query)
+                )
+            self._check_stream(query, analysed.frame)
+            shaped = in_schema_of(analysed.frame, output)
+            self._prints[query.name] = fingerprint.fingerprint(
+                query.name, query.target, shaped, getattr(output, "partition_cols", None) or ()
+            )
+        return analysed
+
+    def _check_stream(self, query: Query, frame: Any) -> None:
+        """Let Spark say now what it would say when the stream starts."""
+        plan = getattr(frame, "_jdf", None)
+        if plan is None:
+            return
+        jvm = self._names.spark._jvm  # noqa: SLF001
+        checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+        mode = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
+        try:
+            checker.checkForStreaming(plan.queryExecution().analyzed(), mode)
+        except AnalysisException as error:
+            raise PipelineError("pipeline.query", clean_cause(error), **place_of(query)) from error
+
+    def _check_schemas(self, output: Any, analysed: dict[str, Analysed]) -> None:
+        """The queries of one table must agree on its columns."""
+        queries = self._pipeline.queries_into(output.name)
+        if not isinstance(output, StreamingTable) or not queries:
+            return
+        try:
+            united([analysed[query.name].frame for query in queries], output)
+        except AnalysisException as error:
+            text = f"the flows into {output.name} do not agree: {clean_cause(error)}"
+            raise PipelineError("pipeline.query", text, **place_of(queries[-1])) from error
+
+    def _after(self, analysed: Analysed) -> tuple[str, ...]:
+        """The flows that fill the tables that a query reads as they are."""
+        tables = [one for one in analysed.inputs if one.kind == "dataset" and not one.streaming]
+        return tuple(
+            sorted(
+                query.name
+                for one in tables
+                if writes_rows(self._pipeline.outputs[one.name])
+                for query in self._pipeline.queries_into(one.name)
+            )
+        )
+
+    def _shown_output(self, query: Query) -> str:
+        output = self._pipeline.outputs[query.target]
+        if isinstance(output, StreamingTable | MaterializedView):
+            return self._pipeline.table_name(output.name)
+        return f"{output.format} {output.options.get('topic', '')}".strip()

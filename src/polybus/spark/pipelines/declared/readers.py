@@ -1,0 +1,223 @@
+"""`spark.read`, `spark.readStream`, `spark.table` and `spark.sql` inside a pipeline's functions.
+
+A pipeline's names are not tables of Spark's catalog: they are datasets of the same pipeline, lake
+tables and topics. Spark's own runner resolves names on its server while it runs the user's
+functions. Here the session's methods ask the pipeline whose function runs (`using`), and outside of
+such a function they are Spark's, untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from polybus.errors import UsageError
+from polybus.spark.pipelines.declared.sql_text import STREAM_MARK, relation_of, with_stream_names
+from polybus.spark.pipelines.flows import use_in_thread
+
+FORMAT = "polybus"
+_NAMES_IN_A_QUERY_MAX = 100
+_TAUGHT: set[type] = set()
+# The active session belongs to the process, and a session's views to all its threads: one
+# pipeline's functions run at a time. They only describe work, so they are quick.
+_ACTIVE = threading.RLock()
+
+
+Load = Callable[[dict[str, Any]], Any]
+
+
+class Resolver(Protocol):
+    """Who knows what names mean in the function that runs."""
+
+    def stream(self, name: str, options: dict[str, Any]) -> Any:
+        """The stream of that name; None if it is no name of ours."""
+
+    def batch(self, name: str, options: dict[str, Any]) -> Any:
+        """The rows of that name now; None if it is no name of ours."""
+
+    def source(self, given: dict[str, Any], load: Load, *, streaming: bool) -> Any:
+        """What `format("polybus")` gives; `load` takes options to add to those given."""
+
+
+_resolver: ContextVar[Resolver | None] = ContextVar("polybus-pipeline-names", default=None)
+
+
+@contextmanager
+def using(resolver: Resolver) -> Iterator[None]:
+    """Names mean what `resolver` says, for this thread, until the end of the block."""
+    token = _resolver.set(resolver)
+    try:
+        yield
+    finally:
+        _resolver.reset(token)
+
+
+@contextmanager
+def active(spark: Any) -> Iterator[None]:
+    """`spark` is what SparkSession.active() gives until the end of the block."""
+    with _ACTIVE:
+        before = type(spark).getActiveSession()
+        _make_active(spark)
+        try:
+            yield
+        finally:
+            if before is not None:
+                _make_active(before)
+
+
+def _make_active(spark: Any) -> None:
+    if getattr(spark, "_jvm", None) is not None:
+        type(spark)._activeSession = spark  # noqa: SLF001
+        use_in_thread(spark)
+    else:  # Spark Connect has one for each thread
+        type(spark)._active_session.session = spark  # noqa: SLF001
+
+
+# Ours stands before Spark's own, batch or stream, classic or Connect, which this stands for.
+_SparkReader: Any = object
+
+
+class _Reader(_SparkReader):
+    """What our readers add to Spark's: they remember their options, and know our names."""
+
+    _streaming = False
+
+    def __init__(self, spark: Any, resolver: Resolver) -> None:
+        super().__init__(spark)
+        self._resolver = resolver
+        self._given: dict[str, Any] = {}
+        self._source: str | None = None
+
+    def format(self, source: str) -> Any:
+        self._source = source
+        return super().format(source)
+
+    def option(self, key: str, value: Any) -> Any:
+        self._given[key] = value
+        return super().option(key, value)
+
+    def options(self, **options: Any) -> Any:
+        self._given.update(options)
+        return super().options(**options)
+
+    def load(
+        self, path: Any = None, format: str | None = None, schema: Any = None, **options: Any
+    ) -> Any:
+        def load(added: dict[str, Any]) -> Any:
+            return sparks_load(path, format, schema, **{**options, **added})
+
+        sparks_load = super().load
+        if (format or self._source) != FORMAT:
+            return load({})
+        given = {**self._given, **options}
+        return self._resolver.source(given, load, streaming=self._streaming)
+
+    def table(self, name: str, *more: Any, **options: Any) -> Any:
+        given = {**self._given, **options}
+        find = self._resolver.stream if self._streaming else self._resolver.batch
+        found = find(name, given)
+        return super().table(name, *more, **options) if found is None else found
+
+
+class _StreamReader(_Reader):
+    _streaming = True
+
+
+def install(session_type: Any) -> None:
+    """Teach the sessions of this type our names; once is enough, more does no harm."""
+    if session_type in _TAUGHT:
+        return
+    for name, mixin in (("read", _Reader), ("readStream", _StreamReader)):
+        setattr(session_type, name, _reader_property(getattr(session_type, name), mixin))
+    sparks_table, sparks_sql = session_type.table, session_type.sql
+
+    def table(self: Any, tableName: str) -> Any:
+        resolver = _resolver.get()
+        found = None if resolver is None else resolver.batch(tableName, {})
+        return sparks_table(self, tableName) if found is None else found
+
+    def sql(self: Any, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:
+        resolver = _resolver.get()
+        if resolver is None:
+            return sparks_sql(self, sqlQuery, args, **kwargs)
+        text = with_stream_names(sqlQuery)
+        with _temporary_names(self, resolver) as find_name:
+            return _resolved(lambda: sparks_sql(self, text, args, **kwargs), find_name)
+
+    session_type.table, session_type.sql = table, sql
+    _TAUGHT.add(session_type)
+
+
+def _reader_property(spark: Any, mixin: type) -> property:
+    made: dict[type, type] = {}
+
+    def read(self: Any) -> Any:
+        plain = spark.fget(self)
+        resolver = _resolver.get()
+        if resolver is None:
+            return plain
+        kind = type(plain)
+        if kind not in made:
+            made[kind] = type(f"Pipeline{kind.__name__}", (mixin, kind), {})
+        return made[kind](self, resolver)
+
+    return property(read, doc=spark.__doc__)
+
+
+@contextmanager
+def _temporary_names(spark: Any, resolver: Resolver) -> Iterator[Any]:
+    """A function that makes a name known to SQL; all of them are forgotten at the end."""
+    known: list[str] = []
+
+    def find_name(name: str) -> bool:
+        streaming = name.endswith(STREAM_MARK)
+        find = resolver.stream if streaming else resolver.batch
+        frame = None if name in known else find(name.removesuffix(STREAM_MARK), {})
+        if frame is None:
+            return False
+        frame.createOrReplaceTempView(f"`{name}`")
+        known.append(name)
+        return True
+
+    # Spark logs every name that it does not know; here that is how we learn which are meant.
+    log = logging.getLogger("SQLQueryContextLogger")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield find_name
+    finally:
+        log.disabled = before
+        for name in known:
+            spark.catalog.dropTempView(name)
+
+
+def _resolved(query: Any, find_name: Any) -> Any:
+    """Analyse a query; each name that Spark does not know is looked for among ours."""
+    from pyspark.errors import AnalysisException
+
+    for _ in range(_NAMES_IN_A_QUERY_MAX):
+        try:
+            return query()
+        except AnalysisException as error:
+            missing = missing_relation(error)
+            if missing is None or not find_name(missing):
+                raise
+    return query()
+
+
+def missing_relation(error: Any) -> str | None:
+    """The name in Spark's "table or view not found"; None for any other error."""
+    if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        return None
+    return relation_of(error.getMessageParameters()["relationName"])
+
+
+def unknown_relation(name: str) -> UsageError:
+    """The error for a name that neither we nor Spark's catalog know."""
+    hint = f"; a name with dots needs backticks in SQL: `{name}`" if "." in name else ""
+    text = f"nothing is named {name}: no dataset of the pipeline, no lake table, no topic{hint}"
+    return UsageError("pipeline.unknown-input", text)

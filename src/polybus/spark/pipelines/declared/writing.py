@@ -1,0 +1,171 @@
+"""How a pipeline's queries become running flows: into lake tables, sinks and views."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from pyspark.pipelines.flow import Flow as Query
+from pyspark.pipelines.output import MaterializedView, Sink
+
+from polybus.errors import PolybusError
+from polybus.lake.table import LakeTable, open_table
+from polybus.spark.pipelines.declared.names import Analysed, Input, Names, in_schema_of
+from polybus.spark.pipelines.declared.readers import FORMAT
+from polybus.spark.pipelines.flows import Flow, FlowContext, use_in_thread
+from polybus.spark.pipelines.places import missing_options
+
+VIEW_INTERVAL_S = 1.0
+"""How often a materialized view looks for changes of its inputs, in continuous mode."""
+
+
+def flow_of(
+    names: Names,
+    query: Query,
+    analysed: Analysed,
+    *,
+    after: tuple[str, ...] = (),
+    starts_over: bool = False,
+) -> Flow:
+    """The flow that runs a query that was analysed.
+
+    `starts_over` says that its checkpoint is new on purpose: a sink may take its place.
+    """
+    output = names.pipeline.outputs[query.target]
+    if isinstance(output, MaterializedView):
+        view = View(names, query)
+        return Flow(names.pipeline.name, query.name, view.refresh, after, VIEW_INTERVAL_S)
+    stream = Stream(names, query, analysed.frame, starts_over=starts_over)
+    return Flow(names.pipeline.name, query.name, stream.start, after)
+
+
+class Stream:
+    """A flow into a streaming table or a sink."""
+
+    def __init__(self, names: Names, query: Query, frame: Any, *, starts_over: bool) -> None:
+        self._names = names
+        self._query = query
+        self._starts_over = starts_over
+        self._output = names.pipeline.outputs[query.target]
+        self._frame = in_schema_of(frame, self._output)
+
+    def start(self, context: FlowContext) -> Any:
+        """Start the streaming query."""
+        name = f"{self._names.pipeline.name}.{self._query.name}"
+        writer = (
+            self._frame.writeStream.queryName(name)
+            .outputMode("append")
+            .option("checkpointLocation", str(context.checkpoint))
+            .trigger(**context.trigger)
+        )
+        if isinstance(self._output, Sink):
+            writer = self._into_sink(writer, name)
+        else:
+            columns = tuple(self._output.partition_cols or ())
+            table = self._names.table(self._query.target)
+            append = Append(self._query.name, table, context.checkpoint, columns)
+            writer = writer.foreachBatch(append)
+        use_in_thread(self._names.spark)
+        with self._names.settings_of(self._query):
+            return writer.start()
+
+    def _into_sink(self, writer: Any, name: str) -> Any:
+        options = dict(self._output.options)
+        given = {key.lower() for key in options}
+        if self._output.format == FORMAT:
+            options |= missing_options(self._names.where, options)
+            if "producer" not in given:
+                options["producer"] = name
+            if self._starts_over:
+                options["takeOver"] = "true"
+        return writer.format(self._output.format).options(**options)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Append:
+    """Adds the batches of a flow to its table. Spark Connect sends it to the server."""
+
+    flow: str
+    table: LakeTable
+    checkpoint: Path
+    partition_by: tuple[str, ...]
+
+    def __call__(self, rows: Any, batch_id: int) -> None:
+        from polybus.spark import tables
+
+        tables.append(
+            rows,
+            self.table,
+            writer=f"{self.flow}:{query_id(self.checkpoint)}",
+            batch_id=batch_id,
+            partition_by=self.partition_by,
+        )
+
+
+def query_id(checkpoint: Path) -> str:
+    """The id that Spark gave the checkpoint: a new checkpoint counts its batches from 0 again."""
+    text = (checkpoint / "metadata").read_text()
+    return str(json.loads(text)["id"])
+
+
+class View:
+    """A materialized view: all of it is made again when what it reads has changed."""
+
+    def __init__(self, names: Names, query: Query) -> None:
+        self._names = names
+        self._query = query
+        self._seen: dict[Input, Any] | None = None
+        self._refreshing = threading.Lock()
+
+    def refresh(self, context: FlowContext) -> None:
+        """Make the table anew, unless nothing that it reads has changed since the last time."""
+        from polybus.spark import tables
+
+        with self._refreshing:
+            if self._seen and self._seen == self._versions(self._seen):
+                return
+            before = self._seen
+            analysed = self._names.analyse(self._query, run=True)
+            # Read before the rows are: a change in between makes one refresh too many.
+            self._seen = self._versions(analysed.inputs)
+            output = self._names.pipeline.outputs[self._query.target]
+            table = self._names.table(self._query.target)
+            use_in_thread(self._names.spark)
+            try:
+                with self._settings():
+                    rows = in_schema_of(analysed.frame, output)
+                    count = tables.replace(rows, table, writer=self._query.name)
+            except BaseException:
+                self._seen = before
+                raise
+            context.figures.wrote(count)
+
+    def _settings(self) -> AbstractContextManager[None]:
+        """Settings belong to the session: with any, other flows of the pipeline start later."""
+        if self._names.pipeline.conf or self._query.spark_conf:
+            return self._names.settings_of(self._query)
+        return nullcontext()
+
+    def _versions(self, inputs: Any) -> dict[Input, Any]:
+        """A mark of the state of every input; the same marks mean the same rows."""
+        return {one: self._version(one) for one in inputs}
+
+    def _version(self, one: Input) -> Any:
+        where = self._names.where
+        if one.kind == "dataset":
+            return self._names.table(one.name).version
+        if one.kind == "table":
+            return open_table(where.data, one.name).version
+        if where.url is not None:
+            return object()  # not worth a request each second: it counts as changed
+        from polybus.log.reading.reader import LogReader
+
+        try:
+            bounds = LogReader(where.data).bounds(one.name)
+        except PolybusError:
+            return None
+        return (bounds.epoch, bounds.start, bounds.stop)

@@ -1,0 +1,1 @@
+"""Running flows: the driver process, one-off runs, and what both report."""
