@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.bus import Bus
+from polybus.bus.subscriptions import Publisher
 from polybus.errors import PolybusError
 from polybus.log.memory import MemoryLog
 from polybus.testing import ManualClock
 
 
 class Recorder:
-    """A subscriber that writes down what it is told."""
+    """A subscriber and publisher that records every call."""
 
     protocol = "test"
 
@@ -27,15 +28,17 @@ class Recorder:
         self.created: list[str] = []
         self.deleted: list[str] = []
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         self.got += [(batch.topic, value) for value in batch.values()]
 
-    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
+    def deliver_whole(
+        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
+    ) -> None:
         self.whole.append(bytes(whole))
         for batch in batches:
             self.deliver(batch)
 
-    def deliver_joint(self, batches: Sequence[Batch]) -> None:
+    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
         self.joint.append([batch.topic for batch in batches])
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
@@ -43,6 +46,11 @@ class Recorder:
 
     def receipt(self, batch: Batch) -> None:
         self.receipts.append(batch)
+
+    def hold(self, gate: Hashable) -> bool:
+        return False
+
+    def release(self, gate: Hashable) -> None: ...
 
     def topic_created(self, topic: str) -> None:
         self.created.append(topic)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
+from polybus.bus.subscriptions import Publisher
 from polybus.errors import StorageError, UsageError
 from polybus.log.memory import MemoryLog
 from polybus.testing import ManualClock
@@ -114,8 +115,8 @@ def test_who_leaves_while_a_batch_is_delivered_disturbs_nobody() -> None:
     last = Recorder()
 
     class Leaving(Recorder):
-        def deliver(self, batch: Batch) -> None:
-            super().deliver(batch)
+        def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
+            super().deliver(batch, publisher)
             bus.unsubscribe("news", self)
 
     leaving = Leaving()

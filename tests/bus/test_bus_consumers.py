@@ -6,7 +6,7 @@ import pytest
 
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
-from polybus.services.consumers.consumers import Consumers, Position, Report, lag_of
+from polybus.services.consumers.consumers import ConsumerPosition, Consumers, Report, lag_of
 from polybus.testing import ManualClock
 
 DAY_US = 86_400_000_000
@@ -23,22 +23,22 @@ def consumers(now_us: int = 1_000) -> Consumers:
 
 
 def at(offset: int, epoch: int = 5) -> Report:
-    return Report(positions={"news": Position(epoch, offset)})
+    return Report(positions={"news": ConsumerPosition(epoch, offset)})
 
 
 @pytest.mark.parametrize(
     ("topic", "position", "lag", "loss", "lost"),
     [
-        ("news", Position(5, 12), 18, "", 0),
-        ("news", Position(5, 30), 0, "", 0),
-        ("news", Position(5, 4), 20, "expired", 6),
-        ("news", Position(4, 12), 20, "epoch", 0),
-        ("news", Position(5, 31), 0, "ahead", 0),
-        ("olds", Position(5, 12), None, "topic", 0),
+        ("news", ConsumerPosition(5, 12), 18, "", 0),
+        ("news", ConsumerPosition(5, 30), 0, "", 0),
+        ("news", ConsumerPosition(5, 4), 20, "expired", 6),
+        ("news", ConsumerPosition(4, 12), 20, "epoch", 0),
+        ("news", ConsumerPosition(5, 31), 0, "ahead", 0),
+        ("olds", ConsumerPosition(5, 12), None, "topic", 0),
     ],
 )
 def test_lag_counts_what_can_still_be_read_and_names_what_cannot(
-    topic: str, position: Position, lag: int | None, loss: str, lost: int
+    topic: str, position: ConsumerPosition, lag: int | None, loss: str, lost: int
 ) -> None:
     found = lag_of(topic, position, bounds_of)
     assert (found.lag, found.data_loss, found.lost) == (lag, loss, lost)
@@ -46,10 +46,12 @@ def test_lag_counts_what_can_still_be_read_and_names_what_cannot(
 
 def test_a_report_changes_only_what_it_names() -> None:
     book = consumers()
-    book.report("etl", Report(kind="spark", query_id="q", positions={"News": Position(5, 11)}))
+    book.report(
+        "etl", Report(kind="spark", query_id="q", positions={"News": ConsumerPosition(5, 11)})
+    )
     consumer = book.report("etl", Report(rows_per_s=7.5))
     assert (consumer.kind, consumer.query_id, consumer.rows_per_s) == ("spark", "q", 7.5)
-    assert consumer.positions == {"news": Position(5, 11)}
+    assert consumer.positions == {"news": ConsumerPosition(5, 11)}
 
 
 def test_the_last_error_stays_known_while_the_consumer_goes_on() -> None:
@@ -67,7 +69,7 @@ def test_there_is_an_end_to_the_number_of_consumers_and_topics() -> None:
     with pytest.raises(UsageError, match="consumers-max") as caught:
         book.report("c", at(11))
     assert caught.value.code == "consumer.too-many"
-    many = Report(positions={str(number): Position(1, 1) for number in range(4)})
+    many = Report(positions={str(number): ConsumerPosition(1, 1) for number in range(4)})
     with pytest.raises(UsageError, match="topics-per-request-max"):
         book.report("a", many)
     book.forget("a")
@@ -104,7 +106,7 @@ def test_the_slowest_consumer_of_this_epoch_holds_history_until_it_is_silent_too
 def test_positions_are_bounded_over_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polybus.services.consumers.consumers.POSITIONS_MAX", 4)
     known = consumers()
-    three = Report(positions={name: Position(1, 0) for name in "abc"})
+    three = Report(positions={name: ConsumerPosition(1, 0) for name in "abc"})
     known.report("first", three)
     with pytest.raises(UsageError, match="over 4 positions"):
         known.report("second", three)
@@ -115,4 +117,4 @@ def test_positions_are_bounded_over_all_consumers(monkeypatch: pytest.MonkeyPatc
 
 def test_a_position_of_what_cannot_be_a_topic_is_refused() -> None:
     with pytest.raises(UsageError, match="too long"):
-        consumers().report("first", Report(positions={"x" * 256: Position(1, 0)}))
+        consumers().report("first", Report(positions={"x" * 256: ConsumerPosition(1, 0)}))

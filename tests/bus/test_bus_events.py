@@ -7,8 +7,8 @@ from typing import Any
 
 from polybus.services import events as module
 from polybus.services.events import EventBook
-from polybus.services.sessions.feeds import Content, Feed, FeedsShared
-from polybus.services.sessions.session import Follow, Session, SessionLimits
+from polybus.services.sessions.feeds import Content, Feed, FeedsShared, Follow
+from polybus.services.sessions.session import Session, SessionLimits
 
 
 class Book(EventBook):
@@ -35,7 +35,7 @@ def packs(session: Session, *topics: str) -> list[tuple[int, Content]]:
     first = session.next_id
     for number, topic in enumerate(topics):
         session._take([Content(topic, 1, number, 2)])
-    session.mark = session.next_id
+    session.saved(session.take_unsaved(to_show=True).mark)
     return session.unconfirmed(first - 1, 1 << 20)
 
 
@@ -127,8 +127,8 @@ def test_a_session_that_ends_tells_what_was_pending_and_what_still_waits() -> No
 
 def test_telling_of_a_session_that_follows_events_would_never_end() -> None:
     book, one = Book(), session()
-    shared = FeedsShared(contents_max=9, on_stirred=lambda _: None, on_deleted=lambda _: None)
-    one.follows["$events"] = Follow(Feed("$events", 1, 0, shared), 0)
+    shared = FeedsShared(contents_max=9, on_delivered=lambda _: None, on_deleted=lambda _: None)
+    one.follow(Follow(Feed("$events", 1, 0, shared), 0))
     show(book, one, "news")
     confirm(book, one, 1)
     assert book.told() == [] and book.asked == 0

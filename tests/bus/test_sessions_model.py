@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from polybus.batch import Batch
-from polybus.services.sessions.feeds import Content, Feed, FeedsShared, direct
-from polybus.services.sessions.session import Follow, Session, SessionLimits
+from polybus.services.sessions.feeds import Content, Feed, FeedsShared, Follow, direct
+from polybus.services.sessions.session import Session, SessionLimits
 
 PACKS_MAX = 6
 BYTES_MAX = 40
@@ -41,13 +41,13 @@ class Sessions(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         shared = FeedsShared(
-            contents_max=PACKS_MAX, on_stirred=lambda feed: None, on_deleted=lambda feed: None
+            contents_max=PACKS_MAX, on_delivered=lambda feed: None, on_deleted=lambda feed: None
         )
         self.feeds = {topic: Feed(topic, 1, 0, shared) for topic in TOPICS}
         self.shared = shared
         self.session = Session(1, b"", 60, SessionLimits(PACKS_MAX, BYTES_MAX))
-        for topic, feed in self.feeds.items():
-            self.session.follows[topic] = Follow(feed, 0)
+        for feed in self.feeds.values():
+            self.session.follow(Follow(feed, 0))
         self.client = Client()
         self.published = {"": 0, "a": 0, "b": 0}
         self.lost = {"": 0, "a": 0, "b": 0}
@@ -72,7 +72,7 @@ class Sessions(RuleBasedStateMachine):
     def poll(self, arrives: bool) -> None:
         session = self.session
         session.cut()
-        session.mark = session.next_id
+        session.saved(session.take_unsaved(to_show=True).mark)
         packs: list[tuple[int, Content | None]] = list(session.unconfirmed(0, 1 << 20))
         for number, content in packs:
             assert content is not None

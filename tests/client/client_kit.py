@@ -32,7 +32,7 @@ async def held_packs(node: Node, count: int) -> None:
     """Wait until the sessions of a bus hold so many packs together."""
 
     def held() -> int:
-        return sum(session.pack_count for session in node.http.inboxes.sessions())
+        return sum(session.pack_count for session in node.services.inboxes.sessions())
 
     async with asyncio.timeout(10):
         while held() != count:  # noqa: ASYNC110  the bus has no event for it

@@ -80,7 +80,7 @@ async def test_what_a_full_session_lost_is_an_event(transport: Any) -> None:
             for number in range(10):
                 await client.publish("shop", str(number), receipt=True)
             await run(events)
-            epoch = bus.server.bus.log.bounds("shop").epoch
+            epoch = bus.bus.log.bounds("shop").epoch
     notice, *numbers = heard
     assert notice == {"topic": "shop", "position": f"{epoch}:0", "count": numbers[0]}
     assert numbers == list(range(numbers[0], 10))

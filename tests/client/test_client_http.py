@@ -103,8 +103,8 @@ async def test_a_client_that_closes_sends_everything_first(bus: Node, scheme: st
     async with polybus.connect(url_of(scheme, bus.tcp_port)) as c:
         for number in range(100):
             await c.publish("sport" if number % 3 else "news", str(number))
-    assert bus.server.bus.log.bounds("news").stop == 34
-    assert bus.server.bus.log.bounds("sport").stop == 66
+    assert bus.bus.log.bounds("news").stop == 34
+    assert bus.bus.log.bounds("sport").stop == 66
 
 
 # Subscribing
@@ -137,7 +137,7 @@ async def test_a_subscription_starts_where_it_is_told(bus: Node, scheme: str) ->
         await c.publish_many("news", ["0", "1", "2"], receipt=True)
         position = await c.publish("sport", "s", receipt=True)
         assert position is not None
-        epoch = bus.server.bus.log.bounds("news").epoch
+        epoch = bus.bus.log.bounds("news").epoch
         async with (
             c.subscribe(["News", "sport"], start="earliest") as all_of_it,
             c.subscribe("news", start=polybus.Position(epoch, 2)) as the_end,

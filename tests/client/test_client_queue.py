@@ -33,7 +33,7 @@ async def bridged() -> AsyncIterator[tuple[Node, int]]:
 
 async def listening(node: Node, count: int) -> None:
     """Wait until so many listen to the topic: on a queue the bus does not say when it does."""
-    (topic,) = node.server.bus.topics()
+    (topic,) = node.bus.topics()
     async with asyncio.timeout(10):
         while len(topic.subscribers) != count:  # noqa: ASYNC110  the bus has no event for it
             await asyncio.sleep(0.01)
@@ -119,7 +119,7 @@ async def test_a_bus_that_ends_the_queue_is_an_error_without_reconnect() -> None
         client.subscribe("news") as messages,
     ):
         await listening(node, 2)
-        node.server.bus.delete_topic("news")
+        node.bus.delete_topic("news")
         with pytest.raises(PolybusError, match="client.disconnected"):
             await take(messages, 1)
 

@@ -53,7 +53,7 @@ async def test_a_topic_over_the_limit_of_the_bus_ends_the_receipt(scheme: str) -
 async def test_a_message_over_the_limit_certainly_was_not_stored(scheme: str, size: int) -> None:
     async with run_bus("news", limits=LIMITS) as node:
         error = await refused(node, scheme, "news", b"x" * size)
-        assert node.server.bus.log.bounds("news").stop == 0
+        assert node.bus.log.bounds("news").stop == 0
     assert error.code == ("goms.000003" if scheme == "goms" else "boson.message-too-large")
 
 
@@ -65,7 +65,7 @@ async def test_a_log_that_takes_no_writes_ends_the_receipt(
         raise StorageError(code, "why")
 
     async with run_bus("news") as node:
-        monkeypatch.setattr(node.server.bus.log, "append", fail)
+        monkeypatch.setattr(node.bus.log, "append", fail)
         error = await refused(node, scheme, "news")
         monkeypatch.undo()
     assert (error.code, type(error)) == (code, StorageError)
@@ -91,7 +91,7 @@ async def test_a_receipt_that_does_not_come_is_given_up(
     async with run_bus("news") as node:
         url = url_of(scheme, node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=0.2) as c:
-            monkeypatch.setattr(node.server.bus, "expect_receipt", lambda *_: None)
+            monkeypatch.setattr(node.bus.receipts, "expect", lambda *_: None)
             with pytest.raises(PolybusError, match="no receipt for 0.2 seconds") as caught:
                 async with asyncio.timeout(5):
                     await c.publish("news", "x", receipt=True, retry=retry)
@@ -110,7 +110,7 @@ async def test_a_receipt_is_not_given_up_while_the_message_is_still_on_its_way(
     monkeypatch.setattr(Link, "unsent_bytes", property(lambda _: next(unsent)))
     async with run_bus("news") as node:
         async with polybus.connect(url_of("boson", node.tcp_port), receipt_timeout_s=0.01) as c:
-            monkeypatch.setattr(node.server.bus, "expect_receipt", lambda *_: None)
+            monkeypatch.setattr(node.bus.receipts, "expect", lambda *_: None)
             with pytest.raises(PolybusError, match=UNKNOWN):
                 await c.publish("news", "x", receipt=True)
     assert list(unsent) == []

@@ -66,7 +66,7 @@ def named(path: Path) -> str:
 async def test_the_bus_says_what_the_transcript_says(path: Path) -> None:
     steps = steps_of(path)
     async with run_bus(*TOPICS) as node, contextlib.AsyncExitStack() as stack:
-        epochs = {topic: node.server.bus.log.bounds(topic).epoch for topic in TOPICS}
+        epochs = {topic: node.bus.log.bounds(topic).epoch for topic in TOPICS}
         peers: dict[str, ScriptedPeer] = {}
         for step in steps:
             if step.peer not in peers:

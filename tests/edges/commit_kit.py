@@ -95,4 +95,4 @@ def values_of(log: Log, topic: str) -> list[bytes]:
 
 
 def records(http: Http) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(value) for value in values_of(http.node.server.bus.log, "$commits")]
+    return [msgspec.json.decode(value) for value in values_of(http.node.bus.log, "$commits")]

@@ -16,11 +16,17 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Protocol, cast
 
 from polybus.edges.node import Node
+from polybus.edges.tcp.connection import Connection
 from polybus.testing import ScriptedPeer
 
 Headers = Mapping[str, bytes]
 NO_HEADERS: Headers = {}
 TIMEOUT_S = 20.0
+
+
+def open_connections(node: Node) -> list[Connection]:
+    """The bus's TCP connections, with all their attributes."""
+    return [cast(Connection, one) for one in node.server.connections]
 
 
 # Bytes by hand
@@ -268,7 +274,7 @@ async def prepared(node: Node, pipe: Pipe, way: str, topic: str) -> None:
 
 
 def epoch_of(node: Node, topic: str) -> int:
-    return node.server.bus.log.bounds(topic).epoch
+    return node.bus.log.bounds(topic).epoch
 
 
 async def until(condition: object, *, timeout_s: float = TIMEOUT_S) -> None:

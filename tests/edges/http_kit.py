@@ -60,7 +60,7 @@ class Http:
 
     async def hanging_poll(self, key: str) -> asyncio.Task[httpx.Response]:
         """A long poll that the bus holds by now."""
-        session = self.node.http.inboxes.find(key)
+        session = self.node.services.inboxes.find(key)
         assert session is not None
         poll = asyncio.create_task(self.poll(key, hang=True))
         await self.until(lambda: isinstance(session.receiver, Poll))

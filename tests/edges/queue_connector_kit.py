@@ -60,5 +60,5 @@ async def queue(node: Node, port: int) -> AsyncIterator[ScriptedPeer]:
 
 
 def stored(node: Node, topic: str = "news") -> list[bytes]:
-    batches = node.server.bus.log.read(topic, 0, bytes_max=1 << 30)
+    batches = node.bus.log.read(topic, 0, bytes_max=1 << 30)
     return [value for batch in batches for value in batch.values()]

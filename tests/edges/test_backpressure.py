@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from edge_kit import TIMEOUT_S, frame, is_alive, line, properties, until
+from edge_kit import TIMEOUT_S, frame, is_alive, line, open_connections, properties, until
 
 from polybus.edges.node import Node
 from polybus.edges.tcp.connection import Connection
@@ -89,7 +89,7 @@ async def test_a_stalled_subscriber_is_disconnected_with_its_protocols_error(pro
             reading = asyncio.create_task(count_to(neighbour, 16 * chunks))
             for _ in range(chunks):
                 await writer.send(CHUNK)
-            await until(lambda: node.server.bad_peers.counts["outbox.full"] == 1)
+            await until(lambda: node.bad_peers.counts["outbox.full"] == 1)
             said = await read_to_end(victim)
             await reading
             await is_alive(node)
@@ -100,7 +100,7 @@ async def test_a_stalled_subscriber_is_disconnected_with_its_protocols_error(pro
         assert (b"$error" if protocol == "boson-frames" else b"hbfe") in tail
         assert b"outbox.full " in tail
     assert lag.most_s < 4.0
-    assert node.server.ledger.bytes == 0
+    assert node.context.memory.ledger.bytes == 0
 
 
 async def test_what_a_disconnected_subscriber_got_is_whole_messages_without_a_gap() -> None:
@@ -108,7 +108,7 @@ async def test_what_a_disconnected_subscriber_got_is_whole_messages_without_a_ga
         async with stalled(node, SUBSCRIBE["goms"]) as victim:
             async with ScriptedPeer(node.tcp_port) as writer:
                 n = 0
-                while not node.server.bad_peers.counts["outbox.full"]:
+                while not node.bad_peers.counts["outbox.full"]:
                     frames = [frame("news", b"%d " % i + b"x" * 4096) for i in range(n, n + 16)]
                     await writer.send(b"".join(frames))
                     n += 16
@@ -169,7 +169,7 @@ async def test_those_who_wait_for_a_slow_subscriber_lose_nothing() -> None:
         async with stalled(node, SUBSCRIBE["boson-frames"]) as victim:
             async with ScriptedPeer(node.tcp_port) as writer:
                 writing = asyncio.create_task(send_all(writer, chunks))
-                await until(lambda: any(one._held_by for one in node.server.connections))
+                await until(lambda: any(one._held_by for one in open_connections(node)))
                 await is_alive(node)
                 assert not writing.done()
                 loop = asyncio.get_running_loop()
@@ -179,7 +179,7 @@ async def test_those_who_wait_for_a_slow_subscriber_lose_nothing() -> None:
                         size += len(await loop.sock_recv(victim, 1 << 20))
                 await writing
         assert size == chunks * len(CHUNK)
-        assert not node.server.bad_peers.counts
+        assert not node.bad_peers.counts
 
 
 async def send_all(writer: ScriptedPeer, chunks: int) -> None:
@@ -212,7 +212,7 @@ async def test_a_stalled_publisher_of_receipts_does_not_fill_memory() -> None:
             chunk = frame("news?receipt=" + "i" * 200, b"") * 100
             with contextlib.suppress(ConnectionError):
                 async with asyncio.timeout(TIMEOUT_S):
-                    while not node.server.bad_peers.counts["outbox.full"]:
+                    while not node.bad_peers.counts["outbox.full"]:
                         await loop.sock_sendall(victim, chunk)
             await is_alive(node)
 
@@ -238,9 +238,9 @@ async def test_many_stalled_subscribers_of_many_topics_do_not_stop_the_bus(polic
                     for topic in topics:
                         for _ in range(16):
                             await writer.send(frame(topic, b"x" * (1 << 16)))
-                            assert node.server.ledger.bytes < 16 << 20
+                            assert node.context.memory.ledger.bytes < 16 << 20
                 await is_alive(node)
-        await until(lambda: node.server.ledger.bytes == 0)
+        await until(lambda: node.context.memory.ledger.bytes == 0)
 
 
 async def test_a_bus_over_its_memory_stops_reading_and_then_goes_on_with_nothing_lost(
@@ -249,26 +249,26 @@ async def test_a_bus_over_its_memory_stops_reading_and_then_goes_on_with_nothing
     count = 2000
     async with run_bus("news", "alive", durability="memory") as node:
         over = True
-        monkeypatch.setattr(node.server, "over_memory", lambda: over)
+        monkeypatch.setattr(node.context.memory, "is_full", lambda: over)
         async with ScriptedPeer(node.tcp_port) as writer:
             sent = b"".join(frame("news", b"%d" % n + b"x" * 4096) for n in range(count))
             writing = asyncio.create_task(writer.send(sent + frame("alive?receipt=1", b"")))
             (connection,) = await connections(node)
             await until(lambda: connection._held_by)
-            stop = node.server.bus.log.bounds("news").stop
+            stop = node.bus.log.bounds("news").stop
             await asyncio.sleep(0.1)
-            assert node.server.bus.log.bounds("news").stop == stop < count
+            assert node.bus.log.bounds("news").stop == stop < count
             over = False
             await writing
             assert (await writer.read_frame())[0] == "$receipt"
-        batches = node.server.bus.log.read("news", 0, bytes_max=1 << 30)
+        batches = node.bus.log.read("news", 0, bytes_max=1 << 30)
         numbers = [value.rstrip(b"x") for batch in batches for value in batch.values()]
         assert numbers == [b"%d" % n for n in range(count)]
 
 
 async def connections(node: Node) -> list[Connection]:
     await until(lambda: node.server.connections)
-    return list(node.server.connections)
+    return open_connections(node)
 
 
 async def test_a_publisher_that_was_held_back_is_not_called_slow(
@@ -278,7 +278,7 @@ async def test_a_publisher_that_was_held_back_is_not_called_slow(
     limits = {"message-timeout-s": 0.2}
     async with run_bus("news", durability="memory", limits=limits) as node:
         over = True
-        monkeypatch.setattr(node.server, "over_memory", lambda: over)
+        monkeypatch.setattr(node.context.memory, "is_full", lambda: over)
         async with ScriptedPeer(node.tcp_port) as writer:
             message = frame("news?receipt=1", b"x" * 1000)
             await writer.send(frame("news", b"") + message[:100])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from bad_input_kit import MEBI, START, Growth, whole_answer
-from edge_kit import frame, is_alive, line, properties, until
+from edge_kit import frame, is_alive, line, open_connections, properties, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ async def test_an_impossible_length_gets_an_error_and_ends_the_connection(
             said = await peer.read_to_end()
         assert code.encode() in said
         assert (b"$error" if protocol == "boson-frames" else b"hbfe") in said
-        assert node.server.bus.log.bounds("news").stop == (0 if first else 1)
+        assert node.bus.log.bounds("news").stop == (0 if first else 1)
         await is_alive(node)
 
 
@@ -75,7 +75,7 @@ async def test_lengths_that_no_bytes_follow_take_no_memory(protocol: str) -> Non
             for peer in peers:
                 await peer.__aenter__()
                 await peer.send(head + b"some")
-            await until(lambda: sum(one._unfinished > 0 for one in node.server.connections) == 100)
+            await until(lambda: sum(one._unfinished > 0 for one in open_connections(node)) == 100)
             await is_alive(node)
         assert growth.peak_bytes < 4 * MEBI
         for peer in peers:
@@ -99,7 +99,7 @@ async def test_a_length_at_the_limit_is_taken() -> None:
             "000003",
             "send-ack",
         ]
-        assert node.server.bus.log.bounds("news").stop == 3
+        assert node.bus.log.bounds("news").stop == 3
 
 
 # JSON
@@ -135,7 +135,7 @@ async def test_a_million_digits_are_data_like_any_other() -> None:
         request = b'{"messagetype":"send","topics":["news"],"ack":true,"data":' + digits + b"}\n"
         await peer.send(request)
         assert json.loads(await peer.read_line())["messagetype"] == "send-ack"
-        assert node.server.bus.log.read("news", 0)[0].value(0) == digits
+        assert node.bus.log.read("news", 0)[0].value(0) == digits
 
 
 # Garbage

@@ -29,7 +29,7 @@ async def test_a_star_means_all_topics_and_those_that_come_to_be(
         await everything.send(frame("$subscribe", b"* tell=position"))
         told = [(await everything.read_frame())[1].partition(b" ")[2] for _ in range(3)]
         assert told == [b"news", b"sport", b"two words"]
-        epoch = bus.server.bus.create_topic("brand-new").epoch
+        epoch = bus.bus.create_topic("brand-new").epoch
         told_of_new = ("$position", f"{epoch}:0 brand-new".encode())
         assert await everything.read_frame() == told_of_new
         for topic in ("news", "brand-new", "two words"):
@@ -51,7 +51,7 @@ async def test_unsubscribe_ends_some_or_with_empty_content_all_subscriptions(
         await subscribed(bus, 2)
         await peer.send(frame("$unsubscribe"))
         await subscribed(bus, 0)
-        bus.server.bus.create_topic("later")
+        bus.bus.create_topic("later")
         await writer.send(frame("later", b"x") + frame("sport", b"x"))
         await subscribe(peer, "news")
         await writer.send(frame("news", b"again"))
@@ -69,7 +69,7 @@ async def test_unsubscribing_in_properties_is_the_same(bus: Node) -> None:
 
 
 async def subscribed(bus: Node, count: int) -> None:
-    topics = bus.server.bus.topics()
+    topics = bus.bus.topics()
     await until(lambda: sum(len(topic.subscribers) for topic in topics) == count)
 
 
@@ -104,11 +104,11 @@ async def test_deleting_a_topic_ends_its_subscriptions_and_a_new_one_is_another(
     async with ScriptedPeer(bus.tcp_port) as peer:
         await subscribe(peer, "news")
         first = epoch_of(bus, "news")
-        bus.server.bus.delete_topic("news")
+        bus.bus.delete_topic("news")
         assert (await peer.read_frame())[1].startswith(b"topic.deleted ")
         await writer.send(frame("news", b"gone"))
         assert (await writer.read_frame())[1].startswith(b"topic.unknown ")
-        bus.server.bus.create_topic("news")
+        bus.bus.create_topic("news")
         assert epoch_of(bus, "news") > first
         await subscribe(peer, "news")
         await writer.send(frame("news", b"new"))

@@ -15,7 +15,7 @@ __all__ = ["bus", "reader", "writer"]
 
 
 def stored(bus: Node, topic: str) -> list[bytes]:
-    return [value for batch in bus.server.bus.log.read(topic, 0) for value in batch.values()]
+    return [value for batch in bus.bus.log.read(topic, 0) for value in batch.values()]
 
 
 # One message, many messages
@@ -233,7 +233,7 @@ async def test_a_receipt_covers_all_parts_and_comes_when_they_are_durable(
         assert await writer.read(len(expected)) == expected
     else:
         assert await writer.read_frame() == ("$receipt", f"my id {position}".encode())
-    assert bus.server.bus.log.durable >= bus.server.bus.log.bounds("news").stop - 1
+    assert bus.bus.log.durable >= bus.bus.log.bounds("news").stop - 1
     assert len(stored(bus, "news")) == last + 1
 
 
@@ -279,13 +279,13 @@ async def test_a_receipt_for_all_parts_is_not_given_if_one_was_refused(
 ) -> None:
     """Parts that are messages at once, to a topic that is gone while some of them come."""
     async with ScriptedPeer(bus.tcp_port) as writer:
-        bus.server.bus.create_topic("fleeting")
+        bus.bus.create_topic("fleeting")
         await writer.send(part(3, "fleeting", b"first", "my id") * taken)
         await until(lambda: len(stored(bus, "fleeting")) == taken)
-        bus.server.bus.delete_topic("fleeting")
+        bus.bus.delete_topic("fleeting")
         await writer.send(part(3, "fleeting", b"lost", "my id"))
         assert (await error_of(writer, part)).startswith("topic.unknown ")
-        bus.server.bus.create_topic("fleeting")
+        bus.bus.create_topic("fleeting")
         await writer.send(part(3, "", b"taken") + part(0, "", last))
         await until(lambda: stored(bus, "fleeting") == [b"taken", last][: 1 + bool(last)])
 

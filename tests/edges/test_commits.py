@@ -18,7 +18,7 @@ async def test_a_commit_publishes_all_topics_and_says_where() -> None:
         await http.publish("red", b"before")
         producer = Producer(http)
         answer = await producer.done(0, {"red": [b"1", b"2"], "Blue": [b"3"]})
-        log = http.node.server.bus.log
+        log = http.node.bus.log
         epochs = {topic: log.bounds(topic).epoch for topic in ("red", "blue")}
         assert answer == {
             "producer": "spark",
@@ -42,7 +42,7 @@ async def test_keys_and_headers_are_published_with_the_values() -> None:
         )
         name = stage_bytes(http.node.data, "spark", 0, staged([staged_rows]))
         await Producer(http).done(0, files=[name])
-        batch = http.node.server.bus.log.read("red", 0)[0]
+        batch = http.node.bus.log.read("red", 0)[0]
         assert list(batch.keys or ()) == [b"k", None]
         assert [dict(one or {}) for one in batch.headers or ()] == [{}, {"unit": b"\xff"}]
 
@@ -56,7 +56,7 @@ async def test_a_batch_that_comes_again_adds_nothing_and_gets_the_same_answer() 
         await producer.done(1, {"red": [b"b"]})
         older = await producer.done(0, {"red": [b"a"]})
         assert (older["already"], older["offsets"]) == (True, {})
-        assert values_of(http.node.server.bus.log, "red") == [b"a", b"b"]
+        assert values_of(http.node.bus.log, "red") == [b"a", b"b"]
         assert producer.left() == []
 
 
@@ -65,7 +65,7 @@ async def test_batches_are_remembered_over_a_restart(tmp_path: Path) -> None:
         async with http_bus("red", data=str(tmp_path)) as http:
             producer = Producer(http)
             await producer.done(0, {"red": [b"a"]})
-            assert values_of(http.node.server.bus.log, "red") == [b"a"]
+            assert values_of(http.node.bus.log, "red") == [b"a"]
     # Without what was saved of them, the log alone says it.
     (tmp_path / "state.db").unlink()
     async with http_bus("red", data=str(tmp_path)) as http:
@@ -96,7 +96,7 @@ async def test_a_missing_batch_is_refused_unless_batches_may_be_missing() -> Non
         assert "takeOver" in text
         await producer.done(5, {"red": [b"b"]}, gaps=True)
         await producer.done(9, {"red": [b"c"]}, **{"take-over": True})
-        assert values_of(http.node.server.bus.log, "red") == [b"a", b"b", b"c"]
+        assert values_of(http.node.bus.log, "red") == [b"a", b"b", b"c"]
 
 
 async def test_an_empty_batch_counts() -> None:
@@ -104,7 +104,7 @@ async def test_an_empty_batch_counts() -> None:
         producer = Producer(http)
         for batch, topics in enumerate([None, {"red": [b"a"]}, None, {"red": [b"b"]}]):
             await producer.done(batch, topics)
-        assert values_of(http.node.server.bus.log, "red") == [b"a", b"b"]
+        assert values_of(http.node.bus.log, "red") == [b"a", b"b"]
 
 
 async def test_another_query_may_not_use_the_name_unless_it_takes_it_over() -> None:
@@ -117,7 +117,7 @@ async def test_another_query_may_not_use_the_name_unless_it_takes_it_over() -> N
         await other.done(0, {"red": [b"b"]}, **{"take-over": True})
         await other.done(1, {"red": [b"c"]})
         await Producer(http, query="old").refused(409, "commit.query", 6, {"red": [b"x"]})
-        assert values_of(http.node.server.bus.log, "red") == [b"a", b"b", b"c"]
+        assert values_of(http.node.bus.log, "red") == [b"a", b"b", b"c"]
 
 
 async def test_a_transaction_of_many_parts_is_published_once_and_as_a_whole() -> None:
@@ -132,7 +132,7 @@ async def test_a_transaction_of_many_parts_is_published_once_and_as_a_whole() ->
         for _ in range(2):
             name = stage_bytes(http.node.data, "spark", 0, content)
             answers.append(await producer.done(0, files=[name]))
-        log = http.node.server.bus.log
+        log = http.node.bus.log
         blue = [value for n in range(0, 40, 8) for value in values[n : n + 4]]
         red = [value for n in range(4, 40, 8) for value in values[n : n + 4]]
         assert (values_of(log, "blue"), values_of(log, "red")) == (blue, red)
@@ -165,7 +165,7 @@ async def test_a_transaction_with_an_intent_is_finished_at_the_next_start(
     content = staged([rows("red", values[n : n + 4]) for n in range(0, 40, 4)])
     settings: dict[str, Any] = {"limits": {"transaction-part-bytes": 2000}, "data": str(tmp_path)}
     async with http_bus("red", **settings) as http:
-        bus = http.node.server.bus
+        bus = http.node.bus
         fail_commit(bus, monkeypatch, call=4)
         name = stage_bytes(tmp_path, "spark", 0, content)
         producer = Producer(http)
@@ -176,10 +176,10 @@ async def test_a_transaction_with_an_intent_is_finished_at_the_next_start(
         assert gone.status_code == 204
         assert producer.left() == [name]
     async with http_bus("red", **settings) as http:
-        assert values_of(http.node.server.bus.log, "red") == values
+        assert values_of(http.node.bus.log, "red") == values
         producer = Producer(http)
         assert (await producer.done(0, {"red": [b"x"]}))["already"]
-        assert values_of(http.node.server.bus.log, "red") == values
+        assert values_of(http.node.bus.log, "red") == values
         assert producer.left() == []
 
 
@@ -189,7 +189,7 @@ async def test_an_unfinished_transaction_is_finished_when_it_is_asked_for_again(
     values = [b"%03d" % n + b"x" * 300 for n in range(40)]
     content = staged([rows("red", values[n : n + 4]) for n in range(0, 40, 4)])
     async with http_bus("red", limits={"transaction-part-bytes": 2000}) as http:
-        bus = http.node.server.bus
+        bus = http.node.bus
         fail_commit(bus, monkeypatch, call=3)
         producer = Producer(http)
         files = [stage_bytes(http.node.data, "spark", 0, content)]

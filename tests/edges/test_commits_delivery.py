@@ -14,6 +14,7 @@ from http_kit import http_bus
 from polybus.config import Config
 from polybus.edges import node
 from polybus.log.files import FileLog
+from polybus.log.interface import LogCallbacks
 from polybus.testing import ScriptedPeer
 from polybus.testing.faulty_disk import FaultyDisk
 
@@ -101,13 +102,14 @@ async def test_a_full_disk_is_said_and_the_same_commit_is_done_once_when_there_i
 ) -> None:
     disk = FaultyDisk(seed=1)
 
-    def on_faulty_disk(config: Config) -> FileLog:
+    def on_faulty_disk(config: Config, callbacks: LogCallbacks) -> FileLog:
         return FileLog(
             Path(config.data),
             durability="fsync",
             journal=config.journal,
             retention=config.retention,
             clock=node.clock_us,
+            callbacks=callbacks,
             disk=disk,
             maintenance=False,
         )
@@ -121,7 +123,7 @@ async def test_a_full_disk_is_said_and_the_same_commit_is_done_once_when_there_i
         await producer.refused(503, "log.full", 1, {"red": [b"b"]})
         await Producer(http, "other").refused(503, "log.full", 0, {"red": [b"x"]})
         disk.heal()
-        await http.until(lambda: http.node.server.storage_error is None)
+        await http.until(lambda: http.node.context.durability.error is None)
         await producer.done(1, {"red": [b"b"]})
         await producer.done(2, {"red": [b"c"]})
-        assert values_of(http.node.server.bus.log, "red") == [b"a", b"b", b"c"]
+        assert values_of(http.node.bus.log, "red") == [b"a", b"b", b"c"]

@@ -30,7 +30,7 @@ async def test_what_may_not_be_is_refused_as_a_whole(
     async with http_bus("red", limits=limits) as http:
         producer = Producer(http)
         assert says in await producer.refused(status, code, 0, topics)
-        assert values_of(http.node.server.bus.log, "red") == []
+        assert values_of(http.node.bus.log, "red") == []
         assert records(http) == []
         # The same batch may come again, mended.
         await producer.done(0, {"red": [b"1"]})
@@ -42,7 +42,7 @@ async def test_the_administrator_may_write_to_system_topics_but_not_to_the_recor
         head = {"authorization": f"Bearer {token}"}
         producer = Producer(http)
         await producer.done(0, {"red": [b"1"], "$stats": [b"{}"]}, headers=head)
-        assert values_of(http.node.server.bus.log, "$stats") == [b"{}"]
+        assert values_of(http.node.bus.log, "$stats") == [b"{}"]
         for topic in ("$commits", "$nothing"):
             answer = await producer.commit(1, {topic: [b"x"]}, headers=head)
             assert answer.status_code == 403, answer.text
@@ -96,7 +96,7 @@ async def test_a_file_that_is_not_what_it_should_be_is_refused_by_name(kind: str
         text = await Producer(http).refused(400, "commit.file", 0, files=[name])
         assert name in text
         assert says in text
-        assert values_of(http.node.server.bus.log, "red") == []
+        assert values_of(http.node.bus.log, "red") == []
 
 
 async def test_no_byte_of_a_staged_file_can_hurt_the_bus() -> None:
@@ -125,7 +125,7 @@ async def test_files_are_named_by_their_producer_and_nobody_else() -> None:
         for bad in ("", "..", "a/b", "-x", "x" * 200):
             producer.name = bad
             await producer.refused(400, "commit.producer", 0, files=[])
-        assert values_of(http.node.server.bus.log, "red") == []
+        assert values_of(http.node.bus.log, "red") == []
 
 
 async def test_nobody_writes_records_and_what_is_none_keeps_no_bus_from_starting(
@@ -137,7 +137,7 @@ async def test_nobody_writes_records_and_what_is_none_keeps_no_bus_from_starting
         path = "/v1/topics/$commits/messages"
         refused = await http.client.post(path, content=b"no record", headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (403, "topic.reserved")
-        http.node.server.bus.publish_system([Batch.of("$commits", [b"no record"])])
+        http.node.bus.commit([Batch.of("$commits", [b"no record"])])
         await Producer(http).done(0, {"red": [b"1"]})
     async with http_bus("red", data=str(tmp_path)) as http:
         assert (await Producer(http).done(0, {"red": [b"1"]}))["already"]

@@ -15,7 +15,7 @@ from polybus.log.history.maintenance import Maintenance
 
 
 async def report(http: Http, group: str, offset: int, **fields: Any) -> None:
-    epoch = http.node.server.bus.log.bounds("news").epoch
+    epoch = http.node.bus.log.bounds("news").epoch
     body = {"kind": "spark", "positions": {"news": {"epoch": epoch, "offset": offset}}, **fields}
     answer = await http.client.put(f"/v1/consumers/{group}", json=body)
     assert answer.status_code == 204, answer.text
@@ -120,7 +120,7 @@ async def test_retention_waits_for_consumers_unless_told_otherwise(
     async with http_bus("news", retention={"age-s": 0.001, **settings}) as http:
         await http.publish("news", b"1", b"2")
         await report(http, "etl", 1)
-        log = http.node.server.bus.log
+        log = http.node.bus.log
         assert isinstance(log, FileLog)
         await asyncio.to_thread(log.seal)
         await http.until(

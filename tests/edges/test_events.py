@@ -14,7 +14,7 @@ from polybus.edges.node import Node
 
 
 def told(node: Node) -> list[dict[str, Any]]:
-    log = node.server.bus.log
+    log = node.bus.log
     batches = log.read("$events", log.bounds("$events").start)
     messages = [json.loads(value) for batch in batches for value in batch.values()]
     return [event for message in messages for event in message["events"]]
@@ -78,12 +78,12 @@ async def test_events_can_be_turned_off() -> None:
     async with http_bus(system={"events": False}) as http:
         key = await http.open_session()
         await http.client.delete(f"/v1/sessions/{key}")
-    assert http.node.server.events is None
+    assert http.node.bus.log.bounds("$events").stop == 0
 
 
 async def test_a_subscriber_that_was_too_slow_is_told() -> None:
     async with http_bus("news") as http:
-        http.node.server.bad_peers.note("10.0.0.1:5", "goms", "outbox.full", "too slow")
+        http.node.bad_peers.note("10.0.0.1:5", "goms", "outbox.full", "too slow")
         (slow,) = await until_told(http, "subscriber-slow")
         assert (slow["peer"], slow["protocol"], slow["code"]) == (
             "10.0.0.1:5",

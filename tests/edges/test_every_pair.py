@@ -53,7 +53,7 @@ async def pass_on(
             kept = headers if source.has_headers else NO_HEADERS
             expected = target.delivered("news", value, kept, epoch, offset)
             assert await reader.read(len(expected)) == expected
-    stored = node.server.bus.log.read("news", 0, bytes_max=1 << 30)
+    stored = node.bus.log.read("news", 0, bytes_max=1 << 30)
     assert [value for batch in stored for value in batch.values()] == [one[0] for one in messages]
     kept_headers = [
         dict(one or {}) for batch in stored for one in batch.headers or [None] * len(batch)
@@ -91,7 +91,7 @@ async def test_a_message_too_large_for_a_datagram_is_counted_and_the_next_arrive
                 await writer.send(WAYS["boson-frames"].publish("news", value, NO_HEADERS))
             expected = WAYS["goms-udp"].delivered("news", b"small", NO_HEADERS, epoch, 1)
             assert await reader.read(len(expected)) == expected
-        assert node.server.bad_peers.counts["udp.message-too-large"] == 1
+        assert node.bad_peers.counts["udp.message-too-large"] == 1
 
 
 TCP_WAYS = [way for way in WAYS if way != "goms-udp"]

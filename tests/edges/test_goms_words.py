@@ -134,8 +134,8 @@ async def test_a_send_to_a_topic_one_is_not_registered_to_is_ignored_and_counted
     assert await answers(bert) == b""
     await bert.send(line("send", topics=["sport"], data="marker"))
     assert await anna.read_line() == line("message", topics=["sport"], data="marker")
-    assert bus.server.bad_peers.counts["goms.send-ignored"] == 2
-    assert bus.server.bus.log.bounds("news").stop == 0
+    assert bus.bad_peers.counts["goms.send-ignored"] == 2
+    assert bus.bus.log.bounds("news").stop == 0
 
 
 async def test_a_send_to_several_topics_is_one_message_for_each_receiver(
@@ -151,7 +151,7 @@ async def test_a_send_to_several_topics_is_one_message_for_each_receiver(
         assert await anna.read_line() == line("message", topics=["news", "weather"], data="x")
         assert await carl.read_line() == line("message", topics=["sport"], data="x")
     for topic, stop in {"sport": 1, "news": 1, "weather": 1, "two words": 0}.items():
-        assert bus.server.bus.log.bounds(topic).stop == stop
+        assert bus.bus.log.bounds(topic).stop == stop
 
 
 async def test_several_topics_are_several_messages_on_protocols_that_know_only_one(
@@ -183,7 +183,7 @@ async def test_a_string_is_its_text_and_any_other_value_its_json(
     request = '{"messagetype":"send","topics":["news"],"ack":true,"data":' + data + "}\n"
     await anna.send(request.encode())
     assert (await anna.read_json())["messagetype"] == "send-ack"
-    (batch,) = bus.server.bus.log.read("news", 0)
+    (batch,) = bus.bus.log.read("news", 0)
     assert list(batch.values()) == [value]
 
 
@@ -191,7 +191,7 @@ async def test_a_send_may_carry_base64_of_any_value(bus: Node, anna: ScriptedPee
     await register(anna, "news")
     await anna.send(line("send", topics=["news"], ack=True, encoding="base64", data="/wD+"))
     assert (await anna.read_json())["messagetype"] == "send-ack"
-    (batch,) = bus.server.bus.log.read("news", 0)
+    (batch,) = bus.bus.log.read("news", 0)
     assert list(batch.values()) == [b"\xff\x00\xfe"]
 
 
@@ -205,7 +205,7 @@ async def test_a_send_ack_names_topics_and_offsets_once_the_message_is_durable(
     assert await anna.read_line() == line(
         "send-ack", topics=["sport", "news"], offsets=[f"{epochs[0]}:0", f"{epochs[1]}:1"]
     )
-    assert bus.server.bus.log.durable >= 2
+    assert bus.bus.log.durable >= 2
 
 
 async def test_an_ack_lists_only_what_was_stored(anna: ScriptedPeer) -> None:
@@ -238,7 +238,7 @@ async def test_logout_without_topics_ends_all_registrations(
     await register(anna, "news", "sport")
     await anna.send(request_text)
     assert await answers(anna) == b""
-    assert [one.subscribers for one in bus.server.bus.topics()] == [()] * 4
+    assert [one.subscribers for one in bus.bus.topics()] == [()] * 4
     await register(anna, "news")
 
 
@@ -248,17 +248,17 @@ async def test_after_close_nothing_is_read_and_the_connection_ends(
     await register(anna, "news")
     await anna.send(line("close") + line("send", topics=["news"], data="late") + b"garbage")
     assert await anna.read_to_end() == b""
-    assert bus.server.bus.log.bounds("news").stop == 0
+    assert bus.bus.log.bounds("news").stop == 0
     anna.send_eof()
     await until(lambda: not bus.server.connections)
-    assert all(not topic.subscribers for topic in bus.server.bus.topics())
+    assert all(not topic.subscribers for topic in bus.bus.topics())
 
 
 async def test_the_end_of_the_stream_ends_all_registrations(bus: Node, anna: ScriptedPeer) -> None:
     await register(anna, "news")
     anna.send_eof()
     assert await anna.read_to_end() == b""
-    await until(lambda: not any(topic.subscribers for topic in bus.server.bus.topics()))
+    await until(lambda: not any(topic.subscribers for topic in bus.bus.topics()))
 
 
 async def test_an_object_without_a_newline_counts_and_an_unfinished_one_does_not(
@@ -270,7 +270,7 @@ async def test_an_object_without_a_newline_counts_and_an_unfinished_one_does_not
     anna.send_eof()
     said = await anna.read_to_end()
     assert json.loads(said)["messagetype"] == "send-ack"
-    (batch,) = bus.server.bus.log.read("news", 0)
+    (batch,) = bus.bus.log.read("news", 0)
     assert list(batch.values()) == [b"whole"]
 
 
@@ -342,7 +342,7 @@ async def test_udp_speaks_the_same_words(bus: Node, bert: ScriptedPeer) -> None:
         await bert.send(line("send", topics=["news"], data="back"))
         assert await read_line(udp) == line("message", topics=["news"], data="back")
         await udp.send(line("close"))
-        await until(lambda: len(bus.server.bus.topics()[0].subscribers) == 1)
+        await until(lambda: len(bus.bus.topics()[0].subscribers) == 1)
 
 
 async def test_a_datagram_that_ends_inside_an_object_is_told_so(bus: Node) -> None:
@@ -361,7 +361,7 @@ async def test_a_udp_peer_that_is_silent_for_too_long_is_forgotten(
         async with connected(bus, "goms-udp") as udp:
             await udp.send(line("register", topics=["news"], ack=True))
             await read_line(udp)
-            (topic,) = bus.server.bus.topics()
+            (topic,) = bus.bus.topics()
             assert len(topic.subscribers) == 1
             await until(lambda: not topic.subscribers)
 

@@ -76,7 +76,7 @@ async def test_a_topic_s_name_may_have_slashes_and_percent_signs() -> None:
 
 async def test_a_damaged_topic_does_not_hide_the_others() -> None:
     async with http_bus("news", "olds") as http:
-        log = http.node.server.bus.log
+        log = http.node.bus.log
         assert isinstance(log, FileLog)
         log._topics["olds"].freeze("topic 'olds': it is broken")
         listed = (await http.client.get("/v1/topics")).json()["topics"]
@@ -95,14 +95,14 @@ async def test_one_body_is_one_message_and_is_answered_with_its_offset() -> None
             "/v1/topics/news/messages?receipt=memory", content=b'{"x": 1}'
         )
 
-        epoch = http.node.server.bus.log.bounds("news").epoch
+        epoch = http.node.bus.log.bounds("news").epoch
         assert first.json() == {"topic": "news", "epoch": epoch, "offsets": [0]}
         assert second.json()["offsets"] == [1]
 
 
 async def test_a_receipt_is_given_after_fsync_only() -> None:
     async with http_bus("news") as http:
-        log = http.node.server.bus.log
+        log = http.node.bus.log
         await http.client.post("/v1/topics/news/messages", content=b"hello")
         assert log.durable >= 1
 
@@ -140,7 +140,7 @@ async def test_a_bad_line_refuses_them_all(line: bytes) -> None:
         answer = await http.client.post("/v1/topics/news/messages", content=line, headers=NDJSON)
 
         assert (answer.status_code, answer.json()["code"]) == (400, "http.body-invalid")
-        assert http.node.server.bus.log.bounds("news").stop == 0
+        assert http.node.bus.log.bounds("news").stop == 0
 
 
 async def test_a_topic_is_read_by_offset_and_limit() -> None:
@@ -239,7 +239,7 @@ async def test_health_is_red_while_the_log_takes_no_writes() -> None:
     async with http_bus() as http:
         assert (await http.client.get("/healthz")).status_code == 200
         assert (await http.client.get("/readyz")).status_code == 200
-        http.node.server.storage_error = StorageError("log.full", "no space")
+        http.node.context.durability.error = StorageError("log.full", "no space")
         assert (await http.client.get("/healthz")).status_code == 503
         assert (await http.client.get("/readyz")).text == "log.full: no space\n"
 
@@ -329,7 +329,7 @@ async def test_http_and_websockets_work_inside_tls() -> None:
 async def test_a_list_of_a_hundred_thousand_topics_holds_up_nobody() -> None:
     count = 100_000
     async with run_bus("news") as node:
-        bus, log = node.server.bus, node.server.bus.log
+        bus, log = node.bus, node.bus.log
         assert isinstance(log, FileLog)
         for number in range(count - 1):
             # Neither in order nor in files: it is the list that is slow, not the creation.

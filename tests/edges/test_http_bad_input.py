@@ -162,8 +162,8 @@ async def test_a_body_over_the_limit_is_413_and_nothing_of_it_counts(
 
         assert (answer.status_code, answer.json()["code"]) == (413, "http.body-too-large")
         assert answer.headers["connection"] == "close"
-        assert http.node.server.bus.log.bounds("news").stop == 0
-        assert len(http.node.http.inboxes) == 0
+        assert http.node.bus.log.bounds("news").stop == 0
+        assert len(http.node.services.inboxes) == 0
 
 
 BOMBS = {
@@ -195,7 +195,7 @@ async def test_a_json_bomb_is_400_at_once_and_nothing_of_it_counts(path: str, bo
         assert len(answer.content) < 1000
         assert time.monotonic() - began < 4
         assert await http.packs(key) == {}
-        assert len(http.node.http.inboxes) == 1
+        assert len(http.node.services.inboxes) == 1
 
 
 async def test_a_number_that_no_computer_counts_with_is_passed_on_as_it_is() -> None:

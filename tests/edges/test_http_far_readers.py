@@ -78,9 +78,9 @@ async def test_an_end_that_cannot_become_durable_is_not_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with http_bus("news") as http:
-        monkeypatch.setattr("polybus.services.settling.POLL_S", 0.01)
-        monkeypatch.setattr(http.node.server.bus, "when_all_durable", lambda waiter: None)
-        http.node.server.storage_error = StorageError("log.full", "no space")
+        monkeypatch.setattr("polybus.services.durability.RECOVERY_S", 0.01)
+        monkeypatch.setattr(http.node.bus, "when_all_durable", lambda waiter: None)
+        http.node.context.durability.error = StorageError("log.full", "no space")
         answer = await http.client.get("/v1/topics?durable=true")
 
         assert (answer.status_code, answer.json()["code"]) == (503, "log.full")

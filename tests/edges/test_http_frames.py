@@ -109,7 +109,7 @@ async def test_confirmations_count_however_they_are_cut_and_joined() -> None:
     async with http_bus("news") as http:
         key = await http.open_session("news")
         await http.publish("news", *(b"%d" % number for number in range(1, 11)))
-        session = http.node.http.inboxes.find(key)
+        session = http.node.services.inboxes.find(key)
         assert session is not None
         async with ScriptedPeer(http.node.tcp_port) as peer:
             await peer.send(UPGRADE % key.encode())

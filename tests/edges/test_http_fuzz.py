@@ -13,7 +13,7 @@ import pytest
 from http_kit import Http, http_bus
 
 from polybus.batch import Batch
-from polybus.edges.http.publishing import HttpPublisher
+from polybus.edges.http.publishing import RequestPublisher
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 
 EXAMPLES = 40
@@ -49,9 +49,9 @@ async def fuzz(port: int, folder: Path, parameters: dict[str, str], *options: st
 async def publish_everywhere(http: Http) -> None:
     """Wake whoever waits for a message with `wait-s`."""
     while True:
-        for topic in http.node.server.bus.topics(system=True):
+        for topic in http.node.bus.topics(system=True):
             if topic.name != RECORDS_TOPIC:
-                publisher = HttpPublisher(http.node.http, "", is_admin=True)
+                publisher = RequestPublisher(http.node.http, "", is_admin=True)
                 await publisher.publish(Batch.of(topic.name, [b"tick"]), wait=False)
         await asyncio.sleep(0.05)
 

@@ -119,7 +119,7 @@ async def test_an_unknown_session_on_a_websocket_is_told_and_closed_with_1000() 
 async def test_an_expired_session_is_unknown_and_cleaned_up() -> None:
     async with http_bus() as http:
         key = await http.open_session(**{"ttl-s": 0.05})
-        await http.until(lambda: len(http.node.http.inboxes) == 0)
+        await http.until(lambda: len(http.node.services.inboxes) == 0)
 
         assert (await http.poll(key)).content == UNSET
 

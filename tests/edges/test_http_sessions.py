@@ -72,7 +72,7 @@ async def test_a_session_that_cannot_be_is_a_problem(body: Any, status: int, cod
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["code"] == code
-        assert len(http.node.http.inboxes) == 0
+        assert len(http.node.services.inboxes) == 0
 
 
 async def test_there_is_a_limit_to_sessions() -> None:
@@ -99,11 +99,11 @@ async def test_messages_of_every_protocol_reach_a_session() -> None:
         key = await http.open_session("NEWS")
         async with ScriptedPeer(http.node.tcp_port) as peer:
             await peer.send_frame("news", b"by boson")
-            await http.until(lambda: http.node.server.bus.log.bounds("news").stop == 1)
+            await http.until(lambda: http.node.bus.log.bounds("news").stop == 1)
         async with ScriptedPeer(http.node.tcp_port) as peer:
             await peer.send_json({"messagetype": "register", "topics": ["news"]})
             await peer.send_json({"messagetype": "send", "topics": ["news"], "data": "by goms"})
-            await http.until(lambda: http.node.server.bus.log.bounds("news").stop == 2)
+            await http.until(lambda: http.node.bus.log.bounds("news").stop == 2)
         await http.publish("news", b"by http")
 
         assert await http.packs(key) == {
@@ -166,7 +166,7 @@ async def test_a_broadcast_reaches_every_session() -> None:
 async def test_a_session_may_begin_in_the_past() -> None:
     async with http_bus("news") as http:
         await http.publish("news", b"1", b"2", b"3")
-        epoch = http.node.server.bus.log.bounds("news").epoch
+        epoch = http.node.bus.log.bounds("news").epoch
         all_of_it = await http.open_session("news", **{"from": "earliest"})
         some = await http.open_session("news", **{"from": f"{epoch}:2"})
         await http.publish("news", b"4")
@@ -206,7 +206,7 @@ async def test_a_session_that_is_full_is_told_what_it_lost_and_goes_on() -> None
     async with http_bus("news", msgstream={"session-packs-max": 5}) as http:
         key = await http.open_session("news")
         await http.publish("news", *[b"%d" % number for number in range(8)])
-        epoch = http.node.server.bus.log.bounds("news").epoch
+        epoch = http.node.bus.log.bounds("news").epoch
 
         packs = await http.packs(key)
 
@@ -276,7 +276,7 @@ async def test_a_deleted_topic_is_told_and_does_not_stop_the_session() -> None:
 
 async def test_many_sessions_share_one_payload_in_memory_and_on_disk(tmp_path: Path) -> None:
     async with http_bus("news", data=str(tmp_path)) as http:
-        inboxes: Inboxes = http.node.http.inboxes
+        inboxes: Inboxes = http.node.services.inboxes
         keys = [await inboxes.create(["news"], None, "latest") for _ in range(200)]
         await http.publish("news", b"x" * 100_000)
 

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import socket
 import time
+from typing import cast
 
 import pytest
 from http_kit import TIMEOUT_S, http_bus, recv
 from raw_http_kit import PING, UPGRADE, frame
 
+from polybus.edges.http.websocket import WebSocketPeer
 from polybus.testing import ScriptedPeer
 
 # Peers that do not read
@@ -36,7 +38,7 @@ async def test_who_reads_a_byte_now_and_then_holds_up_nobody_and_loses_nothing()
                     packs = await recv(websocket)
                     await websocket.send(",".join(packs))
                     assert len(deaf.recv(1)) == 1
-                    peers = http.node.http.websockets
+                    peers = cast(set[WebSocketPeer], http.node.http.websockets)
                     assert max(one._transport.get_write_buffer_size() for one in peers) < 8 << 20
         got = []
         while packs := await http.packs(slow):
@@ -53,7 +55,7 @@ async def test_who_reads_nothing_is_let_go_at_the_next_pings() -> None:
             for _ in range(12):
                 await http.publish("news", b"x" * (1 << 20))
             await http.until(lambda: not http.node.http.websockets)
-        assert http.node.server.ledger.bytes == 0
+        assert http.node.context.memory.ledger.bytes == 0
         assert len(await http.packs(key)) > 0
 
 
@@ -71,7 +73,7 @@ async def test_pongs_that_nobody_reads_do_not_fill_the_memory() -> None:
                         asyncio.get_running_loop().sock_sendall(deaf, pings), 0.3
                     )
                     sent += len(pings)
-            (peer,) = http.node.http.websockets
+            (peer,) = cast(set[WebSocketPeer], http.node.http.websockets)
             assert sent < 32 << 20
             assert peer._transport.get_write_buffer_size() < 8 << 20
 
@@ -85,8 +87,8 @@ async def test_answers_that_nobody_reads_are_counted_and_cost_their_connections(
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(deaf_socket(http.node.tcp_port, request))
-            await http.until(lambda: http.node.server.over_memory())
-            await http.until(lambda: not http.node.server.over_memory())
+            await http.until(lambda: http.node.context.memory.is_full())
+            await http.until(lambda: not http.node.context.memory.is_full())
 
             await http.publish("news", b"others go on")
 
@@ -122,7 +124,7 @@ async def test_a_request_that_does_not_come_is_cut_off(begun: bytes, drips: bool
 
             assert (await answer).startswith((b"HTTP/1.1 408 ", b"HTTP/1.1 400 "))
         assert (await http.client.get("/healthz")).status_code == 200
-        assert http.node.server.bus.log.bounds("news").stop == 0
+        assert http.node.bus.log.bounds("news").stop == 0
 
 
 @pytest.mark.slow

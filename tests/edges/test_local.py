@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from edge_kit import frame, until
+from edge_kit import frame, open_connections, until
 
 from polybus.edges.node import Node
 from polybus.edges.tcp import local
@@ -30,12 +30,12 @@ def test_a_peer_is_local_when_both_ends_have_one_address(
 
 
 def received_messages(node: Node, topic: str) -> int:
-    return node.server.bus.log.bounds(topic).stop
+    return node.bus.log.bounds(topic).stop
 
 
 def buffer_bytes(node: Node) -> int:
     """The receive buffer of the only connection; Linux says twice what was asked for."""
-    (connection,) = node.server.connections
+    (connection,) = open_connections(node)
     connected: socket.socket = connection.transport.get_extra_info("socket")
     return connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
@@ -56,7 +56,7 @@ async def test_what_the_bus_sends_to_this_machine_is_not_paced() -> None:
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as peer:
         await peer.send(frame("news", b"x"))
         await until(lambda: received_messages(node, "news") == 1)
-        (connection,) = node.server.connections
+        (connection,) = open_connections(node)
         connected: socket.socket = connection.transport.get_extra_info("socket")
         control = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         assert control.rstrip(b"\0") == b"reno"

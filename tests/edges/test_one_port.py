@@ -80,14 +80,14 @@ async def test_a_gzip_stream_may_be_many_members() -> None:
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as peer:
         await peer.send(b"".join(gzip.compress(frame("news", b"%d" % n)) for n in range(50)))
         await peer.send(gzip.compress(frame("news?receipt=1", b"")))
-        await until(lambda: node.server.bus.log.bounds("news").stop == 51)
+        await until(lambda: node.bus.log.bounds("news").stop == 51)
 
 
 async def test_goms_is_not_spoken_inside_gzip() -> None:
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as peer:
         await peer.send(gzip.compress(SUBSCRIBE["goms"]))
         assert await peer.read_to_end() == b""
-        assert node.server.bad_peers.counts["detect.unknown"] == 1
+        assert node.bad_peers.counts["detect.unknown"] == 1
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_first_bytes_of_nothing_known_are_closed_and_counted(garbage: byte
     async with run_bus("news", "alive") as node, ScriptedPeer(node.tcp_port) as peer:
         await peer.send(garbage)
         assert await peer.read_to_end() == b""
-        counts = node.server.bad_peers.counts
+        counts = node.bad_peers.counts
         assert counts["detect.unknown"] + counts["gzip.invalid"] + counts["tls.failed"] == 1
         await is_alive(node)
 
@@ -135,7 +135,7 @@ async def test_a_connector_may_speak_one_protocol_only(speaks: str) -> None:
             peer.send_eof()
             said = await peer.read_to_end()
             assert answer_to_subscribe(node, other) not in said
-        (topic,) = node.server.bus.topics()
+        (topic,) = node.bus.topics()
         await until(lambda: not topic.subscribers)
 
 
@@ -207,7 +207,7 @@ async def test_gzip_works_inside_tls() -> None:
             while len(plain) < len(expected):
                 plain += inflater.decompress(await reader.read(100))
         assert plain == expected
-        assert node.server.bus.log.read("news", 0)[0].value(0) == large
+        assert node.bus.log.read("news", 0)[0].value(0) == large
         writer.close()
         await writer.wait_closed()
 
@@ -216,7 +216,7 @@ async def test_tls_to_a_connector_without_a_certificate_is_closed() -> None:
     async with run_bus("news", "alive") as node:
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await asyncio.open_connection("localhost", node.tcp_port, ssl=trusting(), family=2)
-        assert node.server.bad_peers.counts["detect.unknown"] == 1
+        assert node.bad_peers.counts["detect.unknown"] == 1
         await is_alive(node)
 
 
@@ -232,7 +232,7 @@ async def test_first_bytes_that_never_become_a_protocol_are_closed_in_time(head:
         async with ScriptedPeer(node.tcp_port) as peer:
             await peer.send(head)
             assert await peer.read_to_end() == b""
-        assert node.server.bad_peers.counts["peer.too-slow"] == 1
+        assert node.bad_peers.counts["peer.too-slow"] == 1
 
 
 async def test_there_is_a_limit_to_connections() -> None:
@@ -246,7 +246,7 @@ async def test_there_is_a_limit_to_connections() -> None:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await fourth.send(frame("$subscribe", b"news tell=position"))
                 await fourth.read(1)
-        assert node.server.bad_peers.counts["connections.too-many"] == 1
+        assert node.bad_peers.counts["connections.too-many"] == 1
         for peer in peers:
             await peer.__aexit__(None, None, None)
         await until(lambda: not node.server.connections)
@@ -271,7 +271,7 @@ async def test_a_gzip_bomb_is_cut_and_told_in_the_peers_protocol() -> None:
             await ScriptedPeer.send(peer, payload)
             said = await peer.read_to_end()
         assert b"$error" in said and b"gzip.bomb" in said
-        assert node.server.bus.log.bounds("news").stop < 64
+        assert node.bus.log.bounds("news").stop < 64
         await is_alive(node)
 
 

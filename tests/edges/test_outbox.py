@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable
 
 from hypothesis import settings
@@ -12,13 +13,14 @@ from polybus.batch import Batch, Buffer
 from polybus.edges.tcp.outbox import (
     PATIENCE_S,
     SLOW_WRITE_BYTES,
+    DroppedMessages,
     Flusher,
-    Ledger,
-    Lost,
     Outbox,
     Outboxes,
     Policy,
 )
+from polybus.log.memory import MemoryLog
+from polybus.services.memory import MemoryGate
 
 LIMIT = 1000
 
@@ -29,7 +31,7 @@ class Peer:
     def __init__(self, outboxes: Outboxes, room_bytes: int = 0) -> None:
         self.room_bytes = room_bytes
         self.written = b""
-        self.lost: list[Lost] = []
+        self.lost: list[DroppedMessages] = []
         self.outbox = Outbox(outboxes, self.write, self.overflow)
         self.released = 0
 
@@ -39,7 +41,7 @@ class Peer:
         if self.room_bytes <= 0:
             self.outbox.pause()
 
-    def overflow(self, lost: Lost) -> None:
+    def overflow(self, lost: DroppedMessages) -> None:
         self.lost.append(lost)
 
     def read(self, size: int) -> None:
@@ -70,7 +72,11 @@ class Turn:
 
 def shared(policy: Policy = "disconnect") -> tuple[Outboxes, Turn]:
     turn = Turn()
-    return Outboxes(Flusher(turn), Ledger(), policy, LIMIT), turn
+    loop = asyncio.new_event_loop()
+    memory = MemoryGate(MemoryLog(clock=lambda: 0, bytes_max=1), loop, bytes_max=1 << 30)
+    loop.close()
+    outboxes = Outboxes(flusher=Flusher(turn), memory=memory, policy=policy, bytes_max=LIMIT)
+    return outboxes, turn
 
 
 def batch(value: bytes, topic: str = "news", offset: int = 0) -> Batch:

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from http_kit import Http, http_bus
@@ -16,6 +17,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from polybus.edges.http.websocket import WebSocketPeer
 from polybus.testing import ScriptedPeer
 
 WAIT_S = 15
@@ -167,7 +169,7 @@ async def test_a_message_can_be_published_from_the_page(http: Http, page: Page) 
     await page.type("#text", "from the page\n")
 
     await page.shows("#messages td:nth-child(3)", "from the page")
-    assert http.node.server.bus.log.bounds("news").stop == 1
+    assert http.node.bus.log.bounds("news").stop == 1
 
 
 async def test_the_page_goes_on_after_its_connection_was_lost(http: Http, page: Page) -> None:
@@ -175,7 +177,7 @@ async def test_the_page_goes_on_after_its_connection_was_lost(http: Http, page: 
     await page.shows("#status", "live")
     await http.publish("news", b"1")
     await page.shows("#messages td:nth-child(3)", "1")
-    for peer in list(http.node.http.websockets):
+    for peer in cast(list[WebSocketPeer], list(http.node.http.websockets)):
         peer._transport.abort()
     await page.shows("#status", "connection lost, trying again")
     await http.publish("news", b"2")

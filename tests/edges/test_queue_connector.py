@@ -106,8 +106,8 @@ async def test_a_queue_that_only_reads_may_be_silent_for_ever() -> None:
     async with bridged(limits={"detect-timeout-s": 0.1, "message-timeout-s": 0.1}) as (node, port):
         async with queue(node, port) as reader:
             connections = list(node.server.connections)
-            assert connections[0] not in node.server.assembly.overdue()
-            assert not node.server.assembly._deadlines
+            assert connections[0] not in node.tcp.assembly.overdue()
+            assert not node.tcp.assembly._deadlines
             async with ScriptedPeer(node.tcp_port) as writer:
                 await writer.send(FRAMES.publish("news", b"late", NO_HEADERS))
                 assert await reader.read(8) == message(b"late")
@@ -138,7 +138,7 @@ async def test_what_queues_sent_is_there_after_a_restart_but_not_sent_again(tmp_
 
 async def test_the_connectors_topic_is_created_and_its_name_is_lower_case() -> None:
     async with bridged(topic="Not Declared") as (node, port):
-        assert node.server.bus.has_topic("not declared")
+        assert node.bus.has_topic("not declared")
         async with queue(node, port) as reader, queue(node, port) as writer:
             await writer.send(message(b"x"))
             assert await reader.read(5) == message(b"x")
@@ -148,13 +148,13 @@ async def test_the_connectors_topic_is_created_and_its_name_is_lower_case() -> N
 async def test_without_its_topic_queues_are_closed_until_it_is_back() -> None:
     async with bridged() as (node, port):
         async with queue(node, port) as peer:
-            node.server.bus.delete_topic("news")
+            node.bus.delete_topic("news")
             assert await peer.read_to_end() == b""
-        assert node.server.bad_peers.counts["topic.deleted"] == 1
+        assert node.bad_peers.counts["topic.deleted"] == 1
         async with ScriptedPeer(port, timeout_s=TIMEOUT_S) as early:
             assert await early.read_to_end() == b""
-        assert node.server.bad_peers.counts["topic.unknown"] == 1
-        node.server.bus.create_topic("news")
+        assert node.bad_peers.counts["topic.unknown"] == 1
+        node.bus.create_topic("news")
         async with queue(node, port) as reader, queue(node, port) as writer:
             await writer.send(message(b"again"))
             assert await reader.read(9) == message(b"again")

@@ -10,7 +10,7 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
-from edge_kit import FRAMES, NO_HEADERS, TIMEOUT_S, is_alive, until
+from edge_kit import FRAMES, NO_HEADERS, TIMEOUT_S, is_alive, open_connections, until
 from queue_connector_kit import bridged, message, queue, queues_of, stored
 
 from polybus.edges.node import Node
@@ -39,7 +39,7 @@ async def test_an_impossible_length_closes_the_connection_and_is_counted(
             assert await peer.read_to_end() == b""
             assert await other.read(8) == message(b"good")
             await until(lambda: len(queues_of(node)) == 1)
-        assert node.server.bad_peers.counts[code] == 1
+        assert node.bad_peers.counts[code] == 1
         assert stored(node) == [b"good"]
         assert f"(queue): {code}: " in caplog.text
         assert await is_alive(node) < 5
@@ -57,7 +57,7 @@ async def test_a_length_that_nothing_follows_takes_no_memory_and_is_ended_in_tim
         async with queue(node, port) as peer:
             await peer.send(struct.pack(">i", 60 << 20))
             assert await peer.read_to_end() == b""
-        assert node.server.bad_peers.counts["peer.too-slow"] == 1
+        assert node.bad_peers.counts["peer.too-slow"] == 1
         assert stored(node) == []
 
 
@@ -68,7 +68,7 @@ async def test_a_peer_that_leaves_inside_a_message_leaves_nothing_behind() -> No
             await until(lambda: stored(node) == [b"whole"])
         await until(lambda: not queues_of(node))
         assert stored(node) == [b"whole"]
-        assert not node.server.assembly._deadlines
+        assert not node.tcp.assembly._deadlines
 
 
 # Slow readers
@@ -119,7 +119,7 @@ async def test_a_queue_that_does_not_read_is_disconnected_and_others_go_on() -> 
             reading = asyncio.create_task(good.read(32 * (4 + (1 << 20)) + 7))
             await flood(node, 32)
             assert (await reading)[-7:] == message(b"end")
-            await until(lambda: node.server.bad_peers.counts["outbox.full"] == 1)
+            await until(lambda: node.bad_peers.counts["outbox.full"] == 1)
             await until(lambda: len(queues_of(node)) == 1)
 
 
@@ -134,7 +134,7 @@ async def test_drop_oldest_drops_whole_messages_so_that_the_stream_stays_readabl
                 received += 1
             assert await slow.read(3) == b"end"
             assert 0 < received < 32
-            await until(lambda: node.server.bad_peers.counts["outbox.dropped"] >= 1)
+            await until(lambda: node.bad_peers.counts["outbox.dropped"] >= 1)
 
 
 async def test_with_wait_publishers_wait_for_a_slow_queue_and_it_gets_everything() -> None:
@@ -142,7 +142,7 @@ async def test_with_wait_publishers_wait_for_a_slow_queue_and_it_gets_everything
     async with bridged(limits={"outbox-bytes-max": 1 << 20}, **settings) as (node, port):
         async with lazy_queue(node, port) as slow:
             publishing = asyncio.create_task(flood(node, 48))
-            await until(lambda: any(one._held_by for one in node.server.connections))
+            await until(lambda: any(one._held_by for one in open_connections(node)))
             assert not publishing.done()
             for _ in range(48):
                 assert await slow.read(4 + (1 << 20)) == message(bytes(1 << 20))

@@ -65,7 +65,7 @@ async def publish(node: Node, numbers: range) -> None:
 async def test_a_subscription_begins_where_it_asks(protocol: str, start: str, first: int) -> None:
     async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
         await publish(node, range(10))
-        epoch = node.server.bus.log.bounds("news").epoch
+        epoch = node.bus.log.bounds("news").epoch
         await subscribe_from(peer, protocol, start.replace("EPOCH", str(epoch)))
         if first < 10:
             assert [int(await next_value(peer, protocol)) for _ in range(first, 10)] == [
@@ -92,7 +92,7 @@ async def test_a_time_is_the_first_message_at_or_after_it() -> None:
 async def test_those_who_ask_are_told_where_they_stand(way: str) -> None:
     async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
         await publish(node, range(5))
-        epoch = node.server.bus.log.bounds("news").epoch
+        epoch = node.bus.log.bounds("news").epoch
         lines = b"news from=0:3 tell=position"
         if way == "frames":
             await peer.send(frame("$subscribe", lines))
@@ -106,7 +106,7 @@ async def test_those_who_ask_are_told_where_they_stand(way: str) -> None:
 async def test_goms_tells_offsets_to_those_who_ask() -> None:
     async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
         await publish(node, range(2))
-        epoch = node.server.bus.log.bounds("news").epoch
+        epoch = node.bus.log.bounds("news").epoch
         await peer.send(line("register", topics=["news"], ack=True, offsets=True))
         at = f"{epoch}:2"
         assert await peer.read_line() == line("reg-ack", topics=["news"], offsets=[at])
@@ -117,7 +117,7 @@ async def test_goms_tells_offsets_to_those_who_ask() -> None:
 async def test_goms_tells_where_a_replay_begins() -> None:
     async with run_bus("news", "sport") as node, ScriptedPeer(node.tcp_port) as peer:
         await publish(node, range(2))
-        epoch = node.server.bus.log.bounds("news").epoch
+        epoch = node.bus.log.bounds("news").epoch
         request = {"from": "earliest", "ack": True, "offsets": True}
         await peer.send(line("register", topics=["news"], **request))
         said = [await peer.read_line() for _ in range(3)]
@@ -131,7 +131,7 @@ async def test_replay_turns_live_without_gap_or_repeat_while_messages_pour_in(
     """Subscribers begin at many moments of a steady flow; each gets every number once, in order."""
     count = 12_000
     async with run_bus("news", "sport", durability="interval") as node:
-        epoch = node.server.bus.log.bounds("news").epoch
+        epoch = node.bus.log.bounds("news").epoch
         delivered = WAYS[protocol if protocol != "goms" else "goms-tcp"].delivered
         numbers = [delivered("news", b"%d" % n, NO_HEADERS, epoch, n) for n in range(count)]
         expected = b"".join(numbers)
@@ -197,7 +197,7 @@ async def test_a_replay_that_waits_for_its_peer_keeps_nothing_it_has_read(
     async with run_bus("news", "sport", durability="interval") as node:
         async with ScriptedPeer(node.tcp_port) as writer:
             await publish_large(writer, b"x" * (1 << 16), 400)
-        log = node.server.bus.log
+        log = node.bus.log
         read = log.read
 
         def watched(topic: str, offset: int, *, bytes_max: int) -> Piece:
@@ -209,7 +209,7 @@ async def test_a_replay_that_waits_for_its_peer_keeps_nothing_it_has_read(
         async with ScriptedPeer(node.tcp_port) as slow:
             slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
             await subscribe_from(slow, "boson-frames", "earliest")
-            await until(lambda: node.server.outboxes.congested)
+            await until(lambda: node.tcp.outboxes.congested)
             assert pieces
             # The thread that read it may hold it a moment longer.
             await until(lambda: not any(piece() is not None for piece in pieces))
@@ -223,9 +223,9 @@ async def test_a_topic_deleted_under_a_replay_is_told_and_its_successor_is_not_m
             async with ScriptedPeer(node.tcp_port, timeout_s=20) as slow:
                 slow._writer.transport.pause_reading()  # type: ignore[attr-defined]
                 await subscribe_from(slow, "boson-frames", "earliest")
-                await until(lambda: node.server.outboxes.congested)
-                node.server.bus.delete_topic("news")
-                node.server.bus.create_topic("news")
+                await until(lambda: node.tcp.outboxes.congested)
+                node.bus.delete_topic("news")
+                node.bus.create_topic("news")
                 for _ in range(400):
                     await writer.send(frame("news", b"other"))
                 slow._writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -266,7 +266,7 @@ async def test_a_past_that_cannot_be_read_is_told_and_may_be_asked_for_again(
     problem: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as reader:
-        log = node.server.bus.log
+        log = node.bus.log
 
         def fail(topic: str, timestamp_us: int) -> int:
             raise problem

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from polybus.errors import StorageError
-from polybus.services.state import Changes, PackRow, Saved, SessionRow, State
+from polybus.services.state import PackRow, SavedSessions, SessionChanges, SessionRow, StateDb
 
 ODD_TOPIC = 'it\'s "odd"; \\ grün 😀 --'
 LARGE = (1 << 62) + 1
@@ -35,8 +35,8 @@ def packs(number: int, *ids: int) -> list[PackRow]:
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[tuple[State, Saved]]:
-    state = State(path, fsync=False)
+async def opened(path: Path) -> AsyncIterator[tuple[StateDb, SavedSessions]]:
+    state = StateDb(path, fsync=False)
     saved = await state.open()
     try:
         yield state, saved
@@ -44,7 +44,7 @@ async def opened(path: Path) -> AsyncIterator[tuple[State, Saved]]:
         await state.close()
 
 
-async def save(path: Path, *all_changes: Changes) -> dict[int, SessionRow]:
+async def save(path: Path, *all_changes: SessionChanges) -> dict[int, SessionRow]:
     """Save changes one after the other; return what a new start finds."""
     async with opened(path) as (state, _):
         for changes in all_changes:
@@ -57,15 +57,15 @@ async def test_sessions_and_packs_come_back_as_they_were(tmp_path: Path) -> None
     first = row(1, packs=packs(1, 1, 2, 3))
     second = row(2, lost=msgspec.json.encode([(ODD_TOPIC, 1, 2, 3)]), packs=packs(2, 7))
 
-    found = await save(tmp_path / "state.db", Changes(sessions=[first, second]))
+    found = await save(tmp_path / "state.db", SessionChanges(sessions=[first, second]))
 
     assert found == {1: first, 2: second}
 
 
 async def test_a_save_changes_only_its_own_sessions_packs(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    three = Changes(sessions=[row(n, packs=packs(n, 1, 2, 3, 4)) for n in (1, 2, 3)])
-    later = Changes(
+    three = SessionChanges(sessions=[row(n, packs=packs(n, 1, 2, 3, 4)) for n in (1, 2, 3)])
+    later = SessionChanges(
         sessions=[
             row(1, next_id=10, first_id=2, confirmed=[3]),
             row(2, rewrite_from=3, packs=packs(2, 3, 8)),
@@ -84,9 +84,9 @@ async def test_a_save_changes_only_its_own_sessions_packs(tmp_path: Path) -> Non
 
 async def test_ended_sessions_are_gone_with_their_packs(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    two = Changes(sessions=[row(n, packs=packs(n, 1)) for n in (1, 2)])
+    two = SessionChanges(sessions=[row(n, packs=packs(n, 1)) for n in (1, 2)])
 
-    found = await save(path, two, Changes(ended=[1]), Changes(sessions=[row(1)]))
+    found = await save(path, two, SessionChanges(ended=[1]), SessionChanges(sessions=[row(1)]))
 
     assert found[1].packs == []
     assert len(found[2].packs) == 1
@@ -95,11 +95,11 @@ async def test_ended_sessions_are_gone_with_their_packs(tmp_path: Path) -> None:
 async def test_direct_packs_stay_as_long_as_a_session_has_them(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     held: PackRow = (1, 1, "", 0, 0, 1, 7, 5)
-    changes = Changes(
+    changes = SessionChanges(
         sessions=[row(1, packs=[held])], direct=[(5, b'[["a"]]'), (6, b"[]"), (7, b"[]")]
     )
 
-    await save(path, changes, Changes(direct_gone=[6]))
+    await save(path, changes, SessionChanges(direct_gone=[6]))
 
     async with opened(path) as (_, saved):
         assert saved.direct == {5: b'[["a"]]'}
@@ -108,9 +108,9 @@ async def test_direct_packs_stay_as_long_as_a_session_has_them(tmp_path: Path) -
 async def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     async with opened(path) as (state, _):
-        await state.save(Changes(sessions=[row(1)]))
+        await state.save(SessionChanges(sessions=[row(1)]))
         broken: PackRow = (2, 1, None, 0, 0, 1, 7, 0)  # type: ignore[assignment]
         with pytest.raises(StorageError):
-            await state.save(Changes(sessions=[row(2, packs=[broken])], ended=[1]))
+            await state.save(SessionChanges(sessions=[row(2, packs=[broken])], ended=[1]))
 
     assert [*(await save(path))] == [1]

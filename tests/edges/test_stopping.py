@@ -24,7 +24,7 @@ async def test_a_stopping_bus_gives_subscribers_what_waits_for_them() -> None:
             async with ScriptedPeer(node.tcp_port) as writer:
                 for _ in range(count):
                     await writer.send(frame("news", value))
-                await until(lambda: node.server.bus.log.bounds("news").stop == count + 1)
+                await until(lambda: node.bus.log.bounds("news").stop == count + 1)
             stopping = asyncio.create_task(node.server.stop())
             said = await reader.read_to_end()
             reader.send_eof()
@@ -37,7 +37,7 @@ async def test_a_stopping_bus_acknowledges_datagrams_that_are_stored() -> None:
         await udp.send(line("register", topics=["news"], ack=True))
         await udp.read(len(line("reg-ack", topics=["news"])))
         await udp.send(line("send", topics=["news"], ack=True, data="last"))
-        await until(lambda: node.server.bus.log.bounds("news").stop == 1)
+        await until(lambda: node.bus.log.bounds("news").stop == 1)
         await node.server.stop()
         assert b"send-ack" in await udp.read(40)
 
@@ -52,14 +52,14 @@ async def test_a_stopping_bus_reads_nothing_more() -> None:
         assert await peer.read_to_end() == b""
         peer.send_eof()
         await stopping
-        assert node.server.bus.log.bounds("news").stop == 1
+        assert node.bus.log.bounds("news").stop == 1
 
 
 async def test_a_gzip_stream_is_ended_properly() -> None:
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as peer:
         await peer.send(gzip.compress(frame("news?receipt=1", b"x")))
         peer.send_eof()
-        epoch = node.server.bus.log.bounds("news").epoch
+        epoch = node.bus.log.bounds("news").epoch
         # gzip.decompress refuses a stream without its end.
         said = gzip.decompress(await peer.read_to_end())
         assert said == frame("$receipt", b"1 %d:0" % epoch)

@@ -19,7 +19,7 @@ SYSTEM = ["$alerts", "$commits", "$events", "$stats"]
 
 
 def alert(node: Node, value: bytes = b'{"alert":1}') -> None:
-    node.server.bus.publish_system([Batch.of("$alerts", [value])])
+    node.bus.commit([Batch.of("$alerts", [value])])
 
 
 def bearer(http: Http) -> dict[str, str]:
@@ -42,10 +42,10 @@ async def test_the_bus_makes_its_topics_and_keeps_them_out_of_plain_lists(
 
 async def test_system_topics_keep_a_week_and_a_gibibyte_unless_told_otherwise() -> None:
     async with run_bus() as node:
-        settings = node.server.bus.log.settings("$alerts")
+        settings = node.bus.log.settings("$alerts")
         assert (settings.retention_age_s, settings.retention_bytes) == (7 * 86_400, 1 << 30)
     async with run_bus(system={"retention-age-s": 60, "retention-bytes": 4096}) as node:
-        settings = node.server.bus.log.settings("$alerts")
+        settings = node.bus.log.settings("$alerts")
         assert (settings.retention_age_s, settings.retention_bytes) == (60, 4096)
 
 
@@ -59,8 +59,8 @@ async def test_a_goms_client_registers_to_a_system_topic_and_its_sends_there_are
         await peer.send(line("send", topics=["news", "$alerts"], data="x", ack=True))
         acknowledged = await peer.read_line()
         assert b"send-ack" in acknowledged and b"$alerts" not in acknowledged
-        assert node.server.bus.log.bounds("$alerts").stop == 1
-        assert node.server.bus.log.bounds("news").stop == 1
+        assert node.bus.log.bounds("$alerts").stop == 1
+        assert node.bus.log.bounds("news").stop == 1
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_a_boson_client_that_publishes_to_a_system_topic_is_told(publish: 
         await peer.send(publish)
         peer.send_eof()
         assert b"topic.reserved" in await peer.read_to_end()
-        assert node.server.bus.log.bounds("$alerts").stop == 0
+        assert node.bus.log.bounds("$alerts").stop == 0
 
 
 @pytest.mark.parametrize("scheme", ["boson", "boson+properties", "goms", "http", "ws"])
@@ -114,7 +114,7 @@ async def test_nobody_creates_deletes_or_publishes_to_a_system_topic_over_http()
         for answer in answers:
             assert answer.status_code == 403
             assert answer.json()["code"] == "topic.reserved"
-        assert http.node.server.bus.log.bounds("$alerts").stop == 0
+        assert http.node.bus.log.bounds("$alerts").stop == 0
 
 
 async def test_the_administrator_publishes_to_system_topics_with_the_token() -> None:
@@ -166,4 +166,4 @@ async def test_only_known_system_topics_take_what_the_bus_writes() -> None:
     async with run_bus("news") as node:
         for topic in ("$nothing", "news"):
             with pytest.raises(UsageError, match="no system topic"):
-                node.server.bus.publish_system([Batch.of(topic, [b""])])
+                node.bus.commit([Batch.of(topic, [b""])])

@@ -16,7 +16,7 @@ async def test_an_answer_to_an_unproven_address_is_never_larger_than_the_request
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with run_bus("news") as node:
-        edge = node.server._udp[0]
+        edge = node.server._udp_edges[0]
         sent: list[bytes] = []
         monkeypatch.setattr(edge, "send", lambda data, address: sent.append(bytes(data)))
         stranger = ("192.0.2.7", 1234)
@@ -33,13 +33,13 @@ async def test_an_answer_to_an_unproven_address_is_never_larger_than_the_request
             edge.datagram_received(request, stranger)
             assert sum(map(len, sent)) <= len(request)
             # An ack comes later, from the committer.
-            await asyncio.to_thread(node.server.bus.log.sync)
+            await asyncio.to_thread(node.bus.log.sync)
             await asyncio.sleep(0.01)
             requests_bytes += len(request)
             answers_bytes += sum(map(len, sent))
             assert answers_bytes <= requests_bytes
             sent.clear()
-        assert node.server.bad_peers.counts["udp.answer-withheld"] > 0
+        assert node.bad_peers.counts["udp.answer-withheld"] > 0
 
 
 async def test_nothing_is_replayed_to_an_address_that_may_be_forged(
@@ -48,7 +48,7 @@ async def test_nothing_is_replayed_to_an_address_that_may_be_forged(
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as writer:
         await writer.send(frame("news?receipt=1", b"x" * 1000))
         await writer.read_frame()
-        edge = node.server._udp[0]
+        edge = node.server._udp_edges[0]
         sent: list[bytes] = []
         monkeypatch.setattr(edge, "send", lambda data, address: sent.append(bytes(data)))
         request = line("register", topics=["news"], **{"from": "earliest"}, padding="p" * 200)
@@ -61,11 +61,11 @@ async def test_nothing_is_replayed_to_an_address_that_may_be_forged(
 
 async def test_forged_addresses_leave_nothing_behind() -> None:
     async with run_bus("news", limits={"udp-peers-max": 10}) as node:
-        edge = node.server._udp[0]
+        edge = node.server._udp_edges[0]
         for n in range(1000):
             edge.datagram_received(b"garbage", (f"192.0.2.{n % 250}", 1000 + n))
         assert not edge._peers
         for n in range(20):
             edge.datagram_received(START["goms"], ("192.0.2.1", 1000 + n))
         assert len(edge._peers) == 10
-        assert node.server.bad_peers.counts["udp.too-many"] == 10
+        assert node.bad_peers.counts["udp.too-many"] == 10

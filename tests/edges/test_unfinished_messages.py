@@ -6,7 +6,16 @@ import asyncio
 
 import pytest
 from bad_input_kit import MEBI, START
-from edge_kit import TIMEOUT_S, frame, is_alive, line, properties, read_properties, until
+from edge_kit import (
+    TIMEOUT_S,
+    frame,
+    is_alive,
+    line,
+    open_connections,
+    properties,
+    read_properties,
+    until,
+)
 
 from polybus.testing import ScriptedPeer, run_bus
 
@@ -24,7 +33,7 @@ async def test_a_message_that_stands_still_ends_its_connection_with_an_error(pro
             await peer.send(START[protocol] + half)
             said = await peer.read_to_end()
         assert (b"000001" if protocol == "goms" else b"peer.too-slow") in said
-        assert node.server.bad_peers.counts["peer.too-slow"] == 1
+        assert node.bad_peers.counts["peer.too-slow"] == 1
         await is_alive(node)
 
 
@@ -71,7 +80,7 @@ async def test_many_large_unfinished_messages_share_a_bounded_pool() -> None:
             await peer.__aenter__()
             # All but the last byte, so that none can finish by itself.
             senders.append(asyncio.create_task(peer.send(message[:-1])))
-        held = node.server.connections
+        held = open_connections(node)
         await until(lambda: any("assembly" in one._held_by for one in held))
         assert await is_alive(node) < 4
         assert sum(one._unfinished for one in held) < 12 * MEBI
@@ -81,7 +90,7 @@ async def test_many_large_unfinished_messages_share_a_bounded_pool() -> None:
             for peer, sender in zip(peers, senders, strict=True)
         ]
         await asyncio.gather(*finishing)
-        assert node.server.bus.log.bounds("news").stop == 12
+        assert node.bus.log.bounds("news").stop == 12
         for peer in peers:
             await peer.__aexit__(None, None, None)
 

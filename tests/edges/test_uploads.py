@@ -30,7 +30,7 @@ async def begun(
     http: Http, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
 ) -> AsyncIterator[asyncio.Task[httpx.Response]]:
     """A commit of many parts that has its intent; it goes on at the end."""
-    log, transactions = http.node.server.bus.log, http.node.http.transactions
+    log, transactions = http.node.bus.log, http.node.services.transactions
     go_on = asyncio.Event()
     monkeypatch.setattr(transactions, "_room", go_on.wait)
     before = log.bounds("$commits").stop
@@ -58,7 +58,7 @@ async def test_a_file_can_be_uploaded_in_pieces_and_a_piece_sent_twice() -> None
         gap = await http.client.post(path, params={"position": 10**9}, content=b"x")
         assert (gap.status_code, gap.json()["code"]) == (409, "staging.position")
         await Producer(http, "up").done(0, files=[name])
-        assert len(values_of(http.node.server.bus.log, "red")) == 1000
+        assert len(values_of(http.node.bus.log, "red")) == 1000
 
 
 async def test_uploads_are_bounded_and_an_aborted_one_can_be_removed() -> None:
@@ -99,7 +99,7 @@ async def test_a_file_that_is_being_committed_cannot_be_written_or_removed(
         assert (replaced.status_code, replaced.json()["code"]) == (409, "staging.in-use")
         assert removed.status_code == 204
         assert asked.result().status_code == 200
-        assert set(values_of(http.node.server.bus.log, "red")) == {b"x" * 900}
+        assert set(values_of(http.node.bus.log, "red")) == {b"x" * 900}
 
 
 async def test_no_part_reaches_a_system_topic_that_the_intent_does_not_allow(
@@ -117,7 +117,7 @@ async def test_no_part_reaches_a_system_topic_that_the_intent_does_not_allow(
             (403, "topic.reserved"),
             (400, "commit.file"),
         ]
-        assert values_of(http.node.server.bus.log, "$alerts") == []
+        assert values_of(http.node.bus.log, "$alerts") == []
 
 
 async def test_a_single_transaction_is_answered_even_if_its_producer_is_forgotten_meanwhile() -> (
@@ -137,7 +137,7 @@ async def test_tickets_of_producers_are_not_kept_for_ever(monkeypatch: pytest.Mo
         for number in range(10):
             await Producer(http, f"once{number}", "once").done(0, {"red": [b"1"]})
 
-        await http.until(lambda: not http.node.http.transactions._tickets)
+        await http.until(lambda: not http.node.services.transactions._tickets)
 
 
 def test_a_file_is_written_by_one_request_at_a_time_and_not_while_it_is_committed() -> None:

@@ -21,6 +21,7 @@ from polybus import config
 from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.files import FileLog
+from polybus.log.interface import LogCallbacks
 from polybus.log.journal import committer as journal
 from polybus.testing.clock import ManualClock
 from polybus.testing.faulty_disk import FaultyDisk
@@ -34,6 +35,7 @@ def open_log(
     *,
     durability: Literal["fsync", "interval"] = "fsync",
     segment_bytes_max: int = 1 << 28,
+    callbacks: LogCallbacks | None = None,
 ) -> FileLog:
     return FileLog(
         data,
@@ -45,6 +47,7 @@ def open_log(
         ),
         retention=config.Retention(),
         clock=ManualClock(),
+        callbacks=callbacks,
         disk=disk,
         maintenance=False,
     )
@@ -79,6 +82,7 @@ class Run:
                 self.disk,
                 durability=self.draw.choice(["fsync", "interval"]),
                 segment_bytes_max=self.draw.choice([3000, 1 << 28]),
+                callbacks=LogCallbacks(on_durable=self._note_durable),
             )
             self._publish(log)
         except StorageError:
@@ -94,7 +98,6 @@ class Run:
         self.disk = FaultyDisk(seed=self.draw.randrange(1 << 30))
 
     def _publish(self, log: FileLog) -> None:
-        log.on_durable = self._note_durable
         for topic in TOPICS:
             if topic not in log.topics():
                 log.create_topic(topic)
@@ -163,11 +166,10 @@ def test_a_failing_disk_stops_receipts_and_appends_and_heals_by_itself(
     durability: Literal["fsync", "interval"],
 ) -> None:
     disk = FaultyDisk(seed=1)
-    log = open_log(tmp_path, disk, durability=durability)
     failures: list[StorageError] = []
     durable: list[int] = []
-    log.on_failed = failures.append
-    log.on_durable = durable.append
+    callbacks = LogCallbacks(on_failed=failures.append, on_durable=durable.append)
+    log = open_log(tmp_path, disk, durability=durability, callbacks=callbacks)
     log.create_topic("a")
     safe = log.append(numbered("a", 0, 3))
     log.sync()
@@ -295,9 +297,8 @@ def test_a_defect_in_the_committer_is_a_failure_and_not_silence(
 
 
 def test_a_listener_that_fails_does_not_look_like_a_failing_disk(tmp_path: Path) -> None:
-    log = open_log(tmp_path)
+    log = open_log(tmp_path, callbacks=LogCallbacks(on_durable=_broken))
     log.create_topic("a")
-    log.on_durable = _broken
     log.append(numbered("a", 0, 1))
     log.sync()
     log.append(numbered("a", 1, 1))

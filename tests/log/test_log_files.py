@@ -19,6 +19,7 @@ from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
+from polybus.log.interface import LogCallbacks
 from polybus.log.journal.segment import SegmentReader
 from polybus.testing.clock import ManualClock
 
@@ -32,13 +33,18 @@ def opener(tmp_path: Path) -> Iterator[Opener]:
     clock = ManualClock()
     opened: list[FileLog] = []
 
-    def open_log(durability: Durability = "fsync", **settings: Any) -> FileLog:
+    def open_log(
+        durability: Durability = "fsync",
+        callbacks: LogCallbacks | None = None,
+        **settings: Any,
+    ) -> FileLog:
         log = FileLog(
             tmp_path / "data",
             durability=durability,
             journal=config.Journal(**{"fsync_interval_ms": 10.0, **settings}),
             retention=config.Retention(),
             clock=clock,
+            callbacks=callbacks,
             maintenance=False,
         )
         opened.append(log)
@@ -61,8 +67,8 @@ class FileLogContract(LogContract):
     durability: Durability
 
     @pytest.fixture
-    def open_log(self, opener: Opener) -> OpenLog:
-        return lambda: opener(self.durability)
+    def open_log(self, opener: Opener, callbacks: LogCallbacks) -> OpenLog:
+        return lambda: opener(self.durability, callbacks)
 
 
 class TestFsync(FileLogContract):
@@ -79,8 +85,8 @@ class TestTinySegments(FileLogContract):
     durability = "fsync"
 
     @pytest.fixture
-    def open_log(self, opener: Opener) -> OpenLog:
-        return lambda: opener("fsync", segment_bytes_max=1000)
+    def open_log(self, opener: Opener, callbacks: LogCallbacks) -> OpenLog:
+        return lambda: opener("fsync", callbacks, segment_bytes_max=1000)
 
 
 class TestHandedOver(FileLogContract):
@@ -89,9 +95,9 @@ class TestHandedOver(FileLogContract):
     durability = "fsync"
 
     @pytest.fixture
-    def open_log(self, opener: Opener) -> OpenLog:
+    def open_log(self, opener: Opener, callbacks: LogCallbacks) -> OpenLog:
         def open_log() -> FileLog:
-            log = opener("fsync")
+            log = opener("fsync", callbacks)
             sync = log.sync
 
             def sync_and_hand_over() -> None:

@@ -9,6 +9,7 @@ from log_contract import LogContract, OpenLog, values_from
 
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
+from polybus.log.interface import LogCallbacks
 from polybus.log.memory import MemoryLog
 from polybus.testing.clock import ManualClock
 
@@ -17,9 +18,10 @@ class TestMemoryLog(LogContract):
     keeps_messages = False
 
     @pytest.fixture
-    def open_log(self, tmp_path: Path) -> OpenLog:
+    def open_log(self, tmp_path: Path, callbacks: LogCallbacks) -> OpenLog:
         clock = ManualClock()
-        return lambda: MemoryLog(clock=clock, bytes_max=64 << 20, data=tmp_path / "data")
+        data = tmp_path / "data"
+        return lambda: MemoryLog(clock=clock, bytes_max=64 << 20, data=data, callbacks=callbacks)
 
 
 def test_over_its_bound_the_oldest_messages_of_any_topic_go_first() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import types
 
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.services.transactions.staging import StagedLimits, plan
+from polybus.services.transactions.staging import StagedLimits, inspect
 from polybus.spark import sink
 from polybus.spark.sink import staging
 from polybus.spark.sink.columns import BATCH_BYTES, SinkColumns, sink_columns
@@ -170,7 +170,7 @@ def test_rows_with_many_headers_are_staged_so_that_the_bus_takes_them(data: Path
     columns = SinkColumns("out", False, True)
     name, _ = staging.stage(iter([rows]), columns, Where(data=data), "p", 0)
     assert name is not None
-    assert plan([data / "staging" / "p" / name], LIMITS).rows == 10_000
+    assert inspect([data / "staging" / "p" / name], LIMITS).rows == 10_000
 
 
 def test_rows_with_unequal_headers_are_staged_so_that_the_bus_takes_them(data: Path) -> None:
@@ -180,7 +180,7 @@ def test_rows_with_unequal_headers_are_staged_so_that_the_bus_takes_them(data: P
     columns = SinkColumns("out", False, True)
     name, _ = staging.stage(iter([rows]), columns, Where(data=data), "p", 0)
     assert name is not None
-    assert plan([data / "staging" / "p" / name], LIMITS).rows == 9000
+    assert inspect([data / "staging" / "p" / name], LIMITS).rows == 9000
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_what_is_staged_is_what_the_bus_reads(data: Path) -> None:
     name, count = staging.stage(some(), VALUE, Where(data=data), "p", 7)
     assert name is not None
     assert (count, name.partition("-")[0]) == (2, "7")
-    found = plan([data / "staging" / "p" / name], LIMITS)
+    found = inspect([data / "staging" / "p" / name], LIMITS)
     assert (found.topics, found.rows) == ({"out"}, 2)
     assert staging.stage(iter(()), VALUE, Where(data=data), "p", 7) == (None, 0)
     assert len(left(data)) == 1

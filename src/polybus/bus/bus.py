@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.bus.receipts import Receipts
-from polybus.bus.subscriptions import ReadsLog, ReceiptTaker, Subscriber
+from polybus.bus.subscriptions import Publisher, ReadsLog, ReceiptTaker, Subscriber
 from polybus.bus.traffic import Traffic
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
@@ -168,193 +168,128 @@ class Bus:
         return None
 
     # Publishing
+    #
+    # One path for all: `_accept` (or `commit`, all or nothing) appends to the log and counts, then
+    # `_deliver` hands each batch to its topic's subscribers.
 
     def publish(
-        self, batches: Sequence[Batch], publisher: Subscriber, whole: Buffer | None = None
+        self, batches: Sequence[Batch], publisher: Publisher, whole: Buffer | None = None
     ) -> int:
-        """Log the batches and hand them to their subscribers; return the last ticket, 0 if none.
+        """Append the batches to the log and deliver them; return the last ticket, 0 if none.
 
-        A batch that is not taken is refused to its publisher, and the others go on. `whole` is all
+        A batch that is not accepted is refused to its publisher; the others go on. `whole` is all
         batches in the publisher's own encoding, for subscribers that take them all.
         """
-        if len(batches) == 1:
-            return self._publish_one(batches, publisher, whole)
-        topics, taken, ticket = self._take(batches, publisher)
-        if whole is not None and 0 < len(taken) == len(batches) and scan.listen_alike(topics):
+        sender: object = publisher
+        topics, accepted, ticket = self._accept(batches, publisher)
+        is_whole = whole is not None and 0 < len(accepted) == len(batches)
+        if whole is not None and is_whole and scan.listen_alike(topics):
             for subscriber in topics[0].subscribers:
-                if subscriber is not publisher or subscriber.takes_own:
-                    subscriber.deliver_whole(batches, whole)
+                if subscriber is not sender or subscriber.takes_own:
+                    subscriber.deliver_whole(batches, whole, publisher)
                 else:
-                    _spare(topics, taken, subscriber)
+                    _spare(topics, accepted, subscriber)
             return ticket
-        for topic, batch in zip(topics, taken, strict=True):
-            for subscriber in topic.subscribers:
-                if subscriber is not publisher or subscriber.takes_own:
-                    subscriber.deliver(batch)
-                else:
-                    topic.traffic.spare(batch, subscriber.protocol)
+        for topic, batch in zip(topics, accepted, strict=True):
+            _deliver(topic, batch, publisher)
         return ticket
 
-    def _publish_one(
-        self, batches: Sequence[Batch], publisher: Subscriber, whole: Buffer | None
-    ) -> int:
-        """`publish` for a single batch: the least work between a message and its subscribers."""
-        batch = batches[0]
-        topic = self._topics.get(batch.topic)
-        if topic is None:
-            publisher.refuse(batch, unknown_topic(batch.topic))
-            return 0
-        batch.timestamp_us = self._clock_us()
-        ticket = self._append(batch, publisher)
-        if not ticket:
-            return 0
-        topic.traffic.take(batch)
-        for subscriber in topic.subscribers:
-            if subscriber is publisher and not subscriber.takes_own:
-                topic.traffic.spare(batch, subscriber.protocol)
-            elif whole is None:
-                subscriber.deliver(batch)
-            else:
-                subscriber.deliver_whole(batches, whole)
-        return ticket
+    def publish_joint(self, batches: Sequence[Batch], publisher: Publisher) -> int:
+        """Publish one message to several topics; a subscriber of several gets one delivery.
 
-    def _take(
-        self, batches: Sequence[Batch], publisher: Subscriber
-    ) -> tuple[list[Topic], Sequence[Batch], int]:
-        """Log the batches; return those that were taken, their topics, and the last ticket."""
-        now_us = self._clock_us()
-        topics = scan.find_topics(batches, self._topics, now_us)
-        if topics is not None:
-            ticket = self._append_all(batches, publisher)
-            if ticket:
-                scan.count_taken(batches, topics)
-                return topics, batches, ticket
-        return self._take_one_by_one(batches, publisher, now_us)
-
-    def _take_one_by_one(
-        self, batches: Sequence[Batch], publisher: Subscriber, now_us: int
-    ) -> tuple[list[Topic], Sequence[Batch], int]:
-        """`_take` when not all can be taken."""
-        topics: list[Topic] = []
-        taken: list[Batch] = []
-        last_ticket = 0
-        for batch in batches:
-            topic = self._topics.get(batch.topic)
-            if topic is None:
-                publisher.refuse(batch, unknown_topic(batch.topic))
-                continue
-            batch.timestamp_us = now_us
-            ticket = self._append(batch, publisher)
-            if ticket:
-                last_ticket = ticket
-                topic.traffic.take(batch)
-                topics.append(topic)
-                taken.append(batch)
-        return topics, taken, last_ticket
-
-    def publish_joint(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
-        """Publish one message to several topics; a subscriber of several gets it as one delivery.
-
-        The batches are the same message, one batch per topic. One that is not taken is refused to
-        its publisher, and the others go on.
+        The batches are the same message, one batch per topic. One that is not accepted is refused
+        to its publisher; the others go on.
         """
+        sender: object = publisher
+        topics, accepted, ticket = self._accept(batches, publisher)
         joint: dict[Subscriber, list[Batch]] = {}
-        ticket = 0
-        now_us = self._clock_us()
-        for batch in batches:
-            topic = self._topics.get(batch.topic)
-            if topic is None:
-                publisher.refuse(batch, unknown_topic(batch.topic))
-                continue
-            batch.timestamp_us = now_us
-            added = self._append(batch, publisher)
-            if not added:
-                continue
-            ticket = added
-            topic.traffic.take(batch)
+        for topic, batch in zip(topics, accepted, strict=True):
             for subscriber in topic.subscribers:
-                if subscriber is not publisher or subscriber.takes_own:
+                if subscriber is not sender or subscriber.takes_own:
                     joint.setdefault(subscriber, []).append(batch)
                 else:
                     topic.traffic.spare(batch, subscriber.protocol)
         for subscriber, its_batches in joint.items():
-            subscriber.deliver_joint(its_batches)
+            subscriber.deliver_joint(its_batches, publisher)
         return ticket
 
-    def publish_system(self, batches: Sequence[Batch], taker: ReceiptTaker | None = None) -> int:
-        """Log and deliver batches of system topics; return the last ticket, 0 if none.
+    def commit(
+        self,
+        batches: Sequence[Batch],
+        taker: ReceiptTaker | None = None,
+        *,
+        urgent: bool = False,
+        is_part: bool = False,
+    ) -> int:
+        """Append batches of any topics, system topics included, all or nothing; return the ticket.
 
-        The one way to write to system topics: for the bus itself, and for callers that have shown
-        to be its administrator. The taker gets the receipts that batches ask for.
-
-        Raises:
-            UsageError: `topic.unknown`; batches before the one it names are published.
-            StorageError: the log takes no writes; as above.
-        """
-        ticket = 0
-        for batch in batches:
-            topic = self._system.get(batch.topic)
-            if topic is None:
-                raise UsageError("topic.unknown", f"there is no system topic '{batch.topic}'")
-            if not batch.timestamp_us:
-                batch.timestamp_us = self._clock_us()
-            asked = taker is not None and batch.receipt_ids is not None
-            ticket = self._last_ticket = self.log.append(batch, urgent=asked)
-            if taker is not None and asked:
-                self.expect_receipt(ticket, batch, taker)
-            topic.traffic.take(batch)
-            for subscriber in topic.subscribers:
-                subscriber.deliver(batch)
-        return ticket
-
-    def commit(self, batches: Sequence[Batch], *, is_part: bool = False) -> int:
-        """Log batches of any topics, the system's too, all or none; return the last ticket.
-
-        Subscribers get them like any other; of much at once, and of what is a part of more, they
-        read what they can from the log, so that no outbox meets its limit because of it. Who may
-        write where is the caller's to say.
+        For the bus itself and for administrators: the caller decides who may write where. The
+        taker gets the receipts that batches ask for; `urgent` asks for an early fsync without one.
+        Subscribers of a large commit, or of a part of a larger transaction, read it from the log,
+        so that no outbox reaches its limit.
 
         Raises:
-            UsageError: `topic.unknown`; nothing is logged.
-            StorageError: the log or a topic takes no writes; nothing is logged.
+            UsageError: `topic.unknown`; nothing is appended.
+            StorageError: the log or a topic takes no writes; nothing is appended.
         """
+        topics = [self._topic(batch.topic) for batch in batches]
         now_us = self._clock_us()
-        by_topic: dict[Topic, list[Batch]] = {}
         for batch in batches:
-            by_topic.setdefault(self._topic(batch.topic), []).append(batch)
             batch.timestamp_us = now_us
-        ticket = self._last_ticket = self.log.append_all(batches, urgent=True)
-        is_much = is_part or sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
+        asking = [batch for batch in batches if batch.receipt_ids is not None]
+        ticket = self._last_ticket = self.log.append_all(batches, urgent=urgent or bool(asking))
+        if taker is not None and asking:
+            self.receipts.expect(ticket, asking, taker)
+        scan.count_taken(batches, topics)
+        is_large = is_part or sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
+        by_topic: dict[Topic, list[Batch]] = {}
+        for topic, batch in zip(topics, batches, strict=True):
+            by_topic.setdefault(topic, []).append(batch)
         for topic, its_batches in by_topic.items():
-            for batch in its_batches:
-                topic.traffic.take(batch)
             for subscriber in topic.subscribers:
-                if is_much and isinstance(subscriber, ReadsLog):
+                if is_large and isinstance(subscriber, ReadsLog):
                     subscriber.deliver_from_log(its_batches)
                 else:
                     for batch in its_batches:
                         subscriber.deliver(batch)
         return ticket
 
-    def _append(self, batch: Batch, publisher: Subscriber) -> int:
-        wants_receipt = batch.receipt_ids is not None
-        try:
-            ticket = self._last_ticket = self.log.append(batch, urgent=wants_receipt)
-        except (StorageError, UsageError) as error:
-            publisher.refuse(batch, error)
-            return 0
-        if wants_receipt:
-            self.expect_receipt(ticket, batch, publisher)
-        return ticket
+    def _accept(
+        self, batches: Sequence[Batch], publisher: Publisher
+    ) -> tuple[list[Topic], Sequence[Batch], int]:
+        """Append the batches; return the topics and batches that were accepted, and the ticket."""
+        topics = scan.find_topics(batches, self._topics, self._clock_us())
+        if topics is not None:
+            ticket = self._append(batches, publisher)
+            if ticket:
+                scan.count_taken(batches, topics)
+                return topics, batches, ticket
+        elif len(batches) == 1:
+            publisher.refuse(batches[0], unknown_topic(batches[0].topic))
+        if len(batches) == 1:
+            return [], [], 0
+        # Not all can be accepted: find out which, and why not.
+        alone = [self._accept([batch], publisher) for batch in batches]
+        return (
+            [topic for found, _, _ in alone for topic in found],
+            [batch for _, accepted, _ in alone for batch in accepted],
+            max(ticket for _, _, ticket in alone),
+        )
 
-    def _append_all(self, batches: Sequence[Batch], publisher: Subscriber) -> int:
-        """Log all batches at once; if that is not possible, none, and return 0."""
+    def _append(self, batches: Sequence[Batch], publisher: Publisher) -> int:
+        """Append all batches, or none and return 0; a single one is then refused."""
         asking = [batch for batch in batches if batch.receipt_ids is not None]
+        urgent = bool(asking)
         try:
-            ticket = self._last_ticket = self.log.append_all(batches, urgent=bool(asking))
-        except (StorageError, UsageError):
-            # Which of them are not taken, and why, shows when they are tried one by one.
+            if len(batches) == 1:
+                ticket = self.log.append(batches[0], urgent=urgent)
+            else:
+                ticket = self.log.append_all(batches, urgent=urgent)
+        except (StorageError, UsageError) as error:
+            if len(batches) == 1:
+                publisher.refuse(batches[0], error)
             return 0
+        self._last_ticket = ticket
         if asking:
             self.receipts.expect(ticket, asking, publisher)
         return ticket
@@ -378,6 +313,15 @@ class Bus:
         if topic is None:
             raise unknown_topic(name)
         return topic
+
+
+def _deliver(topic: Topic, batch: Batch, publisher: Publisher) -> None:
+    sender: object = publisher
+    for subscriber in topic.subscribers:
+        if subscriber is sender and not subscriber.takes_own:
+            topic.traffic.spare(batch, subscriber.protocol)
+        else:
+            subscriber.deliver(batch, publisher)
 
 
 def _spare(topics: list[Topic], batches: Sequence[Batch], publisher: Subscriber) -> None:

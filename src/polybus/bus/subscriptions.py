@@ -1,8 +1,8 @@
-"""Who listens to a topic: the subscriber's side of the contract with the bus."""
+"""The contracts between the bus and those that publish to it or subscribe to its topics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 from polybus.batch import Batch, Buffer
@@ -10,7 +10,7 @@ from polybus.errors import PolybusError
 
 
 class ReceiptTaker(Protocol):
-    """Whoever waits for a batch to be durable."""
+    """Waits for a batch to become durable."""
 
     def receipt(self, batch: Batch) -> None:
         """The batch, and everything published before it, is durable."""
@@ -19,60 +19,75 @@ class ReceiptTaker(Protocol):
 
 @runtime_checkable
 class ManyReceiptsTaker(Protocol):
-    """A receipt taker that would rather hear of all batches of a publish at once."""
+    """A receipt taker that prefers one call for all batches of a publish."""
 
     def receipt_all(self, batches: Sequence[Batch]) -> None:
         """The batches, and everything published before them, are durable."""
         ...
 
 
-class Subscriber(ReceiptTaker, Protocol):
-    """A connection (or session, or program) that topics' messages are handed to.
+class Publisher(ReceiptTaker, Protocol):
+    """Publishes batches, and is slowed down by subscribers that cannot keep up."""
 
-    The bus calls these from its one thread, in offset order per topic, and they return at once:
-    a subscriber that cannot keep up queues, drops or leaves by its own policy.
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        """A batch it published was not accepted."""
+        ...
+
+    def hold(self, gate: Hashable) -> bool:
+        """Stop publishing until `release(gate)`; return False if it does not or already has."""
+        ...
+
+    def release(self, gate: Hashable) -> None:
+        """Continue, unless another gate holds it."""
+        ...
+
+
+class Subscriber(Protocol):
+    """Receives the messages of topics: a connection, a session's feed, or a program.
+
+    The bus calls these methods from its one thread, in offset order per topic. They return at once:
+    a subscriber that cannot keep up queues, drops or disconnects by its own policy. `publisher` is
+    whom to hold back meanwhile; None if nobody can be.
     """
 
     takes_own: bool
-    """Whether it gets the messages it published itself (goMS and queues leave the sender out)."""
+    """Whether it receives the messages it published itself (not so in goMS and queues)."""
 
     @property
     def protocol(self) -> str:
-        """What it speaks, for the figures."""
+        """Its protocol, for the traffic figures."""
         ...
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         """Take one batch of a topic it is subscribed to."""
         ...
 
-    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
+    def deliver_whole(
+        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
+    ) -> None:
         """Take several batches at once, all of topics it is subscribed to.
 
-        `whole` is those batches in the encoding of the protocol they came from.
+        `whole` is those batches in the encoding of the protocol they arrived on.
         """
         ...
 
-    def deliver_joint(self, batches: Sequence[Batch]) -> None:
-        """Take one message that was sent to several topics: one batch per topic it listens to."""
-        ...
-
-    def refuse(self, batch: Batch, error: PolybusError) -> None:
-        """A batch it published was not taken, or will not become durable."""
+    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
+        """Take one message sent to several topics: one batch per topic it is subscribed to."""
         ...
 
     def topic_created(self, topic: str) -> None:
-        """A topic was created, and it listens to every new one."""
+        """A topic was created, and it subscribes to every new one."""
         ...
 
     def topic_deleted(self, topic: str) -> None:
-        """A topic it is subscribed to is gone; the subscription with it."""
+        """A topic it was subscribed to was deleted, and the subscription with it."""
         ...
 
 
 @runtime_checkable
 class ReadsLog(Protocol):
-    """A subscriber that can be told of much at once, and reads it from the log at its own pace."""
+    """A subscriber that can read a large delivery from the log, at its own pace."""
 
     def deliver_from_log(self, batches: Sequence[Batch]) -> None:
-        """Take batches of one topic, in order; they are in the log, and may be megabytes."""
+        """Take batches of one topic, in order; they are in the log and may be megabytes."""
         ...

@@ -22,7 +22,7 @@ PROTOCOLS = {
 
 async def show(node: Node) -> None:
     """Publish on each protocol and print what arrives on each, then where it all is."""
-    bus = node.server.bus
+    bus = node.bus
     if not bus.has_topic(TOPIC):
         bus.create_topic(TOPIC)
     port = node.tcp_port

@@ -1,26 +1,23 @@
 """goMS over UDP: a datagram holds whole objects, and an address is a client.
 
-An address that has not been heard of for `udp-idle-s` is forgotten with its registrations. An
-answer to an address that anybody could have forged is never larger than the request, and nothing
-is replayed to it, so that the bus is of no use for reflection; addresses of this very machine are
-trusted.
+An address that sends nothing for `udp-idle-s` is forgotten with its registrations. An answer to an
+address that may be forged is never larger than the request, and nothing is replayed to it, so that
+the bus cannot be used for reflection. Loopback addresses are trusted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
+from polybus.edges.edge import Edge
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.errors import ConfigError
 from polybus.wire.goms import decode_datagram
-
-if TYPE_CHECKING:
-    from polybus.edges.server import Server
 
 DATAGRAM_BYTES_MAX = 65507
 SWEEP_S = 5.0
@@ -47,22 +44,30 @@ class UdpPeer:
         self.proven = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
         self.name = f"{address[0]}:{address[1]}"
         self.heard_s = 0.0
-        # How many bytes it may be answered: to the datagram at hand, and in all.
+        # How many bytes of answers it may get: for the current datagram, and in total.
         self.allowance_now: int | None = None
         self.allowance = 0
-        self.translator = GomsTranslator(edge.server, self, edge.connector)
+        self.translator = GomsTranslator(edge.edge, self, edge.connector)
 
-    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
+    def send(
+        self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
+    ) -> None:
         if not self.proven and not batches:
             size = len(data)
             now = self.allowance_now
             if size > self.allowance or (now is not None and size > now):
-                self._edge.server.bad_peers.count("udp.answer-withheld", 1)
+                self._edge.edge.bad_peers.count("udp.answer-withheld", 1)
                 return
             self.allowance -= size
             if now is not None:
                 self.allowance_now = now - size
         self._edge.send(data, self._address)
+
+    def hold(self, gate: Hashable) -> bool:
+        """Datagrams cannot be held back."""
+        return False
+
+    def release(self, gate: Hashable) -> None: ...
 
     def flush(self) -> None:
         """Everything is sent at once."""
@@ -77,8 +82,10 @@ class UdpPeer:
 class UdpEdge(asyncio.DatagramProtocol):
     """One UDP connector."""
 
-    def __init__(self, server: Server, connector: Connector) -> None:
-        self.server = server
+    def __init__(self, edge: Edge, connector: Connector) -> None:
+        self.edge = edge
+        self._loop = edge.context.loop
+        self._limits = edge.context.config.limits
         self.connector = connector
         self._peers: dict[Address, UdpPeer] = {}
         self._transport: asyncio.DatagramTransport | None = None
@@ -91,11 +98,11 @@ class UdpEdge(asyncio.DatagramProtocol):
         if "goms" not in self.connector.protocols:
             text = f"a udp connector speaks goms, not {', '.join(self.connector.protocols)}"
             raise ConfigError("config.invalid", f"connectors: {text}")
-        transport, _ = await self.server.loop.create_datagram_endpoint(
+        transport, _ = await self._loop.create_datagram_endpoint(
             lambda: self, local_addr=(self.connector.ip, self.connector.port)
         )
         self._transport = transport
-        self._sweep = self.server.loop.call_later(SWEEP_S, self._forget_idle)
+        self._sweep = self._loop.call_later(SWEEP_S, self._forget_idle)
         port: int = transport.get_extra_info("sockname")[1]
         return port
 
@@ -116,17 +123,17 @@ class UdpEdge(asyncio.DatagramProtocol):
             return
         peer = self._peers.get(addr)
         if peer is None:
-            if len(self._peers) >= self.server.config.limits.udp_peers_max:
-                self.server.bad_peers.note(
+            if len(self._peers) >= self._limits.udp_peers_max:
+                self.edge.bad_peers.note(
                     addr[0], "goms", "udp.too-many", "too many addresses (udp-peers-max)"
                 )
                 return
             peer = self._peers[addr] = UdpPeer(self, addr)
-        peer.heard_s = self.server.loop.time()
+        peer.heard_s = self._loop.time()
         peer.allowance += len(data)
         peer.allowance_now = len(data)
         translator = peer.translator
-        for event in decode_datagram(data, self.server.config.limits):
+        for event in decode_datagram(data, self._limits):
             translator.handle(event)
         peer.allowance_now = None
         if not translator.subscriptions:
@@ -148,7 +155,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._paused:
-            self.server.bad_peers.count("udp.dropped", 1)
+            self.edge.bad_peers.count("udp.dropped", 1)
             return
         if len(data) <= DATAGRAM_BYTES_MAX:
             self._transport.sendto(data, address)
@@ -161,7 +168,7 @@ class UdpEdge(asyncio.DatagramProtocol):
                 self._transport.sendto(b"".join(packet), address)
                 packet, size = [], 0
             if len(line) > DATAGRAM_BYTES_MAX:
-                self.server.bad_peers.count("udp.message-too-large", 1)
+                self.edge.bad_peers.count("udp.message-too-large", 1)
                 continue
             packet.append(line)
             size += len(line)
@@ -174,8 +181,8 @@ class UdpEdge(asyncio.DatagramProtocol):
             peer.translator.leave_all()
 
     def _forget_idle(self) -> None:
-        self._sweep = self.server.loop.call_later(SWEEP_S, self._forget_idle)
-        oldest = self.server.loop.time() - self.server.config.limits.udp_idle_s
+        self._sweep = self._loop.call_later(SWEEP_S, self._forget_idle)
+        oldest = self._loop.time() - self._limits.udp_idle_s
         for address, peer in list(self._peers.items()):
             if peer.heard_s < oldest:
                 self.forget(address)

@@ -14,7 +14,7 @@ from polybus.log.disk import Disk, OsDisk
 from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
 from polybus.log.history.topic_history import History
-from polybus.log.interface import Bounds, TopicSettings
+from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
 from polybus.log.journal.committer import Journal
 from polybus.log.journal.index import CommitEntry, read_index
 from polybus.log.journal.places import Place
@@ -41,8 +41,6 @@ class FileLog:
 
     Attributes:
         data: the data directory, locked while the log is open.
-        held_from: may be set: the first offset of a topic that a consumer still needs, which
-            retention then keeps.
     """
 
     def __init__(  # noqa: PLR0913 - all named by the caller
@@ -53,6 +51,7 @@ class FileLog:
         journal: config.Journal,
         retention: config.Retention,
         clock: Callable[[], int],
+        callbacks: LogCallbacks | None = None,
         disk: Disk | None = None,
         maintenance: bool = True,
     ) -> None:
@@ -63,9 +62,7 @@ class FileLog:
                 `log.full` or `log.failed`.
         """
         self.data = data
-        self.on_durable: Callable[[int], None] | None = None
-        self.on_failed: Callable[[StorageError], None] | None = None
-        self.held_from: Callable[[str], int | None] | None = None
+        self._callbacks = callbacks or LogCallbacks()
         self._clock = clock
         self._retention = retention
         self._disk = disk or OsDisk()
@@ -294,7 +291,7 @@ class FileLog:
     def apply_retention(self, now_us: int) -> None:
         settings = {topic: self._store.settings(topic) for topic in self._store.names()}
         changed = retention.apply(
-            self.data, settings, self._retention, now_us=now_us, held_from=self.held_from
+            self.data, settings, self._retention, now_us=now_us, held_from=self._callbacks.held_from
         )
         for topic in changed:
             log = self._topics.get(topic)
@@ -315,12 +312,10 @@ class FileLog:
             self._sealed = [*self._sealed, segment]
 
     def durable_to(self, ticket: int) -> None:
-        if self.on_durable is not None:
-            _tell(self.on_durable, ticket)
+        _tell(self._callbacks.on_durable, ticket)
 
     def failed(self, error: StorageError) -> None:
-        if self.on_failed is not None:
-            _tell(self.on_failed, error)
+        _tell(self._callbacks.on_failed, error)
 
     # Damage.
 

@@ -2,7 +2,7 @@
 
 Threads: `append`, `append_all`, `create_topic`, `delete_topic` and `read_recent` are called from
 the bus's thread only and never block on a disk or network. `read`, `bounds` and `offset_at` may be
-called from any thread. `on_durable` is called from a thread of the log's choosing.
+called from any thread. The log calls its `LogCallbacks` from threads of its choosing.
 
 The promises (tests/log/log_contract.py holds every implementation to them):
 
@@ -43,13 +43,24 @@ class TopicSettings:
     retention_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCallbacks:
+    """What a log calls, from threads of its own; given when it is opened.
+
+    Attributes:
+        on_durable: everything up to this ticket is durable.
+        on_failed: a commit failed, and receipts that wait for it will not come.
+        held_from: the first offset of a topic that a consumer still needs, None if none does;
+            retention keeps everything from there on.
+    """
+
+    on_durable: Callable[[int], None] = lambda ticket: None
+    on_failed: Callable[[StorageError], None] = lambda error: None
+    held_from: Callable[[str], int | None] = lambda topic: None
+
+
 class Log(Protocol):
     """All topics' messages, by offset. The module docstring has the promises."""
-
-    on_durable: Callable[[int], None] | None
-    """Called with a ticket when everything up to it is durable."""
-    on_failed: Callable[[StorageError], None] | None
-    """Called when a commit failed: receipts that wait will not come."""
 
     def topics(self) -> Iterable[str]:
         """The names of all topics."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
-from polybus.log.interface import Bounds, TopicSettings
+from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
 from polybus.log.layout import DataLock
 from polybus.log.rows import cut_batch
 from polybus.log.topics import TopicStore, storage_error, unknown
@@ -75,11 +75,15 @@ class MemoryLog:
     """
 
     def __init__(
-        self, *, clock: Callable[[], int], bytes_max: int, data: Path | None = None
+        self,
+        *,
+        clock: Callable[[], int],
+        bytes_max: int,
+        data: Path | None = None,
+        callbacks: LogCallbacks | None = None,
     ) -> None:
         """Raises StorageError like FileLog, when there is a data directory."""
-        self.on_durable: Callable[[int], None] | None = None
-        self.on_failed: Callable[[StorageError], None] | None = None
+        self._on_durable = (callbacks or LogCallbacks()).on_durable
         self._clock = clock
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -143,8 +147,8 @@ class MemoryLog:
         self._ticket += 1
         if batch.spans:
             self._keep(log, batch)
-        if urgent and self.on_durable is not None:
-            self.on_durable(self._ticket)
+        if urgent:
+            self._on_durable(self._ticket)
         return self._ticket
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
@@ -152,8 +156,8 @@ class MemoryLog:
             self._topic(batch.topic)
         for batch in batches:
             self.append(batch)
-        if urgent and self.on_durable is not None:
-            self.on_durable(self._ticket)
+        if urgent:
+            self._on_durable(self._ticket)
         return self._ticket
 
     def _keep(self, log: MemoryTopic, batch: Batch) -> None:
@@ -210,8 +214,7 @@ class MemoryLog:
         return stop
 
     def sync(self) -> None:
-        if self.on_durable is not None:
-            self.on_durable(self._ticket)
+        self._on_durable(self._ticket)
 
     def close(self) -> None:
         self._topics = {}

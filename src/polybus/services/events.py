@@ -78,8 +78,12 @@ class EventBook:
     A session that follows `$events` itself is left out: telling of it would never end.
     """
 
-    def __init__(self, *, clock_us: Callable[[], int], on_pending: Callable[[], None]) -> None:
+    def __init__(
+        self, *, clock_us: Callable[[], int], on_pending: Callable[[], None], enabled: bool = True
+    ) -> None:
+        """`enabled=False` collects nothing."""
         self._clock_us = clock_us
+        self._enabled = enabled
         self._on_pending = on_pending
         self._tallies: dict[Session, Tally] = {}
         self._pending: list[Session] = []
@@ -92,7 +96,7 @@ class EventBook:
         self, session: Session, packs: Sequence[tuple[int, Content]], shown_to: int
     ) -> None:
         """A session was sent packs; those up to `shown_to` not for the first time."""
-        if EVENTS_TOPIC in session.follows:
+        if not self._enabled or EVENTS_TOPIC in session.follows:
             return
         tally = self._touched(session)
         now_us = self._clock_us()
@@ -113,7 +117,7 @@ class EventBook:
 
     def confirmed(self, session: Session, ids: Sequence[int], count: int) -> None:
         """A client confirmed packs; `count` of the numbers were there to be."""
-        if not count or EVENTS_TOPIC in session.follows:
+        if not self._enabled or not count or EVENTS_TOPIC in session.follows:
             return
         tally = self._touched(session)
         now_us = self._clock_us()
@@ -145,6 +149,8 @@ class EventBook:
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Write down an event that is told by itself; over the bound it is only counted."""
+        if not self._enabled:
+            return
         if len(self._events) + len(self._pending) >= PENDING_MAX:
             self.dropped += 1
             return

@@ -1,56 +1,47 @@
 """Replay: a subscription that begins in the past reads the log until it has caught up.
 
-The log is read on a thread, a piece at a time, and no faster than the peer takes it. When memory
-holds all from the replay's offset on, the bus attaches the subscriber in the same step, so nothing
-is missed and nothing comes twice.
+The log is read on a thread, one piece at a time, and no faster than the peer takes it. When memory
+holds everything from the replay's offset on, the bus attaches the subscriber in the same step, so
+that no message is missed or repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow.compute as pc
 
 from polybus.batch import Batch
+from polybus.bus.subscriptions import Subscriber
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Log
+from polybus.services.context import Context
 from polybus.wire.positions import At, Earliest, Latest, Since, Start, parse_start
 
-if TYPE_CHECKING:
-    from polybus.edges.protocols.translator import Translator
-
 PIECE_BYTES = 256 << 10
-AT_ONCE_MAX = 4
-ROOM_POLL_S = 0.02
 
 
-class ReplayTurns:
-    """Whose turn it is to read: few replays at once, and none while there is no room for more.
+class ReplayTarget(Subscriber, Protocol):
+    """The subscriber that a replay is for."""
 
-    Live messages have memory of their own: however many replays nobody reads, they go on.
-    """
+    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
+        """The replay begins at this position."""
+        ...
 
-    def __init__(self, has_room: Callable[[], bool]) -> None:
-        self._has_room = has_room
-        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
-        self.starving = False
+    def flush(self) -> None:
+        """Write what was delivered now, so that what the peer does not take is counted."""
+        ...
 
-    async def __aenter__(self) -> None:
-        await self._turns.acquire()
-        try:
-            while not self._has_room():
-                self.starving = True
-                await asyncio.sleep(ROOM_POLL_S)
-        except asyncio.CancelledError:
-            self._turns.release()
-            raise
-        self.starving = False
+    async def drained(self) -> None:
+        """Wait until the peer takes more."""
+        ...
 
-    async def __aexit__(self, *_: object) -> None:
-        self._turns.release()
+    def replay_ended(self, topic: str, error: PolybusError | None) -> None:
+        """The subscription is live, or over because of the error."""
+        ...
 
 
 class Replay:
@@ -58,7 +49,8 @@ class Replay:
 
     def __init__(
         self,
-        translator: Translator,
+        context: Context,
+        target: ReplayTarget,
         topic: str,
         start: str,
         *,
@@ -66,7 +58,8 @@ class Replay:
         skip_sender: str | None = None,
     ) -> None:
         """`skip_sender` leaves out what that peer published, as live delivery would have."""
-        self._translator = translator
+        self._context = context
+        self._target = target
         self._topic = topic
         self._start = parse_start(start)
         self._tell = tell
@@ -74,49 +67,47 @@ class Replay:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = self._context.loop.create_task(self._run())
 
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
-        translator, topic = self._translator, self._topic
+        error: PolybusError | None = None
         try:
             await self._follow()
-        except PolybusError as error:
-            translator.replay_failed(topic, error)
-        except OSError as error:
-            text = f"topic {topic!r} cannot be read: {error.strerror}"
-            translator.replay_failed(topic, StorageError("log.failed", text))
-        translator.replay_ended(topic)
+        except PolybusError as failure:
+            error = failure
+        except OSError as failure:
+            text = f"topic {self._topic!r} cannot be read: {failure.strerror}"
+            error = StorageError("log.failed", text)
+        self._target.replay_ended(self._topic, error)
 
     async def _follow(self) -> None:
-        translator, topic = self._translator, self._topic
-        log = translator.bus.log
-        epoch, offset = await asyncio.to_thread(resolve, log, topic, self._start)
+        context, target, topic = self._context, self._target, self._topic
+        epoch, offset = await asyncio.to_thread(resolve, context.log, topic, self._start)
         if self._tell:
-            translator.tell_position(topic, epoch, offset)
+            target.tell_position(topic, epoch, offset)
         while True:
-            async with translator.server.replay_turns:
-                if log.bounds(topic).epoch != epoch:
+            async with context.memory.replays:
+                if context.log.bounds(topic).epoch != epoch:
                     raise UsageError("topic.deleted", f"the topic {topic!r} was deleted")
-                reached = translator.bus.attach_if_recent(topic, translator, offset, self._deliver)
+                reached = context.bus.attach_if_recent(topic, target, offset, self._deliver)
                 if reached is None:
                     return
                 if reached == offset:
                     reached = await self._deliver_piece(epoch, offset)
                 offset = reached
-                # Before the next one's turn, so that what this peer does not take is counted.
-                translator.peer.flush()
-            await translator.peer.drained()
+                target.flush()
+            await target.drained()
 
     async def _deliver_piece(self, epoch: int, offset: int) -> int:
-        """Read on from the offset and deliver it; return the offset after it.
+        """Read from the offset on and deliver it; return the offset after it.
 
         What was read lives no longer than this call: hundreds of replays may wait for their turn.
         """
-        read = self._translator.bus.log.read
+        read = self._context.log.read
         batches = await asyncio.to_thread(read, self._topic, offset, bytes_max=PIECE_BYTES)
         for batch in batches:
             if batch.epoch == epoch:
@@ -126,14 +117,14 @@ class Replay:
 
     def _deliver(self, batch: Batch) -> None:
         if self._skip_sender is None:
-            self._translator.deliver(batch)
+            self._target.deliver(batch)
         else:
             for part in without_sender(batch, self._skip_sender):
-                self._translator.deliver(part)
+                self._target.deliver(part)
 
 
 def without_sender(batch: Batch, sender: str) -> Iterator[Batch]:
-    """The parts of a batch that somebody else published."""
+    """The parts of a batch that other peers published."""
     if batch.stored is None:
         if batch.sender != sender:
             yield batch
@@ -152,10 +143,10 @@ def without_sender(batch: Batch, sender: str) -> Iterator[Batch]:
 
 
 def resolve(log: Log, topic: str, start: Start) -> tuple[int, int]:
-    """The epoch and offset a start means now. May block.
+    """The epoch and offset that a start means now. May block.
 
-    A position the topic no longer has (another epoch, before its first message) means its first
-    message, and one it does not have yet means its end: the subscriber is told where it stands.
+    A position that the topic no longer has (another epoch, or expired) means its first message.
+    A position beyond its end means its end. The subscriber is told which position it got.
     """
     bounds = log.bounds(topic)
     match start:

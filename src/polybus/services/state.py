@@ -1,15 +1,22 @@
-"""State that is not messages: sessions, packs and consumers, in DATA/state.db (SQLite, WAL).
+"""DATA/state.db (SQLite, WAL): sessions, packs, consumers and producers.
 
-One thread writes, many changes in one transaction. A save is on disk when its future is done; with
-`durability = "fsync"` it then survives a power cut, else the end of the process.
+One thread reads and writes. Each save is one transaction, so a crash leaves all of it or nothing,
+and SQLite's own recovery accepts every prefix of its writes. With `durability = "fsync"` a save
+survives a power cut when its future is done, else the end of the process.
+
+Rows refer to each other (packs to sessions and direct packs) only within one transaction's order:
+a direct pack is inserted before the packs that refer to it, and deleted with the last of them.
+Packs refer to messages in the log by position, and producers hold a prefix of `$commits`: for both
+the log is the truth. What the log no longer has, or does not have yet, is dropped at the start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +40,12 @@ CREATE TABLE IF NOT EXISTS packs (
     direct INTEGER NOT NULL, PRIMARY KEY (session, id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS direct (number INTEGER PRIMARY KEY, json BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS consumers (name TEXT PRIMARY KEY, note BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS producers (name TEXT PRIMARY KEY, json BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS producers_read (
+    id INTEGER PRIMARY KEY CHECK (id = 0), epoch INTEGER NOT NULL, next_offset INTEGER NOT NULL);
 """
-# One statement for all rows, which come as one JSON text: SQLite then works through them without
-# Python's lock. With a statement for each row, the thread and the event loop would fight for it.
+# One statement takes all rows as one JSON text, so that SQLite works without Python's lock. With a
+# statement for each row, the thread and the event loop would contend for it.
 SAVE_SESSIONS = """
 INSERT OR REPLACE INTO sessions
 SELECT json_extract(value, '$[0]'), substr(?2, key * 16 + 1, 16), json_extract(value, '$[1]'),
@@ -59,7 +69,7 @@ PackRow = tuple[int, int, str, int, int, int, int, int]
 
 @dataclass(slots=True)
 class SessionRow:
-    """A session as it is saved; `first_id`, `rewrite_from` and `confirmed` say which packs go."""
+    """A session as saved; `first_id`, `rewrite_from` and `confirmed` say which packs to delete."""
 
     number: int
     digest: bytes
@@ -75,27 +85,24 @@ class SessionRow:
 
 
 @dataclass(slots=True)
-class Changes:
-    """What one save writes."""
+class SessionChanges:
+    """What one save of sessions writes."""
 
     sessions: list[SessionRow] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     direct: list[tuple[int, bytes]] = field(default_factory=list)
     direct_gone: list[int] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.sessions or self.ended or self.direct or self.direct_gone)
-
 
 @dataclass(slots=True)
-class Saved:
-    """Everything there is at a start."""
+class SavedSessions:
+    """All sessions at a start."""
 
     sessions: list[SessionRow]
     direct: dict[int, bytes]
 
 
-class State:
+class StateDb:
     """The database. Every method may be called from the loop's thread; none blocks it."""
 
     def __init__(self, path: Path, *, fsync: bool) -> None:
@@ -105,15 +112,15 @@ class State:
         self._db: sqlite3.Connection | None = None
         self._closed = False
 
-    async def open(self) -> Saved:
-        """Open, or create, and read everything.
+    async def open(self) -> SavedSessions:
+        """Open or create the database, and read the sessions.
 
         Raises:
             StorageError: `state.failed`, or `log.format` if a newer version wrote it.
         """
         return await self._call(self._open)
 
-    async def save(self, changes: Changes) -> None:
+    async def save(self, changes: SessionChanges) -> None:
         """Write the changes, all or nothing.
 
         Raises:
@@ -126,15 +133,27 @@ class State:
         return await self._call(lambda: _read_consumers(self._opened()))
 
     async def save_consumers(self, rows: list[tuple[str, bytes]], gone: list[str]) -> None:
-        """Write consumers' notes, remove those of the groups that are gone; all or nothing.
+        """Write consumers' notes and delete those of `gone` groups; all or nothing.
 
         Raises:
             StorageError: `state.failed`.
         """
         await self._call(lambda: self._save_consumers(rows, gone))
 
+    async def read_producers(self) -> tuple[list[bytes], tuple[int, int]]:
+        """Each producer's row, and the epoch and offset up to which `$commits` is in them.
+
+        Raises:
+            StorageError: `state.failed`.
+        """
+        return await self._call(self._read_producers)
+
+    async def save_producers(self, rows: list[tuple[str, bytes]], read_to: tuple[int, int]) -> None:
+        """Replace all producers; all or nothing. Raises StorageError `state.failed`."""
+        await self._call(lambda: self._save_producers(rows, read_to))
+
     async def close(self) -> None:
-        """Close the file; nothing happens the second time."""
+        """Close the file; a second call does nothing."""
         if not self._closed:
             self._closed = True
             await self._call(self._close)
@@ -148,7 +167,7 @@ class State:
 
     # On the thread
 
-    def _open(self) -> Saved:
+    def _open(self) -> SavedSessions:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Session keys are not in it, but messages are.
         os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -166,32 +185,46 @@ class State:
         for row in db.execute("SELECT * FROM packs ORDER BY session, id"):
             if row[0] in sessions:
                 sessions[row[0]].packs.append(row)
-        return Saved(list(sessions.values()), dict(db.execute("SELECT * FROM direct").fetchall()))
+        return SavedSessions(
+            list(sessions.values()), dict(db.execute("SELECT * FROM direct").fetchall())
+        )
 
-    def _save(self, changes: Changes) -> None:
-        db = self._db
-        assert db is not None
-        db.execute("BEGIN IMMEDIATE")
-        try:
+    def _save(self, changes: SessionChanges) -> None:
+        with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO direct VALUES (?, ?)", changes.direct)
             _save_sessions(db, changes.sessions)
             _delete(db, "sessions WHERE number", changes.ended)
             _delete(db, "packs WHERE session", changes.ended)
             _delete(db, "direct WHERE number", changes.direct_gone)
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
 
     def _save_consumers(self, rows: list[tuple[str, bytes]], gone: list[str]) -> None:
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO consumers VALUES (?, ?)", rows)
+            db.executemany("DELETE FROM consumers WHERE name = ?", [(one,) for one in gone])
+
+    def _read_producers(self) -> tuple[list[bytes], tuple[int, int]]:
+        db = self._opened()
+        rows = [row[0] for row in db.execute("SELECT json FROM producers")]
+        read_to = db.execute("SELECT epoch, next_offset FROM producers_read").fetchone()
+        return rows, read_to or (0, 0)
+
+    def _save_producers(self, rows: list[tuple[str, bytes]], read_to: tuple[int, int]) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM producers")
+            db.executemany("INSERT INTO producers VALUES (?, ?)", rows)
+            db.execute("INSERT OR REPLACE INTO producers_read VALUES (0, ?, ?)", read_to)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         db = self._opened()
         db.execute("BEGIN IMMEDIATE")
         try:
-            db.executemany("INSERT OR REPLACE INTO consumers VALUES (?, ?)", rows)
-            db.executemany("DELETE FROM consumers WHERE name = ?", [(one,) for one in gone])
+            yield db
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            # A full disk may have rolled back already; its error is the one to report.
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
             raise
 
     def _opened(self) -> sqlite3.Connection:
@@ -204,7 +237,7 @@ class State:
 
 
 def consumers_in(path: Path) -> dict[str, bytes]:
-    """The consumers' notes of a stopped bus; none if it never had any. Raises StorageError."""
+    """The consumers' notes of a stopped bus; empty if there are none. Raises StorageError."""
     if not path.exists():
         return {}
     try:
@@ -219,7 +252,7 @@ def consumers_in(path: Path) -> dict[str, bytes]:
 
 
 def forget_consumer(path: Path, group: str) -> bool:
-    """Remove a consumer of a stopped bus; say whether there was one. Raises StorageError."""
+    """Delete a consumer of a stopped bus; return whether it existed. Raises StorageError."""
     if group not in consumers_in(path):
         return False
     try:

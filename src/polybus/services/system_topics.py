@@ -1,4 +1,4 @@
-"""The system topics: made by the bus when it starts, and `$events`, which it writes itself."""
+"""The system topics: created when the bus starts; the bus itself writes `$events`."""
 
 from __future__ import annotations
 
@@ -22,42 +22,48 @@ MADE_AT_START = (EVENTS_TOPIC, STATS, ALERTS)
 PROTOCOL = "polybus"
 WRITE_INTERVAL_S = 0.2
 WRITE_INTERVAL_S_MAX = 5.0
-# Ten thousand sessions at once take a while to tell of: then it is told less often.
+# The share of the time that writing events may take. With many busy sessions they are written less
+# often.
 WRITE_SHARE = 0.02
 
 
 def make_topics(bus: Bus, config: Config) -> None:
-    """Have all system topics. Raises StorageError."""
+    """Create the system topics that do not exist. Raises StorageError."""
     for name in MADE_AT_START:
         bus.make_system_topic(name, settings_of(config))
 
 
 def settings_of(config: Config) -> TopicSettings:
-    """What a new system topic keeps."""
+    """The retention of a new system topic."""
     return TopicSettings(
         retention_age_s=config.system.retention_age_s, retention_bytes=config.system.retention_bytes
     )
 
 
 class EventWriter:
-    """Writes what happens to `$events`, all of it in one batch a few times a second."""
+    """Writes collected events to `$events`, in one batch a few times a second."""
 
     def __init__(
-        self, bus: Bus, loop: asyncio.AbstractEventLoop, clock_us: Callable[[], int]
+        self,
+        bus: Bus,
+        loop: asyncio.AbstractEventLoop,
+        clock_us: Callable[[], int],
+        *,
+        enabled: bool,
     ) -> None:
         self._bus = bus
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._interval_s = WRITE_INTERVAL_S
-        self.book = EventBook(clock_us=clock_us, on_pending=self._arm)
+        self.book = EventBook(clock_us=clock_us, on_pending=self._arm, enabled=enabled)
 
     def _arm(self) -> None:
         if self._timer is None and not self._closed:
             self._timer = self._loop.call_later(self._interval_s, self.write)
 
     def write(self) -> None:
-        """Write now what is there."""
+        """Write what was collected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -68,16 +74,16 @@ class EventWriter:
         batch = Batch.of(EVENTS_TOPIC, messages)
         batch.protocol = PROTOCOL
         try:
-            self._bus.publish_system([batch])
+            self._bus.commit([batch])
         except PolybusError as error:
-            # The log says loudly that it takes no writes; events about it would be lost as well.
-            logger.info("%d messages of events were not written: %s", len(messages), error.text)
+            # The log has reported that it takes no writes. These events are lost.
+            logger.info("%d event messages were not written: %s", len(messages), error.text)
 
-        taken_s = time.thread_time() - began_s
-        self._interval_s = min(max(WRITE_INTERVAL_S, taken_s / WRITE_SHARE), WRITE_INTERVAL_S_MAX)
+        elapsed_s = time.thread_time() - began_s
+        self._interval_s = min(max(WRITE_INTERVAL_S, elapsed_s / WRITE_SHARE), WRITE_INTERVAL_S_MAX)
 
     def close(self) -> None:
-        """Write what is left; nothing is written afterwards."""
+        """Write what is left; later events are not written."""
         self._closed = True
         if self._bus.has_topic(EVENTS_TOPIC):
             self.write()

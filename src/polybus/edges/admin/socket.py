@@ -1,6 +1,6 @@
-"""The administrator's socket: topics are managed through a Unix socket in the data folder.
+"""The administrator's socket: a Unix socket in the data folder, through which topics are managed.
 
-Whoever may open the file is the administrator; clients on the network are not. One JSON object a
+Users who may open the file are administrators; clients on the network are not. One JSON object a
 line: `{"verb": "topics.list"}` gets `{"result": …}` or `{"error": {"code": …, "text": …}}`.
 `run.json` in the data folder names the socket, the process and its addresses while the bus runs.
 """
@@ -21,7 +21,7 @@ import msgspec
 from polybus import names
 from polybus.bus.bus import Topic
 from polybus.config import Connector
-from polybus.edges.server import Server
+from polybus.edges.edge import Edge
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
 from polybus.services.consumers.book import ConsumerBook
@@ -31,7 +31,7 @@ LINE_BYTES_MAX = 1 << 16
 SOCKET_PATH_BYTES_MAX = 100
 
 
-class Request(msgspec.Struct, rename="kebab"):
+class AdminRequest(msgspec.Struct, rename="kebab"):
     verb: str
     name: str = ""
     retention_age_s: float | None = None
@@ -42,13 +42,23 @@ class Request(msgspec.Struct, rename="kebab"):
 class Admin:
     """Answers the administrator of one running bus."""
 
-    def __init__(self, server: Server, data: Path, addresses: list[str]) -> None:
-        self._server = server
-        self._data = data
+    def __init__(
+        self,
+        edge: Edge,
+        consumers: ConsumerBook,
+        addresses: list[str],
+        count_connections: Callable[[], int],
+    ) -> None:
+        self._edge = edge
+        self._context = edge.context
+        self._bus = edge.context.bus
+        self._consumer_book = consumers
+        self._data = data = edge.context.data
         self._addresses = addresses
+        self._count_connections = count_connections
         self._socket = socket_path(data)
         self._listener: asyncio.Server | None = None
-        self._verbs: dict[str, Callable[[Request], Any]] = {
+        self._verbs: dict[str, Callable[[AdminRequest], Any]] = {
             "topics.list": self._list,
             "topics.create": self._create,
             "topics.delete": self._delete,
@@ -71,7 +81,7 @@ class Admin:
         run = {
             "pid": os.getpid(),
             "addresses": self._addresses,
-            "http": http_urls(self._server.config.connectors, self._addresses),
+            "http": http_urls(self._context.config.connectors, self._addresses),
             "admin": str(self._socket),
         }
         (self._data / "run.json").write_bytes(msgspec.json.encode(run))
@@ -91,7 +101,7 @@ class Admin:
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = msgspec.json.decode(line, type=AdminRequest)
             verb = self._verbs.get(request.verb)
             if verb is None:
                 raise UsageError("admin.verb-unknown", f"verbs are {', '.join(self._verbs)}")
@@ -101,28 +111,28 @@ class Admin:
         except PolybusError as error:
             return {"error": {"code": error.code, "text": error.text}}
 
-    def _list(self, request: Request) -> list[dict[str, Any]]:
-        topics = self._server.bus.topics(system=request.system)
-        lags = self._book().lags()
+    def _list(self, request: AdminRequest) -> list[dict[str, Any]]:
+        topics = self._bus.topics(system=request.system)
+        lags = self._consumer_book.lags()
         return [self._summary(topic) | {"lag": lags.get(topic.name)} for topic in topics]
 
-    def _create(self, request: Request) -> dict[str, Any]:
+    def _create(self, request: AdminRequest) -> dict[str, Any]:
         settings = TopicSettings(
             retention_age_s=request.retention_age_s, retention_bytes=request.retention_bytes
         )
-        bounds = self._server.bus.create_topic(request.name, settings)
+        bounds = self._bus.create_topic(request.name, settings)
         return {"name": names.canonical(request.name), "epoch": bounds.epoch}
 
-    def _delete(self, request: Request) -> dict[str, Any]:
+    def _delete(self, request: AdminRequest) -> dict[str, Any]:
         name = names.canonical(request.name)
-        self._server.bus.delete_topic(name)
+        self._bus.delete_topic(name)
         return {"name": name}
 
-    def _describe(self, request: Request) -> dict[str, Any]:
+    def _describe(self, request: AdminRequest) -> dict[str, Any]:
         name = names.canonical(request.name)
-        log = self._server.bus.log
+        log = self._bus.log
         log.bounds(name)
-        topic = self._server.bus.topic(name)
+        topic = self._bus.topic(name)
         settings = log.settings(name)
         return self._summary(topic) | {
             "settings": {
@@ -130,20 +140,15 @@ class Admin:
                 "retention-bytes": settings.retention_bytes,
             },
             **log.describe(name),
-            "consumers": self._book().of_topic(name),
+            "consumers": self._consumer_book.of_topic(name),
         }
 
-    def _consumers(self, request: Request) -> list[Any]:
-        return list(self._book().views())
+    def _consumers(self, request: AdminRequest) -> list[Any]:
+        return list(self._consumer_book.views())
 
-    def _forget(self, request: Request) -> dict[str, Any]:
-        self._book().forget(request.name)
+    def _forget(self, request: AdminRequest) -> dict[str, Any]:
+        self._consumer_book.forget(request.name)
         return {"group": request.name}
-
-    def _book(self) -> ConsumerBook:
-        http = self._server.http
-        assert http is not None, "a node has one"
-        return http.consumers
 
     def _summary(self, topic: Topic) -> dict[str, Any]:
         summary: dict[str, Any] = {
@@ -152,24 +157,24 @@ class Admin:
             "subscribers": len(topic.subscribers),
         }
         try:
-            bounds = self._server.bus.log.bounds(topic.name)
+            bounds = self._bus.log.bounds(topic.name)
         except StorageError as error:
             # A damaged topic must not hide the others.
             return summary | {"epoch": 0, "start": 0, "stop": 0, "damaged": error.text}
         return summary | {"epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop}
 
-    def _status(self, request: Request) -> dict[str, Any]:
-        server = self._server
+    def _status(self, request: AdminRequest) -> dict[str, Any]:
+        bus, error = self._bus, self._context.durability.error
         return {
             "pid": os.getpid(),
             "addresses": self._addresses,
-            "connections": len(server.connections),
-            "topics": len(server.bus.topics()),
-            "receipts-waiting": server.bus.receipts.waiting,
-            "outbox-bytes": server.ledger.bytes,
-            "log-pending-bytes": server.bus.log.pending_bytes,
-            "errors": dict(server.bad_peers.counts),
-            "storage-error": None if server.storage_error is None else str(server.storage_error),
+            "connections": self._count_connections(),
+            "topics": len(bus.topics()),
+            "receipts-waiting": bus.receipts.waiting,
+            "outbox-bytes": self._context.memory.ledger.bytes,
+            "log-pending-bytes": bus.log.pending_bytes,
+            "errors": dict(self._edge.bad_peers.counts),
+            "storage-error": None if error is None else str(error),
         }
 
 
@@ -184,7 +189,7 @@ def http_urls(connectors: Sequence[Connector], addresses: Sequence[str]) -> list
 
 
 def socket_path(data: Path) -> Path:
-    """In the data folder; if that path is too long for a socket, in a folder of the user's own."""
+    """The socket's path: in the data folder or, if that is too long, in a folder of the user's."""
     path = data.resolve() / "admin.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         return path

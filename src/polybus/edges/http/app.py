@@ -8,7 +8,6 @@ import importlib.resources
 import logging
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,10 +29,9 @@ from polybus.edges.http import (
 )
 from polybus.edges.http.calls import ENCODED, Operation, perform
 from polybus.edges.http.openapi import describe
+from polybus.edges.http.polls import Polls
 from polybus.edges.http.problems import problem
-
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
+from polybus.edges.http.state import HttpState
 
 logger = logging.getLogger("polybus.requests")
 
@@ -70,18 +68,18 @@ class EncodedSlashes:
         await self._app(scope, receive, send)
 
 
-def make_app(edge: HttpEdge) -> Starlette:
+def make_app(state: HttpState) -> Starlette:
     middleware = [Middleware(EncodedSlashes)]
-    if edge.config.http.cors_origins:
+    if state.config.http.cors_origins:
         middleware.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=edge.config.http.cors_origins,
+                allow_origins=state.config.http.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
             )
         )
-    routes = [*_api_routes(edge), *_other_routes(edge)]
+    routes = [*_api_routes(state), *_other_routes(state)]
     app = Starlette(
         routes=routes,
         middleware=middleware,
@@ -91,39 +89,41 @@ def make_app(edge: HttpEdge) -> Starlette:
     return app
 
 
-def _api_routes(edge: HttpEdge) -> Sequence[Route]:
+def _api_routes(state: HttpState) -> Sequence[Route]:
     """One route a path, so that a wrong method is told the right ones."""
     paths: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = operation
     return [
-        Route(path, _endpoint(edge, methods), methods=[*methods, "OPTIONS"])
+        Route(path, _endpoint(state, methods), methods=[*methods, "OPTIONS"])
         for path, methods in paths.items()
     ]
 
 
 def _endpoint(
-    edge: HttpEdge, methods: dict[str, Operation]
+    state: HttpState, methods: dict[str, Operation]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         if request.method == "OPTIONS":
             return _options([*methods, "OPTIONS"])
         method = "GET" if request.method == "HEAD" else request.method
-        return await perform(edge, methods[method], request)
+        return await perform(state, methods[method], request)
 
     return endpoint
 
 
-def _other_routes(edge: HttpEdge) -> Sequence[Route]:
+def _other_routes(state: HttpState) -> Sequence[Route]:
     page = importlib.resources.files("polybus.edges.http").joinpath("page.html").read_text()
     script = page.partition("<script>")[2].partition("</script>")[0]
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = PAGE_POLICY.format(script=digest)
 
+    polls = Polls(state)
+
     async def msgstream(request: Request) -> Response:
         if request.method == "OPTIONS":
             return _options(MSGSTREAM_METHODS)
-        return await edge.polls.answer(request)
+        return await polls.answer(request)
 
     async def index(request: Request) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -15,11 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from polybus.edges.http.problems import problem_of
+from polybus.edges.http.state import HttpState
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.wire.msgstream import deeper_than
-
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -56,8 +54,8 @@ class Operation:
 class Call:
     """One request to an operation."""
 
-    def __init__(self, edge: HttpEdge, operation: Operation, request: Request) -> None:
-        self.edge = edge
+    def __init__(self, state: HttpState, operation: Operation, request: Request) -> None:
+        self.state = state
         self.operation = operation
         self.request = request
 
@@ -82,15 +80,7 @@ class Call:
     @property
     def is_admin(self) -> bool:
         """Whether the call carries the administrator's token."""
-        token = self.edge.server.admin_token
-        return token is not None and token.is_in(self.request.headers.get("authorization"))
-
-    def require_admin(self, what: str) -> None:
-        """Refuse anybody but the administrator. Raises UsageError `admin.token`."""
-        if not self.is_admin:
-            wrong = "the token is another's" if "authorization" in self.request.headers else ""
-            text = f"{what} needs the token in the bus's admin.token (Authorization: Bearer …)"
-            raise UsageError("admin.token", f"{text}; {wrong}" if wrong else text)
+        return self.state.token.is_in(self.request.headers.get("authorization"))
 
     def query(self, kind: type[T]) -> T:
         """The query. Raises PeerError `http.query`."""
@@ -115,8 +105,8 @@ class Call:
     async def json_bytes(self) -> bytes:
         if self.content_type not in (JSON, ""):
             raise PeerError("http.content-type", f"the body must be {JSON}")
-        body = await self.body(self.edge.config.http.json_bytes_max, "json-bytes-max")
-        depth_max = self.edge.config.limits.json_depth_max
+        body = await self.body(self.state.config.http.json_bytes_max, "json-bytes-max")
+        depth_max = self.state.config.limits.json_depth_max
         if deeper_than(body, depth_max):
             raise PeerError("http.body-invalid", f"nested over {depth_max} deep (json-depth-max)")
         return body
@@ -139,17 +129,17 @@ def answer(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type=JSON)
 
 
-async def perform(edge: HttpEdge, operation: Operation, request: Request) -> Response:
+async def perform(state: HttpState, operation: Operation, request: Request) -> Response:
     """Run an operation; errors of ours become problems."""
     try:
-        return await operation.run(Call(edge, operation, request))
+        return await operation.run(Call(state, operation, request))
     except ClientDisconnect:
         return Response(status_code=400)
     except PolybusError as error:
         client = request.client
         if not isinstance(error, UsageError):
             name = f"{client.host}:{client.port}" if client else "unknown"
-            edge.server.bad_peers.note(name, "http", error.code, error.text)
+            state.bad_peers.note(name, "http", error.code, error.text)
         headers = None
         if error.code == "http.body-too-large":
             # The rest of the body is not read.

@@ -19,7 +19,7 @@ from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.errors import PeerError, UsageError
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import Key, Offsets
-from polybus.services.transactions.transactions import Wanted
+from polybus.services.transactions.transactions import CommitRequest
 from polybus.services.transactions.uploads import Upload
 
 PIECE_BYTES_MAX = 8 << 20
@@ -28,7 +28,7 @@ FILES_MAX = 10_000
 QUERY_BYTES_MAX = 128
 OCTETS = "application/octet-stream"
 
-Batch = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+BatchNumber = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 # A list, and not a tuple: tools that read the API's description know those better.
 Range = Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)]
 
@@ -38,7 +38,7 @@ class NewCommit(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
     producer: str
     query: Annotated[str, msgspec.Meta(min_length=1, max_length=QUERY_BYTES_MAX)]
-    batch: Batch
+    batch: BatchNumber
     files: Annotated[list[str], msgspec.Meta(max_length=FILES_MAX)] = []
     take_over: bool = False
     """Let this query go on for a producer that belongs to another, or has missed batches."""
@@ -75,13 +75,13 @@ class Staged(msgspec.Struct):
 async def commit(call: Call) -> Response:
     asked = await call.json(NewCommit)
     key = Key(staging.check_producer(asked.producer), asked.query, asked.batch)
-    wanted = Wanted(key, asked.files, asked.take_over, asked.gaps)
-    offsets, already = await call.edge.transactions.commit(wanted, is_admin=call.is_admin)
+    wanted = CommitRequest(key, asked.files, asked.take_over, asked.gaps)
+    offsets, already = await call.state.transactions.commit(wanted, is_admin=call.is_admin)
     return _committed(key, already, offsets)
 
 
 async def last_commit(call: Call) -> Response:
-    known = call.edge.transactions.producer(call.path["producer"])
+    known = call.state.transactions.producer(call.path["producer"])
     return _committed(Key(known.name, known.query, known.batch), True, known.offsets)
 
 
@@ -94,8 +94,8 @@ async def stage(call: Call) -> Response:
     path = _staged_path(call)
     query = call.query(PieceQuery)
     _check_size(call.content_length)
-    uploads = call.edge.transactions.uploads
-    if call.edge.transactions.is_wanted(path):
+    uploads = call.state.transactions.uploads
+    if call.state.transactions.is_wanted(path):
         raise UsageError("staging.in-use", f"{path.name} is being committed")
     with uploads.files.writing(path):
         upload = await uploads.run(Upload, path, query.position, uploads.room)
@@ -112,15 +112,15 @@ async def stage(call: Call) -> Response:
 async def unstage(call: Call) -> Response:
     path = _staged_path(call)
     # What a transaction under way needs stays: it will be finished, whatever its producer thinks.
-    if not call.edge.transactions.is_wanted(path):
-        await call.edge.transactions.uploads.run(staging.discard, path)
+    if not call.state.transactions.is_wanted(path):
+        await call.state.transactions.uploads.run(staging.discard, path)
     return Response(status_code=204)
 
 
 def _staged_path(call: Call) -> Path:
     producer = staging.check_producer(call.path["producer"])
     staging.check_file(call.path["file"])
-    folder = staging.staging_folder(Path(call.edge.config.data))
+    folder = staging.staging_folder(Path(call.state.config.data))
     return folder / producer / call.path["file"]
 
 

@@ -17,16 +17,16 @@ class ConsumerList(msgspec.Struct):
 
 
 async def list_consumers(call: Call) -> Response:
-    return answer(ConsumerList(call.edge.consumers.views()))
+    return answer(ConsumerList(call.state.consumers.views()))
 
 
 async def report(call: Call) -> Response:
-    call.edge.consumers.report(call.path["group"], await call.json(Report))
+    call.state.consumers.report(call.path["group"], await call.json(Report))
     return Response(status_code=204)
 
 
 async def forget(call: Call) -> Response:
-    call.edge.consumers.forget(call.path["group"])
+    call.state.consumers.forget(call.path["group"])
     return Response(status_code=204)
 
 

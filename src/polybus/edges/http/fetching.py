@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pyarrow as pa
 from starlette.responses import Response, StreamingResponse
 
 from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import Publisher
 from polybus.edges.http.calls import Answer, Call, Operation
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.state import HttpState
 from polybus.edges.http.topics_api import topic_of
-from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.errors import PeerError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
 from polybus.log.rows import rows_of
 from polybus.wire.msgstream import compact_json
 from polybus.wire.positions import Since, parse_start
-
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
 
 ARROW = "application/vnd.apache.arrow.stream"
 LIMIT_MAX = 100_000
@@ -76,48 +75,48 @@ class Messages(msgspec.Struct):
     next: int
 
 
-class Waiter:
+class TopicWaiter:
     """Waits for a topic to grow. Implements bus.Subscriber."""
 
     takes_own = True
     protocol = "http"
 
-    def __init__(self, edge: HttpEdge) -> None:
-        self.grown: asyncio.Future[None] = edge.loop.create_future()
+    def __init__(self, state: HttpState) -> None:
+        self.grown: asyncio.Future[None] = state.loop.create_future()
 
-    def deliver(self, batch: Batch) -> None:
-        if not self.grown.done():
-            self.grown.set_result(None)
+    def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
+        self._wake()
 
-    def deliver_whole(self, batches: Any, whole: Buffer) -> None:
-        self.deliver(batches[0])
+    def deliver_whole(
+        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
+    ) -> None:
+        self._wake()
 
-    def deliver_joint(self, batches: Any) -> None:
-        self.deliver(batches[0])
+    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
+        self._wake()
 
     def topic_deleted(self, topic: str) -> None:
-        if not self.grown.done():
-            self.grown.set_result(None)
-
-    def receipt(self, batch: Batch) -> None: ...
-
-    def refuse(self, batch: Batch, error: PolybusError) -> None: ...
+        self._wake()
 
     def topic_created(self, topic: str) -> None: ...
+
+    def _wake(self) -> None:
+        if not self.grown.done():
+            self.grown.set_result(None)
 
 
 async def fetch(call: Call) -> Response:
     topic = topic_of(call)
     query = call.query(FetchQuery)
-    edge = call.edge
-    log = edge.bus.log
+    state = call.state
+    log = state.bus.log
     epoch = log.bounds(topic).epoch
     if query.epoch not in (msgspec.UNSET, epoch):
         text = f"topic {topic!r} was created again: its epoch is {epoch}, not {query.epoch}"
         raise UsageError("topic.recreated", text)
     offset = await asyncio.to_thread(_begin, log, topic, query)
     if query.wait_s and offset >= log.bounds(topic).stop:
-        await _wait(edge, topic, query.wait_s)
+        await _wait(state, topic, query.wait_s)
     if ARROW in call.request.headers.get("accept", ""):
         schema = _schema(query)
         pieces = _pieces(log, topic, epoch, offset, _stop(query, offset))
@@ -162,15 +161,15 @@ def _begin(log: Log, topic: str, query: FetchQuery) -> int:
     return bounds.stop if query.from_ == "latest" else bounds.start
 
 
-async def _wait(edge: HttpEdge, topic: str, wait_s: float) -> None:
-    waiter = Waiter(edge)
-    edge.bus.subscribe(topic, waiter)
-    edge.waiters.add(waiter.grown)
+async def _wait(state: HttpState, topic: str, wait_s: float) -> None:
+    waiter = TopicWaiter(state)
+    state.bus.subscribe(topic, waiter)
+    state.waiters.add(waiter.grown)
     try:
         await asyncio.wait([waiter.grown], timeout=wait_s)
     finally:
-        edge.waiters.discard(waiter.grown)
-        edge.bus.unsubscribe(topic, waiter)
+        state.waiters.discard(waiter.grown)
+        state.bus.unsubscribe(topic, waiter)
 
 
 def _pieces(log: Log, topic: str, epoch: int, offset: int, stop: int) -> Iterator[list[Batch]]:

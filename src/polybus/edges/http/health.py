@@ -12,20 +12,20 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 async def healthz(call: Call) -> Response:
     """Alive as long as the loop answers and the log takes writes."""
-    error = call.edge.server.storage_error
+    error = call.state.context.durability.error
     if error is not None:
         return PlainTextResponse(f"{error.code}: {error.text}\n", 503)
     return PlainTextResponse("ok\n")
 
 
 async def readyz(call: Call) -> Response:
-    if call.edge.stopping:
+    if call.state.stopping:
         return PlainTextResponse("stopping\n", 503)
     return await healthz(call)
 
 
 async def metrics(call: Call) -> Response:
-    return Response(render(call.edge), headers={"content-type": METRICS})
+    return Response(render(call.state), headers={"content-type": METRICS})
 
 
 RED = Answer("Why not", str, "text/plain")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
+from polybus.edges.http.state import HttpState
 from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
-
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-def render(edge: HttpEdge) -> bytes:
+def render(state: HttpState) -> bytes:
     """All figures of the bus, now."""
     lines: list[str] = []
-    for name, kind, text, samples in _families(edge):
+    for name, kind, text, samples in _families(state):
         lines += [f"# HELP polybus_{name} {text}", f"# TYPE polybus_{name} {kind}"]
         lines += [f"polybus_{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
     return ("\n".join(lines) + "\n").encode()
@@ -35,24 +32,25 @@ def _labels(labels: Labels) -> str:
     return "{" + ",".join(pairs) + "}"
 
 
-def _families(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    yield from _traffic(edge)
-    server, bus, inboxes = edge.server, edge.bus, edge.inboxes
-    yield "connections", "gauge", "Open TCP connections.", [({}, len(server.connections))]
-    yield "websockets", "gauge", "Open WebSockets.", [({}, len(edge.websockets))]
-    yield "polls", "gauge", "Long polls that hang.", [({}, edge.polls.hanging)]
+def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    yield from _traffic(state)
+    bus, inboxes = state.bus, state.inboxes
+    yield "connections", "gauge", "Open TCP connections.", [({}, state.count_connections())]
+    yield "websockets", "gauge", "Open WebSockets.", [({}, len(state.websockets))]
+    yield "polls", "gauge", "Long polls that hang.", [({}, state.polls_hanging)]
     yield "sessions", "gauge", "msgstream sessions.", [({}, len(inboxes))]
     held = sum(session.pack_count for session in inboxes.sessions())
     yield "session_packs", "gauge", "Packs that wait to be confirmed.", [({}, held)]
     yield "session_packs_out_total", "counter", "Packs sent.", [({}, inboxes.packs_out)]
-    yield "outbox_bytes", "gauge", "Bytes that wait for slow peers.", [({}, server.ledger.bytes)]
+    waiting = state.context.memory.ledger.bytes
+    yield "outbox_bytes", "gauge", "Bytes that wait for slow peers.", [({}, waiting)]
     yield "log_pending_bytes", "gauge", "Bytes not yet written.", [({}, bus.log.pending_bytes)]
     yield "receipts_total", "counter", "Receipts given.", [({}, bus.receipts.given)]
     yield "receipts_waiting", "gauge", "Receipts not yet due.", [({}, bus.receipts.waiting)]
     syncs, sync_s = getattr(bus.log, "sync_figures", (0, 0.0))
     yield "fsync_seconds_total", "counter", "Seconds in fsync of the journal.", [({}, sync_s)]
     yield "fsyncs_total", "counter", "Fsyncs of the journal.", [({}, syncs)]
-    errors = server.bad_peers.counts
+    errors = state.bad_peers.counts
     drops = [
         (
             {"reason": "outbox"},
@@ -63,13 +61,13 @@ def _families(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]
     yield "drops_total", "counter", "Peers and messages dropped for being slow.", drops
     by_code = [({"code": code}, float(count)) for code, count in sorted(errors.items())]
     yield "errors_total", "counter", "Errors by code.", by_code
-    yield from _consumers(edge)
-    healthy = float(server.storage_error is None)
+    yield from _consumers(state)
+    healthy = float(state.context.durability.error is None)
     yield "storage_healthy", "gauge", "1 while the log takes writes.", [({}, healthy)]
 
 
-def _consumers(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    views = edge.consumers.views()
+def _consumers(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    views = state.consumers.views()
     lags: list[Sample] = [
         ({"group": one.group, "topic": topic.topic}, float(topic.lag))
         for one in views
@@ -87,18 +85,18 @@ def _consumers(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]
     yield "consumer_data_loss", "gauge", "1 if a consumer will miss messages.", lost
 
 
-def _traffic(edge: HttpEdge) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+def _traffic(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     taken: dict[str, list[Sample]] = {"messages": [], "bytes": []}
     given: dict[str, list[Sample]] = {"messages": [], "bytes": []}
     listeners: list[Sample] = []
-    for topic in edge.bus.topics(system=True):
+    for topic in state.bus.topics(system=True):
         topic.traffic.settle(topic.subscribers)
         listeners.append(({"topic": topic.name}, len(topic.subscribers)))
         delivered = {**topic.traffic.delivered}
         # A feed is one listener for all its sessions: what those got is counted where it is sent.
         delivered.pop(MSGSTREAM, None)
-        if topic.name in edge.inboxes.delivered:
-            delivered[MSGSTREAM] = edge.inboxes.delivered[topic.name]
+        if topic.name in state.inboxes.delivered:
+            delivered[MSGSTREAM] = state.inboxes.delivered[topic.name]
         for flows, samples in ((topic.traffic.taken, taken), (delivered, given)):
             for protocol, flow in flows.items():
                 labels = {"protocol": protocol, "topic": topic.name}

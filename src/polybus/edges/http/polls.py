@@ -7,19 +7,16 @@ plain text. Unlike everywhere else, an unknown session is a 200 with a notice.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from polybus.edges.http.problems import problem
+from polybus.edges.http.state import HttpState
 from polybus.errors import StorageError
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
-
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
 
 NO_CACHE = {"pragma": "no-cache"}
 TRANSPORTS = ("shortpolling", "longpolling")
@@ -27,7 +24,7 @@ _ECHO_CHARS_MAX = 40
 
 
 class Poll:
-    """One request that a session's packs go to. Implements following.Receiver."""
+    """One request that a session's packs go to. Implements feeds.Receiver."""
 
     __slots__ = ("_woken", "is_over", "session_ended")
 
@@ -61,11 +58,10 @@ class Poll:
 
 
 class Polls:
-    """Answers the polls of one HTTP edge."""
+    """Answers the polls of one HTTP state."""
 
-    def __init__(self, edge: HttpEdge) -> None:
-        self._edge = edge
-        self.hanging = 0
+    def __init__(self, state: HttpState) -> None:
+        self._state = state
 
     async def answer(self, request: Request) -> Response:
         """GET and HEAD of /msgstream."""
@@ -79,23 +75,23 @@ class Polls:
         key = _first(query, "sessionKey")
         if not key:
             return _plain("Missing parameter: sessionKey")
-        session = self._edge.inboxes.find(key)
+        session = self._state.inboxes.find(key)
         if session is None:
             return _packs(SESSION_UNSET)
         confirmed = [value for name, value in query if name == "confirmIds"]
-        self._edge.inboxes.confirm(session, parse_confirm_ids(",".join(confirmed)))
+        self._state.inboxes.confirm(session, parse_confirm_ids(",".join(confirmed)))
         try:
             return await self._poll(session, request, hangs=transport == "longpolling")
         except StorageError as error:
             return problem(503, error.code, error.text)
 
     async def _poll(self, session: Session, request: Request, *, hangs: bool) -> Response:
-        inboxes = self._edge.inboxes
-        poll = Poll(self._edge.loop)
+        inboxes = self._state.inboxes
+        poll = Poll(self._state.loop)
         inboxes.attach(session, poll)
         gone = asyncio.ensure_future(_disconnected(request, poll)) if hangs else None
         try:
-            deadline = self._edge.loop.time() + self._edge.config.msgstream.heartbeat_s
+            deadline = self._state.loop.time() + self._state.config.msgstream.heartbeat_s
             while not poll.is_over:
                 packs = inboxes.collect_now(session, 0)
                 if packs is None:
@@ -104,14 +100,14 @@ class Polls:
                     break
                 if packs:
                     return _packs(encode_packs(packs))
-                left_s = deadline - self._edge.loop.time()
-                if not hangs or self._edge.stopping or left_s <= 0:
+                left_s = deadline - self._state.loop.time()
+                if not hangs or self._state.stopping or left_s <= 0:
                     break
-                self.hanging += 1
+                self._state.polls_hanging += 1
                 try:
                     await poll.woken(left_s)
                 finally:
-                    self.hanging -= 1
+                    self._state.polls_hanging -= 1
         finally:
             inboxes.detach(session, poll)
             if gone is not None:
@@ -122,7 +118,7 @@ class Polls:
 
     def _nothing(self) -> Response:
         headers = dict(NO_CACHE)
-        if self._edge.stopping:
+        if self._state.stopping:
             headers["connection"] = "close"
         return Response(status_code=204, headers=headers)
 

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
-    from polybus.edges.http.transport import HttpTranslator
+from polybus.edges.http.state import HttpState
+from polybus.edges.tcp.connection import Connection
 
 PIPELINE_MAX = 100
 HEAD_TOO_LARGE = "the headers are too large (head-bytes-max)"
 
 
-class Refused(Exception):
-    """The parser stops here; `HttpProtocol.refusal` says why."""
+class ParserStopped(Exception):
+    """Stops the parser; `HttpProtocol.refusal` says why."""
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection's requests. A request that breaks a limit is answered, then closed."""
 
-    def __init__(self, edge: HttpEdge, http: HttpTranslator) -> None:
-        super().__init__(config=edge.uvicorn_config, server_state=edge.uvicorn_state, app_state={})
-        self._edge = edge
-        self._connection = http.connection
-        self._assembly = edge.server.assembly
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        state: HttpState,
+        connection: Connection,
+    ) -> None:
+        super().__init__(config=config, server_state=server_state, app_state={})
+        self._bad_peers = state.bad_peers
+        self._head_bytes_max = state.config.http.head_bytes_max
+        self._connection = connection
+        self._assembly = connection.assembly
         self._head_bytes = 0
         self._body_bytes = 0
         self._in_head = False
@@ -45,19 +52,19 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self._head_bytes += len(url)
-        if self._head_bytes > self._edge.head_bytes_max:
+        if self._head_bytes > self._head_bytes_max:
             self._stop(414, "http.url-too-long", "the URL is too long (head-bytes-max)")
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > self._edge.head_bytes_max:
+        if self._head_bytes > self._head_bytes_max:
             self._stop(431, "http.head-too-large", HEAD_TOO_LARGE)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        # A body is due from now on. If there is none, the message is complete at once.
+        # Expect a body. Without one the message is complete at once.
         self._body_bytes = 1
         self._assembly.update(self._connection, 0, self._body_bytes, completed=True)
         super().on_headers_complete()
@@ -74,9 +81,9 @@ class HttpProtocol(HttpToolsProtocol):
     # The connection calls these
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head and self._head_bytes + len(data) > 2 * self._edge.head_bytes_max:
-            # What does not end gives the parser nothing to tell us.
-            if len(self.url) > self._edge.head_bytes_max // 2:
+        if self._in_head and self._head_bytes + len(data) > 2 * self._head_bytes_max:
+            # The parser reports nothing of a head that does not end.
+            if len(self.url) > self._head_bytes_max // 2:
                 self.refuse(414, "http.url-too-long", "the URL is too long (head-bytes-max)")
             else:
                 self.refuse(431, "http.head-too-large", HEAD_TOO_LARGE)
@@ -97,15 +104,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _stop(self, status: int, code: str, text: str) -> None:
         self.refusal = (status, code, text)
-        raise Refused
+        raise ParserStopped
 
     def send_400_response(self, msg: str) -> None:
         status, code, text = self.refusal
-        self._edge.server.bad_peers.note(self._connection.name, "http", code, text)
+        self._bad_peers.note(self._connection.name, "http", code, text)
         self.refuse(status, code, text)
 
     def refuse(self, status: int, code: str, text: str) -> None:
-        """Answer what is no request, unless an answer has begun, and close."""
+        """Answer with a problem, unless an answer has begun, and close."""
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             problem = {"type": "about:blank", "title": HTTPStatus(status).phrase}
             body = json.dumps(problem | {"status": status, "code": code, "detail": text}).encode()
@@ -117,4 +124,4 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """An upgrade to something else than WebSocket: uvicorn ignores it, and so do we."""
+        """Ignore, as uvicorn does, an upgrade to anything but WebSocket."""

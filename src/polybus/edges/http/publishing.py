@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from base64 import b64decode
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Hashable
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
 
 from polybus import names
-from polybus.batch import Batch, Buffer, Headers
+from polybus.batch import Batch, Headers
 from polybus.edges.http.calls import Answer, Call, Operation, answer
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.state import HttpState
 from polybus.edges.http.topics_api import topic_of
-from polybus.errors import PeerError, PolybusError, StorageError, UsageError
+from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.services.durability import FutureReceipt
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 from polybus.wire.msgstream import deeper_than
 
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
-
 NDJSON = "application/x-ndjson"
-RECEIPT_POLL_S = 0.5
 
 
 class Base64(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,68 +52,53 @@ class Published(msgspec.Struct):
     offsets: list[int]
 
 
-class HttpPublisher:
-    """Publishes one request's batch. Implements bus.Subscriber, though nobody delivers to it."""
+class RequestPublisher:
+    """Publishes one request's batch. Implements bus.Publisher."""
 
-    takes_own = True
-    protocol = "http"
-
-    def __init__(self, edge: HttpEdge, sender: str, *, is_admin: bool = False) -> None:
-        self._edge = edge
+    def __init__(self, state: HttpState, sender: str, *, is_admin: bool = False) -> None:
+        self._context = state.context
         self._is_admin = is_admin
         self._sender = sender
-        self._stored: asyncio.Future[None] = edge.loop.create_future()
+        self._receipt = FutureReceipt()
         self._refusal: PolybusError | None = None
 
     async def publish(self, batch: Batch, *, wait: bool) -> None:
-        """Log and deliver the batch; with `wait`, return when it is safe.
+        """Publish the batch; with `wait`, return when it is durable.
 
         Raises:
-            PolybusError: it was refused, or may not be safe.
+            PolybusError: it was refused, or may not be durable.
         """
         batch.protocol = "http"
         batch.sender = self._sender
         if wait:
             batch.receipt_ids = array("i", [0, 0] * len(batch))
+        bus = self._context.bus
         if names.is_reserved(batch.topic) and self._is_admin:
-            self._edge.bus.publish_system([batch], self)
+            bus.commit([batch], self)
         else:
-            self._edge.bus.publish([batch], self)
+            bus.publish([batch], self)
         if self._refusal is not None:
             raise self._refusal
-        while wait and not self._stored.done():
-            await asyncio.wait([self._stored], timeout=RECEIPT_POLL_S)
-            error = self._edge.server.storage_error
-            if error is not None and not self._stored.done():
-                raise StorageError(error.code, f"it may not be stored: {error.text}")
+        if wait:
+            await self._context.durability.wait_for(self._receipt.given)
 
     def receipt(self, batch: Batch) -> None:
-        if not self._stored.done():
-            self._stored.set_result(None)
+        self._receipt.receipt(batch)
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._refusal = error
 
-    def deliver(self, batch: Batch) -> None:
-        raise AssertionError("a publisher is not subscribed")
+    def hold(self, gate: Hashable) -> bool:
+        """One request is one batch: there is nothing to hold back."""
+        return False
 
-    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
-        raise AssertionError("a publisher is not subscribed")
-
-    def deliver_joint(self, batches: Sequence[Batch]) -> None:
-        raise AssertionError("a publisher is not subscribed")
-
-    def topic_created(self, topic: str) -> None:
-        raise AssertionError("a publisher is not subscribed")
-
-    def topic_deleted(self, topic: str) -> None:
-        raise AssertionError("a publisher is not subscribed")
+    def release(self, gate: Hashable) -> None: ...
 
 
 async def publish(call: Call) -> Response:
     topic = topic_of(call)
     query = call.query(PublishQuery)
-    limits = call.edge.config.limits
+    limits = call.state.config.limits
     body = await call.body(limits.message_bytes_max, "message-bytes-max")
     if call.content_type == NDJSON:
         batch = parse_lines(topic, body, limits.json_depth_max, limits.parts_max)
@@ -127,7 +109,7 @@ async def publish(call: Call) -> Response:
         raise UsageError("topic.reserved", f"'{topic}' is written by the bus alone")
     client = call.request.client
     sender = f"{client.host}:{client.port}" if client else ""
-    publisher = HttpPublisher(call.edge, sender, is_admin=call.is_admin)
+    publisher = RequestPublisher(call.state, sender, is_admin=call.is_admin)
     await publisher.publish(batch, wait=query.receipt == "fsync")
     offsets = list(range(batch.first_offset, batch.last_offset + 1))
     return answer(Published(topic, batch.epoch, offsets))

@@ -54,7 +54,7 @@ class Broadcast(msgspec.Struct):
 
 
 def _session(call: Call) -> Session:
-    session = call.edge.inboxes.find(call.path["key"])
+    session = call.state.inboxes.find(call.path["key"])
     if session is None:
         raise unknown_session()
     return session
@@ -62,31 +62,31 @@ def _session(call: Call) -> Session:
 
 async def create(call: Call) -> Response:
     wanted = await call.json(NewSession)
-    key = await call.edge.inboxes.create(wanted.topics, wanted.ttl_s, wanted.from_)
+    key = await call.state.inboxes.create(wanted.topics, wanted.ttl_s, wanted.from_)
     return answer(SessionCreated(key), 201)
 
 
 async def put_topics(call: Call) -> Response:
     session = _session(call)
     wanted = await call.json(SessionTopics)
-    await call.edge.inboxes.replace_topics(session, wanted.topics)
+    await call.state.inboxes.replace_topics(session, wanted.topics)
     return answer(SessionTopics(list(session.follows)))
 
 
 async def post_pack(call: Call) -> Response:
     session = _session(call)
     pack = parse_pack(await call.json_bytes())
-    await call.edge.inboxes.post([session], pack)
+    await call.state.inboxes.post([session], pack)
     return Response(status_code=202)
 
 
 async def broadcast(call: Call) -> Response:
     pack = parse_pack(await call.json_bytes())
-    return answer(Broadcast(await call.edge.inboxes.broadcast(pack)), 202)
+    return answer(Broadcast(await call.state.inboxes.broadcast(pack)), 202)
 
 
 async def delete(call: Call) -> Response:
-    call.edge.inboxes.end(_session(call))
+    await call.state.inboxes.delete(_session(call))
     return Response(status_code=204)
 
 

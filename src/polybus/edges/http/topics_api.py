@@ -19,7 +19,6 @@ from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.errors import StorageError
 from polybus.log.interface import Bounds, TopicSettings
 from polybus.services.consumers.book import TopicConsumer
-from polybus.services.settling import Settling
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
@@ -70,7 +69,7 @@ class TopicList(msgspec.Struct):
 def topic_of(call: Call) -> str:
     """The topic a path names. Raises UsageError `topic.unknown`, whatever is wrong with it."""
     name = call.path["topic"].lower()
-    if not call.edge.bus.has_topic(name):
+    if not call.state.bus.has_topic(name):
         # The same answer for what cannot be as for what is not.
         raise unknown_topic("?" if names.is_reserved(name) else name)
     return name
@@ -78,7 +77,7 @@ def topic_of(call: Call) -> str:
 
 def state_of(call: Call, name: str) -> TopicState:
     """Raises StorageError, the topic is damaged."""
-    return _state(call, name, call.edge.bus.log.bounds(name))
+    return _state(call, name, call.state.bus.log.bounds(name))
 
 
 def _listed(call: Call, name: str) -> TopicState:
@@ -92,7 +91,7 @@ def _listed(call: Call, name: str) -> TopicState:
 
 
 def _state(call: Call, name: str, bounds: Bounds) -> TopicState:
-    topic = call.edge.bus.topic(name)
+    topic = call.state.bus.topic(name)
     return TopicState(
         name=name,
         epoch=bounds.epoch,
@@ -105,7 +104,7 @@ def _state(call: Call, name: str, bounds: Bounds) -> TopicState:
 
 async def list_topics(call: Call) -> Response:
     query = call.query(ListQuery)
-    bus = call.edge.bus
+    bus = call.state.bus
     pieces = []
     async for found in _in_order(bus.topic_names(system=query.system)):
         # One that was deleted since is none any more.
@@ -113,7 +112,7 @@ async def list_topics(call: Call) -> Response:
         if topics:
             pieces.append(msgspec.json.encode(topics)[1:-1])
     if query.durable:
-        await Settling(call.edge).wait()
+        await call.state.context.durability.wait()
     # A TopicList, put together of what was encoded little by little.
     return Response(b'{"topics":[' + b",".join(pieces) + b"]}", media_type=JSON)
 
@@ -135,18 +134,18 @@ async def create(call: Call) -> Response:
     settings = TopicSettings(
         retention_age_s=wanted.retention_age_s, retention_bytes=wanted.retention_bytes
     )
-    call.edge.bus.create_topic(wanted.name, settings)
+    call.state.bus.create_topic(wanted.name, settings)
     return answer(state_of(call, names.canonical(wanted.name)), 201)
 
 
 async def show(call: Call) -> Response:
     name = topic_of(call)
     fields = msgspec.structs.asdict(state_of(call, name))
-    return answer(TopicDetail(**fields, consumers=call.edge.consumers.of_topic(name)))
+    return answer(TopicDetail(**fields, consumers=call.state.consumers.of_topic(name)))
 
 
 async def delete(call: Call) -> Response:
-    call.edge.bus.delete_topic(topic_of(call))
+    call.state.bus.delete_topic(topic_of(call))
     return Response(status_code=204)
 
 

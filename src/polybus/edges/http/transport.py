@@ -1,38 +1,36 @@
 """HTTP on the shared port: uvicorn's protocol above one of the bus's own connections.
 
-The connection stays in charge of the socket, of TLS and of the limits that all protocols share. To
-it this looks like any translator; to uvicorn it looks like a transport.
+The connection keeps the socket, TLS and the limits that all protocols share. To the connection this
+is a translator; to uvicorn it is a transport.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from polybus.batch import Batch, Buffer
-from polybus.config import Connector
+from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Translator
+from polybus.edges.tcp.connection import Connection
 from polybus.edges.tcp.outbox import Outbox
-
-if TYPE_CHECKING:
-    from polybus.edges.server import Server
-    from polybus.edges.tcp.connection import Connection
 
 READING_GATE = "http"
 
 
 class HttpOutbox(Outbox):
-    """Passes a slow peer's backpressure on to whoever writes the answer.
+    """Passes a slow peer's backpressure on to the writer of the answer.
 
     An answer is written whole, and counts as waiting while the transport holds it. When memory is
-    short, a peer that does not read loses its connection; a session keeps what is not confirmed.
+    short, a peer that does not read is disconnected; a session keeps what is not confirmed.
     """
 
     __slots__ = ("_http",)
 
-    def __init__(self, http: HttpTranslator, server: Server) -> None:
-        super().__init__(server.outboxes, http.connection.write_now, lambda lost: self._let_go())
+    def __init__(self, http: HttpTranslator) -> None:
+        connection = http.connection
+        super().__init__(connection.outboxes, connection.write_now, lambda lost: self._let_go())
         self._http = http
 
     def put(self, data: Buffer) -> None:
@@ -43,7 +41,7 @@ class HttpOutbox(Outbox):
             self._put(data)
 
     def _let_go(self) -> None:
-        # Closed at once, so that whoever looks for memory sees that it is free.
+        # Close at once, so that its memory counts as free.
         self.close()
         self._http.abort()
 
@@ -58,7 +56,7 @@ class HttpOutbox(Outbox):
 
 
 class HttpCodec:
-    """Hands bytes to uvicorn's parser; there are no events to hand back."""
+    """Hands bytes to uvicorn's parser; it returns no events."""
 
     backlog = False
     unfinished_bytes = 0
@@ -86,20 +84,19 @@ class HttpTranslator(Translator):
 
     protocol: ClassVar[str] = "http"
 
-    def __init__(self, server: Server, connection: Connection, connector: Connector) -> None:
-        super().__init__(server, connection)
-        self.connection: Connection = connection
+    def __init__(self, edge: Edge, connection: Connection, upper: asyncio.Protocol) -> None:
+        super().__init__(edge, connection)
+        self.connection = connection
         self.codec = HttpCodec(self)
         self._lost = False
-        assert server.http is not None
-        self.upper: asyncio.Protocol = server.http.protocol(self)
-        self._outbox = connection.outbox = HttpOutbox(self, server)
+        self.upper = upper
+        self._outbox = connection.outbox = HttpOutbox(self)
         self.upper.connection_made(cast(asyncio.Transport, self))
 
     # The connection calls these
 
     def send_error(self, code: str, text: str) -> None:
-        """The connection is given up: too slow, or a broken layer."""
+        """The connection is closing: the peer was too slow, or a layer failed."""
         refuse = getattr(self.upper, "refuse", None)
         if refuse is not None:
             refuse(408, code, text)

@@ -8,8 +8,9 @@ that a thousand sessions that are sent the same pack under the same number share
 from __future__ import annotations
 
 import asyncio
+import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 from websockets.exceptions import ProtocolError
@@ -19,24 +20,26 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from polybus.edges.http.frames import ends_between_frames, short_text, text_frame
+from polybus.edges.http.state import HttpState
 from polybus.errors import StorageError
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, parse_confirm_ids
 
-if TYPE_CHECKING:
-    from polybus.edges.http.edge import HttpEdge
-
 PATHS = ("/msgstream", "/msgstream/")
+CLOSE_TIMEOUT_S = 2.0
+# The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
+QUIET_LOGGER = logging.getLogger("polybus.http")
+QUIET_LOGGER.setLevel(logging.CRITICAL)
 
 
 class WebSocketPeer(asyncio.Protocol):
-    """One WebSocket and the session it is for. Implements following.Receiver."""
+    """One WebSocket and the session it is for. Implements feeds.Receiver."""
 
-    def __init__(self, edge: HttpEdge) -> None:
-        self._edge = edge
-        self._inboxes = edge.inboxes
-        self._ws = ServerProtocol(max_size=edge.config.msgstream.websocket_message_bytes_max)
-        self._ws.logger = edge.quiet_logger
+    def __init__(self, state: HttpState) -> None:
+        self._state = state
+        self._inboxes = state.inboxes
+        self._ws = ServerProtocol(max_size=state.config.msgstream.websocket_message_bytes_max)
+        self._ws.logger = QUIET_LOGGER
         self._transport: asyncio.Transport
         self._session: Session | None = None
         self._sent_to = 0
@@ -52,10 +55,10 @@ class WebSocketPeer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._edge.websockets.add(self)
+        self._state.websockets.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._edge.websockets.discard(self)
+        self._state.websockets.discard(self)
         if self._collecting is not None:
             self._collecting.cancel()
         self._leave()
@@ -106,7 +109,7 @@ class WebSocketPeer(asyncio.Protocol):
         elif not key:
             text = "Missing parameter: sessionKey"
             ws.send_response(ws.reject(HTTPStatus.BAD_REQUEST, text))
-        elif self._edge.stopping:
+        elif self._state.stopping:
             ws.send_response(ws.reject(HTTPStatus.SERVICE_UNAVAILABLE, "The bus is stopping\n"))
         else:
             ws.send_response(ws.accept(request))
@@ -169,7 +172,7 @@ class WebSocketPeer(asyncio.Protocol):
         while not self._paused:
             packs = self._inboxes.collect_now(session, self._sent_to)
             if packs is None:
-                self._collecting = self._edge.loop.create_task(self._collect(session))
+                self._collecting = self._state.loop.create_task(self._collect(session))
                 return
             if not packs:
                 return
@@ -195,7 +198,7 @@ class WebSocketPeer(asyncio.Protocol):
 
     def _send_packs(self, packs: list[tuple[int, bytes]]) -> None:
         self._sent_to = max(self._sent_to, packs[-1][0])
-        self._transport.write(self._edge.frame(packs))
+        self._transport.write(self._state.frame(packs))
 
     def _write_owed(self) -> None:
         for data in self._ws.data_to_send():
@@ -205,7 +208,7 @@ class WebSocketPeer(asyncio.Protocol):
                 self._transport.close()
         if self._ws.close_expected():
             # The other side closes first, or is made to.
-            self._edge.loop.call_later(self._edge.close_timeout_s, self._transport.close)
+            self._state.loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
 
     def ping(self) -> None:
         """Find out whether the peer is still there; one that is not is let go."""

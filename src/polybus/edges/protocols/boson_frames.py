@@ -7,24 +7,22 @@ topic?receipt=ID       publish, receipt    $unsubscribe   unsubscribe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import Publisher
+from polybus.config import Connector
+from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.wire import boson_frames as wire
 from polybus.wire.codec import Bad, Publish, PublishPart
-
-if TYPE_CHECKING:
-    from polybus.config import Connector
-    from polybus.edges.server import Server
 
 
 class BosonFramesTranslator(Translator):
     protocol = wire.PROTOCOL
 
-    def __init__(self, server: Server, peer: Peer, connector: Connector) -> None:
-        super().__init__(server, peer)
-        self.codec = wire.BosonFramesCodec(server.config.limits, connector.default_topic)
+    def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
+        super().__init__(edge, peer)
+        self.codec = wire.BosonFramesCodec(self.limits, connector.default_topic)
 
     def handle(self, event: wire.Event) -> None:
         match event:
@@ -44,20 +42,22 @@ class BosonFramesTranslator(Translator):
     def encode(self, batch: Batch) -> Buffer:
         return wire.encode(batch)
 
-    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
-        if batches[0].protocol != self.protocol:
-            super().deliver_whole(batches, whole)
-            return
-        self.peer.send(whole, batches)
+    def deliver_whole(
+        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
+    ) -> None:
+        if batches[0].protocol == self.protocol:
+            self.peer.send(whole, batches, publisher)
+        else:
+            super().deliver_whole(batches, whole, publisher)
 
     def receipt(self, batch: Batch) -> None:
-        self.peer.send(wire.encode_receipts(batch))
+        self.reply(wire.encode_receipts(batch))
 
     def receipt_all(self, batches: Sequence[Batch]) -> None:
-        self.peer.send(wire.encode_receipts(*batches))
+        self.reply(wire.encode_receipts(*batches))
 
     def send_error(self, code: str, text: str) -> None:
-        self.peer.send(wire.encode_error(code, text))
+        self.reply(wire.encode_error(code, text))
 
     def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        self.peer.send(wire.encode_position(topic, epoch, offset))
+        self.reply(wire.encode_position(topic, epoch, offset))

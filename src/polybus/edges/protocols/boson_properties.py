@@ -6,25 +6,21 @@ hbfr             publish, receipt    hbfu   unsubscribe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from polybus.batch import Batch, Buffer
+from polybus.config import Connector
+from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Bad, Publish, PublishPart
 
-if TYPE_CHECKING:
-    from polybus.config import Connector
-    from polybus.edges.server import Server
-
 
 class BosonPropertiesTranslator(Translator):
     protocol = wire.PROTOCOL
 
-    def __init__(self, server: Server, peer: Peer, connector: Connector) -> None:
-        super().__init__(server, peer)
-        self.codec = wire.BosonPropertiesCodec(server.config.limits, connector.default_topic)
+    def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
+        super().__init__(edge, peer)
+        self.codec = wire.BosonPropertiesCodec(self.limits, connector.default_topic)
 
     def handle(self, event: wire.Event) -> None:
         match event:
@@ -47,10 +43,10 @@ class BosonPropertiesTranslator(Translator):
         return wire.encode(batch)
 
     def receipt(self, batch: Batch) -> None:
-        self.peer.send(wire.encode_receipts(batch))
+        self.reply(wire.encode_receipts(batch))
 
     def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
-        self.peer.send(wire.encode_error(code, text, receipt_id))
+        self.reply(wire.encode_error(code, text, receipt_id))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         refusals = wire.encode_refusals(batch, error.code, error.text)
@@ -58,18 +54,18 @@ class BosonPropertiesTranslator(Translator):
             super().refuse(batch, error)
             return
         self._refusal = (error.code, error.text)
-        # Those that wait for a receipt are told one by one; the others were refused with them.
-        self.server.bad_peers.note(self.peer.name, self.protocol, error.code, error.text)
-        self.peer.send(refusals)
+        # Each message that waits for a receipt gets its own error.
+        self.note(error.code, error.text)
+        self.reply(refusals)
 
     def _refuse_message(self, error: PeerError, receipt_id: bytes) -> None:
-        self.server.bad_peers.note(self.peer.name, self.protocol, error.code, error.text)
-        self.peer.send(wire.encode_error(error.code, error.text, receipt_id))
+        self.note(error.code, error.text)
+        self.reply(wire.encode_error(error.code, error.text, receipt_id))
         if error.final:
             self.peer.close()
 
     def send_error(self, code: str, text: str) -> None:
-        self.peer.send(wire.encode_error(code, text))
+        self.reply(wire.encode_error(code, text))
 
     def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        self.peer.send(wire.encode_position(topic, epoch, offset))
+        self.reply(wire.encode_position(topic, epoch, offset))

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from polybus import names
 from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import Publisher
+from polybus.config import Connector
+from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.errors import PolybusError, UsageError
 from polybus.services.replay import resolve
@@ -23,11 +25,7 @@ from polybus.wire import goms as wire
 from polybus.wire.codec import Bad, Publish
 from polybus.wire.positions import At, Latest, Since, Start, parse_start
 
-if TYPE_CHECKING:
-    from polybus.config import Connector
-    from polybus.edges.server import Server
-
-# Our codes in goMS's categories; what is not listed is a general error.
+# Our codes as goMS's; a code that is not listed is a general error.
 CODES = {
     "outbox.full": "000429",
     "outbox.dropped": "000429",
@@ -41,19 +39,19 @@ CODES = {
 }
 WITH_OFFSETS = "goms+offsets"
 NO_RECEIPT_ID = array("i", [0, 0])
-FORGEABLE = "from: nothing is replayed to an address that may be forged"
+FORGEABLE = "from: replay needs a TCP connection, since a UDP address may be forged"
 
 
 class GomsTranslator(Translator):
     protocol = wire.PROTOCOL
     takes_own = False
 
-    def __init__(self, server: Server, peer: Peer, connector: Connector) -> None:
-        super().__init__(server, peer)
-        self.codec = wire.GomsCodec(server.config.limits)
+    def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
+        super().__init__(edge, peer)
+        self.codec = wire.GomsCodec(self.limits)
         self._always_ack = connector.reg_ack
         self._with_offsets = False
-        # Sends that asked for a send-ack: by their last batch, the batches the ack is about.
+        # Sends that asked for a send-ack: their batches by the last one.
         self._acks: dict[Batch, list[Batch]] = {}
 
     def handle(self, event: wire.Event) -> None:
@@ -102,10 +100,10 @@ class GomsTranslator(Translator):
             self.complain("goms.001002", ",".join(already))
         if event.ack or self._always_ack:
             begins = self._begins(registered, start) if event.offsets else None
-            self.peer.send(wire.encode_reg_ack(registered, begins))
+            self.reply(wire.encode_reg_ack(registered, begins))
 
     def _begins(self, topics: Sequence[str], start: Start) -> list[At] | None:
-        """Where each topic begins; None for a time, which takes a look at the disk to find."""
+        """The first position of each topic; None for a time, which only the disk can resolve."""
         if isinstance(start, Since):
             return None
         return [At(*resolve(self.bus.log, topic, start)) for topic in topics]
@@ -114,7 +112,7 @@ class GomsTranslator(Translator):
         allowed = [batch for batch in batches if batch.topic in self.subscriptions]
         if len(allowed) < len(batches):
             ignored = sum(len(batch) for batch in batches if batch.topic not in self.subscriptions)
-            self.server.bad_peers.count("goms.send-ignored", ignored)
+            self.edge.bad_peers.count("goms.send-ignored", ignored)
         if allowed:
             self.publish(allowed)
 
@@ -125,9 +123,9 @@ class GomsTranslator(Translator):
             if topic in self.subscriptions and not names.is_reserved(topic)
         ]
         if not topics:
-            self.server.bad_peers.count("goms.send-ignored", 1)
+            self.edge.bad_peers.count("goms.send-ignored", 1)
             if event.ack:
-                self.peer.send(wire.encode_send_ack([], []))
+                self.reply(wire.encode_send_ack([], []))
             return
         batches = []
         for topic in topics:
@@ -155,16 +153,16 @@ class GomsTranslator(Translator):
     def encode(self, batch: Batch) -> Buffer:
         return wire.encode(batch)
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         if self._with_offsets:
             encoding = batch.encoded(WITH_OFFSETS, wire.encode_with_offsets)
         else:
             encoding = batch.encoded(self.protocol, wire.encode)
-        self.peer.send(encoding, (batch,))
+        self.peer.send(encoding, (batch,), publisher)
 
-    def deliver_joint(self, batches: Sequence[Batch]) -> None:
+    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
         if len(batches) == 1:
-            self.deliver(batches[0])
+            self.deliver(batches[0], publisher)
             return
         first = batches[0]
         offsets = None
@@ -172,19 +170,20 @@ class GomsTranslator(Translator):
             offsets = [At(batch.epoch, batch.first_offset) for batch in batches]
         headers = first.headers[0] if first.headers else None
         topics = [batch.topic for batch in batches]
-        self.peer.send(wire.encode_message(topics, first.value(0), headers, offsets), batches)
+        message = wire.encode_message(topics, first.value(0), headers, offsets)
+        self.peer.send(message, batches, publisher)
 
     def receipt(self, batch: Batch) -> None:
-        # All but those that were refused by themselves.
+        # Without the batches that were refused.
         batches = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
         topics = [one.topic for one in batches]
         offsets = [At(one.epoch, one.first_offset) for one in batches]
-        self.peer.send(wire.encode_send_ack(topics, offsets))
+        self.reply(wire.encode_send_ack(topics, offsets))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._acks.pop(batch, None)
         if error.code in ("topic.unknown", "topic.reserved"):
-            self.server.bad_peers.count("goms.send-ignored", len(batch))
+            self.edge.bad_peers.count("goms.send-ignored", len(batch))
             return
         self.complain("goms.002001", f"{error.code}: {error.text}")
 
@@ -195,4 +194,4 @@ class GomsTranslator(Translator):
     def send_error(self, code: str, text: str) -> None:
         own = code.removeprefix("goms.")
         number = own if own != code else CODES.get(code, "000001")
-        self.peer.send(wire.encode_error(number, text))
+        self.reply(wire.encode_error(number, text))

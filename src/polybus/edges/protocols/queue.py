@@ -1,47 +1,45 @@
 """Queues on the bus: a connector's port is a topic.
 
 a connect            subscribe to the connector's topic, from now on
-a message            publish to it; everybody gets it but the queue it came on
+a message            publish to it; every subscriber gets it but the queue it came from
 a message of the topic is sent to every queue, without its headers
 
-A queue has no words but messages, so an error is not told but noted, and where a message of the
-peer's is lost by it the connection ends: the end of a queue is the one thing its program hears. It
-is a reset, so that a program that has said goodbye already can tell it from the bus's own goodbye.
+The queue protocol has no errors. An error is counted and logged, and if it costs one of the peer's
+messages the connection is reset. A reset differs from an orderly close, so a program that has
+already closed its side can tell that a message was lost.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from polybus.batch import Batch, Buffer
+from polybus.config import Connector
+from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.wire import queue as wire
 from polybus.wire.codec import Bad, Publish
 
-if TYPE_CHECKING:
-    from polybus.config import Connector
-    from polybus.edges.server import Server
-
 
 class QueuePeer(Peer, Protocol):
     def reset(self) -> None:
-        """End the connection so that the peer knows it was no goodbye."""
+        """End the connection in a way that differs from an orderly close."""
         ...
 
 
 class QueueTranslator(Translator):
-    """A queue's side of the bus; without its topic there is none, and the connection ends."""
+    """A queue's side of the bus; the connection ends if its topic does not exist."""
 
     protocol = wire.PROTOCOL
     takes_own = False
 
-    def __init__(self, server: Server, peer: QueuePeer, connector: Connector) -> None:
-        super().__init__(server, peer)
+    def __init__(self, edge: Edge, peer: QueuePeer, connector: Connector) -> None:
+        super().__init__(edge, peer)
         self._reset = peer.reset
         assert connector.topic is not None, "the config check asks for it"
         topic = connector.topic.lower()
-        self.codec = wire.QueueCodec(server.config.limits, topic)
+        self.codec = wire.QueueCodec(self.limits, topic)
         try:
             self.subscribe(topic)
         except PolybusError as error:
@@ -62,7 +60,7 @@ class QueueTranslator(Translator):
 
     def topic_deleted(self, topic: str) -> None:
         self.subscriptions.discard(topic)
-        # No message of the peer's is lost by it.
+        # None of the peer's messages is lost, so this is an orderly close.
         self.complain("topic.deleted", f"the topic {topic!r} was deleted")
         self.peer.close()
 
@@ -70,7 +68,7 @@ class QueueTranslator(Translator):
         self._end(error.code, error.text)
 
     def send_error(self, code: str, text: str) -> None:
-        """There is no way to say it."""
+        """The protocol has no errors."""
 
     def _end(self, code: str, text: str) -> None:
         self.complain(code, text)

@@ -1,26 +1,25 @@
-"""What all protocols' translators share: one peer's subscriptions, replays and replies.
+"""What all translators share: one peer's subscriptions, replays and replies.
 
-A translator stands between a peer and the bus. It turns its codec's events into bus calls and the
-bus's batches into its protocol's bytes; its subclass has the table of words (goMS says register
-where the bus says subscribe).
+A translator stands between a peer and the bus. It turns its codec's events into bus calls, and the
+bus's batches into its protocol's bytes. Each subclass maps its protocol's words: goMS says register
+where the bus says subscribe.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Protocol
 
 from polybus import names
 from polybus.batch import Batch, Buffer
-from polybus.edges.tcp.outbox import Lost
+from polybus.bus.subscriptions import Publisher
+from polybus.edges.edge import Edge
+from polybus.edges.tcp.outbox import DroppedMessages
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
 from polybus.services.replay import Replay
 from polybus.wire.codec import Codec
 from polybus.wire.positions import SubscribeLine
-
-if TYPE_CHECKING:
-    from polybus.edges.server import Server
 
 EVERYTHING = "*"
 
@@ -30,48 +29,57 @@ class Peer(Protocol):
 
     name: str
     proven: bool
-    """Whether its address cannot be forged."""
+    """Whether its address is known to be its own: TCP proves it, UDP does not."""
 
     def flush(self) -> None:
-        """Write now what would go out at the end of the loop turn."""
+        """Write what waits for the end of the loop turn."""
         ...
 
     async def drained(self) -> None:
         """Wait until the peer takes more."""
         ...
 
-    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
-        """Send the bytes of batches, or of a reply."""
+    def send(
+        self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
+    ) -> None:
+        """Send the bytes of batches, or of a reply; hold the publisher back if the peer is slow."""
         ...
 
+    def hold(self, gate: Hashable) -> bool:
+        """Stop reading until the gate is released; return False if nothing changes."""
+        ...
+
+    def release(self, gate: Hashable) -> None: ...
+
     def close(self) -> None:
-        """Close once everything sent before is out."""
+        """Close when everything sent before is out."""
         ...
 
 
 class Translator:
-    """One peer's side of the bus, in one protocol."""
+    """One peer's side of the bus, in one protocol. Implements bus.Subscriber and bus.Publisher."""
 
     protocol: ClassVar[str]
     takes_own = True
     codec: Codec[Any]
 
-    def __init__(self, server: Server, peer: Peer) -> None:
-        self.server = server
-        self.bus = server.bus
+    def __init__(self, edge: Edge, peer: Peer) -> None:
+        self.edge = edge
+        self.bus = edge.context.bus
+        self.limits = edge.context.config.limits
         self.peer = peer
         self.subscriptions: set[str] = set()
-        # Topics whose positions the peer asked to be told.
+        # Topics whose positions the peer asked for.
         self._told: set[str] = set()
         self._everything = False
         self._tell_new = False
         self._replays: dict[str, Replay] = {}
-        # Ticket, epoch and offset of the last message that did not go out in a whole read.
+        # Ticket, epoch and offset of the last message, for a receipt that covers several parts.
         self._last: tuple[int, int, int] | None = None
-        # Why the last message or part was refused, as code and text: an error holds much more.
+        # Why the last message or part was refused: code and text, not the error with its frames.
         self._refusal: tuple[str, str] | None = None
 
-    # What a subclass says in its own words
+    # What a subclass defines
 
     def handle(self, event: Any) -> None:
         """Act on one event of the codec."""
@@ -87,33 +95,39 @@ class Translator:
         raise NotImplementedError
 
     def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
-        """Parts were refused as they came: tell whose receipt will not come, where that can be."""
+        """A part was refused, so the receipt will not come: report it if the protocol can."""
 
     def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        """Tell where a subscription stands, in protocols that can and to peers that asked."""
+        """Report a subscription's position, in protocols that can."""
 
     # The bus calls these
 
-    def deliver(self, batch: Batch) -> None:
-        self.peer.send(batch.encoded(self.protocol, self.encode), (batch,))
+    def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
+        self.peer.send(batch.encoded(self.protocol, self.encode), (batch,), publisher)
 
-    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
+    def deliver_whole(
+        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
+    ) -> None:
         for batch in batches:
-            self.deliver(batch)
+            self.deliver(batch, publisher)
 
-    def deliver_joint(self, batches: Sequence[Batch]) -> None:
+    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
         for batch in batches:
-            self.deliver(batch)
+            self.deliver(batch, publisher)
+
+    def hold(self, gate: Hashable) -> bool:
+        return self.peer.hold(gate)
+
+    def release(self, gate: Hashable) -> None:
+        self.peer.release(gate)
 
     def deliver_from_log(self, batches: Sequence[Batch]) -> None:
-        """More came at once than an outbox should hold: read it from the log, then go on live."""
+        """The batches are more than an outbox should hold: read them from the log, then go live."""
         first = batches[0]
         self.bus.unsubscribe(first.topic, self)
         skip_sender = None if self.takes_own else self.peer.name
         start = f"{first.epoch}:{first.first_offset}"
-        replay = Replay(self, first.topic, start, tell=False, skip_sender=skip_sender)
-        self._replays[first.topic] = replay
-        replay.begin()
+        self._replay(first.topic, start, skip_sender=skip_sender)
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._refusal = (error.code, error.text)
@@ -124,8 +138,8 @@ class Translator:
         self.subscriptions.discard(topic)
         self.complain("topic.deleted", f"the topic {topic!r} was deleted")
 
-    def lost(self, lost: Lost) -> None:
-        """The peer was too slow and messages were dropped: tell how many, and where it goes on."""
+    def lost(self, lost: DroppedMessages) -> None:
+        """The peer was too slow and messages were dropped: report how many, and the positions."""
         text = f"{lost.messages} messages were dropped because you read too slowly"
         self.complain("outbox.dropped", text)
         for topic, (epoch, offset) in lost.next_positions.items():
@@ -146,7 +160,7 @@ class Translator:
             self._last = (ticket, last.epoch, last.last_offset) if stored else None
 
     def publish_part(self, batch: Batch, *, is_first: bool) -> None:
-        """Publish a part at once; the receipt is for all of them, so a refusal costs it."""
+        """Publish a part at once; a receipt covers all parts, so one refusal denies it."""
         if is_first:
             self._refusal = None
         denied, why = b"", self._refusal
@@ -159,7 +173,7 @@ class Translator:
             self.deny_receipt(denied, *why)
 
     def owe_receipt(self, receipt_id: bytes, topic: str = "") -> None:
-        """Parts that were published one by one have ended: give the last one's receipt."""
+        """The parts of a message have ended: give the last one's receipt, which covers all."""
         if self._refusal is not None:
             self.deny_receipt(receipt_id, *self._refusal)
             return
@@ -173,7 +187,7 @@ class Translator:
     # Subscribing
 
     def subscribe_lines(self, lines: Sequence[SubscribeLine]) -> None:
-        """Subscribe as Boson's `$subscribe` and `hbfs` ask: known topics are taken, others told."""
+        """Subscribe as `$subscribe` and `hbfs` ask; report topics that cannot be subscribed to."""
         for line in lines:
             try:
                 if line.topic == EVERYTHING:
@@ -197,9 +211,9 @@ class Translator:
         Raises:
             UsageError: `topic.unknown`, `subscription.too-many`.
             StorageError: `log.frozen`, the topic is damaged.
-            PeerError: not final, a start that is none.
+            PeerError: not final, the start is not valid.
         """
-        limit = self.server.config.limits.subscriptions_per_connection_max
+        limit = self.limits.subscriptions_per_connection_max
         if len(self.subscriptions) >= limit:
             text = f"{limit} subscriptions (subscriptions-per-connection-max)"
             raise UsageError("subscription.too-many", text)
@@ -213,10 +227,16 @@ class Translator:
                 self.tell_position(topic, bounds.epoch, bounds.stop)
             self.bus.subscribe(topic, self)
             return
-        replay = Replay(self, topic, start, tell=tell)
+        self._replay(topic, start, tell=tell)
         if tell:
             self._told.add(topic)
         self.subscriptions.add(topic)
+
+    def _replay(
+        self, topic: str, start: str, *, tell: bool = False, skip_sender: str | None = None
+    ) -> None:
+        context = self.edge.context
+        replay = Replay(context, self, topic, start, tell=tell, skip_sender=skip_sender)
         self._replays[topic] = replay
         replay.begin()
 
@@ -225,7 +245,7 @@ class Translator:
             try:
                 self.subscribe(topic.name, start, tell=tell)
             except StorageError as error:
-                # A damaged topic is told; it keeps nobody from the others.
+                # A damaged topic does not prevent subscribing to the others.
                 self.complain(error.code, error.text)
         self._tell_new = tell
         if not self._everything:
@@ -241,10 +261,10 @@ class Translator:
         self._told.discard(topic)
 
     def topic_created(self, topic: str) -> None:
-        """A topic has come to be while the peer listens to everything."""
+        """A topic was created while the peer subscribes to everything."""
         replay = self._replays.pop(topic, None)
         if replay is not None:
-            # Of a topic of that name that was deleted.
+            # It belongs to a deleted topic of the same name.
             replay.cancel()
         self.subscriptions.add(topic)
         if self._tell_new:
@@ -259,18 +279,29 @@ class Translator:
             self._everything = False
             self.bus.unsubscribe_new(self)
 
-    def replay_failed(self, topic: str, error: PolybusError) -> None:
-        """The past could not be read to its end: the subscription is over, and the peer knows."""
+    # Replays call these
+
+    def flush(self) -> None:
+        self.peer.flush()
+
+    async def drained(self) -> None:
+        await self.peer.drained()
+
+    def replay_ended(self, topic: str, error: PolybusError | None) -> None:
+        self._replays.pop(topic, None)
+        if error is None:
+            return
         self.subscriptions.discard(topic)
         if error.code in ("topic.deleted", "topic.unknown"):
             self.topic_deleted(topic)
         else:
             self.complain(error.code, error.text)
 
-    def replay_ended(self, topic: str) -> None:
-        self._replays.pop(topic, None)
+    # Replies
 
-    # Errors
+    def reply(self, data: Buffer) -> None:
+        """Send a reply; a peer that does not read its replies is not read from either."""
+        self.peer.send(data, (), self)
 
     def bad(self, error: PeerError) -> None:
         """Answer a peer that broke its protocol; after a final error the connection closes."""
@@ -279,5 +310,9 @@ class Translator:
             self.peer.close()
 
     def complain(self, code: str, text: str) -> None:
-        self.server.bad_peers.note(self.peer.name, self.protocol, code, text)
+        self.note(code, text)
         self.send_error(code, text)
+
+    def note(self, code: str, text: str) -> None:
+        """Count and log an error of the peer's."""
+        self.edge.bad_peers.note(self.peer.name, self.protocol, code, text)

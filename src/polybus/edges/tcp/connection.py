@@ -1,10 +1,10 @@
 """A TCP connection: read, decode, hand on.
 
-One loop drives every stream protocol. Bytes go up, through what is around the protocol (wrapping),
-to the codec, its events to the translator; what the translator sends goes down again (stream).
+One loop drives every stream protocol. Bytes go up through the layers around the protocol (wrapping)
+to the codec, and its events to the translator. What the translator sends goes down again (stream).
 
-An idle connection owns no buffer at all. A read lands behind the bytes its codec left over, in the
-server's current buffer; if batches may refer to it afterwards, the server takes another one.
+An idle connection owns no buffer. A read lands behind the bytes that its codec left over, in the
+current shared buffer; if batches may refer to it afterwards, another buffer takes its place.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from polybus.batch import Buffer
+from polybus.config import Connector
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp import local
-from polybus.edges.tcp.outbox import Lost, Outbox
+from polybus.edges.tcp.assembly import Assembly
+from polybus.edges.tcp.buffers import READ_BYTES
+from polybus.edges.tcp.layers import tls_context
+from polybus.edges.tcp.outbox import DroppedMessages, Outbox, Outboxes
+from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.stream import Stream
-from polybus.edges.tcp.wrapping import READ_S_MAX, TRANSLATORS, UNDETECTED, Wrapping
+from polybus.edges.tcp.wrapping import READ_S_MAX, Wrapping
 from polybus.errors import PeerError
-
-if TYPE_CHECKING:
-    from polybus.edges.tcp.listener import Listener
 
 READ_BYTES_FIRST = 64 << 10
 READ_BYTES_LEAST = 8 << 10
@@ -33,6 +35,23 @@ FULL_READS = 80
 SMALL_BYTES = 128 << 10
 CARRY_BYTES_MAX = 64 << 10
 BACKLOG_GATE = "backlog"
+READ_BYTES_MAX = READ_BYTES - CARRY_BYTES_MAX
+# Protocols that a connector may speak alone, before its peer has sent anything.
+UNDETECTED = ("goms", "queue")
+
+
+class Listener:
+    """Makes the connections of one TCP connector."""
+
+    def __init__(self, tcp: TcpShared, connector: Connector) -> None:
+        """Raises ConfigError: the connector's certificate cannot be loaded."""
+        self.tcp = tcp
+        self.connector = connector
+        self.protocols = connector.protocols
+        self.tls = tls_context(connector.tls) if connector.tls is not None else None
+
+    def connect(self) -> Connection:
+        return Connection(self)
 
 
 class Connection(Stream):
@@ -50,32 +69,34 @@ class Connection(Stream):
     proven = True
 
     def __init__(self, listener: Listener) -> None:
-        super().__init__(listener.server, Wrapping(self, listener))
+        tcp = listener.tcp
+        limit = tcp.context.config.limits.message_bytes_max
+        super().__init__(tcp, Wrapping(self, tcp, listener.protocols, listener.tls, limit))
         self._listener = listener
         self.name = ""
         self.translator: Translator | None = None
         self._carry = b""
         self._read_bytes = READ_BYTES_FIRST
-        # In a row, while the receive buffer is narrow; afterwards FULL_READS.
+        # Consecutive full reads while the receive buffer is narrow; FULL_READS when it is not.
         self._full_reads = FULL_READS
         self._unfinished = 0
 
     # asyncio calls these
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport is one in all but inheritance.
+        # uvloop's transport implements the interface without inheriting from it.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
-        server = self._server
+        tcp = self._tcp
         address = transport.get_extra_info("peername")
         self.name = f"{address[0]}:{address[1]}" if address else "unknown"
-        self.outbox = Outbox(server.outboxes, self.write_now, self._on_overflow)
-        # Be told as soon as the socket does not take all: what waits here is counted and shared.
+        self.outbox = Outbox(tcp.outboxes, self.write_now, self._on_overflow)
+        # Pause as soon as the socket is full: what waits in the outbox is counted and shared.
         transport.set_write_buffer_limits(0)
         if local.is_local(transport.get_extra_info):
             local.narrow(transport.get_extra_info("socket"))
             self._full_reads = 0
-        if not server.admit(self):
+        if not tcp.admit(self):
             self._closing = True
             transport.abort()
             return
@@ -84,8 +105,8 @@ class Connection(Stream):
             self.speak(protocols[0])
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self._server.pace.before_read(self)
-        view = self._server.buffers.view
+        self._tcp.pace.before_read(self)
+        view = self._tcp.buffers.view
         carried = len(self._carry)
         if carried:
             view[:carried] = self._carry
@@ -96,7 +117,7 @@ class Connection(Stream):
             return
         if self._full_reads < FULL_READS:
             self._widen_if_full(nbytes)
-        buffers = self._server.buffers
+        buffers = self._tcp.buffers
         size = len(self._carry) + nbytes
         self._carry = b""
         data: Buffer
@@ -116,7 +137,7 @@ class Connection(Stream):
         if began:
             self._adapt(perf_counter() - began)
         is_narrow = self._full_reads < FULL_READS
-        self._server.pace.after_read(self, nbytes, is_narrow=is_narrow)
+        self._tcp.pace.after_read(self, nbytes, is_narrow=is_narrow)
 
     def eof_received(self) -> bool:
         self._peer_ended = True
@@ -128,51 +149,47 @@ class Connection(Stream):
             for event in self.translator.codec.close():
                 self.translator.handle(event)
         # The peer may still read: a publisher that shuts down its side waits for its receipts.
-        self._server.half_closed(self)
+        self._tcp.half_closed(self)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
+        self._closing = self._is_lost = True
         if self.translator is not None:
             self.translator.codec.close()
             self.translator.leave_all()
         self._count_unfinished(0)
         self.outbox.close()
-        self._server.forget(self)
+        self._tcp.forget(self)
 
     # Reading
 
     def understand(self, data: Buffer) -> None:
-        """Act on bytes of the protocol; if it is not known yet, find out."""
+        """Decode bytes of the protocol, or detect the protocol first."""
         translator = self.translator
         if translator is None:
             assert self._wrapping is not None
             self._wrapping.detect(data)
             return
-        server = self._server
-        server.publishing = self
+        tcp = self._tcp
         codec = translator.codec
-        try:
-            events = codec.receive(data)
-            for event in events:
-                translator.handle(event)
-        finally:
-            server.publishing = None
+        events = codec.receive(data)
+        for event in events:
+            translator.handle(event)
         if codec.backlog:
-            # Others first: the rest of this read waits for the next turn of the loop.
+            # Let others run: the rest of this read waits for the next turn of the loop.
             self.hold(BACKLOG_GATE)
-            server.loop.call_soon(self._go_on)
+            tcp.loop.call_soon(self._go_on)
             return
         unfinished = codec.unfinished_bytes
         if unfinished or self._unfinished:
             if unfinished < CARRY_BYTES_MAX and self._wrapping is None:
                 self._carry = codec.take_carry()
             self._count_unfinished(unfinished, completed=bool(events))
-        if server.over_memory():
-            server.hold_for_memory(self)
+        if tcp.memory.is_full():
+            tcp.memory.hold(self)
 
     def _go_on(self) -> None:
-        """Go on with a read that the codec did not finish."""
+        """Continue a read that the codec did not finish."""
         if self._closing:
             return
         self.understand(b"")
@@ -183,44 +200,59 @@ class Connection(Stream):
         """The peer's protocol is known."""
         if self._wrapping is not None and not self._wrapping.layers:
             self._wrapping = None
-        self.translator = TRANSLATORS[protocol](self._server, self, self._listener.connector)
-        self._server.assembly.update(self, 0, 0, completed=True)
+        self.translator = self._tcp.translators[protocol](self, self._listener.connector)
+        self._tcp.assembly.update(self, 0, 0, completed=True)
+
+    def reject(self, found: str) -> None:
+        """Close a connection that speaks nothing that its connector speaks."""
+        speaks = ", ".join(self._listener.protocols)
+        text = f"first bytes are {found}; this connector speaks {speaks}"
+        self._tcp.edge.bad_peers.note(self.name, "unknown", "detect.unknown", text)
+        self.close()
 
     def _widen_if_full(self, nbytes: int) -> None:
         """A peer that fills its window faster than we read it gets a larger one."""
-        is_full = nbytes >= local.NARROW_BYTES and not self._server.pace.rested
+        is_full = nbytes >= local.NARROW_BYTES and not self._tcp.pace.rested
         self._full_reads = self._full_reads + 1 if is_full else 0
         if self._full_reads == FULL_READS:
             local.widen(self._transport.get_extra_info("socket"))
 
     def _adapt(self, elapsed_s: float) -> None:
-        """Read more at once while that is cheap, less when a read keeps the loop from others."""
+        """Read more at once while that is cheap, less when a read delays the loop."""
         if elapsed_s > READ_S_MAX:
             self._read_bytes = max(self._read_bytes // 2, READ_BYTES_LEAST)
         elif elapsed_s < READ_S_MAX / 2:
-            self._read_bytes = min(self._read_bytes * 2, self._listener.read_bytes_max)
+            self._read_bytes = min(self._read_bytes * 2, READ_BYTES_MAX)
 
     def _count_unfinished(self, unfinished: int, *, completed: bool = False) -> None:
         before, self._unfinished = self._unfinished, unfinished
-        self._server.assembly.update(self, before, unfinished, completed=completed)
+        self._tcp.assembly.update(self, before, unfinished, completed=completed)
 
     def answer_last(self, error: PeerError) -> None:
-        """A layer broke: say so if anything can still be said, and close."""
+        """Send a final error if the protocol is known, and close."""
         if self.translator is not None:
             self.translator.bad(error)
         else:
-            self._server.bad_peers.note(self.name, "unknown", error.code, error.text)
+            self._tcp.edge.bad_peers.note(self.name, "unknown", error.code, error.text)
         self.close()
 
     @property
+    def assembly(self) -> Assembly:
+        return self._tcp.assembly
+
+    @property
+    def outboxes(self) -> Outboxes:
+        return self._tcp.outboxes
+
+    @property
     def tls(self) -> ssl.SSLContext | None:
-        """What the peer's bytes are wrapped in, once its protocol is known."""
+        """The TLS context if the connection is encrypted, once its protocol is known."""
         return None if self._wrapping is None else self._listener.tls
 
     # Closing
 
     def close(self) -> None:
-        """Close once what was sent is out, or after a moment if the peer does not read."""
+        """Close when everything sent is out, or after a timeout if the peer does not read."""
         if self._closing:
             return
         self._closing = True
@@ -228,14 +260,14 @@ class Connection(Stream):
             self.translator.leave_all()
         self._close_stream()
 
-    def _on_overflow(self, lost: Lost) -> None:
+    def _on_overflow(self, lost: DroppedMessages) -> None:
         if self.translator is None:
             return
-        if self._server.config.slow_subscriber == "drop-oldest" and lost.messages:
+        if self._tcp.outboxes.policy == "drop-oldest" and lost.messages:
             self.translator.lost(lost)
             return
         text = "you read too slowly and your outbox is full (outbox-bytes-max)"
-        self._server.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
+        self._tcp.edge.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
         self.outbox.reopen()
         self.translator.send_error("outbox.full", text)
         self.translator.leave_all()
@@ -244,8 +276,8 @@ class Connection(Stream):
     def too_slow(self) -> None:
         """An unfinished message, or an unknown protocol, has taken too long."""
         if self._held_by:
-            # We did not let it go on.
-            self._server.assembly.excuse(self)
+            # It waits for us: its time begins anew.
+            self._tcp.assembly.excuse(self)
             return
-        error = PeerError("peer.too-slow", "what you began to send did not come in time")
+        error = PeerError("peer.too-slow", "your message did not arrive in time")
         self.answer_last(error)

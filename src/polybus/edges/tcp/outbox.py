@@ -1,15 +1,18 @@
-"""What a peer is still to be sent: bounded, written once a loop turn, with a policy for the slow.
+"""Outboxes: bytes that wait for a peer, written once per loop turn, and what happens to slow peers.
 
 A transport holds one write until its socket has taken all of it. Meanwhile it pauses us, and
-messages wait here. A subscriber that stays behind meets its policy at `outbox-bytes-max`:
+messages wait here. The policy `slow-subscriber` applies at `outbox-bytes-max`:
 
-    disconnect    it is told so in its protocol and its connection is closed
-    drop-oldest   the oldest waiting messages go, and it is told how many
-    wait          its publishers wait for it; only one that stands still is disconnected
+    disconnect    an error in the peer's protocol, then the connection is closed
+    drop-oldest   the oldest waiting messages are dropped, and the peer gets their number
+    wait          its publishers are held back; only a peer that takes nothing is disconnected
 
-Publishers also wait a little for a subscriber that may be disconnected, so that a short burst costs
-nobody a connection. That patience is a budget: half a second, refilled at a tenth of the time that
-passes, so a subscriber that is always behind does not hold back the others for long.
+With `disconnect` publishers are held back too, but only for a budget of half a second, refilled at
+a tenth of the elapsed time. So a short burst disconnects nobody, and a subscriber that is always
+slow does not hold up the others.
+
+While memory is short (`memory-bytes-max`), the policy applies early to peers that take nothing, the
+largest outbox first: slow peers pay for it, not the publishers.
 """
 
 from __future__ import annotations
@@ -21,26 +24,30 @@ from operator import is_not
 from typing import Literal, Protocol
 
 from polybus.batch import Batch, Buffer
+from polybus.services.memory import Ledger, MemoryGate
 
 Policy = Literal["disconnect", "drop-oldest", "wait"]
 
 WRITE_BYTES = 1 << 20
 SLOW_WRITE_BYTES = 64 << 10
-"""What is put together for a peer that was behind: it is a copy of its own."""
+"""The size of writes to a peer that was slow: each is a copy of its own."""
 PATIENCE_S = 0.5
 PATIENCE_REFILL = 0.1
 STANDSTILL_S = 10.0
+# How long a peer may take nothing while memory is short, and while replays wait for memory.
+SHORT_PATIENCE_S = 0.3
+STARVING_PATIENCE_S = 3.0
 
 
-class Waiter(Protocol):
+class OutboxWaiter(Protocol):
     """A publisher, or a replay, that waits for a slow peer."""
 
     def release(self, gate: Hashable) -> None: ...
 
 
 @dataclass(slots=True)
-class Lost:
-    """What a peer did not get: how many messages, and where each topic goes on."""
+class DroppedMessages:
+    """Messages that a peer did not get: their number, and where each topic continues."""
 
     messages: int = 0
     next_positions: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -51,32 +58,10 @@ class Lost:
             self.next_positions[batch.topic] = (batch.epoch, batch.last_offset + 1)
 
 
-class Ledger:
-    """How many bytes wait in all outboxes, each buffer counted once however many share it."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._holders: dict[int, int] = {}
-
-    def hold(self, data: Buffer) -> None:
-        holders = self._holders.get(id(data), 0)
-        if not holders:
-            self.bytes += len(data)
-        self._holders[id(data)] = holders + 1
-
-    def release(self, data: Buffer) -> None:
-        holders = self._holders[id(data)] - 1
-        if holders:
-            self._holders[id(data)] = holders
-        else:
-            del self._holders[id(data)]
-            self.bytes -= len(data)
-
-
 class Joiner:
-    """Puts pieces together, once for all outboxes that have the same ones.
+    """Joins pieces into one buffer, shared by all outboxes that hold the same pieces.
 
-    Whoever does not take all of it keeps it, and many slow peers must not keep a copy each.
+    A peer that does not take all of it keeps it in memory; many slow peers must share one copy.
     """
 
     def __init__(self) -> None:
@@ -95,7 +80,7 @@ class Joiner:
 
 
 class Flusher:
-    """Writes every outbox that has something once per loop turn, not once per message."""
+    """Writes every outbox that has pending bytes once per loop turn, not once per message."""
 
     def __init__(
         self,
@@ -123,19 +108,47 @@ class Flusher:
         self._after()
 
 
-@dataclass(slots=True)
 class Outboxes:
     """What all outboxes of a bus share."""
 
-    flusher: Flusher
-    ledger: Ledger
-    policy: Policy
-    bytes_max: int
-    congested: set[Outbox] = field(default_factory=set)
+    def __init__(
+        self, *, flusher: Flusher, memory: MemoryGate, policy: Policy, bytes_max: int
+    ) -> None:
+        self.flusher = flusher
+        self.policy: Policy = policy
+        self.bytes_max = bytes_max
+        self.congested: set[Outbox] = set()
+        self._memory = memory
+        self._short_s = 0.0
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._memory.ledger
+
+    def tick(self, elapsed_s: float) -> None:
+        """Apply the policy to peers that have been slow for too long."""
+        for outbox in list(self.congested):
+            if outbox.tick(elapsed_s):
+                outbox.give_up()
+        is_full = self._memory.is_full()
+        self._short_s = self._short_s + elapsed_s if is_full else 0.0
+        if self._short_s > SHORT_PATIENCE_S or self._memory.replays.starving:
+            self._shed(is_full)
+
+    def _shed(self, is_full: bool) -> None:
+        """Free memory at the expense of peers that take nothing; of all if replays starve."""
+        patience_s = SHORT_PATIENCE_S if is_full else STARVING_PATIENCE_S
+        if self.policy == "wait":
+            patience_s = STANDSTILL_S
+        still = [one for one in self.congested if one.quiet_s >= patience_s]
+        for outbox in sorted(still, key=lambda one: -one.held_bytes):
+            outbox.give_up()
+            if is_full and not self._memory.is_full():
+                return
 
 
 class Outbox:
-    """One peer's pending bytes. `bytes` counts what waits here, beyond what the transport holds."""
+    """One peer's pending bytes. `bytes` excludes what the transport holds."""
 
     __slots__ = (
         "_congested",
@@ -164,7 +177,7 @@ class Outbox:
         self,
         outboxes: Outboxes,
         write: Callable[[Buffer], None],
-        on_overflow: Callable[[Lost], None],
+        on_overflow: Callable[[DroppedMessages], None],
     ) -> None:
         self._write = write
         self._on_overflow = on_overflow
@@ -176,11 +189,11 @@ class Outbox:
         self._limit = outboxes.bytes_max
         self._pending: deque[Buffer] = deque()
         self._batches: deque[Sequence[Batch]] = deque()
-        self._waiters: list[Waiter] = []
-        self._drains: list[Waiter] = []
-        # The last write, while the transport holds it.
+        self._waiters: list[OutboxWaiter] = []
+        self._drains: list[OutboxWaiter] = []
+        # The last write, while the transport still holds it.
         self._written: Buffer = b""
-        self._lost = Lost()
+        self._lost = DroppedMessages()
         self._scheduled = False
         self.bytes = 0
         self.paused = False
@@ -205,25 +218,25 @@ class Outbox:
 
     @property
     def held_bytes(self) -> int:
-        """What this peer costs while it stands still."""
+        """How much memory this peer occupies."""
         return self.bytes + len(self._written)
 
     def wants_wait(self) -> bool:
-        """Whether publishers should wait for this peer now."""
+        """Whether publishers should be held back for this peer now."""
         if not self.paused or self._policy == "drop-oldest" or 4 * self.bytes < self._limit:
             return False
         return self._policy == "wait" or self.patience_s > 0
 
-    def add_waiter(self, waiter: Waiter) -> None:
+    def add_waiter(self, waiter: OutboxWaiter) -> None:
         self._waiters.append(waiter)
         self._congested.add(self)
 
-    def add_drain(self, waiter: Waiter) -> None:
-        """Release somebody who sends only to this peer, however long that takes."""
+    def add_drain(self, waiter: OutboxWaiter) -> None:
+        """Release a sender that sends only to this peer when it takes more."""
         self._drains.append(waiter)
 
     def flush(self) -> None:
-        """Write what is pending, in large pieces, until the transport has enough."""
+        """Write pending bytes, in large pieces, until the transport pauses us."""
         self._scheduled = False
         pending = self._pending
         if self.paused or self.closed or not pending:
@@ -243,10 +256,10 @@ class Outbox:
             self._written = b""
 
     def pause(self) -> None:
-        """The transport has enough. It and everything that waits are counted from now on."""
+        """The transport is full. Count what it holds and everything that waits."""
         if not self.paused:
             self.paused = True
-            # All of it: a transport keeps a write that the socket took only in part.
+            # The whole write: a transport keeps a buffer that the socket took only in part.
             self._ledger.hold(self._written)
             self._congested.add(self)
             self.quiet_s = 0.0
@@ -260,8 +273,8 @@ class Outbox:
         self.reopen()
         self.quiet_s = 0.0
         if self._lost.messages:
-            # What was dropped is told before what comes after it.
-            lost, self._lost = self._lost, Lost()
+            # Report the drop before the messages that follow it.
+            lost, self._lost = self._lost, DroppedMessages()
             held, held_batches = self._pending, self._batches
             self._pending, self._batches, self._scheduled = deque(), deque(), True
             self._on_overflow(lost)
@@ -278,14 +291,14 @@ class Outbox:
             self.release_waiters()
 
     def reopen(self) -> None:
-        """What the transport holds is not counted any more, and it is given more."""
+        """The transport holds nothing any more: stop counting it."""
         if self.paused:
             self.paused = False
             self._ledger.release(self._written)
             self._written = b""
 
     def tick(self, elapsed_s: float) -> bool:
-        """Let time pass for a congested outbox; say whether it has stood still for too long."""
+        """Account for elapsed time; return whether the peer has taken nothing for too long."""
         self.quiet_s += elapsed_s
         if self._waiters and self._policy != "wait":
             self.patience_s -= elapsed_s
@@ -297,7 +310,7 @@ class Outbox:
         return self._policy == "wait" and stuck
 
     def give_up(self) -> None:
-        """Publishers waited for this peer, and it stands still: it must go."""
+        """Apply the policy: publishers have waited long enough for this peer."""
         self._on_overflow(self.drop_all())
 
     def release_waiters(self) -> None:
@@ -310,8 +323,8 @@ class Outbox:
         for waiter in drains:
             waiter.release(self)
 
-    def drop_all(self) -> Lost:
-        """Forget what waits; return what that was."""
+    def drop_all(self) -> DroppedMessages:
+        """Drop everything that waits, and return what it was."""
         for batches in self._batches:
             self._lost.add(batches)
         if self.paused:
@@ -320,11 +333,11 @@ class Outbox:
         self._pending.clear()
         self._batches.clear()
         self.bytes = 0
-        lost, self._lost = self._lost, Lost()
+        lost, self._lost = self._lost, DroppedMessages()
         return lost
 
     def close(self) -> None:
-        """Forget everything; nobody waits for this peer any more."""
+        """Drop everything, and release everybody who waits for this peer."""
         if self.closed:
             return
         self.drop_all()
@@ -352,7 +365,7 @@ class Outbox:
             self.bytes -= piece_bytes
             self._put(self._join(piece))
             if self.paused and held:
-                # pause() has counted what is left a second time.
+                # pause() has counted the rest a second time.
                 for data in pending:
                     self._ledger.release(data)
 
@@ -377,5 +390,5 @@ class Outbox:
         self._pending.extendleft(reversed(replies))
         self._batches.extendleft(() for _ in replies)
         if self.bytes > 2 * self._limit and not any(self._batches):
-            # Nothing but replies, and the peer reads none of them.
+            # Only replies are left, and the peer reads none of them.
             self._on_overflow(self.drop_all())

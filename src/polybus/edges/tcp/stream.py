@@ -1,6 +1,6 @@
-"""A connection's socket, without its protocol: what is sent goes out, and reading can be held.
+"""A connection's socket, without its protocol: writing, closing, and holding back reads.
 
-What is sent waits in the outbox and goes down through what is around the protocol (wrapping).
+Sent bytes wait in the outbox and pass through the layers around the protocol (wrapping).
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ import os
 import socket
 import struct
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
 
 from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import Publisher
 from polybus.edges.tcp.outbox import Outbox
+from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.wrapping import LAYERS_GATE, Wrapping
-
-if TYPE_CHECKING:
-    from polybus.edges.server import Server
 
 CLOSE_TIMEOUT_S = 2.0
 LARGE_BYTES = 64 << 10
-# On, and no time at all: then the end of a socket is a reset.
+# Linger on, for zero seconds: closing the socket then sends a reset.
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class _Drain:
-    """Somebody who waits for an outbox to drain."""
+    """Wakes a sender when an outbox has drained."""
 
     def __init__(self, drained: asyncio.Future[None]) -> None:
         self._drained = drained
@@ -37,13 +35,14 @@ class _Drain:
 
 
 class Stream(asyncio.BufferedProtocol):
-    """The half of a connection that writes and closes. Implements outbox.Waiter."""
+    """The half of a connection that writes and closes. Implements outbox.OutboxWaiter."""
 
     __slots__ = (
         "_closing",
         "_held_by",
+        "_is_lost",
         "_peer_ended",
-        "_server",
+        "_tcp",
         "_transport",
         "_wrapping",
         "outbox",
@@ -51,13 +50,14 @@ class Stream(asyncio.BufferedProtocol):
     _transport: asyncio.Transport
     outbox: Outbox
 
-    def __init__(self, server: Server, wrapping: Wrapping) -> None:
-        self._server = server
+    def __init__(self, tcp: TcpShared, wrapping: Wrapping) -> None:
+        self._tcp = tcp
         # None once the protocol is known and no layer is around it.
         self._wrapping: Wrapping | None = wrapping
         self._held_by: set[Hashable] = set()
         self._closing = False
         self._peer_ended = False
+        self._is_lost = False
 
     # asyncio calls these
 
@@ -76,18 +76,19 @@ class Stream(asyncio.BufferedProtocol):
 
     async def drained(self) -> None:
         if self.outbox.paused and not self.outbox.closed:
-            drained = self._server.loop.create_future()
+            drained = self._tcp.loop.create_future()
             self.outbox.add_drain(_Drain(drained))
             await drained
 
-    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
+    def send(
+        self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
+    ) -> None:
         self.outbox.send(data, batches)
-        publisher = self._server.publishing
         if publisher is not None and self.outbox.wants_wait() and publisher.hold(self.outbox):
             self.outbox.add_waiter(publisher)
 
     def write_now(self, data: Buffer) -> None:
-        """Write past the outbox: the caller minds the peer's pace itself."""
+        """Write without the outbox: the caller handles backpressure itself."""
         if self._wrapping is not None:
             data = self._wrapping.wrap(data)
         if len(data) >= LARGE_BYTES:
@@ -98,8 +99,8 @@ class Stream(asyncio.BufferedProtocol):
     def _write_large(self, data: Buffer) -> Buffer:
         """Write as much as the socket takes at once; return the rest.
 
-        A transport keeps the interpreter to itself while it writes. This lets go of it, so that
-        the committer can work meanwhile.
+        A transport holds Python's lock while it writes. `os.write` releases it, so that the
+        committer can work meanwhile.
         """
         transport = self._transport
         if self._closing or transport.is_closing() or transport.get_write_buffer_size():
@@ -107,7 +108,7 @@ class Stream(asyncio.BufferedProtocol):
         try:
             written = os.write(transport.get_extra_info("socket").fileno(), data)
         except OSError:
-            # Full, or broken: the transport finds out by itself.
+            # Full or broken: the transport handles both.
             return data
         return memoryview(data)[written:]
 
@@ -121,20 +122,20 @@ class Stream(asyncio.BufferedProtocol):
         return self._closing
 
     def _close_stream(self) -> None:
-        """Close once what was sent is out, or after a moment if the peer does not read."""
+        """Close when the outbox is empty, or after CLOSE_TIMEOUT_S if the peer does not read."""
         if self._held_by:
             self._held_by.clear()
             self._transport.resume_reading()
         self.outbox.flush()
         if not self.outbox.bytes:
             self._end_stream()
-        self._server.loop.call_later(CLOSE_TIMEOUT_S, self._abort_if_open)
+        self._tcp.loop.call_later(CLOSE_TIMEOUT_S, self._abort_if_open)
 
     def _end_stream(self) -> None:
-        """Everything is sent: say so, and close when the peer has said the same.
+        """Everything is sent: send EOF, and close at the peer's EOF.
 
-        Until then its bytes are read and thrown away. If we closed with bytes unread, TCP would
-        throw away what the peer has not read of ours: the error that says why we close.
+        Until then its bytes are read and discarded. If we closed with unread bytes, TCP would
+        discard what the peer has not read yet: the error that says why we close.
         """
         if self.outbox.closed:
             return
@@ -154,7 +155,7 @@ class Stream(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def reset(self) -> None:
-        """End at once with a reset, which nobody takes for an orderly end."""
+        """End at once with a reset, which cannot be mistaken for an orderly end."""
         self.outbox.flush()
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER
@@ -162,14 +163,14 @@ class Stream(asyncio.BufferedProtocol):
         self.abort()
 
     def _abort_if_open(self) -> None:
-        """The peer did not read the last of what it was sent."""
-        if self in self._server.connections:
+        """The peer did not read everything in time."""
+        if not self._is_lost:
             self._transport.abort()
 
     # Backpressure: this connection as a publisher
 
     def hold(self, gate: Hashable) -> bool:
-        """Stop reading until the gate lets go; say whether that is new."""
+        """Stop reading until the gate is released; return False if it already holds us."""
         if gate in self._held_by or self._closing:
             return False
         if not self._held_by:
@@ -178,7 +179,7 @@ class Stream(asyncio.BufferedProtocol):
         return True
 
     def is_held_besides(self, gate: Hashable) -> bool:
-        """Whether any other gate holds it."""
+        """Whether another gate holds us."""
         return not self._held_by <= {gate}
 
     def release(self, gate: Hashable) -> None:
@@ -188,8 +189,8 @@ class Stream(asyncio.BufferedProtocol):
         if not self._held_by:
             self._transport.resume_reading()
         elif self._wrapping is not None and self._held_by == {LAYERS_GATE}:
-            self._server.loop.call_soon(self._wrapping.go_on)
+            self._tcp.loop.call_soon(self._wrapping.go_on)
 
     def stop_reading(self) -> None:
-        """For good: the bus shuts down."""
+        """Stop for good: the bus shuts down."""
         self.hold("shutdown")

@@ -1,29 +1,29 @@
-"""The bus's consumers while it runs: kept over restarts, and heard before history is removed."""
+"""The consumers of a running bus: saved over restarts, and asked before retention removes history.
+
+Order of writes: a report is in memory first, and in state.db within SAVE_INTERVAL_S. A crash loses
+the reports since the last save. A consumer's position is then older than the true one, so retention
+keeps more than it must, never less.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from polybus.errors import PolybusError, StorageError
-from polybus.log.interface import Log
 from polybus.services.consumers.consumers import Consumer, Consumers, Report, TopicLag
-from polybus.services.state import State
-
-if TYPE_CHECKING:
-    from polybus.edges.server import Server
+from polybus.services.context import Context
+from polybus.services.state import StateDb
 
 logger = logging.getLogger("polybus.consumers")
 
-# A crash costs no more than this of what consumers said; they hold a little more history then.
 SAVE_INTERVAL_S = 1.0
 
 
 class ConsumerView(msgspec.Struct, kw_only=True, rename="kebab"):
-    """A consumer as it is shown; times are microseconds since 1970, `seen-s-ago` is against now."""
+    """A consumer as shown to users; times are microseconds since 1970."""
 
     group: str
     kind: str
@@ -42,7 +42,7 @@ class ConsumerView(msgspec.Struct, kw_only=True, rename="kebab"):
 
 
 class TopicConsumer(msgspec.Struct, kw_only=True, rename="kebab"):
-    """A consumer as its topic shows it."""
+    """A consumer's position in one topic."""
 
     group: str
     offset: int
@@ -70,7 +70,7 @@ def view_of(consumer: Consumer, lags: list[TopicLag], now_us: int) -> ConsumerVi
 
 
 def decode_rows(rows: dict[str, bytes]) -> list[Consumer]:
-    """Consumers as state.db keeps them; a row that cannot be read is said and left out."""
+    """Decode state.db's rows; log and leave out a row that cannot be read."""
     consumers = []
     for group, note in rows.items():
         try:
@@ -81,28 +81,30 @@ def decode_rows(rows: dict[str, bytes]) -> list[Consumer]:
 
 
 class ConsumerBook:
-    """Takes reports, saves them now and then, and tells retention what is still needed."""
+    """Takes reports, saves them, and tells retention which offsets consumers still need."""
 
-    def __init__(self, server: Server, state: State) -> None:
-        self._server = server
-        self._log: Log = server.bus.log
+    def __init__(self, context: Context, state: StateDb) -> None:
+        self._log = context.log
+        self._loop = context.loop
+        self._events = context.events
         self._state = state
-        self._clock_us = server.clock_us
-        limits = server.config.limits
+        self._clock_us = context.clock_us
+        self._retention = context.config.retention
+        limits = context.config.limits
         self._consumers = Consumers(
-            clock_us=server.clock_us,
+            clock_us=context.clock_us,
             consumers_max=limits.consumers_max,
             topics_max=limits.topics_per_request_max,
         )
+        self._is_restored = False
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take up the consumers of the last time. Raises StorageError."""
+        """Restore the consumers. Raises StorageError."""
         self._consumers.restore(decode_rows(await self._state.read_consumers()))
-        if self._server.config.retention.hold_for_consumers and hasattr(self._log, "held_from"):
-            self._log.held_from = self.held_from
+        self._is_restored = True
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -115,7 +117,7 @@ class ConsumerBook:
         """Raises UsageError `consumer.invalid`, `consumer.too-many`."""
         consumer = self._consumers.report(group, report)
         if report.last_error:
-            self._server.tell_event("consumer-failed", group=group, error=consumer.last_error)
+            self._events.tell("consumer-failed", group=group, error=consumer.last_error)
         self._change(group)
 
     def forget(self, group: str) -> None:
@@ -146,26 +148,29 @@ class ConsumerBook:
         return largest
 
     def held_from(self, topic: str) -> int | None:
-        """What retention must leave. Any thread may ask."""
+        """The first offset that retention must keep; None if no consumer needs any. Thread-safe."""
+        if not self._retention.hold_for_consumers:
+            return None
+        if not self._is_restored:
+            return 0
         try:
             epoch = self._log.bounds(topic).epoch
         except PolybusError:
             return None
-        patience_us = int(self._server.config.retention.hold_age_s * 1_000_000)
-        seen_after_us = self._clock_us() - patience_us
+        seen_after_us = self._clock_us() - int(self._retention.hold_age_s * 1_000_000)
         return self._consumers.held_from(topic, epoch, seen_after_us=seen_after_us)
 
     def _change(self, group: str) -> None:
         self._changed.add(group)
         if self._timer is None:
-            self._timer = self._server.loop.call_later(SAVE_INTERVAL_S, self._on_timer)
+            self._timer = self._loop.call_later(SAVE_INTERVAL_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._saving is None or self._saving.done():
-            self._saving = self._server.loop.create_task(self._save())
+            self._saving = self._loop.create_task(self._save())
         else:
-            self._timer = self._server.loop.call_later(SAVE_INTERVAL_S, self._on_timer)
+            self._timer = self._loop.call_later(SAVE_INTERVAL_S, self._on_timer)
 
     async def _save(self) -> None:
         changed, self._changed = self._changed, set()
@@ -179,5 +184,5 @@ class ConsumerBook:
             await self._state.save_consumers(rows, sorted(changed - kept.keys()))
         except StorageError as error:
             logger.warning("consumers could not be saved: %s", error.text)
-            # With the next report.
+            # Saved again with the next report.
             self._changed |= changed

@@ -1,8 +1,7 @@
-"""Consumers: programs outside the bus that read topics and say how far they are.
+"""Consumers: programs outside the bus that read topics and report their positions.
 
-A consumer is known by its group's name. What it reports replaces what it said before; the bus adds
-what it knows itself: how far behind that is, and whether messages were lost on the way. Nothing
-here knows a clock, a disk or a connection.
+A consumer is identified by its group's name. A report replaces the one before. The bus adds the
+lag, and whether messages were lost. No clock, disk or connection is known here.
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Figure = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
-class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The next message a consumer wants of a topic."""
+class ConsumerPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The next message that a consumer will read of a topic."""
 
     epoch: Count
     offset: Count
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """What a consumer says of itself; a field that is left out stays as it was."""
+    """What a consumer reports; a field that is left out keeps its value."""
 
     kind: Text | None = None
     query_id: Text | None = None
     run_id: Text | None = None
-    positions: dict[str, Position] | None = None
+    positions: dict[str, ConsumerPosition] | None = None
     rows_per_s: Figure | None = None
     batch_ms: Figure | None = None
     last_error: str | None = None
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A consumer as it is kept. `failed`: the last thing it reported was an error."""
+    """A consumer as saved. `failed`: its last report was an error."""
 
     group: str
     kind: str = ""
     query_id: str = ""
     run_id: str = ""
-    positions: dict[str, Position] = {}
+    positions: dict[str, ConsumerPosition] = {}
     rows_per_s: float = 0.0
     batch_ms: float = 0.0
     last_error: str = ""
@@ -61,12 +60,12 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class TopicLag(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """How far a consumer is behind in a topic.
+    """A consumer's lag in a topic.
 
-    `lag` counts the messages it can still get; None if the topic is gone or damaged. `data_loss`
-    says why it will not get all it wants: `epoch` (the topic was created anew), `expired` (its next
-    messages were removed), `ahead` (the topic ends before its position), `topic` (there is none) or
-    `damaged`.
+    `lag` counts the messages it has still to read; None if the topic does not exist or is damaged.
+    `data_loss` says why it will miss messages: `epoch` (the topic was recreated), `expired` (its
+    next messages were removed), `ahead` (the topic ends before its position), `topic` (the topic
+    does not exist) or `damaged`.
     """
 
     topic: str
@@ -80,7 +79,7 @@ class TopicLag(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 BoundsOf = Callable[[str], Bounds]
 
 
-def lag_of(topic: str, position: Position, bounds_of: BoundsOf) -> TopicLag:
+def lag_of(topic: str, position: ConsumerPosition, bounds_of: BoundsOf) -> TopicLag:
     """Compare a position with what the topic holds."""
     lag: int | None
     lost = 0
@@ -109,13 +108,13 @@ def lag_of(topic: str, position: Position, bounds_of: BoundsOf) -> TopicLag:
 
 
 class Consumers:
-    """All consumers by group. One thread changes them; any thread may ask `held_from`."""
+    """All consumers by group. One thread changes them; `held_from` is thread-safe."""
 
     def __init__(self, *, clock_us: Callable[[], int], consumers_max: int, topics_max: int) -> None:
         self._clock_us = clock_us
         self._consumers_max = consumers_max
         self._topics_max = topics_max
-        # Replaced on change, never changed: retention reads it on a thread of its own.
+        # Replaced, never mutated: retention reads it on its own thread.
         self._consumers: Mapping[str, Consumer] = {}
 
     def __len__(self) -> int:
@@ -128,7 +127,7 @@ class Consumers:
         self._consumers = {one.group: one for one in consumers}
 
     def report(self, group: str, report: Report) -> Consumer:
-        """Take a report; the consumer as it is now.
+        """Apply a report and return the consumer's new state.
 
         Raises:
             UsageError: `consumer.invalid` or `consumer.too-many`.
@@ -160,7 +159,7 @@ class Consumers:
         self._consumers = {**self._consumers, group: consumer}
         return consumer
 
-    def _check_positions(self, before: Consumer, positions: Mapping[str, Position]) -> None:
+    def _check_positions(self, before: Consumer, positions: Mapping[str, ConsumerPosition]) -> None:
         if len(positions) > self._topics_max:
             limit = "limits.topics-per-request-max"
             text = f"group {before.group}: over {self._topics_max} topics ({limit})"
@@ -172,7 +171,7 @@ class Consumers:
         others = sum(len(one.positions) for one in self._consumers.values())
         if others - len(before.positions) + len(positions) > POSITIONS_MAX:
             text = f"all consumers together have over {POSITIONS_MAX} positions"
-            raise UsageError("consumer.too-many", f"{text}; forget those that are gone")
+            raise UsageError("consumer.too-many", f"{text}; remove those that no longer exist")
 
     def forget(self, group: str) -> None:
         """Raises UsageError `consumer.unknown`."""
@@ -193,7 +192,7 @@ class Consumers:
         }
 
     def held_from(self, topic: str, epoch: int, *, seen_after_us: int) -> int | None:
-        """The first offset that a consumer seen since then still needs; None if none does."""
+        """The first offset that any consumer seen since then still needs; None if none does."""
         needed = [
             at.offset
             for one in self._consumers.values()

@@ -1,38 +1,36 @@
-"""Feeds: what sessions follow. One feed per topic, however many sessions.
+"""Feeds: what sessions follow. One feed per topic, however many sessions follow it.
 
-A feed remembers where each batch of its topic is in the log, not what is in it. A session remembers
-how far along the feed it is. So a message costs a feed one entry, and a session that nobody listens
-to nothing at all.
+A feed remembers where each batch of its topic is in the log, not its messages. A session remembers
+how far along the feed it is. So a message costs a feed one entry, and costs nothing for a session
+that no client listens to.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from polybus.batch import Batch, Buffer
-from polybus.errors import PolybusError
+from polybus.bus.subscriptions import Publisher
 from polybus.wire.msgstream import EMPTY_PACK, PROTOCOL, encode_messages
-
-if TYPE_CHECKING:
-    from polybus.services.sessions.session import Session
 
 CACHE_BYTES_MAX = 16 << 20
 PACK_BYTES = 256 << 10
-"""About how many bytes of messages go into a pack when much comes at once."""
+"""The approximate size of a pack when a large commit is split."""
+BEHIND = -1
 
 
 class Content:
     """What a pack holds, shared by every session that has it.
 
-    Of a topic's messages: their place in the log, and their JSON while it is cached. Of a direct
+    For a topic's messages: their place in the log, and their JSON while it is cached. For a direct
     pack (`topic` is empty): its JSON, and the number it is stored under.
 
     Attributes:
-        order: when it came, compared to other contents.
-        value_bytes: what it counts towards a session's bound.
+        order: when it arrived, compared to other contents.
+        value_bytes: what it counts towards a session's limit.
         holders: how many sessions hold a direct pack.
     """
 
@@ -77,13 +75,13 @@ def direct(json: bytes, *, order: int = 0, stored_as: int = 0) -> Content:
     return content
 
 
-# The content of a pack whose number is used up while its messages are in another.
+# The content of a pack whose number is used up and whose messages, if any, are in another pack.
 EMPTY = direct(EMPTY_PACK)
 EMPTY.count = EMPTY.value_bytes = 0
 
 
 class JsonCache:
-    """Keeps the JSON of the contents that were used last, up to a bound."""
+    """Keeps the JSON of the contents used last, up to a limit in bytes."""
 
     def __init__(self, *, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -103,6 +101,36 @@ class JsonCache:
                 oldest.json = None
 
 
+class Receiver(Protocol):
+    """The connection that receives a session's packs."""
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        ...
+
+    def replaced(self) -> None:
+        """A newer connection has attached to the session."""
+        ...
+
+    def ended(self) -> None:
+        """The session is over."""
+        ...
+
+    def shut_down(self) -> None:
+        """The bus stops."""
+        ...
+
+
+class Follower(Protocol):
+    """A session, as its feeds know it."""
+
+    @property
+    def follows(self) -> Mapping[str, Follow]: ...
+
+    @property
+    def receiver(self) -> Receiver | None: ...
+
+
 class Feed:
     """The batches of one topic since its first session came. Implements bus.Subscriber."""
 
@@ -114,18 +142,18 @@ class Feed:
         self.epoch = epoch
         self.stop_offset = stop_offset
         self.contents: list[Content] = []
-        # The number of the first entry in `contents`: entries keep theirs when older ones go.
+        # The index of the first entry in `contents`: entries keep their index when older ones go.
         self.first_index = 0
-        self.followers: set[Session] = set()
-        # The sessions among them that a client waits on.
-        self.listeners: dict[Session, None] = {}
+        self.followers: set[Follower] = set()
+        # The followers that have a receiver.
+        self.listeners: dict[Follower, None] = {}
         self.deleted = False
-        self._stirred = False
+        self._signalled = False
         self._shared = shared
 
     @property
     def start_offset(self) -> int:
-        """From here on entries tell where messages are; below, only the log does."""
+        """The first offset that the entries cover; older messages are in the log alone."""
         return self.contents[0].first_offset if self.contents else self.stop_offset
 
     @property
@@ -133,37 +161,37 @@ class Feed:
         return self.first_index + len(self.contents)
 
     def index_of(self, offset: int) -> int:
-        """The number of the first entry that begins at or after the offset."""
+        """The index of the first entry that begins at or after the offset."""
         place = bisect_left(self.contents, offset, key=lambda content: content.first_offset)
         return self.first_index + place
 
     def trim(self, index: int) -> None:
-        """Forget entries below the index."""
+        """Forget the entries below the index."""
         count = min(index - self.first_index, len(self.contents))
         if count > 0:
             del self.contents[:count]
             self.first_index += count
 
-    def calm(self) -> None:
-        """Its listeners have been told."""
-        self._stirred = False
+    def reset_signal(self) -> None:
+        """Its listeners are about to be woken; the next delivery signals again."""
+        self._signalled = False
 
     # The bus calls these
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         content = self._add(batch)
         if self.listeners:
             self._shared.cache.put(content, bytes(batch.encoded(PROTOCOL, encode_messages)))
-            self._stir()
+            self._signal()
 
     def deliver_from_log(self, batches: Sequence[Batch]) -> None:
-        """As `deliver`, but JSON is made when a session comes to it, in packs of a fair size."""
+        """As `deliver`, but JSON is made when a session needs it, in packs of about PACK_BYTES."""
         for batch in batches:
             count = max(1, len(batch) * PACK_BYTES // max(batch.value_bytes, 1))
             for first in range(0, len(batch), count):
                 self._add(batch.slice(first, min(first + count, len(batch))))
         if self.listeners:
-            self._stir()
+            self._signal()
 
     def _add(self, batch: Batch) -> Content:
         shared = self._shared
@@ -176,24 +204,20 @@ class Feed:
             self.trim(self.stop_index - shared.contents_max)
         return content
 
-    def _stir(self) -> None:
-        if not self._stirred:
-            self._stirred = True
-            self._shared.on_stirred(self)
+    def _signal(self) -> None:
+        if not self._signalled:
+            self._signalled = True
+            self._shared.on_delivered(self)
 
-    def deliver_whole(self, batches: Sequence[Batch], whole: Buffer) -> None:
+    def deliver_whole(
+        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
+    ) -> None:
+        self.deliver_joint(batches)
+
+    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
         for batch in batches:
             if batch.topic == self.topic:
                 self.deliver(batch)
-
-    def deliver_joint(self, batches: Sequence[Batch]) -> None:
-        self.deliver_whole(batches, b"")
-
-    def refuse(self, batch: Batch, error: PolybusError) -> None:
-        raise AssertionError("a feed publishes nothing")
-
-    def receipt(self, batch: Batch) -> None:
-        raise AssertionError("a feed publishes nothing")
 
     def topic_created(self, topic: str) -> None:
         raise AssertionError("a feed has one topic")
@@ -204,17 +228,17 @@ class Feed:
 
 
 class FeedsShared:
-    """What all feeds have in common."""
+    """What all feeds share."""
 
     def __init__(
         self,
         *,
         contents_max: int,
-        on_stirred: Callable[[Feed], None],
+        on_delivered: Callable[[Feed], None],
         on_deleted: Callable[[Feed], None],
     ) -> None:
         self.contents_max = contents_max
-        self.on_stirred = on_stirred
+        self.on_delivered = on_delivered
         self.on_deleted = on_deleted
         self.cache = JsonCache()
         self._order = 0
@@ -222,3 +246,32 @@ class FeedsShared:
     def next_order(self) -> int:
         self._order += 1
         return self._order
+
+
+class Follow:
+    """A session's place in a topic.
+
+    `offset` is its next message. `index` is its next entry of the feed, or BEHIND while the session
+    catches up from the log.
+    """
+
+    __slots__ = ("feed", "index", "offset")
+
+    def __init__(self, feed: Feed, offset: int) -> None:
+        self.feed = feed
+        self.offset = offset
+        self.index = BEHIND
+        self.try_live()
+
+    def try_live(self) -> bool:
+        """Continue with the feed's entries if one begins at the session's offset."""
+        feed = self.feed
+        if self.offset < feed.start_offset:
+            return False
+        index = feed.index_of(self.offset)
+        at = index - feed.first_index
+        starts_at = feed.contents[at].first_offset if index < feed.stop_index else feed.stop_offset
+        if starts_at != self.offset:
+            return False
+        self.index = index
+        return True

@@ -1,29 +1,27 @@
-"""All sessions of a bus: their lives, who listens, and what each is owed."""
+"""All sessions of a bus: opening, expiry, attached connections, and the packs to send."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
-import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import cast
 
 import msgspec
 
-from polybus.bus.bus import Bus
-from polybus.config import Config
 from polybus.errors import UsageError
 from polybus.scan import Flow
-from polybus.services.events import EventBook
-from polybus.services.sessions.feeds import EMPTY, Content, direct
-from polybus.services.sessions.following import Following, Receiver
-from polybus.services.sessions.reading import Reader
+from polybus.services.context import Context
+from polybus.services.sessions.feeds import EMPTY, Content, Receiver, direct
+from polybus.services.sessions.following import Following
+from polybus.services.sessions.reading import PackReader
 from polybus.services.sessions.saving import Saver
-from polybus.services.sessions.session import Lost, Session, SessionLimits
-from polybus.services.state import SessionRow, State
+from polybus.services.sessions.session import LostMessages, Session, SessionLimits
+from polybus.services.state import SavedSessions, SessionRow, StateDb
 from polybus.wire.msgstream import EMPTY_PACK
+
+logger = logging.getLogger("polybus.sessions")
 
 KEY_BYTES = 24
 SWEEP_S = 1.0
@@ -35,33 +33,25 @@ Packs = list[tuple[int, bytes]]
 
 
 class Inboxes:
-    """Sessions by the digest of their key: the key itself is kept nowhere."""
+    """Sessions by the digest of their key: the key itself is not kept."""
 
-    def __init__(self, bus: Bus, config: Config) -> None:
-        self._config = config
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, context: Context, state: StateDb) -> None:
+        self._settings = context.config.msgstream
+        self._loop = context.loop
+        self._events = context.events
         self._limits = SessionLimits(
-            config.msgstream.session_packs_max, config.msgstream.session_bytes_max
+            self._settings.session_packs_max, self._settings.session_bytes_max
         )
         self._sessions: dict[bytes, Session] = {}
-        path = Path(config.data) / "state.db"
-        self.state = State(path, fsync=config.durability == "fsync")
-        self._saver = Saver(self.state)
-        self._following = Following(
-            bus,
-            topics_max=config.limits.topics_per_request_max,
-            contents_max=self._limits.packs_max,
-            on_changed=self._saver.touch,
-        )
-        self._reader = Reader(bus.log, self._following.cache)
+        self._saver = Saver(state, context.loop)
+        self._following = Following(context, self._saver.touch)
+        self._reader = PackReader(context.log, self._following.cache)
         self._last_number = 0
         self._sweeps = 0
         self._sweep: asyncio.TimerHandle | None = None
         self.delivered: dict[str, Flow] = {}
         self.packs_out = 0
         self.messages_lost = 0
-        self.events: EventBook | None = None
-        self.stopping = False
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -71,47 +61,46 @@ class Inboxes:
 
     # Life
 
-    async def start(self) -> None:
-        """Take up the sessions of the last time. Raises StorageError."""
-        saved = await self.state.open()
+    def start(self, saved: SavedSessions) -> None:
+        """Restore the sessions."""
         contents = {number: direct(json, stored_as=number) for number, json in saved.direct.items()}
         for row in saved.sessions:
             self._restore(row, contents)
         self._saver.restored(contents.values())
         self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
 
-    async def stop(self) -> None:
-        """Let every waiting client go, and save."""
-        self.stopping = True
+    def stop(self) -> None:
+        """Release every waiting client."""
         if self._sweep is not None:
             self._sweep.cancel()
         for session in list(self._sessions.values()):
             if session.receiver is not None:
-                cast(Receiver, session.receiver).shut_down()
+                session.receiver.shut_down()
 
     async def close(self) -> None:
-        await self._saver.close()
-        await self.state.close()
+        """Save everything; call this when no client is connected."""
+        await self._saver.close(self._sessions.values())
 
     def _restore(self, row: SessionRow, contents: dict[int, Content]) -> None:
         session = Session(row.number, row.digest, row.ttl_s, self._limits)
         packs = {}
         for _, number, topic, epoch, first_offset, count, value_bytes, stored_as in row.packs:
-            if stored_as:
+            if stored_as in contents:
                 packs[number] = contents[stored_as]
             elif not topic:
                 packs[number] = EMPTY
+                if stored_as:
+                    # Its number stays in use: a client may wait for it.
+                    logger.warning("pack %d of session %d is lost", number, row.number)
             else:
                 content = Content(topic, epoch, first_offset, count)
                 content.value_bytes = value_bytes
                 packs[number] = content
-        session.restore(packs, next_id=row.next_id, shown_to=row.mark - 1)
-        session.mark = row.mark
-        session.restore_lost(Lost(*one) for one in msgspec.json.decode(row.lost))
         for topic, epoch, offset in msgspec.json.decode(row.follows):
             self._following.restore(session, topic, epoch, offset)
-        session.contact_s = time.monotonic()
-        session.is_changed = False
+        session.restore_lost(LostMessages(*one) for one in msgspec.json.decode(row.lost))
+        session.restore(packs, next_id=row.next_id, mark=row.mark)
+        session.contact(self._loop.time())
         self._sessions[row.digest] = session
         self._last_number = max(self._last_number, row.number)
 
@@ -123,18 +112,18 @@ class Inboxes:
         Raises:
             UsageError: `topic.unknown`, `request.too-many-topics`, `session.too-many`.
             PeerError: `position.invalid`.
-            StorageError: it could not be saved, and does not exist.
+            StorageError: it could not be saved and does not exist.
         """
-        limit = self._config.msgstream.sessions_max
+        limit = self._settings.sessions_max
         if len(self._sessions) >= limit:
             raise UsageError("session.too-many", f"there are {limit} sessions (sessions-max)")
         follows = await self._following.places(topics, start)
         key = _new_key()
         digest = _digest(key)
         self._last_number += 1
-        ttl_s = self._config.msgstream.session_ttl_s if ttl_s is None else ttl_s
+        ttl_s = self._settings.session_ttl_s if ttl_s is None else ttl_s
         session = Session(self._last_number, digest, ttl_s, self._limits)
-        session.contact_s = time.monotonic()
+        session.contact(self._loop.time())
         for follow in follows:
             self._following.follow(session, follow)
         self._sessions[digest] = session
@@ -143,26 +132,25 @@ class Inboxes:
         except BaseException:
             self.end(session)
             raise
-        if self.events is not None:
-            self.events.opened(session)
+        self._events.opened(session)
         return key
 
     def find(self, key: str) -> Session | None:
-        """The session of a key, which is in touch now; None if there is none, or no more."""
+        """The session of a key; this counts as contact. None if it does not exist or expired."""
         session = self._sessions.get(_digest(key))
         if session is None:
             return None
-        now = time.monotonic()
-        if session.receiver is None and now - session.contact_s > session.ttl_s:
+        now_s = self._loop.time()
+        if session.is_expired(now_s):
             self.end(session, "expired")
             return None
-        session.contact_s = now
+        session.contact(now_s)
         return session
 
     async def replace_topics(self, session: Session, topics: Sequence[str]) -> None:
-        """Follow these topics and no others; those it followed before go on where they are.
+        """Follow these topics and no others; topics it followed before keep their position.
 
-        Raises as `create`; nothing has changed then.
+        Raises as `create`, with nothing changed.
         """
         wanted = self._following.canonical(topics)
         others = [topic for topic in wanted if topic not in session.follows]
@@ -172,29 +160,34 @@ class Inboxes:
             self._following.unfollow(session, session.follows[topic].feed)
         for follow in fresh:
             self._following.follow(session, follow)
-        session.is_changed = True
         await self._saver.save([session])
 
-    def end(self, session: Session, reason: str = "deleted") -> None:
-        """The session is over: deleted or expired."""
+    def end(self, session: Session, reason: str = "deleted") -> asyncio.Future[None] | None:
+        """End the session; the future is done when it is gone from disk."""
         if self._sessions.pop(session.digest, None) is None:
-            return
-        if self.events is not None:
-            self.events.ended(session, reason, session.pack_count)
+            return None
+        self._events.ended(session, reason, session.pack_count)
         receiver = session.receiver
         for follow in list(session.follows.values()):
             self._following.unfollow(session, follow.feed)
         session.close()
-        self._saver.end(session)
+        gone = self._saver.end(session)
         if receiver is not None:
-            session.receiver = None
-            cast(Receiver, receiver).ended()
+            session.attach(None)
+            receiver.ended()
+        return gone
+
+    async def delete(self, session: Session) -> None:
+        """End the session; it is gone from disk when this returns. Raises StorageError."""
+        gone = self.end(session)
+        if gone is not None:
+            await asyncio.shield(gone)
 
     async def post(self, sessions: Sequence[Session], json: bytes) -> None:
         """Put one direct pack into sessions; it is on disk when this returns.
 
         Raises:
-            StorageError: it is not, and may come or not.
+            StorageError: it is not, and may or may not be delivered.
         """
         content = direct(json, order=self._following.next_order())
         for session in sessions:
@@ -202,10 +195,10 @@ class Inboxes:
         await self._saver.save(sessions)
         for session in sessions:
             if session.receiver is not None:
-                cast(Receiver, session.receiver).wake()
+                session.receiver.wake()
 
     async def broadcast(self, json: bytes) -> int:
-        """Put one direct pack into every session; return how many that were."""
+        """Put one direct pack into every session; return the number of sessions."""
         sessions = list(self._sessions.values())
         if sessions:
             await self.post(sessions, json)
@@ -214,30 +207,28 @@ class Inboxes:
     # Connections
 
     def attach(self, session: Session, receiver: Receiver) -> None:
-        """Make this the session's connection; the one before is told."""
+        """Make this the session's connection, in place of an earlier one."""
         before = session.receiver
-        session.receiver = receiver
+        session.attach(receiver)
         if before is not None:
-            cast(Receiver, before).replaced()
+            before.replaced()
         self._following.listen(session)
 
     def detach(self, session: Session, receiver: Receiver) -> None:
         if session.receiver is receiver:
-            session.receiver = None
-            session.contact_s = time.monotonic()
+            session.attach(None)
+            session.contact(self._loop.time())
             self._following.stop_listening(session)
 
     def confirm(self, session: Session, ids: Sequence[int]) -> None:
         if ids:
             held = session.pack_count
             session.confirm(ids)
-            if self.events is not None:
-                self.events.confirmed(session, ids, held - session.pack_count)
-            if session.is_changed:
-                self._saver.touch(session)
+            self._events.confirmed(session, ids, held - session.pack_count)
+            self._touch(session)
 
     def collect_now(self, session: Session, after: int) -> Packs | None:
-        """The packs above a number, if they can be had without waiting, else None."""
+        """The packs above a number; None if something must be read or saved first."""
         session.cut()
         if session.needs_mark() or session.has_notice or session.wants_catch_up() is not None:
             return None
@@ -249,15 +240,15 @@ class Inboxes:
         return packs
 
     async def collect(self, session: Session, after: int) -> Packs:
-        """The packs above a number, a notice first if there is one; empty if there is nothing.
+        """The packs above a number, after a notice if there is one; empty if there is nothing.
 
         Raises:
-            StorageError: numbers could not be set aside on disk.
+            StorageError: the session could not be saved, so its packs may not be shown.
         """
         session.cut()
         await self._reader.catch_up(session)
         if session.needs_mark():
-            await self._saver.save_to_show(session)
+            await self._saver.save([session], to_show=True)
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         self._show(session, shown)
         packs: Packs = []
@@ -269,21 +260,23 @@ class Inboxes:
         if session.has_notice:
             self._tell_lost(session)
             packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
-            self._saver.touch(session)
+        self._touch(session)
         return packs
+
+    def _touch(self, session: Session) -> None:
+        if session.is_changed:
+            self._saver.touch(session)
 
     def _tell_lost(self, session: Session) -> None:
         digest = session.digest.hex()
         for lost in session.lost():
             self.messages_lost += lost.count
-            if self.events is not None:
-                topic = lost.topic or None
-                self.events.tell("lost", session=digest, topic=topic, messages=lost.count)
+            topic = lost.topic or None
+            self._events.tell("lost", session=digest, topic=topic, messages=lost.count)
 
     def _show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
         if packs:
-            if self.events is not None:
-                self.events.delivered(session, packs, session.shown_to)
+            self._events.delivered(session, packs, session.shown_to)
             session.show(packs[-1][0])
             self.packs_out += len(packs)
             for _, content in packs:
@@ -292,19 +285,14 @@ class Inboxes:
                     flow = self.delivered[content.topic] = Flow()
                 flow.messages += content.count
                 flow.value_bytes += content.value_bytes
-            self._saver.showed(session)
+            self._touch(session)
 
-    # What happens by itself
+    # Timers
 
     def _on_sweep(self) -> None:
         self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
-        now = time.monotonic()
-        expired = [
-            session
-            for session in self._sessions.values()
-            if session.receiver is None and now - session.contact_s > session.ttl_s
-        ]
-        for session in expired:
+        now_s = self._loop.time()
+        for session in [one for one in self._sessions.values() if one.is_expired(now_s)]:
             self.end(session, "expired")
         self._sweeps += 1
         if self._sweeps % TRIM_SWEEPS == 0:
@@ -312,7 +300,7 @@ class Inboxes:
 
 
 def _new_key() -> str:
-    """A key that no command line takes for an option."""
+    """A random key that does not begin with a dash, so that it is no option on a command line."""
     while (key := secrets.token_urlsafe(KEY_BYTES)).startswith("-"):
         pass
     return key

@@ -1,4 +1,4 @@
-"""Reads the log for sessions: packs that are not in memory, and what is still to catch up."""
+"""Reads the log for sessions: packs that are not in memory, and messages to catch up with."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Log
-from polybus.services.sessions.feeds import Content, JsonCache
-from polybus.services.sessions.session import Follow, Session
+from polybus.services.sessions.feeds import Content, Follow, JsonCache
+from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import encode_messages, join_contents
 
 PIECE_BYTES = 256 << 10
 
 
-class Reader:
+class PackReader:
     """The log as sessions see it."""
 
     def __init__(self, log: Log, cache: JsonCache) -> None:
@@ -31,7 +31,7 @@ class Reader:
         return content.json
 
     async def catch_up(self, session: Session) -> None:
-        """Read from the log what the session is behind, as far as it has room."""
+        """Read from the log what the session has missed, as far as it has room."""
         while (follow := session.wants_catch_up()) is not None:
             if follow.try_live():
                 session.cut()
@@ -39,7 +39,7 @@ class Reader:
             offset = follow.offset
             content = await asyncio.to_thread(read_piece, self._log, follow, offset)
             if session.follows.get(follow.feed.topic) is not follow or follow.offset != offset:
-                # Another request was faster, or the topic was left.
+                # Another request was faster, or the session no longer follows the topic.
                 continue
             if content is None:
                 self._skip(session, follow)
@@ -50,7 +50,7 @@ class Reader:
             session.add_caught(follow, content)
 
     def _skip(self, session: Session, follow: Follow) -> None:
-        """What the session is behind is not in the log any more: go on where the log begins."""
+        """The messages that the session needs have expired: continue where the log begins."""
         feed = follow.feed
         start = min(max(self._log.bounds(feed.topic).start, follow.offset + 1), feed.stop_offset)
         session.note_missing(follow, start)
@@ -79,7 +79,7 @@ def read_content(log: Log, content: Content) -> bytes | None:
 
 
 def read_piece(log: Log, follow: Follow, offset: int) -> Content | None:
-    """The next messages of a session that catches up; None if the log has not got them."""
+    """The next messages of a session that catches up; None if the log does not have them."""
     feed = follow.feed
     # Stop where the feed's own entries begin, so that the session can go on with those.
     contents = list(feed.contents)

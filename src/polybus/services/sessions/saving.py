@@ -1,44 +1,42 @@
-"""Saves sessions: a little later for what may be repeated, at once for what was promised."""
+"""Saves sessions: within a second for what may be repeated, at once for what was promised.
+
+Order of writes: everything of one save is one transaction of state.db, and a pack's number is
+shown only after a save has raised the session's mark above it (write-ahead).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from polybus.errors import StorageError
 from polybus.services.sessions.feeds import Content
-from polybus.services.sessions.session import Session
-from polybus.services.state import Changes, SessionRow, State
+from polybus.services.sessions.session import Session, UnsavedPacks
+from polybus.services.state import SessionChanges, SessionRow, StateDb
 
 logger = logging.getLogger("polybus.sessions")
 
 SAVE_INTERVAL_S = 0.1
-# With very many busy sessions a save takes a while, and then comes less often: this share of the
-# time goes into saving, within a bound for what a crash makes come again.
+# With many busy sessions a save takes longer and comes less often: it may take this share of the
+# time, up to an interval that bounds what a crash repeats.
 SAVE_SHARE = 0.1
 SAVE_INTERVAL_S_MAX = 1.0
-# A session that shows packs again and again gets so many numbers at once, until it is quiet for a
-# while. One that shows packs now and then gets only those: a crash then leaves nothing in doubt.
-NUMBERS_AHEAD = 256
-QUIET_ROUNDS = 3
 _json = msgspec.json.encode
 
 
 class Saver:
-    """Writes what changed, a few times a second, and on demand; one save at a time."""
+    """Writes what changed, a few times a second and on demand; one save at a time."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateDb, loop: asyncio.AbstractEventLoop) -> None:
         self._state = state
+        self._loop = loop
+        # Sessions that changed; those to save next; and those among them that want to show packs.
         self._touched: set[Session] = set()
-        # Sessions that showed packs lately, and for how many rounds they still count as busy.
-        self._busy: dict[Session, int] = {}
-        self._showing: dict[Session, int] = {}
         self._pending: set[Session] = set()
+        self._to_show: set[Session] = set()
         self._ended: list[int] = []
         self._direct: dict[int, Content] = {}
         self._last_direct = 0
@@ -46,77 +44,66 @@ class Saver:
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = SAVE_INTERVAL_S
+        self._is_closing = False
 
     def restored(self, contents: Iterable[Content]) -> None:
-        """Direct packs that came back from the disk."""
+        """Take over the direct packs that are on disk."""
         self._direct = {content.stored_as: content for content in contents}
         self._last_direct = max(self._direct, default=0)
 
     def touch(self, session: Session) -> None:
-        """The session changed: save it some time soon."""
+        """The session changed: save it soon."""
         self._touched.add(session)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
+            self._timer = self._loop.call_later(self._interval_s, self._on_timer)
 
-    def showed(self, session: Session) -> None:
-        """The session showed packs under numbers that were set aside: more may follow."""
-        if session in self._busy:
-            self._busy[session] = QUIET_ROUNDS
-        self.touch(session)
-
-    def end(self, session: Session) -> None:
+    def end(self, session: Session) -> asyncio.Future[None]:
+        """Delete the session; it is gone from disk when the future is done."""
         self._touched.discard(session)
         self._pending.discard(session)
-        self._busy.pop(session, None)
+        self._to_show.discard(session)
         self._ended.append(session.number)
-        self._start()
+        return self._start()
 
-    async def save(self, sessions: Iterable[Session]) -> None:
-        """Wait until the sessions are on disk as they are now.
+    async def save(self, sessions: Iterable[Session], *, to_show: bool = False) -> None:
+        """Wait until the sessions are on disk as they are now; `to_show`: with room to show packs.
 
         Raises:
             StorageError: they are not.
         """
         self._pending.update(sessions)
+        if to_show:
+            self._to_show.update(sessions)
         await asyncio.shield(self._start())
 
-    async def save_to_show(self, session: Session) -> None:
-        """Wait until all its packs may be shown.
-
-        Raises:
-            StorageError: they may not.
-        """
-        self._showing[session] = NUMBERS_AHEAD if session in self._busy else 0
-        self._busy[session] = QUIET_ROUNDS
-        self.touch(session)
-        await self.save([session])
-
-    async def close(self) -> None:
-        """Save everything exactly as it is."""
+    async def close(self, sessions: Iterable[Session]) -> None:
+        """Save all sessions exactly as they are."""
         if self._timer is not None:
             self._timer.cancel()
-        self._pending |= self._touched | set(self._busy)
-        self._touched, self._busy = set(), {}
-        if self._pending or self._work is not None:
+        if self._work is not None:
+            await self._work
+        self._is_closing = True
+        self._pending.update(one for one in sessions if one.is_changed or one.has_reserved)
+        if self._pending or self._ended:
             try:
                 await asyncio.shield(self._start())
             except StorageError:
                 logger.exception("sessions could not be saved")
 
     def _start(self) -> asyncio.Future[None]:
-        """A future that is done when all that is pending has been saved."""
+        """A future that is done when everything pending has been saved."""
         if self._next_save is None:
-            self._next_save = asyncio.get_running_loop().create_future()
+            self._next_save = self._loop.create_future()
         waiting = self._next_save
         if self._work is None:
-            self._work = asyncio.get_running_loop().create_task(self._run())
+            self._work = self._loop.create_task(self._run())
         return waiting
 
     async def _run(self) -> None:
         while self._next_save is not None:
-            began_s = time.monotonic()
+            began_s = self._loop.time()
             waiting, self._next_save = self._next_save, None
-            pending, self._pending = self._pending, set()
+            pending = self._take_pending()
             changes, marks = self._changes(pending)
             try:
                 await self._state.save(changes)
@@ -124,83 +111,75 @@ class Saver:
                 self._put_back(pending, changes)
                 if not waiting.done():
                     waiting.set_exception(error)
+                # Somebody may wait, or nobody: then the next round reports the failure again.
                 waiting.exception()
                 continue
-            taken_s = time.monotonic() - began_s
-            self._interval_s = min(max(SAVE_INTERVAL_S, taken_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX)
+            elapsed_s = self._loop.time() - began_s
+            self._interval_s = min(
+                max(SAVE_INTERVAL_S, elapsed_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX
+            )
             for session, mark in marks:
-                # A session that renumbered its packs meanwhile needs another save before it shows.
-                if not session.rewrite_from:
-                    session.mark = max(session.mark, mark)
+                session.saved(mark)
             if not waiting.done():
                 waiting.set_result(None)
         self._work = None
 
-    def _put_back(self, pending: set[Session], changes: Changes) -> None:
+    def _take_pending(self) -> set[Session]:
+        pending, self._pending = self._pending, set()
+        if any(not content.holders for content in self._direct.values()):
+            # The rows that refer to a direct pack go in the same transaction as the pack itself.
+            pending |= {session for session in self._touched if session.is_changed}
+        return pending
+
+    def _put_back(self, pending: set[Session], changes: SessionChanges) -> None:
         self._ended += changes.ended
         for session in pending:
-            session.saved_to = session.rewrite_from = session.first_id
-            session.is_changed = True
+            session.save_failed()
             self.touch(session)
         for number, _ in changes.direct:
-            self._direct[number].stored_as = 0
-            del self._direct[number]
+            self._direct.pop(number).stored_as = 0
 
     def _on_timer(self) -> None:
         self._timer = None
         touched, self._touched = self._touched, set()
         self._pending |= {session for session in touched if session.is_changed}
-        for session, rounds in list(self._busy.items()):
-            if rounds:
-                self._busy[session] = rounds - 1
-            else:
-                # Quiet: give back the numbers that were set aside.
-                del self._busy[session]
-                if session.mark > session.shown_to + 1:
-                    self._pending.add(session)
-        if self._busy:
-            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
         if self._pending:
-            # Nobody waits for it, and a failure comes up again at the next round.
             self._start()
 
-    def _changes(self, sessions: set[Session]) -> tuple[Changes, list[tuple[Session, int]]]:
-        changes = Changes(ended=self._ended)
+    def _changes(self, sessions: set[Session]) -> tuple[SessionChanges, list[tuple[Session, int]]]:
+        changes = SessionChanges(ended=self._ended)
         self._ended = []
         marks = []
         for session in sessions:
-            row = self._row(session, changes)
-            changes.sessions.append(row)
-            if row.mark > session.mark:
-                marks.append((session, row.mark))
-            else:
-                session.mark = row.mark
+            to_show = session in self._to_show
+            self._to_show.discard(session)
+            unsaved = session.take_unsaved(to_show=to_show, is_last=self._is_closing)
+            marks.append((session, unsaved.mark))
+            changes.sessions.append(self._row(session, unsaved, changes))
         gone = [number for number, content in self._direct.items() if not content.holders]
         for number in gone:
             del self._direct[number]
         changes.direct_gone = gone
         return changes, marks
 
-    def _row(self, session: Session, changes: Changes) -> SessionRow:
-        fresh, confirmed = session.unsaved()
-        mark = session.shown_to + 1
-        if session in self._showing:
-            mark = session.next_id + self._showing.pop(session)
-        elif session in self._busy and not session.rewrite_from:
-            mark = max(mark, session.mark)
+    def _row(self, session: Session, unsaved: UnsavedPacks, changes: SessionChanges) -> SessionRow:
+        follows = [
+            (follow.feed.topic, follow.feed.epoch, follow.offset)
+            for follow in session.follows.values()
+        ]
         row = SessionRow(
             number=session.number,
             digest=session.digest,
             ttl_s=session.ttl_s,
             next_id=session.next_id,
-            mark=mark,
-            follows=_json(_positions(session)),
+            mark=unsaved.mark,
+            follows=_json(follows),
             lost=_json([(one.topic, one.epoch, one.offset, one.count) for one in session.lost()]),
-            first_id=session.first_id,
-            rewrite_from=session.rewrite_from,
-            confirmed=confirmed,
+            first_id=unsaved.first_id,
+            rewrite_from=unsaved.rewrite_from,
+            confirmed=unsaved.confirmed,
         )
-        for number, content in fresh:
+        for number, content in unsaved.fresh:
             if not content.topic and content.count and not content.stored_as:
                 self._last_direct += 1
                 content.stored_as = self._last_direct
@@ -210,13 +189,4 @@ class Saver:
             row.packs.append(
                 (session.number, number, *place, content.value_bytes, content.stored_as)
             )
-        session.saved_to = session.next_id
-        session.rewrite_from = 0
-        session.is_changed = False
         return row
-
-
-def _positions(session: Session) -> list[Any]:
-    return [
-        (follow.feed.topic, follow.feed.epoch, follow.offset) for follow in session.follows.values()
-    ]

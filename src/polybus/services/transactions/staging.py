@@ -86,7 +86,7 @@ class StagedLimits:
 
 
 @dataclass(slots=True)
-class Plan:
+class StagedContents:
     """What is in the files of a transaction; all of it was looked at.
 
     Attributes:
@@ -101,7 +101,7 @@ class Plan:
     batches: list[Batch] | None = field(default_factory=list)
 
 
-def plan(files: Iterable[Path], limits: StagedLimits) -> Plan:
+def inspect(files: Iterable[Path], limits: StagedLimits) -> StagedContents:
     """Look at all of the files. May block.
 
     Raises:
@@ -109,7 +109,7 @@ def plan(files: Iterable[Path], limits: StagedLimits) -> Plan:
             `commit.too-large`.
         StorageError: a file cannot be read.
     """
-    found = Plan()
+    found = StagedContents()
     part_bytes = 0
     for batch, size in _batches(files, limits):
         found.topics.add(batch.topic)
@@ -134,7 +134,7 @@ def plan(files: Iterable[Path], limits: StagedLimits) -> Plan:
 
 
 def parts(files: Iterable[Path], limits: StagedLimits) -> Iterator[list[Batch]]:
-    """The same messages part by part: the same parts each time. Raises as `plan`; may block."""
+    """The same messages part by part: the same parts each time. Raises as `inspect`; may block."""
     part: list[Batch] = []
     part_bytes = 0
     for batch, size in _batches(files, limits):

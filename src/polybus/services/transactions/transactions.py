@@ -1,10 +1,18 @@
-"""Transactions: staged messages of many topics are published together, once, and safely.
+"""Transactions: staged messages of many topics, published together, exactly once.
 
-1. Whatever the producer left unfinished is finished. 2. A transaction that is known is answered
-from memory. 3. The staged files are looked at, all of them, before anything happens. 4. One that
-fits a part is published with its record in one commit of the log. A larger one first gets an
-intent, which must be safe, and then goes part by part; a crash in between is made good at the next
-start. 5. The answer waits until all is safe, then the staged files go.
+Order of writes, and what a start does when a crash came after each:
+
+1. The producer stages files and fsyncs them. Files without a transaction expire after a day.
+2. A transaction that fits one part: its messages and its record in `$commits` are one commit of the
+   log. A torn commit is cut off, so the transaction was not done.
+   A larger one: its intent, alone, must be durable first. From then on it will be finished: a start
+   publishes the parts that have no record yet, reading the staged files again.
+   Then part after part, each with its record in one commit; the last record says `commit`.
+3. The answer is given when all of it is durable. A producer without an answer asks again with the
+   same key and gets the recorded result (idempotent).
+4. The staged files are deleted. Files that a crash left are deleted with the producer's next batch.
+5. state.db gets the producers' last transactions and the offset of `$commits` up to which they
+   count. It holds only durable records; a start reads the records after that offset from the log.
 
 Between parts the loop does other work, and publishing waits while memory is short.
 """
@@ -17,18 +25,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from polybus import names
 from polybus.batch import Batch
-from polybus.bus.bus import NOTHING, unknown_topic
+from polybus.bus.bus import unknown_topic
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.services.context import Context
+from polybus.services.state import StateDb
 from polybus.services.system_topics import settings_of
 from polybus.services.transactions import staging
-from polybus.services.transactions.commit_state import CommitState, Position, row_of
 from polybus.services.transactions.commits import (
     TOPIC,
     Done,
@@ -40,22 +49,17 @@ from polybus.services.transactions.commits import (
     Unfinished,
     joined,
 )
-from polybus.services.transactions.staging import Plan, StagedLimits
+from polybus.services.transactions.staging import StagedContents, StagedLimits
 from polybus.services.transactions.uploads import Uploads
-
-if TYPE_CHECKING:
-    from polybus.edges.server import Server
 
 logger = logging.getLogger("polybus.commits")
 T = TypeVar("T")
 
-ROOM_POLL_S = 0.005
-RECEIPT_POLL_S = 0.5
 TICK_S = 60.0
 STAGED_AGE_S = 86_400.0
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class CommitRequest(msgspec.Struct, frozen=True):
     """A transaction as its producer asks for it."""
 
     key: Key
@@ -67,11 +71,12 @@ class Wanted(msgspec.Struct, frozen=True):
 class Transactions:
     """All producers' transactions on one bus."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._bus = server.bus
-        self._data = Path(server.config.data)
-        limits = server.config.limits
+    def __init__(self, context: Context, state: StateDb) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._data = context.data
+        self._state = state
+        limits = context.config.limits
         self._limits = StagedLimits(
             message_bytes_max=limits.message_bytes_max,
             transaction_bytes_max=limits.transaction_bytes_max,
@@ -79,26 +84,33 @@ class Transactions:
             headers_max=limits.properties_max,
         )
         self._producers = Producers(producers_max=limits.producers_max)
-        self._state = CommitState(self._data / "state.db")
         self._tickets: dict[str, int] = {}
         self._last_ticket = 0
-        self._saved = Position(0, 0)
+        # Epoch and offset: `$commits` up to here is in state.db.
+        self._saved = (0, 0)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.uploads = Uploads(self._data, bytes_max=limits.staging_bytes_max)
-        # One part at a time is in memory, whoever it is from.
+        # One part at a time is in memory, of all producers together.
         self._turn = asyncio.Lock()
-        # One thread reads them all: each thread would keep memory of its own for the next time.
+        # One thread for all reads: each thread keeps memory for its next read.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-commits")
         self._housekeeping: asyncio.Task[None] | None = None
 
     # Life
 
     async def start(self) -> None:
-        """Learn what was committed, and finish what was begun. Raises StorageError."""
-        self._bus.make_system_topic(TOPIC, settings_of(self._server.config))
-        producers, self._saved = await asyncio.to_thread(self._state.load)
-        for producer in producers:
-            self._producers.restore(producer)
+        """Learn what was committed, and finish transactions that have an intent.
+
+        Raises:
+            StorageError: state.db or `$commits` cannot be read.
+        """
+        self._bus.make_system_topic(TOPIC, settings_of(self._context.config))
+        rows, self._saved = await self._state.read_producers()
+        try:
+            for row in rows:
+                self._producers.restore(msgspec.json.decode(row, type=Producer))
+        except msgspec.DecodeError as error:
+            raise StorageError("state.failed", f"state.db, producers: {error}") from error
         await self._read_records()
         for unfinished in self._producers.unfinished():
             key = unfinished.intent.key
@@ -119,7 +131,7 @@ class Transactions:
         try:
             await self._save()
         except StorageError as error:
-            # Nothing is lost: the next start reads it from the log.
+            # Nothing is lost: the next start reads the records from the log.
             logger.warning("%s", error)
 
     async def _read_records(self) -> None:
@@ -136,8 +148,8 @@ class Transactions:
         try:
             self._producers.apply(msgspec.json.decode(value, type=Record))
         except msgspec.DecodeError as error:
-            # Written by nobody we know; a bus that does not start would be worse.
-            logger.error("%s, batch at offset %d: no record: %s", TOPIC, offset, error)
+            # Only the bus writes there. Starting without the record is better than not starting.
+            logger.error("%s, offset %d: not a valid record: %s", TOPIC, offset, error)
 
     async def _keep_house(self) -> None:
         while True:
@@ -155,15 +167,15 @@ class Transactions:
 
     async def _save(self) -> None:
         bounds = self._bus.log.bounds(TOPIC)
-        position = Position(bounds.epoch, bounds.stop)
-        # Never what a crash could still take from the log.
-        if position == self._saved or self._bus.log.durable < self._last_ticket:
+        read_to = (bounds.epoch, bounds.stop)
+        # Only durable records: a crash could still remove the others from the log.
+        if read_to == self._saved or self._bus.log.durable < self._last_ticket:
             return
-        rows = [row_of(one) for one in self._producers.all()]
-        await asyncio.to_thread(self._state.save, rows, position)
-        self._saved = position
+        rows = [(one.name, msgspec.json.encode(one)) for one in self._producers.all()]
+        await self._state.save_producers(rows, read_to)
+        self._saved = read_to
 
-    # Asking
+    # Queries
 
     def producer(self, name: str) -> Producer:
         """Raises UsageError `commit.unknown`."""
@@ -173,7 +185,7 @@ class Transactions:
         return known
 
     def is_wanted(self, path: Path) -> bool:
-        """Whether a transaction that is under way needs the staged file."""
+        """Whether an unfinished transaction needs the staged file."""
         known = self._producers.get(path.parent.name)
         unfinished = known.unfinished if known is not None else None
         is_begun = unfinished is not None and path.name in unfinished.intent.files
@@ -181,14 +193,14 @@ class Transactions:
 
     # Committing
 
-    async def commit(self, wanted: Wanted, *, is_admin: bool) -> tuple[Offsets, bool]:
-        """Do the transaction, unless it is done; all is safe when this returns.
+    async def commit(self, wanted: CommitRequest, *, is_admin: bool) -> tuple[Offsets, bool]:
+        """Publish the transaction unless it was published before; it is durable on return.
 
-        Returns where the messages are, and whether they had been there before.
+        Returns the messages' offsets, and whether they were published before.
 
         Raises:
             UsageError: refused, with nothing published.
-            StorageError: it may be published or not: ask again, with the same key.
+            StorageError: it may or may not be published: ask again, with the same key.
         """
         key = wanted.key
         lock = self._locks.setdefault(key.producer, asyncio.Lock())
@@ -201,12 +213,12 @@ class Transactions:
             elif begun is not None:
                 done = Done(begun)
             else:
-                await self._safe(self._tickets.get(key.producer, 0))
+                await self._context.durability.wait(self._tickets.get(key.producer, 0))
             await asyncio.to_thread(staging.drop, self._data, key.producer, batch_max=key.batch)
             return done.offsets, is_known
 
-    async def _finish_earlier(self, wanted: Wanted) -> Offsets | None:
-        """Finish what the producer began before; where it is, if it is this very transaction."""
+    async def _finish_earlier(self, wanted: CommitRequest) -> Offsets | None:
+        """Finish the producer's unfinished transaction; its offsets if it is the wanted one."""
         known = self._producers.get(wanted.key.producer)
         if known is None or known.unfinished is None:
             return None
@@ -214,46 +226,46 @@ class Transactions:
         try:
             offsets = await self._finish(known.unfinished)
         except UsageError:
-            # Its files are gone, and the producer has been told so before.
+            # Its files are gone, and the producer was told so by an earlier request.
             if not wanted.take_over:
                 raise
             known.unfinished = None
             return None
         return offsets if begun == wanted.key else None
 
-    async def _publish(self, wanted: Wanted, *, is_admin: bool) -> Offsets:
+    async def _publish(self, wanted: CommitRequest, *, is_admin: bool) -> Offsets:
         paths = self._files(wanted.key.producer, wanted.files)
         with self.uploads.files.committing(paths):
             return await self._publish_files(wanted, paths, is_admin=is_admin)
 
     async def _publish_files(
-        self, wanted: Wanted, paths: Sequence[Path], *, is_admin: bool
+        self, wanted: CommitRequest, paths: Sequence[Path], *, is_admin: bool
     ) -> Offsets:
         key = wanted.key
         async with self._turn:
-            plan = await self._in_thread(staging.plan, paths, self._limits)
-            self._check(plan, is_admin=is_admin)
+            contents = await self._in_thread(staging.inspect, paths, self._limits)
+            self._check(contents, is_admin=is_admin)
             record = Record(kind="commit", producer=key.producer, query=key.query, batch=key.batch)
             unfinished: Unfinished | None = None
-            if plan.batches is not None:
+            if contents.batches is not None:
                 await self._room()
-                ticket = self._append(plan.batches, record)
-                plan.batches = None
+                ticket = self._append(contents.batches, record)
+                contents.batches = None
             else:
                 record.kind, record.files = "intent", list(wanted.files)
-                record.system = any(map(names.is_reserved, plan.topics))
-                record.parts, record.part_bytes = plan.parts, self._limits.part_bytes
+                record.system = any(map(names.is_reserved, contents.topics))
+                record.parts, record.part_bytes = contents.parts, self._limits.part_bytes
                 ticket = self._append([], record)
                 known = self._producers.get(key.producer)
                 unfinished = known.unfinished if known is not None else None
-        await self._safe(ticket)
-        # What was published is told from here: a producer of a single transaction may be forgotten.
+        await self._context.durability.wait(ticket)
+        # Not from `_producers`: it may have dropped a producer of a single transaction already.
         return record.offsets if unfinished is None else await self._finish(unfinished)
 
     async def _finish(self, unfinished: Unfinished) -> Offsets:
-        """Publish the parts that are still to come; say where all are. Raises as `commit`."""
+        """Publish the parts that have no record; return all offsets. Raises as `commit`."""
         intent = unfinished.intent
-        # The sizes were looked at before the intent was made, and a limit may have changed since.
+        # Sizes were checked before the intent was written, and limits may have changed since.
         limits = StagedLimits(
             message_bytes_max=1 << 31,
             transaction_bytes_max=1 << 62,
@@ -285,14 +297,14 @@ class Transactions:
                 )
                 ticket = self._append(self._still_there(batches), record, unfinished.offsets)
                 offsets = record.offsets
-                # Not beside the next part, too.
+                # Free this part before the next one is read.
                 del batches
-        await self._safe(ticket)
+        await self._context.durability.wait(ticket)
         await asyncio.to_thread(staging.drop, self._data, intent.producer, batch_max=intent.batch)
         return offsets
 
     def _append(self, batches: list[Batch], record: Record, before: Offsets | None = None) -> int:
-        """Publish the batches and the record that says so, all or nothing."""
+        """Publish the batches and their record in one commit of the log."""
         offsets = self._offsets(batches)
         if record.kind == "commit":
             record.offsets = joined(before or {}, offsets)
@@ -301,13 +313,13 @@ class Transactions:
         for batch in batches:
             batch.sender = record.producer
         note = Batch.of(TOPIC, [msgspec.json.encode(record)], keys=[record.producer.encode()])
-        ticket = self._bus.commit([*batches, note], is_part=record.parts > 1)
+        ticket = self._bus.commit([*batches, note], urgent=True, is_part=record.parts > 1)
         self._producers.apply(record)
         self._tickets[record.producer] = self._last_ticket = ticket
         return ticket
 
     def _offsets(self, batches: Sequence[Batch]) -> Offsets:
-        """Where the batches will be: nobody else appends before they are."""
+        """The offsets that the batches will get: nothing else appends in between."""
         counts: dict[str, int] = {}
         for batch in batches:
             counts[batch.topic] = counts.get(batch.topic, 0) + len(batch)
@@ -318,10 +330,10 @@ class Transactions:
         }
 
     def _still_there(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Without the messages of topics that were deleted since the transaction began."""
+        """The batches whose topics were not deleted since the transaction began."""
         return [batch for batch in batches if self._bus.has_topic(batch.topic)]
 
-    # Looking
+    # Checks
 
     def _files(self, producer: str, files: Sequence[str]) -> list[Path]:
         for name in files:
@@ -333,53 +345,25 @@ class Transactions:
     def _paths(self, unfinished: Unfinished) -> list[Path]:
         return self._files(unfinished.intent.producer, unfinished.intent.files)
 
-    def _check(self, plan: Plan, *, is_admin: bool) -> None:
-        for topic in sorted(plan.topics):
+    def _check(self, contents: StagedContents, *, is_admin: bool) -> None:
+        for topic in sorted(contents.topics):
             self._check_system(topic, may=is_admin)
             if not self._bus.has_topic(topic):
                 raise unknown_topic(topic)
 
     def _check_system(self, topic: str, *, may: bool) -> None:
         if names.is_reserved(topic) and (topic == TOPIC or not may):
-            text = f"'{topic}' is a system topic: writing to it needs the bus's own token"
+            text = f"'{topic}' is a system topic: writing to it needs the administrator's token"
             raise UsageError("topic.reserved", text)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
-    # Waiting
-
     async def _room(self) -> None:
-        """Wait until publishers may go on, and the part before this one is out of memory.
+        """Wait until publishers may go on and the previous part is out of memory.
 
-        Raises StorageError.
+        Raises:
+            StorageError: the log cannot be written.
         """
-        await self._safe(self._last_ticket)
-        while self._server.over_memory():  # noqa: ASYNC110
-            await asyncio.sleep(ROOM_POLL_S)
-
-    async def _safe(self, ticket: int) -> None:
-        """Wait until everything up to the ticket is durable. Raises StorageError."""
-        log = self._bus.log
-        if ticket <= log.durable:
-            return
-        if log.on_durable is None:
-            # The bus is only starting: nobody would give the receipt.
-            await asyncio.to_thread(log.sync)
-            return
-        receipt = _Receipt(asyncio.get_running_loop().create_future())
-        self._bus.expect_receipt(ticket, NOTHING, receipt)
-        while not receipt.given.done():
-            await asyncio.wait([receipt.given], timeout=RECEIPT_POLL_S)
-            error = self._server.storage_error
-            if error is not None and not receipt.given.done():
-                raise StorageError(error.code, f"the commit may not be safe: {error.text}")
-
-
-class _Receipt:
-    def __init__(self, given: asyncio.Future[None]) -> None:
-        self.given = given
-
-    def receipt(self, batch: Batch) -> None:
-        if not self.given.done():
-            self.given.set_result(None)
+        await self._context.durability.wait(self._last_ticket)
+        await self._context.memory.room()

@@ -1,0 +1,67 @@
+"""What every HTTP request of one bus may use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from polybus.config import Config
+from polybus.edges.admin.token import AdminToken
+from polybus.edges.edge import Edge
+from polybus.edges.http.frames import Frames
+from polybus.services.services import Services
+
+
+class OpenWebSocket(Protocol):
+    """A WebSocket, as the set of all of them knows it."""
+
+    def ping(self) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+
+class HttpState:
+    """The bus and its services, and what the requests under way share.
+
+    Attributes:
+        count_connections: how many TCP connections are open.
+        waiters: reads that wait for a topic to grow.
+        polls_hanging: long polls that wait.
+    """
+
+    def __init__(
+        self,
+        edge: Edge,
+        services: Services,
+        token: AdminToken,
+        count_connections: Callable[[], int],
+    ) -> None:
+        self.edge = edge
+        self.context = edge.context
+        self.bad_peers = edge.bad_peers
+        self.bus = edge.context.bus
+        self.config: Config = edge.context.config
+        self.loop = edge.context.loop
+        self.inboxes = services.inboxes
+        self.consumers = services.consumers
+        self.transactions = services.transactions
+        self.token = token
+        self.count_connections = count_connections
+        self.stopping = False
+        self.waiters: set[asyncio.Future[None]] = set()
+        self.websockets: set[OpenWebSocket] = set()
+        self.polls_hanging = 0
+        self._frames = Frames()
+        self._frames_scheduled = False
+
+    def frame(self, packs: list[tuple[int, bytes]]) -> bytes:
+        """The packs as a WebSocket frame, encoded once per loop turn for equal packs."""
+        if not self._frames_scheduled:
+            self._frames_scheduled = True
+            self.loop.call_soon(self._forget_frames)
+        return self._frames.get(packs)
+
+    def _forget_frames(self) -> None:
+        self._frames_scheduled = False
+        self._frames.clear()

@@ -1,0 +1,150 @@
+"""What all TCP connections of one bus share: buffers, outboxes, limits, and the set of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol
+
+from polybus.batch import Batch
+from polybus.config import Connector
+from polybus.edges.edge import Edge
+from polybus.edges.protocols.translator import Translator
+from polybus.edges.tcp.assembly import Assembly
+from polybus.edges.tcp.buffers import ReadBuffers
+from polybus.edges.tcp.outbox import Flusher, Outboxes
+from polybus.edges.tcp.pace import Pace
+
+TICK_S = 0.1
+TICKS_PER_OVERDUE_CHECK = 10
+LAST_WORD_S = 5.0
+# Open files that are not connections: segments, history, databases, libraries.
+FILES_KEPT = 256
+
+TranslatorFactory = Callable[[Any, Connector], Translator]
+"""Makes the translator of a connection, once its protocol is known."""
+
+
+class OpenConnection(Protocol):
+    """A connection, as the set of all connections knows it."""
+
+    name: str
+    translator: Translator | None
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def stop_reading(self) -> None: ...
+
+    def too_slow(self) -> None: ...
+
+    def hold(self, gate: Hashable) -> bool: ...
+
+    def release(self, gate: Hashable) -> None: ...
+
+
+class TcpShared:
+    """Admits connections, and runs the timers that limit them."""
+
+    def __init__(self, edge: Edge, translators: Mapping[str, TranslatorFactory]) -> None:
+        context = edge.context
+        limits = context.config.limits
+        self.edge = edge
+        self.context = context
+        self.loop = context.loop
+        self.memory = context.memory
+        self.translators = translators
+        self.buffers = ReadBuffers()
+        self.pace = Pace()
+        self.outboxes = Outboxes(
+            flusher=Flusher(self.loop.call_soon, self.pace.before_writes, self.pace.after_writes),
+            memory=context.memory,
+            policy=context.config.slow_subscriber,
+            bytes_max=limits.outbox_bytes_max,
+        )
+        self.assembly = Assembly(limits, self.loop.time)
+        self.connections: set[OpenConnection] = set()
+        self._connections_max = min(limits.connections_max, _files_max() - FILES_KEPT)
+        self._is_stopping = False
+        self._all_gone = asyncio.Event()
+        self._ticks = 0
+        self._tick: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._tick = self.loop.call_later(TICK_S, self._on_tick)
+
+    def admit(self, connection: OpenConnection) -> bool:
+        """Add a new connection unless there are too many."""
+        limit = self._connections_max
+        if self._is_stopping or len(self.connections) >= limit:
+            text = f"there are {limit} connections (connections-max, or the limit of open files)"
+            self.edge.bad_peers.note(connection.name, "unknown", "connections.too-many", text)
+            return False
+        self.connections.add(connection)
+        self.assembly.connected(connection)
+        return True
+
+    def forget(self, connection: OpenConnection) -> None:
+        self.connections.discard(connection)
+        self.assembly.forget(connection)
+        self.pace.forget(connection)
+        if not self.connections:
+            self._all_gone.set()
+
+    def half_closed(self, connection: OpenConnection) -> None:
+        """The peer sends no more: close when its receipts are out."""
+        if connection.translator is None:
+            connection.close()
+            return
+        self.loop.call_later(LAST_WORD_S, connection.close)
+        self.context.bus.when_all_durable(_CloseOnReceipt(connection))
+
+    def stop_reading(self) -> None:
+        """Stop for good: the bus shuts down."""
+        self._is_stopping = True
+        if self._tick is not None:
+            self._tick.cancel()
+        for connection in self.connections:
+            connection.stop_reading()
+
+    async def close(self, patience_s: float) -> None:
+        """Close every connection; abort those that are still open after `patience_s`."""
+        for connection in list(self.connections):
+            connection.close()
+        if self.connections:
+            self._all_gone.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone.wait(), patience_s)
+        for connection in list(self.connections):
+            connection.abort()
+
+    def _on_tick(self) -> None:
+        self._tick = self.loop.call_later(TICK_S, self._on_tick)
+        self.outboxes.tick(TICK_S)
+        self._ticks += 1
+        if self._ticks % TICKS_PER_OVERDUE_CHECK == 0:
+            for connection in self.assembly.overdue():
+                connection.too_slow()
+
+
+def _files_max() -> int:
+    """The number of files this process may open; raises the soft limit to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
+
+
+class _CloseOnReceipt:
+    """Closes a connection once everything published so far is durable."""
+
+    def __init__(self, connection: OpenConnection) -> None:
+        self._connection = connection
+
+    def receipt(self, batch: Batch) -> None:
+        self._connection.close()

@@ -1,0 +1,110 @@
+"""The memory gate: when the bus stops reading from publishers (`memory-bytes-max`).
+
+Messages take memory while they wait for slow subscribers or for the committer. Beyond the limit no
+publisher is read from, and replays wait from half of the limit on: however many replays nobody
+reads, live messages have room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from typing import Protocol
+
+from polybus.batch import Buffer
+from polybus.log.interface import Log
+
+POLL_S = 0.002
+REPLAYS_AT_ONCE_MAX = 4
+REPLAY_POLL_S = 0.02
+
+
+class Holdable(Protocol):
+    """A publisher that can be held back."""
+
+    def hold(self, gate: Hashable) -> bool: ...
+
+    def release(self, gate: Hashable) -> None: ...
+
+
+class Ledger:
+    """Counts the bytes that wait in all outboxes; a buffer that several share counts once."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._holders: dict[int, int] = {}
+
+    def hold(self, data: Buffer) -> None:
+        holders = self._holders.get(id(data), 0)
+        if not holders:
+            self.bytes += len(data)
+        self._holders[id(data)] = holders + 1
+
+    def release(self, data: Buffer) -> None:
+        holders = self._holders[id(data)] - 1
+        if holders:
+            self._holders[id(data)] = holders
+        else:
+            del self._holders[id(data)]
+            self.bytes -= len(data)
+
+
+class MemoryGate:
+    """Holds publishers and replays back while messages in memory exceed their limit."""
+
+    def __init__(self, log: Log, loop: asyncio.AbstractEventLoop, *, bytes_max: int) -> None:
+        self.ledger = Ledger()
+        self.replays = ReplayTurns(self)
+        self._log = log
+        self._loop = loop
+        self._bytes_max = bytes_max
+        self._held: list[Holdable] = []
+
+    def is_full(self) -> bool:
+        return self.ledger.bytes + self._log.pending_bytes > self._bytes_max
+
+    def has_room_for_replays(self) -> bool:
+        return 2 * self.ledger.bytes <= self._bytes_max
+
+    def hold(self, publisher: Holdable) -> None:
+        """Hold a publisher until there is room again."""
+        if not self._held:
+            self._loop.call_later(POLL_S, self._release_if_room)
+        if publisher.hold(self):
+            self._held.append(publisher)
+
+    def _release_if_room(self) -> None:
+        if self.is_full():
+            self._loop.call_later(POLL_S, self._release_if_room)
+            return
+        held, self._held = self._held, []
+        for publisher in held:
+            publisher.release(self)
+
+    async def room(self) -> None:
+        """Wait until publishers may go on."""
+        while self.is_full():  # noqa: ASYNC110 - the log's thread frees memory without an event
+            await asyncio.sleep(POLL_S)
+
+
+class ReplayTurns:
+    """Lets few replays read at once, and none while there is no room for what they read."""
+
+    def __init__(self, memory: MemoryGate) -> None:
+        self._memory = memory
+        self._turns = asyncio.Semaphore(REPLAYS_AT_ONCE_MAX)
+        self.starving = False
+
+    async def __aenter__(self) -> None:
+        await self._turns.acquire()
+        try:
+            while not self._memory.has_room_for_replays():
+                self.starving = True
+                await asyncio.sleep(REPLAY_POLL_S)
+        except asyncio.CancelledError:
+            self._turns.release()
+            raise
+        self.starving = False
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turns.release()

@@ -1,0 +1,33 @@
+"""All services of one bus, started and stopped in order."""
+
+from __future__ import annotations
+
+from polybus.services.consumers.book import ConsumerBook
+from polybus.services.context import Context
+from polybus.services.sessions.inboxes import Inboxes
+from polybus.services.state import StateDb
+from polybus.services.transactions.transactions import Transactions
+
+
+class Services:
+    """Sessions, consumers and transactions over one state.db."""
+
+    def __init__(self, context: Context) -> None:
+        fsync = context.config.durability == "fsync"
+        self._state = StateDb(context.data / "state.db", fsync=fsync)
+        self.inboxes = Inboxes(context, self._state)
+        self.consumers = ConsumerBook(context, self._state)
+        self.transactions = Transactions(context, self._state)
+
+    async def start(self) -> None:
+        """Restore what was saved, and finish transactions. Raises StorageError."""
+        self.inboxes.start(await self._state.open())
+        await self.consumers.start()
+        await self.transactions.start()
+
+    async def close(self) -> None:
+        """Save everything; call this when nothing is connected any more."""
+        await self.transactions.close()
+        await self.consumers.close()
+        await self.inboxes.close()
+        await self._state.close()
