@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from polybus.errors import UsageError
 from polybus.services.transactions.commits import (
     REMEMBERED_RANGES_MAX,
-    Done,
-    Key,
+    CommitRecord,
+    EarlierCommit,
     Producer,
     Producers,
-    Record,
+    TransactionKey,
     joined,
 )
 
 
-def record(batch: int, *, query: str = "q", producer: str = "p", **fields: object) -> Record:
+def record(batch: int, *, query: str = "q", producer: str = "p", **fields: object) -> CommitRecord:
     values = {"kind": "commit", "offsets": {"t": [(1, batch, batch + 1)]}} | fields
-    return Record(producer=producer, query=query, batch=batch, **values)  # type: ignore[arg-type]
+    return CommitRecord(producer=producer, query=query, batch=batch, **values)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=60))
@@ -29,7 +29,7 @@ def test_each_batch_is_done_once_and_in_order(asked: list[tuple[int, bool]]) -> 
     done: list[int] = []
     for batch, gaps in asked:
         try:
-            known = producers.decide(Key("p", "q", batch), gaps=gaps)
+            known = producers.decide(TransactionKey("p", "q", batch), gaps=gaps)
         except UsageError as error:
             assert error.code == "commit.gap"
             assert done
@@ -40,7 +40,9 @@ def test_each_batch_is_done_once_and_in_order(asked: list[tuple[int, bool]]) -> 
             producers.apply(record(batch))
         else:
             assert batch <= done[-1]
-            assert known == Done({"t": [(1, batch, batch + 1)]} if batch == done[-1] else {})
+            assert known == EarlierCommit(
+                {"t": [(1, batch, batch + 1)]} if batch == done[-1] else {}
+            )
     assert done == sorted(set(done))
 
 
@@ -48,13 +50,13 @@ def test_a_name_belongs_to_the_query_that_used_it_until_it_is_taken_over() -> No
     producers = Producers(producers_max=10)
     producers.apply(record(5))
     with pytest.raises(UsageError) as caught:
-        producers.decide(Key("p", "other", 0))
+        producers.decide(TransactionKey("p", "other", 0))
     assert caught.value.code == "commit.query"
-    assert producers.decide(Key("p", "other", 0), take_over=True) is None
+    assert producers.decide(TransactionKey("p", "other", 0), take_over=True) is None
     producers.apply(record(0, query="other"))
-    assert producers.decide(Key("p", "other", 1)) is None
+    assert producers.decide(TransactionKey("p", "other", 1)) is None
     with pytest.raises(UsageError):
-        producers.decide(Key("p", "q", 6))
+        producers.decide(TransactionKey("p", "q", 6))
 
 
 def test_a_transaction_with_an_intent_is_unfinished_until_its_last_part() -> None:
@@ -64,11 +66,11 @@ def test_a_transaction_with_an_intent_is_unfinished_until_its_last_part() -> Non
     producers.apply(record(1, kind="part", part=1, parts=3))
     (unfinished,) = producers.unfinished()
     assert (unfinished.parts_done, unfinished.intent.files) == (1, ["f"])
-    assert producers.decide(Key("p", "q", 0)) == Done({"t": [(1, 0, 1)]})
-    assert producers.decide(Key("p", "q", 1)) is None
+    assert producers.decide(TransactionKey("p", "q", 0)) == EarlierCommit({"t": [(1, 0, 1)]})
+    assert producers.decide(TransactionKey("p", "q", 1)) is None
     producers.apply(record(1, part=3, parts=3))
     assert producers.unfinished() == []
-    assert producers.decide(Key("p", "q", 1)) == Done({"t": [(1, 1, 2)]})
+    assert producers.decide(TransactionKey("p", "q", 1)) == EarlierCommit({"t": [(1, 1, 2)]})
 
 
 def test_only_single_writes_are_ever_forgotten() -> None:
@@ -81,7 +83,7 @@ def test_only_single_writes_are_ever_forgotten() -> None:
         producers.apply(record(0, producer=f"stream-{number}"))
     assert len(producers) == 3
     with pytest.raises(UsageError) as caught:
-        producers.decide(Key("one too many", "q", 0))
+        producers.decide(TransactionKey("one too many", "q", 0))
     assert caught.value.code == "commit.too-many"
 
 
@@ -96,4 +98,4 @@ def test_where_a_transaction_of_many_ranges_is_is_not_kept_in_memory() -> None:
     producers = Producers(producers_max=10)
     offsets = {f"t{number}": [(1, 0, 1)] for number in range(REMEMBERED_RANGES_MAX + 1)}
     producers.apply(record(0, offsets=offsets))
-    assert producers.decide(Key("p", "q", 0)) == Done({})
+    assert producers.decide(TransactionKey("p", "q", 0)) == EarlierCommit({})

@@ -16,7 +16,7 @@ from commit_kit import Producer, rows, stage_bytes, staged, values_of
 from http_kit import Http, http_bus
 
 from polybus.errors import UsageError
-from polybus.services.transactions.uploads import Room, StagedFiles
+from polybus.services.transactions.uploads import StagedFiles, StagingRoom
 
 MANY_PARTS = {"transaction-part-bytes": 2000}
 
@@ -152,7 +152,7 @@ def test_a_file_is_written_by_one_request_at_a_time_and_not_while_it_is_committe
 
 
 def test_what_others_stage_is_counted_and_what_is_gone_makes_room(tmp_path: Path) -> None:
-    room = Room(tmp_path, bytes_max=1000)
+    room = StagingRoom(tmp_path, bytes_max=1000)
     room.take(100, is_new=True)
     name = stage_bytes(tmp_path, "p", 0, b"x" * 950)
     with pytest.raises(UsageError, match="staging-bytes-max"):

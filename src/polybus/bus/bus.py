@@ -1,7 +1,7 @@
 """The bus: publishes go to the log and to subscribers, a batch at a time.
 
-Synchronous and single-writer: everything here runs on one thread, so there are no locks. Nothing
-here knows a socket, a clock or a protocol's bytes; edges call in, and subscribers are called back.
+Synchronous and single-writer: everything runs on one thread, without locks. The bus knows no
+socket, no clock and no protocol's bytes. Edges and services call it, and it calls subscribers back.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from polybus.log.interface import Bounds, Log, TopicSettings
 
 RECENT_BYTES_MAX = 1 << 20
 DELIVERED_BYTES_MAX = 4 << 20
-"""A commit of more is not handed to subscribers as it is: they read it from the log."""
+"""Subscribers read a larger commit from the log instead of being handed it."""
 NOTHING = Batch("", b"", array("i"))
 
 
 class Topic:
-    """A topic while the bus runs: who listens, and what went through."""
+    """A topic of a running bus: its subscribers and its traffic."""
 
     __slots__ = ("name", "subscribers", "traffic")
 
@@ -39,7 +39,7 @@ class Topic:
         return self.traffic.messages
 
     def listen(self, subscribers: tuple[Subscriber, ...]) -> None:
-        """Replace the listeners."""
+        """Replace the subscribers."""
         self.traffic.settle(self.subscribers)
         self.subscribers = subscribers
 
@@ -53,7 +53,7 @@ class Bus:
         self._topics_max = topics_max
         found = {name: Topic(name) for name in log.topics()}
         self._topics = {name: one for name, one in found.items() if not names.is_reserved(name)}
-        # Apart from the others, so that what clients publish never finds them.
+        # Separate, so that clients' publishes never find them.
         self._system = {name: one for name, one in found.items() if names.is_reserved(name)}
         self._everything: list[Subscriber] = []
         self._last_ticket = 0
@@ -62,12 +62,12 @@ class Bus:
     # Topics
 
     def topics(self, *, system: bool = False) -> list[Topic]:
-        """All topics; the system's own are left out unless they are asked for."""
+        """All topics, sorted; system topics only with `system`."""
         found = [*self._topics.values(), *(self._system.values() if system else ())]
         return sorted(found, key=lambda topic: topic.name)
 
     def topic_names(self, *, system: bool = False) -> list[str]:
-        """The same topics' names, in no order: a moment's work, however many there are."""
+        """The same topics' names, unsorted."""
         return [*self._topics, *(self._system if system else ())]
 
     def topic(self, name: str) -> Topic:
@@ -85,7 +85,10 @@ class Bus:
         """
         name = names.canonical(name)
         if names.is_reserved(name):
-            raise UsageError("topic.reserved", f"{name}: names that begin with $ are the system's")
+            raise UsageError(
+                "topic.reserved",
+                f"'{name}': names that begin with $ are reserved for system topics",
+            )
         names.check_creatable(name)
         if len(self._topics) >= self._topics_max:
             raise UsageError("topic.too-many", f"there are {self._topics_max} topics (topics-max)")
@@ -97,7 +100,7 @@ class Bus:
         return bounds
 
     def make_system_topic(self, name: str, settings: TopicSettings | None = None) -> None:
-        """Have a topic that everybody may read and only the bus may write; it may be there.
+        """Create a topic, unless it exists, that everybody may read and only the bus may write.
 
         Raises:
             StorageError: it cannot be created.
@@ -123,13 +126,13 @@ class Bus:
     # Subscriptions
 
     def subscribe(self, name: str, subscriber: Subscriber) -> None:
-        """Attach at the live end. Raises UsageError `topic.unknown`."""
+        """Subscribe from the live end on. Raises UsageError `topic.unknown`."""
         topic = self._topic(name)
         if subscriber not in topic.subscribers:
             topic.listen((*topic.subscribers, subscriber))
 
     def subscribe_new(self, subscriber: Subscriber) -> None:
-        """Attach to every topic that will be created."""
+        """Subscribe to every topic that will be created."""
         self._everything.append(subscriber)
 
     def unsubscribe(self, name: str, subscriber: Subscriber) -> None:
@@ -148,10 +151,10 @@ class Bus:
         offset: int,
         deliver: Callable[[Batch], None] | None = None,
     ) -> int | None:
-        """Deliver what memory holds from `offset` on, and go live if that is not much.
+        """Deliver what memory holds from `offset` on, and subscribe if that is not too much.
 
-        Returns None when the subscriber is live now, with no gap and no repeat; else the offset to
-        go on from, when the subscriber has taken what it got. `deliver` may stand in for the
+        Returns None when the subscriber is live, with no gap and no repeat; else the offset to
+        continue from when the subscriber has taken what it got. `deliver` replaces the
         subscriber's own until it is live.
         """
         deliver = deliver or subscriber.deliver
@@ -305,7 +308,7 @@ class Bus:
         self.expect_receipt(self._last_ticket, NOTHING, waiter)
 
     def settle(self, durable: int) -> None:
-        """Give the receipts that are due: everything up to ticket `durable` is safe."""
+        """Give the receipts that are due: everything up to ticket `durable` is durable."""
         self.receipts.settle(durable)
 
     def _topic(self, name: str) -> Topic:
@@ -331,5 +334,5 @@ def _spare(topics: list[Topic], batches: Sequence[Batch], publisher: Subscriber)
 
 def unknown_topic(name: str) -> PolybusError:
     if names.is_reserved(name):
-        return UsageError("topic.reserved", f"'{name}': only the system writes to `$` topics")
+        return UsageError("topic.reserved", f"'{name}': only the bus writes to `$` topics")
     return UsageError("topic.unknown", f"there is no topic '{name}'")

@@ -1,4 +1,4 @@
-"""Receipts: who is told, and when, that a message is safe."""
+"""Receipts: when a publisher learns that its message is durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polybus.log.interface import Log
 
 
 class Receipts:
-    """Those that wait for the log. They fall due in ticket order: the journal is one."""
+    """Receipts that wait for the log. They become due in ticket order, since the journal is one."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -21,19 +21,19 @@ class Receipts:
 
     @property
     def waiting(self) -> int:
-        """How many batches wait for theirs."""
+        """How many batches wait for a receipt."""
         return sum(len(batches) for _, batches, _ in self._waiting)
 
     def expect(self, ticket: int, batches: Sequence[Batch], publisher: ReceiptTaker) -> None:
-        """Tell the publisher once everything up to the ticket is durable."""
-        # The log's thread may be ahead of `settle`: those who wait already come first.
+        """Give the publisher its receipts once everything up to the ticket is durable."""
+        # The log's thread may be ahead of `settle`: earlier receipts come first.
         if ticket <= self._log.durable and not self._waiting:
             self._give(batches, publisher)
         else:
             self._waiting.append((ticket, batches, publisher))
 
     def settle(self, durable: int) -> None:
-        """Give those that are due: everything up to ticket `durable` is safe."""
+        """Give the receipts that are due: everything up to the ticket is durable."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= durable:
             _, batches, publisher = waiting.popleft()

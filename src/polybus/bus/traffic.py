@@ -1,7 +1,7 @@
-"""Traffic: how many messages and bytes went through a topic, by protocol.
+"""Traffic: messages and bytes per topic and protocol.
 
-What comes in is counted once per batch. What goes out is not counted at all while it goes: it is
-what came in times the listeners, and settled when those change or somebody asks.
+Incoming messages are counted once per batch. Outgoing ones are computed: incoming messages times
+subscribers, settled whenever the subscribers change or the figures are read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Traffic:
         return sum(flow.value_bytes for flow in self.taken.values())
 
     def take(self, batch: Batch) -> None:
-        """A batch came in."""
+        """Count a batch that was accepted."""
         flow = self.taken.get(batch.protocol)
         if flow is None:
             flow = self.taken[batch.protocol] = Flow()
@@ -47,13 +47,13 @@ class Traffic:
         flow.value_bytes += batch.value_bytes
 
     def spare(self, batch: Batch, protocol: str) -> None:
-        """A listener did not get a batch, because it sent it."""
+        """Correct for a subscriber that did not get a batch because it sent it."""
         flow = self._delivered(protocol)
         flow.messages -= len(batch)
         flow.value_bytes -= batch.value_bytes
 
     def settle(self, subscribers: Iterable[Subscriber]) -> None:
-        """Count what these listeners got since the last time."""
+        """Count what these subscribers got since the last call."""
         taken_messages, taken_bytes = self.messages, self.value_bytes
         messages = taken_messages - self._settled_messages
         value_bytes = taken_bytes - self._settled_bytes

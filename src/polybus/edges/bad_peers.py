@@ -1,4 +1,4 @@
-"""What bad peers did: counted always, logged at most so many times a second."""
+"""Peers' errors: always counted, logged at a limited rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOW = ("outbox.full", "outbox.dropped")
 
 
 class BadPeers:
-    """Counts errors by code, and keeps a flood of bad input from becoming a flood of log lines."""
+    """Counts errors by code, and limits log lines to `error-lines-per-s`."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class BadPeers:
         self._suppressed = 0
 
     def count(self, code: str, events: int) -> None:
-        """Count what needs no log line."""
+        """Count errors that need no log line."""
         self.counts[code] += events
 
     def note(self, peer: str, protocol: str, code: str, text: str) -> None:
@@ -40,7 +40,7 @@ class BadPeers:
         second = int(self._clock_s())
         if second != self._second:
             if self._suppressed:
-                logger.warning("%d more lines about bad peers suppressed", self._suppressed)
+                logger.warning("%d more lines about peers' errors suppressed", self._suppressed)
             self._second, self._lines, self._suppressed = second, 0, 0
         if self._lines >= self._lines_per_s - 1:
             self._suppressed += 1

@@ -1,10 +1,10 @@
-"""What the bus tells about itself in the system topic `$events`.
+"""What the bus reports about itself in the system topic `$events`.
 
-A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`: many events, in the
-order they were written down. docs/howto/monitor.md has the fields of each kind.
+A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`, with many events in
+order. docs/howto/monitor.md has the fields of each kind.
 
-Deliveries and confirmations are not told one by one. Between two messages they are added up, for
-each session and topic, so that a pack costs its session a few additions and no more.
+Deliveries and confirmations are summed per session and topic between two messages, so that a pack
+costs a few additions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from polybus.services.sessions.session import Session
 EVENTS_TOPIC = "$events"
 EVENTS_PER_MESSAGE = 1000
 PENDING_MAX = 100_000
-# When packs were shown, for the time until they are confirmed: so many marks a session.
+# How many times of delivery a session remembers, to measure the time until confirmation.
 MARKS_MAX = 32
 TEXT_MAX = 500
 LIST_MAX = 50
 
 
-class Run:
-    """Packs of one topic that a session was sent since the last message."""
+class DeliveryRun:
+    """Packs of one topic delivered to a session since the last message."""
 
     __slots__ = ("count", "first", "last", "messages", "time_us")
 
@@ -41,7 +41,7 @@ class Run:
 
 
 class Tally:
-    """One session: what it was sent and has confirmed since the last message."""
+    """Deliveries and confirmations of one session since the last message."""
 
     __slots__ = (
         "confirmed",
@@ -58,9 +58,9 @@ class Tally:
     )
 
     def __init__(self) -> None:
-        # (last number, time) of each time that packs were sent; they outlive a message.
+        # (last number, time) of each delivery; kept beyond a message.
         self.marks: list[tuple[int, int]] = []
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, DeliveryRun] = {}
         self.pending = False
         self.clear()
 
@@ -68,14 +68,14 @@ class Tally:
         if self.runs:
             self.runs = {}
         self.repeated = self.confirmed = self.first = self.last = self.time_us = 0
-        # Of the confirmed packs, those whose sending is remembered, and how long they took.
+        # Confirmed packs whose delivery time is known, and how long they took.
         self.timed = self.wait_us = self.wait_us_max = 0
 
 
 class EventBook:
-    """Collects events until they are taken as messages. No I/O; `on_pending` says when to come.
+    """Collects events until `take`; `on_pending` is called when there is something to take.
 
-    A session that follows `$events` itself is left out: telling of it would never end.
+    A session that follows `$events` itself is left out: each report would cause another.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class EventBook:
         self._events: list[dict[str, Any]] = []
         self.dropped = 0
 
-    # What happens
+    # Recording
 
     def delivered(
         self, session: Session, packs: Sequence[tuple[int, Content]], shown_to: int
     ) -> None:
-        """A session was sent packs; those up to `shown_to` not for the first time."""
+        """Packs were delivered to a session; those up to `shown_to` not for the first time."""
         if not self._enabled or EVENTS_TOPIC in session.follows:
             return
         tally = self._touched(session)
@@ -106,7 +106,7 @@ class EventBook:
                 continue
             run = tally.runs.get(content.topic)
             if run is None:
-                run = tally.runs[content.topic] = Run(number, now_us)
+                run = tally.runs[content.topic] = DeliveryRun(number, now_us)
             run.last = number
             run.count += 1
             run.messages += content.count
@@ -116,7 +116,7 @@ class EventBook:
             del marks[0]
 
     def confirmed(self, session: Session, ids: Sequence[int], count: int) -> None:
-        """A client confirmed packs; `count` of the numbers were there to be."""
+        """A client confirmed packs; `count` of the numbers existed."""
         if not self._enabled or not count or EVENTS_TOPIC in session.follows:
             return
         tally = self._touched(session)
@@ -140,15 +140,15 @@ class EventBook:
         self.tell("session-opened", session=session.digest.hex(), topics=list(session.follows))
 
     def ended(self, session: Session, reason: str, waiting: int) -> None:
-        """A session is gone, with so many packs that were never confirmed."""
+        """A session ended, with `waiting` packs unconfirmed."""
         tally = self._tallies.pop(session, None)
         if tally is not None and tally.pending:
-            self._events += self._told(session, tally, waiting)
+            self._events += self._report(session, tally, waiting)
             tally.pending = False
         self.tell("session-ended", session=session.digest.hex(), reason=reason, waiting=waiting)
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Write down an event that is told by itself; over the bound it is only counted."""
+        """Record a single event; beyond PENDING_MAX only count it."""
         if not self._enabled:
             return
         if len(self._events) + len(self._pending) >= PENDING_MAX:
@@ -159,17 +159,17 @@ class EventBook:
         shown = {name.replace("_", "-"): _bounded(value) for name, value in fields.items()}
         self._events.append({"kind": kind, "time": _iso(self._clock_us()), **shown})
 
-    # What is told
+    # Reporting
 
     def take(self) -> list[bytes]:
-        """Everything that happened since the last time, as messages."""
+        """All events since the last call, as messages."""
         events, self._events = self._events, []
         pending, self._pending = self._pending, []
         for session in pending:
             tally = self._tallies.get(session)
             if tally is not None and tally.pending:
                 tally.pending = False
-                events += self._told(session, tally, session.pack_count)
+                events += self._report(session, tally, session.pack_count)
                 if not tally.marks:
                     del self._tallies[session]
         if self.dropped:
@@ -181,7 +181,7 @@ class EventBook:
         ]
 
     def _touched(self, session: Session) -> Tally:
-        """The tally of a session that has something to tell from here on."""
+        """The tally of a session, marked as pending."""
         tally = self._tallies.get(session)
         if tally is None:
             tally = self._tallies[session] = Tally()
@@ -192,9 +192,9 @@ class EventBook:
             self._pending.append(session)
         return tally
 
-    def _told(self, session: Session, tally: Tally, waiting: int) -> list[dict[str, Any]]:
+    def _report(self, session: Session, tally: Tally, waiting: int) -> list[dict[str, Any]]:
         digest = session.digest.hex()
-        told: list[dict[str, Any]] = [
+        report: list[dict[str, Any]] = [
             {
                 "kind": "delivered",
                 "time": _iso(run.time_us),
@@ -210,12 +210,12 @@ class EventBook:
         ]
         if tally.repeated:
             time = _iso(self._clock_us())
-            told.append(
+            report.append(
                 {"kind": "repeated", "time": time, "session": digest, "count": tally.repeated}
             )
         if tally.confirmed:
             timed = tally.timed
-            told.append(
+            report.append(
                 {
                     "kind": "confirmed",
                     "time": _iso(tally.time_us),
@@ -229,11 +229,11 @@ class EventBook:
                 }
             )
         tally.clear()
-        return told
+        return report
 
 
 def _bounded(value: Any) -> Any:
-    """Texts and lists of others are cut, so that an event stays small."""
+    """Cut long texts and lists, so that an event stays small."""
     if isinstance(value, list):
         return value[:LIST_MAX]
     return value[:TEXT_MAX] if isinstance(value, str) else value

@@ -1,6 +1,7 @@
-"""The administrator's token: whoever can read DATA/admin.token may do what clients may not.
+"""The administrator's token: it permits HTTP calls that clients may not make.
 
-The bus makes it when it starts and there is none. HTTP calls carry it as `Authorization: Bearer …`.
+The bus creates DATA/admin.token when it starts without one. HTTP calls carry the token as
+`Authorization: Bearer …`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SCHEME = "bearer "
 
 
 class AdminToken:
-    """The secret of one bus; compared in constant time."""
+    """The token of one bus; compared in constant time."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -33,7 +34,7 @@ class AdminToken:
 
 
 def load_or_make(data: Path) -> AdminToken:
-    """The token of a data folder; made, for the owner's eyes only, if there is none.
+    """Read the token of a data folder, or create it, readable by its owner only.
 
     Raises:
         StorageError: the file cannot be read or written, or holds no token.
@@ -47,7 +48,7 @@ def load_or_make(data: Path) -> AdminToken:
     except OSError as error:
         raise storage_error(error, f"cannot use {path}") from error
     if len(token) < TOKEN_CHARACTERS_MIN:
-        text = f"{path} holds no token: remove the file, and the bus makes a new one"
+        text = f"{path} holds no token: remove the file, and the next start creates one"
         raise StorageError("log.damaged", text)
     return AdminToken(token)
 
@@ -60,7 +61,7 @@ def _read(path: Path) -> str | None:
 
 
 def _write(path: Path, token: str) -> None:
-    # Whole or not at all, and never readable by others, not even for a moment.
+    # Atomic, and never readable by others.
     fresh = path.with_suffix(".tmp")
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

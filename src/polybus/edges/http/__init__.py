@@ -1,1 +1,1 @@
-"""The HTTP edge: msgstream for clients, an API for programs, figures for operators."""
+"""The HTTP edge: msgstream for clients, an API for programs, metrics for operators."""

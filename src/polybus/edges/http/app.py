@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, its errors, its answer to other sites' pages."""
+"""The ASGI application: every HTTP route, errors, and cross-origin requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *health.OPERATIONS,
 )
 MSGSTREAM_METHODS = ("GET", "HEAD", "OPTIONS")
-# The page shows messages of anybody: it runs no script and loads nothing but its own.
+# The page shows untrusted messages: it may run only its own script and load nothing.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; "
     "connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,9 +53,9 @@ PAGE_POLICY = (
 
 
 class EncodedSlashes:
-    """Lets a name in a path have a slash, written `%2F`: it is no separator then.
+    """Lets a name in a path contain a slash, written `%2F`, which is then no separator.
 
-    Such a path is routed as it was sent, and `Call.path` decodes the names it has found.
+    Such a path is routed undecoded, and `Call.path` decodes the names found in it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -90,7 +90,7 @@ def make_app(state: HttpState) -> Starlette:
 
 
 def _api_routes(state: HttpState) -> Sequence[Route]:
-    """One route a path, so that a wrong method is told the right ones."""
+    """One route per path, so that the answer to a wrong method lists the right ones."""
     paths: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = operation
@@ -154,6 +154,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    # The route, never the URL: it may hold a session's key.
+    # Never the URL: it may hold a session's key.
     logger.error("a request failed: %s", request.method, exc_info=error)
-    return problem(500, "http.failed", "the bus made a mistake; its log has more")
+    return problem(500, "http.failed", "internal error; the log of the bus has the details")

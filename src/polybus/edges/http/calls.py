@@ -1,6 +1,6 @@
-"""Calls: an API operation is declared once, and that is what runs and what OpenAPI says.
+"""API calls: one declaration per operation, which runs it and from which OpenAPI is generated.
 
-A request's query and JSON body are decoded into the very types that the description is made from.
+A request's query and JSON body are decoded into the same types that the description shows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from polybus.wire.msgstream import deeper_than
 T = TypeVar("T")
 JSON = "application/json"
 ENCODED = "polybus.path-is-encoded"
-"""In a request's scope: its path was routed as it was sent."""
+"""In a request's scope: its path was routed undecoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an operation may answer with a status."""
+    """A possible answer of an operation, by status."""
 
     text: str
     type: Any = None
@@ -38,7 +38,7 @@ class Answer:
 class Operation:
     """One method of one path.
 
-    `body` is what a JSON body is decoded into; `media` are the content types it takes otherwise.
+    `body` is the type of a JSON body; `media` are the content types that it accepts.
     """
 
     method: str
@@ -73,7 +73,7 @@ class Call:
 
     @property
     def content_length(self) -> int:
-        """How long the body is said to be; 0 if that is not said."""
+        """The announced length of the body; 0 if it is not announced."""
         text = self.request.headers.get("content-length", "")
         return int(text) if text.isdecimal() else 0
 
@@ -87,7 +87,7 @@ class Call:
         raw: dict[str, str] = {}
         for name, value in self.request.query_params.multi_items():
             if name in raw:
-                raise PeerError("http.query", f"{name[:40]} is there twice")
+                raise PeerError("http.query", f"{name[:40]} is given twice")
             raw[name] = value
         try:
             return msgspec.convert(raw, kind, strict=False)
@@ -142,6 +142,6 @@ async def perform(state: HttpState, operation: Operation, request: Request) -> R
             state.bad_peers.note(name, "http", error.code, error.text)
         headers = None
         if error.code == "http.body-too-large":
-            # The rest of the body is not read.
+            # The rest of the body is not read, so the connection cannot be reused.
             headers = {"connection": "close"}
         return problem_of(error, headers)

@@ -1,7 +1,7 @@
 """/v1/staging and /v1/commits: how Spark's sink publishes, exactly once.
 
-Whoever shares the bus's disk stages files by itself; others upload them, in pieces, so that one
-large file neither fills memory nor has to be sent again as a whole.
+A producer on the bus's machine writes staged files itself. Others upload them in pieces, so that a
+large file does not fill memory and need not be sent again as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
 from polybus.errors import PeerError, UsageError
 from polybus.services.transactions import staging
-from polybus.services.transactions.commits import Key, Offsets
+from polybus.services.transactions.commits import Offsets, TransactionKey
 from polybus.services.transactions.transactions import CommitRequest
 from polybus.services.transactions.uploads import Upload
 
@@ -29,28 +29,28 @@ QUERY_BYTES_MAX = 128
 OCTETS = "application/octet-stream"
 
 BatchNumber = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
-# A list, and not a tuple: tools that read the API's description know those better.
+# A list and not a tuple: tools that read OpenAPI handle lists better.
 Range = Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)]
 
 
 class NewCommit(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """A transaction: all messages of the staged files. Its key is producer, query and batch."""
+    """A transaction: all messages of the staged files; identified by producer, query and batch."""
 
     producer: str
     query: Annotated[str, msgspec.Meta(min_length=1, max_length=QUERY_BYTES_MAX)]
     batch: BatchNumber
     files: Annotated[list[str], msgspec.Meta(max_length=FILES_MAX)] = []
     take_over: bool = False
-    """Let this query go on for a producer that belongs to another, or has missed batches."""
+    """Let this query continue for a producer of another query, or after missing batches."""
     gaps: bool = False
-    """Batches may be left out: those in which there was nothing to publish."""
+    """Batch numbers may be missing: empty batches are not committed."""
 
 
 class Committed(msgspec.Struct):
     """Ranges of each topic: epoch, first offset, offset after the last.
 
-    `already` says that it had been committed before; ranges are then known of the last batch only,
-    and only if there are few.
+    `already`: it was committed before. Its ranges are then known only if it was the last batch and
+    has few of them.
     """
 
     producer: str
@@ -66,7 +66,7 @@ class PieceQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Staged(msgspec.Struct):
-    """So many bytes are there."""
+    """The size of the staged file so far."""
 
     file: str
     bytes: int
@@ -74,7 +74,7 @@ class Staged(msgspec.Struct):
 
 async def commit(call: Call) -> Response:
     asked = await call.json(NewCommit)
-    key = Key(staging.check_producer(asked.producer), asked.query, asked.batch)
+    key = TransactionKey(staging.check_producer(asked.producer), asked.query, asked.batch)
     wanted = CommitRequest(key, asked.files, asked.take_over, asked.gaps)
     offsets, already = await call.state.transactions.commit(wanted, is_admin=call.is_admin)
     return _committed(key, already, offsets)
@@ -82,10 +82,10 @@ async def commit(call: Call) -> Response:
 
 async def last_commit(call: Call) -> Response:
     known = call.state.transactions.producer(call.path["producer"])
-    return _committed(Key(known.name, known.query, known.batch), True, known.offsets)
+    return _committed(TransactionKey(known.name, known.query, known.batch), True, known.offsets)
 
 
-def _committed(key: Key, already: bool, offsets: Offsets) -> Response:
+def _committed(key: TransactionKey, already: bool, offsets: Offsets) -> Response:
     ranges = {topic: [list(one) for one in found] for topic, found in offsets.items()}
     return answer(Committed(key.producer, key.query, key.batch, already, ranges))
 
@@ -111,7 +111,7 @@ async def stage(call: Call) -> Response:
 
 async def unstage(call: Call) -> Response:
     path = _staged_path(call)
-    # What a transaction under way needs stays: it will be finished, whatever its producer thinks.
+    # An unfinished transaction keeps its files: it will be finished.
     if not call.state.transactions.is_wanted(path):
         await call.state.transactions.uploads.run(staging.discard, path)
     return Response(status_code=204)
@@ -131,7 +131,7 @@ def _check_size(size: int) -> None:
 
 
 async def _pieces(call: Call) -> AsyncIterator[bytes]:
-    """The body, a little at a time: what is on disk need not be in memory."""
+    """The body in small pieces, so that it is not in memory as a whole."""
     gathered: list[bytes] = []
     total = waiting = 0
     async for some in call.request.stream():
@@ -160,7 +160,7 @@ OPERATIONS = (
         answers={
             200: Answer("Published, now or before, and safe", Committed),
             400: INVALID,
-            403: Answer("A topic is the system's", Problem, PROBLEM),
+            403: Answer("A topic is a system topic", Problem, PROBLEM),
             404: NO_TOPIC,
             409: REFUSED,
             503: NO_ROOM,
@@ -196,7 +196,7 @@ OPERATIONS = (
         method="DELETE",
         path=STAGED_PATH,
         run=unstage,
-        summary="Remove a staged file that will not be committed",
-        answers={204: Answer("It is gone, or a transaction under way needs it"), 400: INVALID},
+        summary="Delete a staged file that will not be committed",
+        answers={204: Answer("It is deleted, or an unfinished transaction needs it"), 400: INVALID},
     ),
 )

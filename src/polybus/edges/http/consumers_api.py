@@ -1,4 +1,4 @@
-"""/v1/consumers: who reads the topics from outside, how far each is, and its last error."""
+"""/v1/consumers: programs that read topics, with their positions, lag and last error."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ OPERATIONS = (
         method="PUT",
         path="/v1/consumers/{group}",
         run=report,
-        summary="Say how far a consumer is; what it leaves out stays as it was",
+        summary="Report a consumer's position; fields that are left out keep their values",
         body=Report,
         answers={
-            204: Answer("It is noted"),
+            204: Answer("The report is stored"),
             400: INVALID,
             409: Answer("There are too many consumers", Problem, PROBLEM),
         },
@@ -54,7 +54,7 @@ OPERATIONS = (
         method="DELETE",
         path="/v1/consumers/{group}",
         run=forget,
-        summary="Forget a consumer; it holds no history any more",
-        answers={204: Answer("It is gone"), 404: Answer("No such consumer", Problem, PROBLEM)},
+        summary="Forget a consumer; retention no longer waits for it",
+        answers={204: Answer("It is forgotten"), 404: Answer("No such consumer", Problem, PROBLEM)},
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
@@ -36,19 +37,19 @@ _OFFSET_MAX = (1 << 63) - 1
 
 
 class FetchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Where to begin (one of the first three; the earliest message if none), and how much."""
+    """The first message (one of the first three fields; the earliest if none), and how many."""
 
-    # Unset, and not None: a query cannot say null, and the text "null" is no number.
+    # Unset and not None: a query cannot express null.
     offset: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
     time: str | msgspec.UnsetType = msgspec.UNSET
     from_: Literal["earliest", "latest"] | msgspec.UnsetType = msgspec.field(
         name="from", default=msgspec.UNSET
     )
     limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | msgspec.UnsetType = msgspec.UNSET
-    # Read up to here and no further; and refuse to if the topic is not of this epoch.
+    # The exclusive end; and the epoch that the topic must have.
     stop: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
     epoch: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
-    # Of an Arrow stream: only these columns, with commas between.
+    # Of an Arrow stream: only these columns, comma-separated.
     columns: str | msgspec.UnsetType = msgspec.UNSET
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_S_MAX)] = 0.0
 
@@ -112,7 +113,7 @@ async def fetch(call: Call) -> Response:
     log = state.bus.log
     epoch = log.bounds(topic).epoch
     if query.epoch not in (msgspec.UNSET, epoch):
-        text = f"topic {topic!r} was created again: its epoch is {epoch}, not {query.epoch}"
+        text = f"topic {topic!r} was recreated: its epoch is {epoch}, not {query.epoch}"
         raise UsageError("topic.recreated", text)
     offset = await asyncio.to_thread(_begin, log, topic, query)
     if query.wait_s and offset >= log.bounds(topic).stop:
@@ -120,7 +121,7 @@ async def fetch(call: Call) -> Response:
     if ARROW in call.request.headers.get("accept", ""):
         schema = _schema(query)
         pieces = _pieces(log, topic, epoch, offset, _stop(query, offset))
-        # The first piece before the status: a bad offset is still a problem then.
+        # Read the first piece before the status is sent: a bad offset is still a problem then.
         first = await asyncio.to_thread(next, pieces, None)
         return StreamingResponse(_arrow(first, pieces, schema), media_type=ARROW)
     if query.limit is msgspec.UNSET:
@@ -131,7 +132,7 @@ async def fetch(call: Call) -> Response:
 
 
 def _stop(query: FetchQuery, offset: int) -> int:
-    """Where the answer ends at the latest."""
+    """The exclusive end of the answer."""
     stop = _OFFSET_MAX if query.stop is msgspec.UNSET else query.stop
     return stop if query.limit is msgspec.UNSET else min(stop, offset + query.limit)
 
@@ -173,9 +174,9 @@ async def _wait(state: HttpState, topic: str, wait_s: float) -> None:
 
 
 def _pieces(log: Log, topic: str, epoch: int, offset: int, stop: int) -> Iterator[list[Batch]]:
-    """Batches from the offset up to `stop`, or what is the end now. May block.
+    """Batches from the offset up to `stop` or the topic's current end. May block.
 
-    A topic that is created again meanwhile ends it.
+    It ends early if the topic is recreated meanwhile.
 
     Raises:
         UsageError: `log.offset-unknown`.
@@ -259,38 +260,23 @@ async def _arrow(
     first: list[Batch] | None, pieces: Iterator[list[Batch]], schema: pa.Schema
 ) -> AsyncIterator[bytes]:
     """An Arrow IPC stream, a piece at a time: nothing is built whole in memory."""
-    sink = Sink()
+    sink = io.BytesIO()
     with pa.ipc.new_stream(sink, schema) as writer:
         piece = first
         while piece is not None:
             for batch in piece:
                 writer.write_batch(rows_of(batch).select(schema.names))
-            yield sink.take()
+            yield _take(sink)
             piece = await asyncio.to_thread(next, pieces, None)
-    yield sink.take()
+    yield _take(sink)
 
 
-class Sink:
-    """A file that is read while it is written."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(self._parts[-1])
-
-    def flush(self) -> None: ...
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None: ...
-
-    def take(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
+def _take(sink: io.BytesIO) -> bytes:
+    """What was written since the last call."""
+    data = sink.getvalue()
+    sink.seek(0)
+    sink.truncate()
+    return data
 
 
 OPERATIONS = (
@@ -304,7 +290,7 @@ OPERATIONS = (
             200: Answer("Messages, also as an Arrow stream by Accept", Messages),
             400: INVALID,
             404: NO_TOPIC,
-            409: Answer("The topic was created again and has another epoch", Problem, PROBLEM),
+            409: Answer("The topic was recreated and has another epoch", Problem, PROBLEM),
             416: Answer("The offset is outside what the topic holds", Problem, PROBLEM),
         },
     ),

@@ -1,8 +1,8 @@
-"""WebSocket frames where speed counts: packs on their way out, short confirmations coming in.
+"""WebSocket frames on the fast path: outgoing packs, and short incoming confirmations.
 
-Everything else (the handshake, control frames, fragments, mistakes) is the `websockets` library's
-business. A frame is taken past the library only between two frames of its own, which it cannot tell
-us; `ends_between_frames` keeps track of that.
+The `websockets` library handles everything else: the handshake, control frames, fragments, errors.
+A frame may bypass the library only between two frames. The library does not report that, so
+`ends_between_frames` tracks it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def text_frame(text: bytes) -> bytes:
 
 
 def short_text(data: bytes) -> bytes | None:
-    """What a client says, if the data is one short text frame and nothing else."""
+    """The text, if the data is exactly one short text frame."""
     size = len(data) - _SHORT_HEAD_BYTES
     if not 0 < size <= _SHORT_BYTES_MAX or data[0] != _TEXT or data[1] != _MASKED | size:
         return None
@@ -41,7 +41,7 @@ def short_text(data: bytes) -> bytes | None:
 
 
 def ends_between_frames(data: bytes) -> bool:
-    """Whether data that begins with a frame ends with one, with no message half said."""
+    """Whether data that begins at a frame ends at one, outside of a fragmented message."""
     at = 0
     while at + 2 <= len(data):
         if not data[at] & _FIN:
@@ -52,19 +52,19 @@ def ends_between_frames(data: bytes) -> bool:
             length_bytes = 2 if size == 126 else 8
             size = int.from_bytes(data[at : at + length_bytes], "big")
             at += length_bytes
-        # The mask; a frame without one is the connection's last anyway.
+        # The mask; a frame without one ends the connection.
         at += 4 + size
     return at == len(data)
 
 
 class Frames:
-    """Frames of this turn of the loop, by what is in them.
+    """The frames of this loop turn, by their packs.
 
-    A thousand sessions that are sent the same packs under the same numbers share one buffer.
+    A thousand sessions that get the same packs under the same numbers share one buffer.
     """
 
     def __init__(self) -> None:
-        # With the packs, so that their identities stay theirs.
+        # The packs are kept, so that their ids stay valid.
         self._frames: dict[tuple[int, ...], tuple[bytes, Packs]] = {}
 
     def get(self, packs: Packs) -> bytes:
@@ -74,7 +74,7 @@ class Frames:
         elif packs[-1][0] - first == len(packs) - 1:
             key = (first, *(id(json) for _, json in packs))
         else:
-            # With a gap in the numbers, the first does not tell the others.
+            # With a gap in the numbers, the first does not determine the others.
             return text_frame(encode_packs(packs))
         found = self._frames.get(key)
         if found is None:

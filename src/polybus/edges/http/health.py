@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics: is it alive, does it take messages, how much goes through."""
+"""/healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def healthz(call: Call) -> Response:
-    """Alive as long as the loop answers and the log takes writes."""
+    """Healthy while the loop answers and the log takes writes."""
     error = call.state.context.durability.error
     if error is not None:
         return PlainTextResponse(f"{error.code}: {error.text}\n", 503)
@@ -28,28 +28,28 @@ async def metrics(call: Call) -> Response:
     return Response(render(call.state), headers={"content-type": METRICS})
 
 
-RED = Answer("Why not", str, "text/plain")
+RED = Answer("The reason", str, "text/plain")
 
 OPERATIONS = (
     Operation(
         method="GET",
         path="/healthz",
         run=healthz,
-        summary="Is it alive, and does the log take writes",
+        summary="Liveness: the bus answers and the log takes writes",
         answers={200: Answer("Yes", str, "text/plain"), 503: RED},
     ),
     Operation(
         method="GET",
         path="/readyz",
         run=readyz,
-        summary="Does it take connections",
+        summary="Readiness: the bus accepts connections",
         answers={200: Answer("Yes", str, "text/plain"), 503: RED},
     ),
     Operation(
         method="GET",
         path="/metrics",
         run=metrics,
-        summary="Figures for Prometheus",
+        summary="Metrics for Prometheus",
         answers={200: Answer("Text format 0.0.4", str, "text/plain")},
     ),
 )

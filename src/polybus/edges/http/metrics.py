@@ -1,4 +1,4 @@
-"""Figures in Prometheus' text format."""
+"""Metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def render(state: HttpState) -> bytes:
-    """All figures of the bus, now."""
+    """All metrics of the bus."""
     lines: list[str] = []
     for name, kind, text, samples in _families(state):
         lines += [f"# HELP polybus_{name} {text}", f"# TYPE polybus_{name} {kind}"]
@@ -93,7 +93,7 @@ def _traffic(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]
         topic.traffic.settle(topic.subscribers)
         listeners.append(({"topic": topic.name}, len(topic.subscribers)))
         delivered = {**topic.traffic.delivered}
-        # A feed is one listener for all its sessions: what those got is counted where it is sent.
+        # A feed is one subscriber for all its sessions: their deliveries are counted separately.
         delivered.pop(MSGSTREAM, None)
         if topic.name in state.inboxes.delivered:
             delivered[MSGSTREAM] = state.inboxes.delivered[topic.name]

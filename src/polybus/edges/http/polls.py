@@ -1,7 +1,7 @@
 """msgstream over HTTP: GET /msgstream, short and long polls.
 
-The endpoint answers in the words of msgstream, not of the API: 200 with packs, 204 without, 400 as
-plain text. Unlike everywhere else, an unknown session is a 200 with a notice.
+The endpoint answers as msgstream defines, not as the API does: 200 with packs, 204 without, 400 as
+plain text, and 200 with a notice for an unknown session.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ECHO_CHARS_MAX = 40
 
 
 class Poll:
-    """One request that a session's packs go to. Implements feeds.Receiver."""
+    """One request that waits for a session's packs. Implements feeds.Receiver."""
 
     __slots__ = ("_woken", "is_over", "session_ended")
 
@@ -34,7 +34,7 @@ class Poll:
         self.session_ended = False
 
     async def woken(self, timeout_s: float) -> bool:
-        """Wait for something to happen; False if nothing did."""
+        """Wait until it is woken; False after the timeout."""
         done, _ = await asyncio.wait([self._woken], timeout=timeout_s)
         if not done:
             return False
@@ -124,7 +124,7 @@ class Polls:
 
 
 async def _disconnected(request: Request, poll: Poll) -> None:
-    """End a hanging poll whose client is gone: another connection may hold the session by then."""
+    """End a hanging poll when its client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     poll.replaced()

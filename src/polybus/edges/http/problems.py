@@ -1,4 +1,4 @@
-"""Problems: every error of the API as application/problem+json with our code."""
+"""Problems: the API's errors as application/problem+json, with status and error code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATUSES = {
 
 
 class Problem(msgspec.Struct, kw_only=True):
-    """What went wrong, after RFC 9457."""
+    """An error, as RFC 9457 defines it."""
 
     type: str = "about:blank"
     title: str
@@ -56,7 +56,7 @@ def problem(status: int, code: str, text: str, headers: dict[str, str] | None = 
 
 
 def problem_of(error: PolybusError, headers: dict[str, Any] | None = None) -> Response:
-    """The answer to an error of ours."""
+    """The answer for an error."""
     status = STATUSES.get(error.code)
     if status is None:
         status = 503 if isinstance(error, StorageError | BusyError) else 400
@@ -64,5 +64,5 @@ def problem_of(error: PolybusError, headers: dict[str, Any] | None = None) -> Re
 
 
 def unknown_session() -> UsageError:
-    # The same words whether it never was, has expired or was deleted.
-    return UsageError("session.unknown", "there is no such session")
+    # The same answer whether it never existed, expired or was deleted.
+    return UsageError("session.unknown", "the session does not exist or has expired")

@@ -1,4 +1,4 @@
-"""POST /v1/topics/{topic}/messages: one body as one message, or a line of JSON for each of many."""
+"""POST /v1/topics/{topic}/messages: the body is one message, or one JSON line per message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Base64(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of many: `value` is any JSON, `base64` is bytes; one of them."""
+    """One line: either `value`, any JSON, or `base64`, bytes."""
 
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     base64: str | msgspec.UnsetType = msgspec.UNSET
@@ -45,7 +45,7 @@ class PublishQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Published(msgspec.Struct):
-    """The offsets of the messages, in order; with a receipt, they are safe."""
+    """The offsets of the messages, in order; durable if a receipt was asked for."""
 
     topic: str
     epoch: int
@@ -105,7 +105,7 @@ async def publish(call: Call) -> Response:
     else:
         batch = Batch.of(topic, [body])
     if topic == RECORDS_TOPIC:
-        # Not even the administrator's: what is there decides what is committed again.
+        # Not even by the administrator: its records decide which transactions are done.
         raise UsageError("topic.reserved", f"'{topic}' is written by the bus alone")
     client = call.request.client
     sender = f"{client.host}:{client.port}" if client else ""
@@ -116,7 +116,7 @@ async def publish(call: Call) -> Response:
 
 
 def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batch:
-    """Messages, one a line; empty lines count for nothing.
+    """Messages, one per line; empty lines are ignored.
 
     Raises:
         PeerError: `http.body-invalid`, naming the line; `http.too-many-lines`.
@@ -146,7 +146,7 @@ def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batc
         except PeerError as error:
             raise PeerError("http.body-invalid", f"line {number}: {error.text}") from error
     if not values:
-        raise PeerError("http.body-invalid", "there is no message in the body")
+        raise PeerError("http.body-invalid", "the body has no message")
     return Batch.of(topic, values, keys=keys, headers=headers)
 
 
@@ -171,12 +171,12 @@ OPERATIONS = (
         method="POST",
         path="/v1/topics/{topic}/messages",
         run=publish,
-        summary="Publish one message, or one a line",
+        summary="Publish one message, or one per line",
         query=PublishQuery,
         body=NewMessage,
         media=(NDJSON, "*/*"),
         answers={
-            200: Answer("Stored, and safe unless receipt=memory", Published),
+            200: Answer("Stored; durable unless receipt=memory", Published),
             400: INVALID,
             403: Answer("Only the administrator writes to system topics", Problem, PROBLEM),
             404: NO_TOPIC,

@@ -32,7 +32,7 @@ Pack = Annotated[
 
 
 class NewSession(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """What a session follows, from where, and how long it lives without contact."""
+    """The topics to follow, the first position, and the time to live without contact."""
 
     topics: Topics = []
     ttl_s: Ttl | None = None
@@ -40,7 +40,7 @@ class NewSession(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 
 class SessionCreated(msgspec.Struct):
-    """The key is the only way to the session: treat it as a password."""
+    """The key gives access to the session: treat it as a password."""
 
     session_key: str = msgspec.field(name="sessionKey")
 
@@ -109,7 +109,11 @@ OPERATIONS = (
         run=put_topics,
         summary="Replace the topics a session follows",
         body=SessionTopics,
-        answers={200: Answer("What it follows now", SessionTopics), 400: INVALID, 404: UNKNOWN},
+        answers={
+            200: Answer("The topics it follows", SessionTopics),
+            400: INVALID,
+            404: UNKNOWN,
+        },
     ),
     Operation(
         method="POST",
@@ -132,6 +136,6 @@ OPERATIONS = (
         path="/v1/sessions/{key}",
         run=delete,
         summary="End a session",
-        answers={204: Answer("It is gone"), 404: UNKNOWN},
+        answers={204: Answer("It is deleted"), 404: UNKNOWN},
     ),
 )

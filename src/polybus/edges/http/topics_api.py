@@ -23,11 +23,11 @@ from polybus.services.consumers.book import TopicConsumer
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
 SLICE_TOPICS = 500
-"""So many are told without a turn for others: some milliseconds."""
+"""Topics per piece: some milliseconds of work, then others run."""
 
 
 class NewTopic(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """A topic to create; retention it does not set is the bus's."""
+    """A topic to create; the bus's retention applies unless it sets its own."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     retention_age_s: Positive | None = None
@@ -37,7 +37,7 @@ class NewTopic(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=True):
     """A topic holds the offsets `start` (inclusive) to `stop` (exclusive) of its epoch.
 
-    Of one that is `damaged` none of the three is known.
+    For a `damaged` topic epoch, start and stop are 0.
     """
 
     name: str
@@ -50,13 +50,13 @@ class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=Tru
 
 
 class TopicDetail(TopicState, rename="kebab", omit_defaults=True, kw_only=True):
-    """A topic, and the consumers that say how far they are in it."""
+    """A topic and its consumers."""
 
     consumers: list[TopicConsumer]
 
 
 class ListQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """With `durable` the answer comes when all messages that it counts are safe."""
+    """With `durable` the answer waits until all messages that it counts are durable."""
 
     system: bool = False
     durable: bool = False
@@ -67,10 +67,10 @@ class TopicList(msgspec.Struct):
 
 
 def topic_of(call: Call) -> str:
-    """The topic a path names. Raises UsageError `topic.unknown`, whatever is wrong with it."""
+    """The topic in the path. Raises UsageError `topic.unknown`, whatever is wrong with it."""
     name = call.path["topic"].lower()
     if not call.state.bus.has_topic(name):
-        # The same answer for what cannot be as for what is not.
+        # The same answer for impossible names as for unknown ones.
         raise unknown_topic("?" if names.is_reserved(name) else name)
     return name
 
@@ -107,18 +107,18 @@ async def list_topics(call: Call) -> Response:
     bus = call.state.bus
     pieces = []
     async for found in _in_order(bus.topic_names(system=query.system)):
-        # One that was deleted since is none any more.
+        # Some may have been deleted since.
         topics = [_listed(call, name) for name in found if bus.has_topic(name)]
         if topics:
             pieces.append(msgspec.json.encode(topics)[1:-1])
     if query.durable:
         await call.state.context.durability.wait()
-    # A TopicList, put together of what was encoded little by little.
+    # A TopicList, joined from pieces that were encoded one by one.
     return Response(b'{"topics":[' + b",".join(pieces) + b"]}", media_type=JSON)
 
 
 async def _in_order(found: list[str]) -> AsyncIterator[list[str]]:
-    """Names in order, some at a time; after each of them, and while sorting, others have a turn."""
+    """Sorted names in pieces; others run between pieces and while sorting."""
     runs = []
     for first in range(0, len(found), SLICE_TOPICS):
         runs.append(sorted(found[first : first + SLICE_TOPICS]))
@@ -154,7 +154,7 @@ OPERATIONS = (
         method="GET",
         path="/v1/topics",
         run=list_topics,
-        summary="All topics; the system's own too with system=true",
+        summary="All topics; system topics too with system=true",
         query=ListQuery,
         answers={
             200: Answer("The topics", TopicList),
@@ -171,8 +171,8 @@ OPERATIONS = (
         answers={
             201: Answer("The topic", TopicState),
             400: INVALID,
-            403: Answer("The name is the system's", Problem, PROBLEM),
-            409: Answer("There is one of that name", Problem, PROBLEM),
+            403: Answer("The name is reserved", Problem, PROBLEM),
+            409: Answer("A topic of that name exists", Problem, PROBLEM),
         },
     ),
     Operation(
@@ -186,10 +186,10 @@ OPERATIONS = (
         method="DELETE",
         path="/v1/topics/{topic}",
         run=delete,
-        summary="Remove a topic and its messages",
+        summary="Delete a topic and its messages",
         answers={
-            204: Answer("It is gone"),
-            403: Answer("It is the system's", Problem, PROBLEM),
+            204: Answer("It is deleted"),
+            403: Answer("It is a system topic", Problem, PROBLEM),
             404: NO_TOPIC,
         },
     ),

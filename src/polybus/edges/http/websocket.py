@@ -1,8 +1,8 @@
-"""msgstream over WebSocket: frames are the `websockets` library's business, packs are ours.
+"""msgstream over WebSocket: the `websockets` library handles frames, this module packs.
 
-A connection gets each pack once. Text frames from the client are lists of ids it confirms; a binary
-frame ends the connection. The library parses what comes in; packs go out as frames made here, so
-that a thousand sessions that are sent the same pack under the same number share one buffer.
+A connection gets each pack once. Text frames from the client are lists of ids that it confirms; a
+binary frame ends the connection. The library parses incoming frames. Outgoing packs are framed
+here, so that a thousand sessions that get the same pack under the same number share one buffer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WebSocketPeer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._between_frames and self._session is not None:
-            # Nearly all that clients send are confirmations of a few bytes.
+            # Nearly all incoming frames are confirmations of a few bytes.
             text = short_text(data)
             if text is not None:
                 self._on_text(text)
@@ -86,13 +86,13 @@ class WebSocketPeer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        # Or a peer that pings and reads no pong would fill our memory with them.
+        # A peer that pings and does not read the pongs would fill our memory.
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._paused = False
         self._transport.resume_reading()
-        # It has read something, and so it is there.
+        # It has read something, so it is alive.
         self.awaits_pong = False
         self._waiting_bytes = 0
         self.wake()
@@ -102,7 +102,7 @@ class WebSocketPeer(asyncio.Protocol):
     def _open(self, request: Request) -> None:
         url = urlsplit(request.path)
         ws = self._ws
-        # A repeated parameter: the first one counts, as it does for polls.
+        # The first of repeated parameters counts, as for polls.
         key = parse_qs(url.query).get("sessionKey", [""])[0]
         if url.path not in PATHS:
             ws.send_response(ws.reject(HTTPStatus.NOT_FOUND, "Not found\n"))
@@ -162,7 +162,7 @@ class WebSocketPeer(asyncio.Protocol):
     # Writing
 
     def wake(self) -> None:
-        """Send what the session has beyond what this connection got."""
+        """Send the packs that this connection has not got yet."""
         session = self._session
         if session is None or self._paused:
             return
@@ -181,12 +181,12 @@ class WebSocketPeer(asyncio.Protocol):
                 return
 
     async def _collect(self, session: Session) -> None:
-        """The way of `wake` when something must be read or written first."""
+        """`wake`, when something must be read or saved first."""
         try:
             packs = await self._inboxes.collect(session, self._sent_to)
         except StorageError:
             self._collecting = None
-            self._close(CloseCode.INTERNAL_ERROR, "the bus cannot store state")
+            self._close(CloseCode.INTERNAL_ERROR, "the bus cannot save the session")
             return
         self._collecting = None
         if session is self._session:
@@ -207,15 +207,15 @@ class WebSocketPeer(asyncio.Protocol):
             else:
                 self._transport.close()
         if self._ws.close_expected():
-            # The other side closes first, or is made to.
+            # Give the peer time to close first.
             self._state.loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
 
     def ping(self) -> None:
-        """Find out whether the peer is still there; one that is not is let go."""
+        """Check that the peer is alive; abort the connection of one that is not."""
         if self._ws.state is not State.OPEN:
             return
         if self._paused:
-            # A ping would come after what waits. On a slow line that may take long, but it moves.
+            # A ping would wait behind other bytes. On a slow line that takes long.
             before_bytes = self._waiting_bytes
             self._waiting_bytes = self._transport.get_write_buffer_size()
             if self._waiting_bytes == before_bytes:
@@ -228,7 +228,7 @@ class WebSocketPeer(asyncio.Protocol):
         self._ws.send_ping(b"")
         self._write_owed()
 
-    # The end, told by the inboxes
+    # Called by the inboxes
 
     def replaced(self) -> None:
         self._session = None

@@ -1,12 +1,12 @@
-"""Unfinished messages: bounded in total, and none may stand still for ever.
+"""Unfinished messages: their memory is limited in total, and each has a timeout.
 
-A connection may hold a little of an unfinished message for free. Beyond that all connections share
-one pool. When the pool is used up, the connections that want more wait, all but one: somebody must
-be able to finish, or nobody ever would.
+A connection may hold FREE_BYTES of an unfinished message. Beyond that all connections share one
+pool, `assembly-bytes-max`. When the pool is full, connections that need more wait, all but one: it
+can finish its message, so there is no deadlock.
 
-A message that was begun must go on: after `message-timeout-s` it needs an average of at least
-RATE_LEAST bytes a second. A connection must show what it speaks within `detect-timeout-s` of its
-first byte, and send a first byte within SILENT_S.
+After `message-timeout-s` a message must have arrived at RATE_LEAST bytes a second on average. A
+connection must show its protocol within `detect-timeout-s` of its first byte, and send that byte
+within SILENT_S.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Assembling(Protocol):
 
 
 class Assembly:
-    """What all connections have received of messages that are not complete."""
+    """Counts and times the unfinished messages of all connections."""
 
     def __init__(self, limits: Limits, clock_s: Callable[[], float]) -> None:
         self._limits = limits
@@ -49,17 +49,17 @@ class Assembly:
         self._deadlines[connection] = self._clock_s() + SILENT_S
 
     def detecting(self, connection: Assembling) -> None:
-        """Its first byte is here: expect it to show its protocol."""
+        """Its first byte has arrived: expect it to show its protocol."""
         self._deadlines[connection] = self._clock_s() + self._limits.detect_timeout_s
 
     def update(self, connection: Assembling, before: int, now: int, *, completed: bool) -> None:
-        """Its unfinished message went from `before` to `now` bytes; `completed`: one ended."""
+        """Its unfinished message grew from `before` to `now` bytes; `completed`: one has ended."""
         if not now:
             self._deadlines.pop(connection, None)
         elif completed or not before:
             self._deadlines[connection] = self._clock_s() + self._limits.message_timeout_s
         elif connection in self._deadlines:
-            # Bytes that came fast do not buy hours of silence later.
+            # Bytes that arrived fast do not extend the deadline without limit.
             later_s = self._deadlines[connection] + max(now - before, 0) / RATE_LEAST
             latest_s = self._clock_s() + self._limits.message_timeout_s
             self._deadlines[connection] = min(later_s, latest_s)
@@ -67,12 +67,12 @@ class Assembly:
             self._count(connection, max(before - FREE_BYTES, 0), max(now - FREE_BYTES, 0))
 
     def excuse(self, connection: Assembling) -> None:
-        """It was not read from: its time begins anew."""
+        """It was not read from: its deadline begins anew."""
         if connection in self._deadlines:
             self._deadlines[connection] = self._clock_s() + self._limits.message_timeout_s
 
     def forget(self, connection: Assembling) -> None:
-        """It is gone; its bytes were counted out by an update to 0 before."""
+        """It is closed; an update to 0 bytes came before."""
         self._deadlines.pop(connection, None)
         if connection in self._waiting:
             self._waiting.remove(connection)
@@ -81,7 +81,7 @@ class Assembly:
         self._let_in()
 
     def overdue(self) -> list[Assembling]:
-        """The connections whose time is up."""
+        """The connections whose deadline has passed."""
         self._let_in()
         now = self._clock_s()
         return [one for one, deadline in self._deadlines.items() if deadline < now]
@@ -99,7 +99,7 @@ class Assembly:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Let one that waits go on, if there is room or nobody else can."""
+        """Release one that waits, if there is room or no other connection can finish."""
         crowded = self._pool_bytes > self._limits.assembly_bytes_max
         if self._waiting and not (crowded and self._leader):
             connection = self._waiting.popleft()

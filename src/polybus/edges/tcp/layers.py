@@ -1,4 +1,4 @@
-"""Layers below a protocol: TLS and gzip. Bytes in, bytes out; the connection owns the socket."""
+"""The layers TLS and gzip below a protocol: bytes in, bytes out, no socket."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _CHUNK_BYTES = 256 << 10
 class Layer(Protocol):
     name: str
     ended: bool
-    """Whether the peer has said, in the layer's own words, that it sends no more."""
+    """Whether the peer has ended the layer: it sends no more."""
 
     def receive(self, data: Buffer) -> Iterator[bytes]:
-        """What the bytes mean, piece by piece. Raises PeerError, always final."""
+        """Unwrap bytes, piece by piece. Raises PeerError, always final."""
         ...
 
     def send(self, data: Buffer) -> bytes: ...
 
     def owed(self) -> bytes:
-        """Bytes the layer itself has to say: a handshake."""
+        """Bytes that the layer itself must send: a handshake."""
         ...
 
     def finish(self) -> bytes:
-        """The layer's last words; nothing is sent after them."""
+        """The final bytes of the layer."""
         ...
 
 
@@ -56,7 +56,7 @@ class GzipLayer:
 
 
 class TlsLayer:
-    """TLS over memory buffers, so that it can begin after the first bytes were looked at."""
+    """TLS over memory buffers, so that it can begin after the first bytes were examined."""
 
     name = "tls"
 

@@ -1,15 +1,14 @@
-"""Who committed what: the memory that keeps a transaction from being done twice.
+"""Producers and their last transactions: what makes a transaction idempotent.
 
-A writer is a `producer`; its transactions are numbered by `batch`, within the run of one `query`
-(a Spark query's id lives as long as its checkpoint). Each transaction's record is in the topic
-`$commits`, in the same commit of the log as its messages, so the log is the truth and what is here
-can be made again from it:
+A writer is a `producer`; its transactions are numbered by `batch`, within one `query` (a Spark
+query's id lives as long as its checkpoint). Each transaction's record is in the topic `$commits`,
+in the same commit of the log as its messages. The log is the truth; `Producers` is rebuilt from it:
 
-    commit   the transaction is done, here are its offsets
-    intent   it needs several commits of the log: these files are to be published, in these parts
+    commit   the transaction is done; its offsets
+    intent   it needs several commits of the log: the files to publish, and in how many parts
     part     one of those parts is done; the last one is a `commit`
 
-A transaction that has an intent will be finished, if need be when the bus starts the next time.
+A transaction that has an intent will be finished, if necessary when the bus starts again.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from polybus.errors import UsageError
 
 TOPIC = "$commits"
 ONCE = "once"
-"""The query of a writer with a single transaction; it need not be remembered for long."""
+"""The query of a writer with a single transaction; it is forgotten first (LRU)."""
 
 REMEMBERED_RANGES_MAX = 32
-"""Of a transaction with more of them it is remembered that it was done, and not where it is."""
+"""Of a transaction with more ranges only the fact that it was done is kept."""
 
 Range = tuple[int, int, int]
 """Epoch, first offset, and the offset after the last."""
 Offsets = dict[str, list[Range]]
 
 
-class Key(msgspec.Struct, frozen=True):
-    """What a transaction is known by."""
+class TransactionKey(msgspec.Struct, frozen=True):
+    """Identifies a transaction."""
 
     producer: str
     query: str
     batch: int
 
 
-class Record(msgspec.Struct, kw_only=True, rename="kebab", omit_defaults=True):
+class CommitRecord(msgspec.Struct, kw_only=True, rename="kebab", omit_defaults=True):
     """A message of `$commits`."""
 
     kind: Literal["commit", "intent", "part"]
@@ -49,29 +48,29 @@ class Record(msgspec.Struct, kw_only=True, rename="kebab", omit_defaults=True):
     query: str
     batch: int
     offsets: Offsets = {}
-    """Of a commit: where all of its messages are. Of a part: where its own are."""
+    """Of a commit: the offsets of all its messages. Of a part: of its own."""
     files: list[str] = []
     system: bool = False
-    """Of an intent: whether messages of system topics are among it, as an administrator may."""
+    """Of an intent: whether it may write to system topics, as an administrator asked for it."""
     part: int = 0
     parts: int = 1
     part_bytes: int = 0
 
     @property
-    def key(self) -> Key:
-        return Key(self.producer, self.query, self.batch)
+    def key(self) -> TransactionKey:
+        return TransactionKey(self.producer, self.query, self.batch)
 
 
 class Unfinished(msgspec.Struct):
-    """A transaction that has an intent and no end yet."""
+    """A transaction that has an intent and no commit yet."""
 
-    intent: Record
+    intent: CommitRecord
     parts_done: int = 0
     offsets: Offsets = {}
 
 
 class Producer(msgspec.Struct, kw_only=True):
-    """What is known of a producer: its last transaction, and one that is under way."""
+    """A producer's last transaction, and one that is under way."""
 
     name: str
     query: str = ""
@@ -80,14 +79,14 @@ class Producer(msgspec.Struct, kw_only=True):
     unfinished: Unfinished | None = None
 
 
-class Done(msgspec.Struct, frozen=True):
-    """The answer to a transaction that was committed before."""
+class EarlierCommit(msgspec.Struct, frozen=True):
+    """The result of a transaction that was committed before."""
 
     offsets: Offsets
 
 
 class Producers:
-    """All producers, the one whose last transaction is oldest first."""
+    """All producers, ordered by their last transaction, oldest first."""
 
     def __init__(self, *, producers_max: int) -> None:
         self._producers: dict[str, Producer] = {}
@@ -108,8 +107,10 @@ class Producers:
     def unfinished(self) -> list[Unfinished]:
         return [one.unfinished for one in self.all() if one.unfinished is not None]
 
-    def decide(self, key: Key, *, take_over: bool = False, gaps: bool = False) -> Done | None:
-        """Whether the transaction is done already, or may be done now (None).
+    def decide(
+        self, key: TransactionKey, *, take_over: bool = False, gaps: bool = False
+    ) -> EarlierCommit | None:
+        """The earlier result of the transaction; None if it may be done now.
 
         Raises:
             UsageError: `commit.query`, `commit.gap` or `commit.too-many`.
@@ -122,7 +123,7 @@ class Producers:
             return None
         if known.query == key.query:
             if key.batch <= known.batch:
-                return Done(known.offsets if key.batch == known.batch else {})
+                return EarlierCommit(known.offsets if key.batch == known.batch else {})
             if key.batch > known.batch + 1 and not gaps:
                 text = (
                     f"producer {key.producer!r}: batch {key.batch} follows batch {known.batch}, "
@@ -143,8 +144,8 @@ class Producers:
             raise UsageError("commit.query", text)
         return None
 
-    def apply(self, record: Record) -> None:
-        """Learn what a record says; records come in the order of the log."""
+    def apply(self, record: CommitRecord) -> None:
+        """Apply a record; records come in the order of the log."""
         known = self._producers.pop(record.producer, None) or Producer(name=record.producer)
         self._producers[record.producer] = known
         if record.kind == "commit":
@@ -166,7 +167,7 @@ class Producers:
         raise UsageError("commit.too-many", text)
 
     def _forget_some(self) -> None:
-        """Only single transactions: of the others everything must be known for ever."""
+        """Forget the oldest single transactions. Others are kept, or they could be repeated."""
         while len(self) > self._producers_max:
             once = (
                 name
@@ -180,7 +181,7 @@ class Producers:
 
 
 def joined(offsets: Offsets, more: Offsets) -> Offsets:
-    """Both; ranges that touch become one."""
+    """Both, with adjacent ranges merged."""
     result = {topic: list(ranges) for topic, ranges in offsets.items()}
     for topic, ranges in more.items():
         known = result.setdefault(topic, [])

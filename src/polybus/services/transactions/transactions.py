@@ -40,12 +40,12 @@ from polybus.services.system_topics import settings_of
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import (
     TOPIC,
-    Done,
-    Key,
+    CommitRecord,
+    EarlierCommit,
     Offsets,
     Producer,
     Producers,
-    Record,
+    TransactionKey,
     Unfinished,
     joined,
 )
@@ -62,7 +62,7 @@ STAGED_AGE_S = 86_400.0
 class CommitRequest(msgspec.Struct, frozen=True):
     """A transaction as its producer asks for it."""
 
-    key: Key
+    key: TransactionKey
     files: Sequence[str]
     take_over: bool = False
     gaps: bool = False
@@ -146,7 +146,7 @@ class Transactions:
 
     def _learn(self, value: bytes, offset: int) -> None:
         try:
-            self._producers.apply(msgspec.json.decode(value, type=Record))
+            self._producers.apply(msgspec.json.decode(value, type=CommitRecord))
         except msgspec.DecodeError as error:
             # Only the bus writes there. Starting without the record is better than not starting.
             logger.error("%s, offset %d: not a valid record: %s", TOPIC, offset, error)
@@ -209,9 +209,9 @@ class Transactions:
             done = self._producers.decide(key, take_over=wanted.take_over, gaps=wanted.gaps)
             is_known = done is not None and begun is None
             if done is None:
-                done = Done(await self._publish(wanted, is_admin=is_admin))
+                done = EarlierCommit(await self._publish(wanted, is_admin=is_admin))
             elif begun is not None:
-                done = Done(begun)
+                done = EarlierCommit(begun)
             else:
                 await self._context.durability.wait(self._tickets.get(key.producer, 0))
             await asyncio.to_thread(staging.drop, self._data, key.producer, batch_max=key.batch)
@@ -245,7 +245,9 @@ class Transactions:
         async with self._turn:
             contents = await self._in_thread(staging.inspect, paths, self._limits)
             self._check(contents, is_admin=is_admin)
-            record = Record(kind="commit", producer=key.producer, query=key.query, batch=key.batch)
+            record = CommitRecord(
+                kind="commit", producer=key.producer, query=key.query, batch=key.batch
+            )
             unfinished: Unfinished | None = None
             if contents.batches is not None:
                 await self._room()
@@ -287,7 +289,7 @@ class Transactions:
                     self._check_system(batch.topic, may=intent.system)
                 await self._room()
                 is_last = part == intent.parts
-                record = Record(
+                record = CommitRecord(
                     kind="commit" if is_last else "part",
                     producer=intent.producer,
                     query=intent.query,
@@ -303,7 +305,9 @@ class Transactions:
         await asyncio.to_thread(staging.drop, self._data, intent.producer, batch_max=intent.batch)
         return offsets
 
-    def _append(self, batches: list[Batch], record: Record, before: Offsets | None = None) -> int:
+    def _append(
+        self, batches: list[Batch], record: CommitRecord, before: Offsets | None = None
+    ) -> int:
         """Publish the batches and their record in one commit of the log."""
         offsets = self._offsets(batches)
         if record.kind == "commit":

@@ -1,8 +1,7 @@
-"""Staged files while the bus is at work on them: who writes which, and how much there is in all.
+"""Uploads of staged files: which are being written or committed, and their total size.
 
-A file that is being committed does not change any more: it was looked at as a whole, and then it is
-read a second time, part by part. `Room` and `Upload` are for the threads of `Uploads`, the rest is
-for the loop's.
+A file that is being committed must not change: it is checked as a whole, then read again part by
+part. `StagingRoom` and `Upload` run on the threads of `Uploads`, the rest on the loop's thread.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ THREADS = 2
 TRIES = 5
 LOOK_AGAIN_S = 1.0
 LOOKING_SHARE = 0.05
-"""Counting what is staged takes no more than this share of the time."""
+"""The share of the time that counting staged files may take."""
 
 
 class StagedFiles:
-    """Which files are being written or committed just now."""
+    """The files that are being written or committed."""
 
     def __init__(self) -> None:
         self._writing: set[Path] = set()
@@ -65,8 +64,8 @@ class StagedFiles:
             self._committing.difference_update(paths)
 
 
-class Room:
-    """How much is staged, by whomever: the disk is looked at now and then."""
+class StagingRoom:
+    """The total size of staged files; the disk is counted again from time to time."""
 
     def __init__(self, data: Path, *, bytes_max: int) -> None:
         self._data = data
@@ -77,7 +76,7 @@ class Room:
         self._look_at_s = 0.0
 
     def take(self, size: int, *, is_new: bool) -> None:
-        """Count a piece of a file in. Raises UsageError `staging.full`. May block."""
+        """Add a piece of a file. Raises UsageError `staging.full`. May block."""
         with self._lock:
             if time.monotonic() >= self._look_at_s or self._lacking(size, is_new):
                 self._look()
@@ -103,12 +102,12 @@ class Room:
 
 
 class Upload:
-    """A piece of a staged file while it arrives. Every method may block.
+    """One piece of a staged file while it arrives. Every method may block.
 
-    A piece that was sent before, and whose answer was lost, is written again.
+    A piece that is sent again, because its answer was lost, is overwritten.
     """
 
-    def __init__(self, path: Path, position: int, room: Room) -> None:
+    def __init__(self, path: Path, position: int, room: StagingRoom) -> None:
         """Raises UsageError `staging.position`, `staging.full`; StorageError."""
         self._path = path
         self._room = room
@@ -121,7 +120,7 @@ class Upload:
             raise storage_error(error, f"cannot stage {path}") from error
         if position > size:
             self._file.close()
-            text = f"{path.name} has {size} bytes; a piece for byte {position} cannot be"
+            text = f"{path.name} has {size} bytes; a piece cannot begin at byte {position}"
             raise UsageError("staging.position", text)
         self._file.truncate(position)
         self.size = self._file.seek(position)
@@ -137,7 +136,7 @@ class Upload:
         self.size += len(some)
 
     def sync(self) -> None:
-        """Make the whole file safe. Raises StorageError."""
+        """Make the whole file durable. Raises StorageError."""
         try:
             os.fsync(self._file.fileno())
             for folder in (self._path.parent, self._path.parent.parent):
@@ -157,18 +156,18 @@ class Upload:
 def _opened(path: Path) -> IO[bytes]:
     for _ in range(TRIES):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A producer's folder is removed when it is empty, just now perhaps.
+        # A sweep removes a producer's folder when it is empty, perhaps just now.
         with contextlib.suppress(FileNotFoundError):
             return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
     raise FileNotFoundError(path)
 
 
 class Uploads:
-    """All uploads of a bus: threads of their own, so that slow disks delay no reader of the log."""
+    """All uploads of a bus, on their own threads, so that slow disks delay no reader of the log."""
 
     def __init__(self, data: Path, *, bytes_max: int) -> None:
         self.files = StagedFiles()
-        self.room = Room(data, bytes_max=bytes_max)
+        self.room = StagingRoom(data, bytes_max=bytes_max)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="polybus-staging")
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
