@@ -12,15 +12,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from polybus.version import __version__
+
 if TYPE_CHECKING:
     from polybus.client import Client, Message, Position, Subscription, connect
 
-__version__ = "0.1.0"
 __all__ = ["Client", "Message", "Position", "Subscription", "__version__", "connect"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the client when it is first asked for: the bus itself does not need it."""
+    """Import the client on first use: the bus itself does not need it."""
     if name in __all__:
         return getattr(importlib.import_module("polybus.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

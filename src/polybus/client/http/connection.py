@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import httptools
 import msgspec
 
-from polybus import __version__
 from polybus.client.connection import reason, tls_context
 from polybus.client.events import refusal
 from polybus.client.link import Link, open_link
 from polybus.client.options import Options
 from polybus.client.urls import Address
 from polybus.errors import PolybusError
+from polybus.version import __version__
 
 JSON = "application/json"
 # A socket that rested longer is not trusted: the bus or a proxy may be closing it this moment.
