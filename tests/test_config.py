@@ -111,7 +111,7 @@ def test_topics_are_lowercased_and_declared_once(tmp_path: Path) -> None:
         ({"connectors": [{"protocol": "tcp", "protocoll": "udp"}]}, "connectors[0]"),
         ({"connectors": [{"speaks": "queue"}]}, "connectors[0].topic"),
         ({"limits": {"message-bytes-max": 300 << 20}}, "connectors[0].speaks"),
-        ([], "not an object"),
+        ([], "must be a JSON object"),
     ],
 )
 def test_a_mistake_is_refused_in_one_line_that_names_the_key(

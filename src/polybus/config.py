@@ -1,8 +1,8 @@
-"""Settings: one frozen model, read from TOML or JSON, checked once.
+"""Settings: one frozen model, read from a TOML or JSON file and checked once.
 
-The goMS files of old load unchanged (`topic-config`, `connectors` with `protocoll`). An unknown
-key is an error that names it. `POLYBUS_…` in the environment overrides (two underscores go one
-level down: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`).
+goMS config files load unchanged (`topic-config`, `connectors` with `protocoll`). An unknown key is
+an error that names the key. Environment variables `POLYBUS_…` override the file; two underscores
+separate a group from its key: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from polybus import names
 from polybus.errors import ConfigError, UsageError
 
 PORT = 55545
+RESERVED = "names that begin with `$` are reserved for system topics"
 Speaks = Literal["goms", "boson-frames", "boson-properties", "http", "queue"]
 DETECTED: tuple[Speaks, ...] = ("goms", "boson-frames", "boson-properties", "http")
 DETECTABLE_MESSAGE_BYTES_MAX = 256 << 20
 JSON_PATH = re.compile(r"\$(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]{1,6}\])+")
 SPARK_VARIABLES = ("POLYBUS_SPARK_ARCHIVE", "POLYBUS_SPARK_DRIVER", "POLYBUS_SPARK_RECORD")
-# In the environment too, but for the scanner, for clients and for Spark's start.
+# Environment variables of the scanner, of clients and of Spark's start: not settings of the bus.
 NOT_SETTINGS = (
     *("POLYBUS_PURE", "POLYBUS_URL", "POLYBUS_TOKEN", "POLYBUS_JAVA", *SPARK_VARIABLES),
 )
@@ -34,30 +35,41 @@ NOT_SETTINGS = (
 class Settings(
     msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True
 ):
-    """The base of every settings group: kebab-case keys, nothing unknown."""
+    """The base of every settings group: kebab-case keys; unknown keys are refused.
+
+    The string below each field is its meaning in docs/reference/config.md.
+    """
 
 
 class Tls(Settings, frozen=True):
-    """A certificate chain and its key, in PEM files."""
+    """TLS of a connector: a certificate chain and its private key, in PEM files."""
 
     cert: str
+    """Path of the certificate chain, leaf certificate first."""
     key: str
+    """Path of the private key."""
 
 
 class Connector(Settings, frozen=True):
     """A listener: an address, a transport, and the protocols spoken there."""
 
     protocol: Literal["tcp", "udp"] = "tcp"
+    """The transport; goMS files spell the key `protocoll`. UDP speaks goMS only."""
     ip: str = "127.0.0.1"
+    """The address to listen on."""
     port: int = PORT
+    """The port to listen on; 0 takes any free port."""
     speaks: list[Speaks] | Speaks = msgspec.field(default_factory=lambda: list(DETECTED))
+    """The protocols accepted here. The bus detects which one a connection speaks from its first
+    bytes; `queue` cannot be detected and must stand alone."""
     topic: str | None = None
-    """The topic a queue connector bridges to; it is created if it is not there."""
+    """The topic of a queue connector, which requires one. The bus creates it if it is missing."""
     default_topic: str | None = None
-    """Where Boson messages with an empty topic go; without it they are an error."""
+    """The topic of Boson messages whose topic is empty; without it they are refused."""
     reg_ack: bool = False
-    """Answer every goMS register with a reg-ack, asked for or not."""
+    """Answer every goMS register with a reg-ack, even if the client did not ask for one."""
     tls: Tls | None = None
+    """Encrypts the connections of this connector."""
 
     @property
     def protocols(self) -> tuple[Speaks, ...]:
@@ -65,170 +77,228 @@ class Connector(Settings, frozen=True):
 
 
 class Limits(Settings, frozen=True):
-    """Every bound, with its default. docs/architecture.md says what happens at each."""
+    """Every limit and its default. docs/architecture.md says what happens when one is reached."""
 
     message_bytes_max: int = 64 << 20
+    """Size of one message."""
     topic_bytes_max: int = names.TOPIC_BYTES_MAX
+    """Length of a topic name in UTF-8."""
     topics_per_request_max: int = 1024
+    """Topics in one request to subscribe, register or publish."""
     topics_max: int = 100_000
+    """Topics of the bus. Topics in the config are created even beyond it."""
     parts_max: int = 100_000
+    """Parts of one multi-part Boson message."""
     parts_bytes_max: int = 64 << 20
+    """Size of all parts of one multi-part Boson message."""
     properties_max: int = 1024
+    """Properties of one Boson message, or headers of one goMS send."""
     json_depth_max: int = 64
+    """Nesting depth of a JSON object from a client."""
     outbox_bytes_max: int = 16 << 20
+    """Bytes queued for one subscriber. Beyond it `slow-subscriber` decides."""
     connections_max: int = 50_000
+    """Open connections."""
     subscriptions_per_connection_max: int = 100_000
+    """Subscriptions of one connection."""
     assembly_bytes_max: int = 32 << 20
-    """Unfinished messages of all connections together, beyond 64 KiB each."""
+    """Memory for incomplete messages of all connections together, beyond 64 KiB each."""
     memory_bytes_max: int = 48 << 20
-    """Outboxes and uncommitted messages together; over it nobody is read from."""
+    """Memory for outboxes and uncommitted messages together. Above it the bus stops reading from
+    publishers."""
     consumers_max: int = 1000
+    """Consumer groups."""
     udp_peers_max: int = 10_000
+    """UDP addresses that the bus remembers."""
     udp_idle_s: float = 300.0
+    """After this time without a datagram a UDP address and its registrations are forgotten."""
     detect_timeout_s: float = 10.0
+    """How long after its first byte a connection may take to show its protocol."""
     message_timeout_s: float = 30.0
-    """How long an unfinished message may stand still before its connection is closed."""
+    """How long an incomplete message may make no progress before its connection is closed."""
     shutdown_timeout_s: float = 10.0
+    """How long a stop waits for receipts and for the last bytes to subscribers."""
     error_lines_per_s: int = 10
+    """Log lines about misbehaving peers per second; further ones are only counted."""
     staging_bytes_max: int = 4 << 30
-    """What writers have uploaded and not committed yet, all together."""
+    """Uploaded and uncommitted bytes of all transaction producers together."""
     transaction_bytes_max: int = 1 << 30
+    """Size of one transaction."""
     transaction_part_bytes: int = 4 << 20
-    """A transaction of more goes to the log in several commits."""
+    """A larger transaction is written to the log in several commits of this size."""
     producers_max: int = 10_000
-    """Writers of transactions that are remembered, so that none is done twice."""
+    """Transaction producers whose last batch is remembered, so that a repeated batch is ignored."""
 
 
 class Retention(Settings, frozen=True):
-    """When history is removed; None keeps it for ever. A topic may set its own."""
+    """When the history of a topic is removed. Unset keeps it for ever."""
 
     age_s: float | None = None
+    """History files whose newest message is older than this are removed."""
     bytes: int | None = None
+    """The oldest history files are removed while the topic's history is larger than this."""
 
 
 class BusRetention(Retention, frozen=True):
-    """The bus's own limits, and whether consumers that are behind hold history back."""
+    """Retention of topics that set none themselves, and what consumers hold back."""
 
     hold_for_consumers: bool = True
-    """Keep what a consumer has not read yet, even over the limits."""
+    """Keep messages that a consumer group has not read yet, even beyond the limits."""
     hold_age_s: float = 7 * 86_400.0
-    """A consumer that was not heard of for so long holds nothing back any more."""
+    """A consumer group that has not reported for this long holds nothing back."""
 
 
 class System(Settings, frozen=True):
-    """The system topics `$events`, `$stats` and `$alerts`, which the bus makes and writes."""
+    """The system topics `$events`, `$stats`, `$alerts` and `$commits`, read-only for clients."""
 
     events: bool = True
-    """Whether deliveries, confirmations and other happenings are written to `$events`."""
+    """Record deliveries, confirmations and other events in the topic `$events`."""
     retention_age_s: float = 7 * 86_400.0
-    """How long messages of a system topic are kept; for topics that are made from now on."""
+    """Maximum age of messages in a system topic. Applies to topics created from now on."""
     retention_bytes: int = 1 << 30
+    """Maximum size of a system topic's history. Applies to topics created from now on."""
 
 
 class Journal(Settings, frozen=True):
-    """How the log commits and rolls."""
+    """How the log commits messages and rolls its segments."""
 
     segment_bytes_max: int = 256 << 20
+    """A segment of this size is sealed and the next one begins."""
     segment_age_s: float = 600.0
+    """A segment of this age is sealed, if it has any messages."""
     commit_bytes: int = 1 << 20
+    """A commit is written as soon as this much is queued."""
     commit_delay_ms: float = 5.0
+    """How long queued messages wait for more if nobody waits for a receipt."""
     fsync_interval_ms: float = 50.0
+    """Time between fsyncs with `durability = "interval"`."""
     handover_interval_s: float = 30.0
+    """Time between runs of maintenance: the hand-over of sealed segments to history, and
+    retention."""
     memory_log_bytes_max: int = 256 << 20
-    """What `durability = "memory"` keeps over all topics; the oldest messages go first."""
+    """Memory for messages of all topics with `durability = "memory"`; the oldest are dropped."""
 
 
 class Msgstream(Settings, frozen=True):
+    """HTTP sessions and their streams."""
+
     heartbeat_s: float = 60.0
+    """How long a poll without messages waits before it gets an empty answer."""
     session_ttl_s: float = 660.0
+    """A session expires after this time without a request, unless it sets its own."""
     session_packs_max: int = 10_000
+    """Unconfirmed packs that a session keeps; the oldest are dropped."""
     session_bytes_max: int = 64 << 20
+    """Size of the unconfirmed packs that a session keeps; the oldest are dropped."""
     sessions_max: int = 100_000
+    """Open sessions."""
     ping_interval_s: float = 20.0
-    """How often a WebSocket is pinged; one that does not answer until the next ping is closed."""
+    """Time between WebSocket pings. A WebSocket that has not answered by the next is closed."""
     websocket_message_bytes_max: int = 64 << 10
+    """Size of one message from a WebSocket client."""
 
 
 class Http(Settings, frozen=True):
+    """The HTTP API."""
+
     cors_origins: list[str] = []
-    """Origins whose pages may use the API; `*` means all."""
+    """Origins whose pages may call the API; `*` allows all."""
     head_bytes_max: int = 64 << 10
-    """A request's URL and headers together."""
+    """Size of a request's URL and headers together."""
     json_bytes_max: int = 8 << 20
-    """The body of a request that is not messages."""
+    """Size of a request body that does not carry messages."""
     keep_alive_s: float = 75.0
+    """An idle connection is closed after this time."""
 
 
 class Pipeline(Settings, frozen=True):
-    """What the standard pipeline makes of the topics, and how."""
+    """What the standard pipeline computes from the topics, and how."""
 
     gold: bool = True
-    """Traffic per minute and top senders: the tables `traffic` and `top_senders`."""
+    """Write traffic per minute and top senders to the tables `traffic` and `top_senders`."""
     deliveries: bool = True
-    """The delivery report of sessions: the table `deliveries`."""
+    """Write the delivery report of sessions to the table `deliveries`."""
     stats: bool = True
-    """Traffic back to the topic `$stats`."""
+    """Publish traffic to the topic `$stats`."""
     alerts: bool = True
-    """Rates that are out of the ordinary: the table `alerts` and the topic `$alerts`."""
+    """Write unusual message rates to the table `alerts` and the topic `$alerts`."""
     watermark_s: float = 600.0
-    """How long a message id is remembered, and how old an event may be when it arrives."""
+    """How long a message id is remembered, and how late an event may arrive."""
     ids_max: int = 1_000_000
-    """Message ids remembered at most, whatever their age."""
+    """Remembered message ids, whatever their age."""
     value_bytes_max: int = 16 << 20
-    """Larger values are not decoded but quarantined."""
+    """Larger values are quarantined instead of decoded."""
     batch_rows_max: int = 100_000
-    """Messages of one micro-batch."""
+    """Messages in one micro-batch."""
     alert_factor: float = 4.0
-    """How many times its own usual rate a topic's rate must be to be worth an alert."""
+    """A topic's rate raises an alert at this multiple of its usual rate."""
     alert_messages_min: int = 100
-    """Messages of a minute below which no rate is worth an alert."""
+    """Messages per minute below which no rate raises an alert."""
     alert_history_s: float = 300.0
-    """How long a topic must be known before its rate is judged."""
+    """How long a topic must be known before its rate can raise an alert."""
     alert_silence_s: float = 180.0
-    """How long a busy topic must be silent to be worth an alert."""
+    """How long a busy topic must be silent to raise an alert."""
     alert_pause_s: float = 600.0
-    """How long the same alert of the same topic is not repeated."""
+    """The same alert of a topic is not repeated within this time."""
 
 
 class Topic(Settings, frozen=True):
-    """A topic declared in the config, with its own retention and how its values are decoded."""
+    """A topic declared in the config: its retention, and how the pipeline decodes its values."""
 
     name: str
+    """The topic's name; upper case is folded to lower case."""
     retention: Retention = Retention()
+    """Limits of this topic's history, in place of the bus's."""
     format: Literal["any", "json"] = "any"
-    """`json`: what is not JSON is quarantined."""
+    """With `json`, values that are not JSON are quarantined."""
     schema: str | None = None
-    """Columns of the JSON objects, as Spark writes them: `id BIGINT NOT NULL, name STRING`."""
+    """Columns of the JSON objects in Spark's notation: `id BIGINT NOT NULL, name STRING`."""
     message_id: str | None = None
-    """Where a JSON value has its id, by which duplicates are known: `$.id`."""
+    """Path of the id inside a JSON value, used to drop duplicates: `$.id`."""
     event_time: str | None = None
-    """Where a JSON value has its time: `$.sent.at`."""
+    """Path of the event time inside a JSON value: `$.sent.at`."""
 
 
 class Config(Settings, frozen=True):
     """All settings of a bus."""
 
     data: str = "./polybus-data"
+    """The data directory. The bus creates it."""
     topic_config: str | None = None
+    """Path of a file `{"topics": [...]}` with further topics, relative to the config file."""
     topics: list[str | Topic] = []
+    """Topics to create at the start: names, or tables with settings."""
     connectors: list[Connector] = msgspec.field(
         default_factory=lambda: [Connector(), Connector(protocol="udp", speaks="goms")]
     )
+    """Where the bus listens."""
     durability: Literal["fsync", "interval", "memory"] = "fsync"
+    """When a message counts as stored: after its own fsync, after an fsync every
+    `journal.fsync-interval-ms`, or in memory only (lost at a restart)."""
     slow_subscriber: Literal["disconnect", "drop-oldest", "wait"] = "disconnect"
-    """What happens to a subscriber whose outbox is full (`wait`: its publishers wait instead)."""
+    """What happens when a subscriber's outbox is full; with `wait` its publishers wait."""
     limits: Limits = Limits()
+    """Limits on sizes, counts and times."""
     retention: BusRetention = BusRetention()
+    """When history is removed."""
     system: System = System()
+    """The system topics."""
     journal: Journal = Journal()
+    """Commits and segments of the log."""
     msgstream: Msgstream = Msgstream()
+    """HTTP sessions."""
     http: Http = Http()
+    """The HTTP API."""
     pipeline: Pipeline = Pipeline()
+    """The standard pipeline."""
 
     def topic_list(self) -> list[Topic]:
-        """The declared topics, names in their canonical spelling, each once.
+        """The declared topics with canonical names, without duplicates.
 
-        A queue connector declares the topic it names.
+        A queue connector declares its topic too.
+
+        Raises:
+            ConfigError: `config.topic`, a name is invalid or reserved.
         """
         declared = [("topics", entry) for entry in self.topics]
         for number, connector in enumerate(self.connectors):
@@ -243,16 +313,16 @@ class Config(Settings, frozen=True):
             except UsageError as error:
                 raise ConfigError("config.topic", f"{key}: {topic.name!r}: {error.text}") from error
             if names.is_reserved(name):
-                raise ConfigError("config.topic", f"{key}: {name!r}: `$` names are the system's")
+                raise ConfigError("config.topic", f"{key}: {name!r}: {RESERVED}")
             topics.setdefault(name, msgspec.structs.replace(topic, name=name))
         return list(topics.values())
 
 
 def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> Config:
-    """Read a config file (none: the defaults), apply the environment, check everything.
+    """Read a config file, apply the environment, and check the result; no file means defaults.
 
     Raises:
-        ConfigError: with a sentence that names the key.
+        ConfigError: the text names the key.
     """
     raw: dict[str, Any] = {}
     base = Path()
@@ -275,9 +345,9 @@ def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None 
 
 
 def check(config: Config) -> None:
-    """Check what types cannot say. Raises ConfigError."""
+    """Check what types cannot express. Raises ConfigError."""
     if not config.connectors:
-        raise ConfigError("config.invalid", "connectors is empty: nobody could reach the bus")
+        raise ConfigError("config.invalid", "connectors is empty: the bus needs at least one")
     for number, connector in enumerate(config.connectors):
         key = f"connectors[{number}]"
         if not 0 <= connector.port <= 65535:
@@ -288,13 +358,13 @@ def check(config: Config) -> None:
         if "queue" in connector.protocols:
             _check_queue(connector, key)
         elif connector.topic is not None:
-            raise ConfigError("config.invalid", f"{key}.topic is for queue connectors only")
+            raise ConfigError("config.invalid", f"{key}.topic is only for queue connectors")
         _check_default_topic(connector, key)
         big = config.limits.message_bytes_max > DETECTABLE_MESSAGE_BYTES_MAX
         if big and len(connector.protocols) > 1:
             text = (
                 f"{key}.speaks must name one protocol while limits.message-bytes-max is over "
-                "256 MiB: protocols can then no longer be told apart by their first bytes"
+                "256 MiB: larger messages make the first bytes of protocols ambiguous"
             )
             raise ConfigError("config.invalid", text)
     for name in ("limits", "journal", "msgstream", "http", "retention", "system", "pipeline"):
@@ -309,16 +379,16 @@ def _check_positive(group: Settings, key: str) -> None:
         value = getattr(group, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        # Not `<= 0`: TOML has a number that is neither more nor less.
+        # Not `<= 0`: TOML has NaN.
         if not value > 0:
-            text = f"{key}.{field.encode_name} is {value}; it must be more than 0"
+            text = f"{key}.{field.encode_name} is {value}; it must be greater than 0"
             raise ConfigError("config.range", text)
 
 
 def _check_paths(topic: Topic) -> None:
     for field, path in (("message-id", topic.message_id), ("event-time", topic.event_time)):
         if path is not None and not JSON_PATH.fullmatch(path):
-            text = f"topics: {topic.name}: {field} is {path!r}; a path is like $.order.id"
+            text = f"topics: {topic.name}: {field} is {path!r}; write a path like $.order.id"
             raise ConfigError("config.invalid", text)
 
 
@@ -330,18 +400,18 @@ def _check_default_topic(connector: Connector, key: str) -> None:
     except UsageError as error:
         raise ConfigError("config.topic", f"{key}.default-topic: {error.text}") from error
     if names.is_reserved(name):
-        raise ConfigError("config.topic", f"{key}.default-topic: `$` names are the system's")
+        raise ConfigError("config.topic", f"{key}.default-topic: {RESERVED}")
 
 
 def _check_queue(connector: Connector, key: str) -> None:
     if connector.topic is None:
-        raise ConfigError("config.invalid", f"{key}.topic is missing: a queue connector names it")
+        raise ConfigError("config.invalid", f"{key}.topic is missing: a queue connector needs one")
     if len(connector.protocols) > 1:
-        raise ConfigError("config.invalid", f"{key}.speaks: queues cannot be detected among others")
+        raise ConfigError("config.invalid", f"{key}.speaks: queue cannot share a connector")
     if connector.protocol != "tcp":
-        raise ConfigError("config.invalid", f"{key}.protocol: a queue connector is over tcp")
+        raise ConfigError("config.invalid", f"{key}.protocol: a queue connector uses tcp")
     if connector.tls is not None:
-        raise ConfigError("config.invalid", f"{key}.tls: queues are not encrypted")
+        raise ConfigError("config.invalid", f"{key}.tls: a queue connector has no TLS")
 
 
 def _read_file(path: Path, what: str) -> dict[str, Any]:
@@ -356,13 +426,13 @@ def _read_file(path: Path, what: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError("config.syntax", f"{what}: {path}: {error}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError("config.syntax", f"{what}: {path}: not an object")
+        raise ConfigError("config.syntax", f"{what}: {path}: must be a JSON object")
     return cast(dict[str, Any], loaded)
 
 
 def _read_topics(topic_file: str, base: Path) -> list[Any]:
     path = base / topic_file
-    # goMS took the path from the working directory; beside the config file is what people expect.
+    # goMS resolves the path against the working directory; users expect the config file's folder.
     if not path.exists() and Path(topic_file).exists():
         path = Path(topic_file)
     loaded = _read_file(path, "topic-config")
@@ -378,7 +448,7 @@ def _accept_old_spellings(raw: dict[str, Any]) -> None:
     for number, connector in enumerate(connectors if isinstance(connectors, list) else []):
         if isinstance(connector, dict) and "protocoll" in connector:
             if "protocol" in connector:
-                text = f"connectors[{number}]: protocoll and protocol are the same setting"
+                text = f"connectors[{number}]: set protocol or protocoll, not both"
                 raise ConfigError("config.invalid", text)
             connector["protocol"] = connector.pop("protocoll")
 
@@ -400,7 +470,7 @@ def _apply_environment(raw: dict[str, Any], environ: Mapping[str, str]) -> None:
 
 
 def _say(error: msgspec.ValidationError) -> str:
-    """msgspec's sentence with the key in front: `limits.x: expected int, got str`."""
+    """msgspec's message with the key in front: `limits.x: expected int, got str`."""
     text, _, where = str(error).partition(" - at `$")
     where = where.rstrip("`").lstrip(".")
     return f"{where}: {text}" if where else text

@@ -87,6 +87,7 @@ def config_page() -> str:
             notes |= _notes(classes[base.__name__]) if base.__name__ in classes else {}
         for field in msgspec.structs.fields(kind):
             name = f"`{field.encode_name}`"
+            assert notes[field.name], f"{kind.__name__}.{field.name} has no meaning in config.py"
             cells = (name, _type(field.type), _default(field), notes[field.name])
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
