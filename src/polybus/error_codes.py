@@ -364,7 +364,7 @@ _SQL = {
         "DuckDB is not installed", "pip install 'polybus[sql]', or use --engine spark"
     ),
     "sql.chart": Meaning(
-        "the result cannot be drawn", "select a name or a time, then numbers; give .png or .html"
+        "the result cannot be drawn", "select a name or a time, then numbers; give .svg or .html"
     ),
 }
 

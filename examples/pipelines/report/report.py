@@ -1,4 +1,4 @@
-"""The daily report: a chart (PNG) and a page (HTML) of the lake table `report.daily`.
+"""The daily report: a chart (SVG) and a page (HTML) of the lake table `report.daily`.
 
     python report.py [--data polybus-data] [--out .]
 
@@ -6,39 +6,28 @@ Tables of the lake are Parquet: no Spark is needed to read them.
 """
 
 import argparse
-import base64
 import html
 from pathlib import Path
 
-import matplotlib
 import pyarrow as pa
 
+from polybus.cli.sql.chart import chart_of, svg_of
 from polybus.lake.table import open_table
 
-matplotlib.use("Agg")
-from matplotlib import pyplot
 
-
-def draw(daily: pa.Table, path: Path) -> None:
-    """Revenue per day, one stack a day, one colour a product."""
-    rows = daily.sort_by([("day", "ascending"), ("product", "ascending")]).to_pylist()
+def draw(daily: pa.Table) -> str:
+    """Revenue per day, one bar a product, as SVG."""
+    rows = daily.to_pylist()
     days = sorted({row["day"] for row in rows})
-    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    below = dict.fromkeys(days, 0.0)
+    columns: dict[str, list[object]] = {"day": list(days)}
     for product in sorted({row["product"] for row in rows}):
         revenue = {row["day"]: float(row["revenue"]) for row in rows if row["product"] == product}
-        heights = [revenue.get(day, 0.0) for day in days]
-        axes.bar([str(day) for day in days], heights, bottom=list(below.values()), label=product)
-        below = {day: low + high for (day, low), high in zip(below.items(), heights, strict=True)}
-    axes.set_title("Revenue a day")
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        columns[product] = [revenue.get(day, 0.0) for day in days]
+    return svg_of(chart_of(pa.table(columns)), "Revenue a day")
 
 
-def page(daily: pa.Table, chart: Path) -> str:
+def page(daily: pa.Table, chart: str) -> str:
     """One file that can be sent by mail: the chart is inside."""
-    picture = base64.b64encode(chart.read_bytes()).decode()
     rows = daily.sort_by([("day", "ascending"), ("product", "ascending")]).to_pylist()
     lines = "\n".join(
         f"<tr><td>{row['day']}<td>{html.escape(row['product'])}<td>{row['pieces']}"
@@ -47,19 +36,20 @@ def page(daily: pa.Table, chart: Path) -> str:
     )
     return (
         '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Daily report</title>\n'
-        f'<h1>Daily report</h1>\n<img alt="Revenue a day" src="data:image/png;base64,{picture}">\n'
+        f"<h1>Daily report</h1>\n<h2>Revenue a day</h2>\n{chart}"
         f"<table>\n<tr><th>day<th>product<th>pieces<th>revenue</tr>\n{lines}\n</table>\n</html>\n"
     )
 
 
 def write_report(data: Path, out: Path) -> tuple[Path, Path]:
-    """Write daily.png and daily.html and return their paths."""
+    """Write daily.svg and daily.html and return their paths."""
     daily = open_table(data, "report.daily").read()
     out.mkdir(parents=True, exist_ok=True)
-    chart, text = out / "daily.png", out / "daily.html"
-    draw(daily, chart)
+    picture, text = out / "daily.svg", out / "daily.html"
+    chart = draw(daily)
+    picture.write_text(chart)
     text.write_text(page(daily, chart))
-    return chart, text
+    return picture, text
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Part:
 PARTS = (
     Part("pyspark", (4, 3), (4, 4), "the data pipeline"),
     Part("pyarrow", (17,), None, "everything"),
-    Part("pandas", (2, 2), (3,), "Spark's stateful flows and charts"),
+    Part("pandas", (2, 2), (3,), "Spark's stateful flows"),
     Part("protobuf", (6,), None, "Spark's stateful flows and Spark Connect"),
     Part("grpcio", (1, 76), None, "Spark Connect (sc://)"),
     Part("duckdb", (1, 4), None, "polybus sql without Java"),

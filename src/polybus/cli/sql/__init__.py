@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LIMIT = 1000
 """Rows of a table on the terminal, unless --limit says otherwise."""
 SQL_BYTES_MAX = 1 << 20
-_CHART_ENDINGS = (".png", ".html", ".htm")
+_CHART_ENDINGS = (".svg", ".html", ".htm")
 
 
 @click.command(
@@ -52,7 +52,7 @@ Examples:
     is_flag=False,
     flag_value="",
     metavar="[FILE]",
-    help="Draw it: in the terminal, or as FILE.png or FILE.html.",
+    help="Draw it: in the terminal, or as FILE.svg or FILE.html.",
 )
 @data_options
 def sql(

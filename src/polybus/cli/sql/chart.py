@@ -1,15 +1,15 @@
-"""A chart of a result: in the terminal, as PNG, or as a web page that needs nothing else.
+"""How a result is drawn: as characters in a terminal, as SVG, or as a web page around the SVG.
 
-The first column is what the points are called, every column of numbers after it is a line or a set
-of bars. Many points make lines, few make bars.
+The first column labels the points. Each numeric column after it is one series of bars, or one line
+if there are many points.
 """
 
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from polybus.errors import UsageError
 POINTS_MAX = 2000
 BARS_MAX = 60
 TIME_BARS_MAX = 12
+FILE_ENDINGS = (".svg", ".html", ".htm")
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 420, 70, 20, 20, 90
 _COLOURS = ("#2563eb", "#dc2626", "#16a34a", "#d97706", "#7c3aed", "#0891b2")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -33,9 +35,9 @@ class Chart:
 
 
 def chart_of(table: pa.Table) -> Chart:
-    """Raises UsageError `sql.chart` if there is nothing to draw."""
+    """Raises UsageError `sql.chart` if the table cannot be drawn."""
     if table.num_columns < 2 or table.num_rows == 0:
-        text = "a chart needs rows, and two columns or more: what, and how much"
+        text = "a chart needs rows, and two columns or more: a label, then numbers"
         raise UsageError("sql.chart", text)
     if table.num_rows > POINTS_MAX:
         text = f"{table.num_rows} points; a chart has at most {POINTS_MAX}: group or limit the rows"
@@ -56,117 +58,96 @@ def chart_of(table: pa.Table) -> Chart:
 
 def draw_terminal(chart: Chart, *, width: int) -> str:
     """The chart in characters, at most `width` wide."""
-    parts = []
-    for name, values in chart.series.items():
-        body = (
-            _line_text(chart, values, width) if chart.is_line else _bar_text(chart, values, width)
-        )
-        parts.append(f"{name}\n{body}")
+    draw = _line_text if chart.is_line else _bar_text
+    parts = (f"{name}\n{draw(chart, values, width)}" for name, values in chart.series.items())
     return "\n\n".join(parts)
 
 
 def save_chart(chart: Chart, path: Path) -> None:
-    """Write a .png or a .html.
+    """Write the chart as SVG, or as a page if the file's name ends in .html.
 
     Raises:
-        UsageError: `sql.chart`, another ending, a folder that is not there, no matplotlib.
+        UsageError: `sql.chart`, another ending, or the file cannot be written.
     """
+    if path.suffix.lower() not in FILE_ENDINGS:
+        raise UsageError("sql.chart", f"{path}: a chart is a .svg or a .html file")
+    svg = svg_of(chart, path.stem)
+    title = html.escape(path.stem)
+    page = (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
+        f"<h1>{title}</h1>\n{svg}</html>\n"
+    )
     try:
-        if path.suffix.lower() == ".png":
-            _save_png(chart, path)
-        elif path.suffix.lower() in (".html", ".htm"):
-            path.write_text(page_of(chart, path.stem))
-        else:
-            raise UsageError("sql.chart", f"{path}: a chart is a .png or a .html")
+        path.write_text(svg if path.suffix.lower() == ".svg" else page)
     except OSError as error:
         raise UsageError("sql.chart", f"{path}: {error.strerror}") from error
 
 
-def page_of(chart: Chart, title: str) -> str:
-    """A web page with the chart as SVG: no script, nothing from elsewhere."""
-    width, height, left, bottom = 900, 420, 70, 90
-    top = max(max(values) for values in chart.series.values())
-    low = min(0.0, *(min(values) for values in chart.series.values()))
-    span = (top - low) or 1.0
-    count = len(chart.labels)
-    step = (width - left - 20) / count
-
-    def x(index: int) -> float:
-        return left + step * (index + 0.5)
-
-    def y(value: float) -> float:
-        return 20 + (height - bottom - 20) * (1 - (value - low) / span)
-
-    shapes = []
+def svg_of(chart: Chart, title: str) -> str:
+    """The chart as one SVG element without scripts or references to other files."""
+    scale = _Scale(chart)
+    shapes = [*_grid(scale), *_labels(chart, scale)]
     for number, (name, values) in enumerate(chart.series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         if chart.is_line:
-            points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values))
+            points = " ".join(f"{scale.x(i):.1f},{scale.y(v):.1f}" for i, v in enumerate(values))
             shapes.append(f'<polyline fill="none" stroke="{colour}" points="{points}"/>')
         else:
-            bar = step * 0.8 / len(chart.series)
-            for index, value in enumerate(values):
-                at = x(index) - step * 0.4 + bar * number
-                tall = abs(y(value) - y(0))
-                shapes.append(
-                    f'<rect x="{at:.1f}" y="{min(y(value), y(0)):.1f}" width="{bar:.1f}" '
-                    f'height="{tall:.1f}" fill="{colour}"><title>{html.escape(name)} '
-                    f"{html.escape(chart.labels[index])}: {_short(value)}</title></rect>"
-                )
-        shapes.append(
-            f'<text x="{left + 150 * number}" y="14" fill="{colour}">{html.escape(name)}</text>'
-        )
-    every = max(1, count // 20)
-    for index in range(0, count, every):
-        text = html.escape(chart.labels[index][:24])
-        shapes.append(
-            f'<text transform="translate({x(index):.1f},{height - bottom + 14}) rotate(40)">'
-            f"{text}</text>"
-        )
-    for tick in range(5):
-        value = low + span * tick / 4
-        shapes.append(
-            f'<text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{_short(value)}</text>'
-            f'<line x1="{left}" x2="{width - 20}" y1="{y(value):.1f}" y2="{y(value):.1f}" '
-            'stroke="#ddd"/>'
-        )
-    title = html.escape(title)
+            shapes += _bars(chart, scale, number, colour)
+        legend = f'<text x="{_LEFT + 150 * number}" y="14" fill="{colour}">{html.escape(name)}'
+        shapes.append(f"{legend}</text>")
     return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
-        f"<h1>{title}</h1>\n"
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{title}" font-family="sans-serif" font-size="11">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{html.escape(title)}" font-family="sans-serif" font-size="11">\n'
         + "\n".join(shapes)
-        + "\n</svg></html>\n"
+        + "\n</svg>\n"
     )
 
 
-def _save_png(chart: Chart, path: Path) -> None:
-    try:
-        import matplotlib
+class _Scale:
+    """Maps a point's index and value to coordinates."""
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        text = "PNG needs matplotlib, which is not installed; --chart FILE.html needs nothing"
-        raise UsageError("sql.chart", text) from error
-    figure, axes = pyplot.subplots(figsize=(9, 4.2), dpi=120)
-    places = range(len(chart.labels))
-    share = 0.8 / len(chart.series)
-    for number, (name, values) in enumerate(chart.series.items()):
-        if chart.is_line:
-            axes.plot(places, values, label=name)
-        else:
-            moved = [place + share * (number - (len(chart.series) - 1) / 2) for place in places]
-            axes.bar(moved, values, share, label=name)
-    every = max(1, len(chart.labels) // 20)
-    # A dollar sign would begin a formula, and a topic may have one.
-    labels = [label.replace("$", r"\$") for label in chart.labels[::every]]
-    axes.set_xticks(list(places)[::every], labels, rotation=40, ha="right")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    def __init__(self, chart: Chart) -> None:
+        self.step = (_WIDTH - _LEFT - _RIGHT) / len(chart.labels)
+        self.low = min(0.0, *(min(values) for values in chart.series.values()))
+        high = max(0.0, *(max(values) for values in chart.series.values()))
+        self.span = (high - self.low) or 1.0
+
+    def x(self, index: int) -> float:
+        return _LEFT + self.step * (index + 0.5)
+
+    def y(self, value: float) -> float:
+        return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (1 - (value - self.low) / self.span)
+
+
+def _bars(chart: Chart, scale: _Scale, number: int, colour: str) -> Iterator[str]:
+    name, values = list(chart.series.items())[number]
+    width = scale.step * 0.8 / len(chart.series)
+    for index, (label, value) in enumerate(zip(chart.labels, values, strict=True)):
+        x = scale.x(index) - scale.step * 0.4 + width * number
+        top, bottom = sorted((scale.y(value), scale.y(0)))
+        title = html.escape(f"{name} {label}: {_short(value)}")
+        yield (
+            f'<rect x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}" '
+            f'fill="{colour}"><title>{title}</title></rect>'
+        )
+
+
+def _labels(chart: Chart, scale: _Scale) -> Iterator[str]:
+    count = len(chart.labels)
+    for index in range(0, count, max(1, count // 20)):
+        place = f"translate({scale.x(index):.1f},{_HEIGHT - _BOTTOM + 14}) rotate(40)"
+        yield f'<text transform="{place}">{html.escape(chart.labels[index][:24])}</text>'
+
+
+def _grid(scale: _Scale) -> Iterator[str]:
+    for tick in range(5):
+        value = scale.low + scale.span * tick / 4
+        y = scale.y(value)
+        yield (
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>'
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
+        )
 
 
 def _bar_text(chart: Chart, values: list[float], width: int) -> str:
@@ -217,12 +198,8 @@ def _label(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, datetime):
-        text = value.isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
-    elif isinstance(value, date | Decimal):
-        text = str(value)
-    else:
-        text = str(value)
-    return "".join(char if char.isprintable() else "�" for char in text)
+        value = value.isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
+    return "".join(char if char.isprintable() else "�" for char in str(value))
 
 
 def _short(value: float) -> str:
