@@ -313,6 +313,10 @@ _DRIVER = {
         "the standard tables and their checkpoint do not belong together",
         "put the checkpoint back, or remove both",
     ),
+    "pipeline.storage": Meaning(
+        "the pipeline cannot write its lock, or sync a checkpoint",
+        "free space on the disk of DATA/pipeline, or correct its permissions",
+    ),
     "pipeline.busy": Meaning("too many connections to the pipeline's socket", "try again later"),
     "sql.failed": Meaning("an engine gave a query up; the text is its own", "mend the query"),
 }

@@ -23,12 +23,13 @@ from polybus.client import connect
 from polybus.errors import UsageError
 from polybus.lake.table import open_table
 from polybus.log import layout
+from polybus.spark import checkpoint
 from polybus.spark.pipelines.running import driver as driver_module
 from polybus.spark.pipelines.running import service
 from polybus.spark.pipelines.running.driver import Driver, Options, only_one
 from polybus.spark.pipelines.running.runner import FlowRunner
 from polybus.spark.pipelines.running.status import write_status
-from polybus.spark.pipelines.standard import flows, plans
+from polybus.spark.pipelines.standard import flows
 
 TOPICS = ("red", "blue", "green")
 # Any minute of 20 messages is an alert, for a topic without a history too.
@@ -259,13 +260,13 @@ def test_a_full_disk_under_the_checkpoint_fails_the_flow_and_nothing_is_half_wri
     with running_bus(tmp_path, ["t"]) as bus:
         bus.publish("t", ["x"])
         with monkeypatch.context() as patched:
-            patched.setattr(plans, "sync_file", full)
+            patched.setattr(checkpoint, "sync_file", full)
             runner = FlowRunner(spark, bus.data, continuous=True)
             runner.start(flows(bus.data)[0])
             eventually(lambda: states(runner)["decode"][0] == "failed", timeout_s=90)
             text = states(runner)["decode"][1]
             runner.stop()
-        assert "log.full" in text and "/offsets/0: No space left" in text
+        assert "pipeline.storage" in text and "No space left" in text
         assert not open_table(bus.data, "silver").exists
         runner = FlowRunner(spark, bus.data, continuous=True)
         runner.start(flows(bus.data)[0])

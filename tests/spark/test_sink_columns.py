@@ -15,6 +15,7 @@ from pyspark.sql import types
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.transactions.staging import StagedLimits, inspect
 from polybus.spark import sink
+from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.sink import staging
 from polybus.spark.sink.columns import BATCH_BYTES, SinkColumns, sink_columns
 from polybus.spark.source.schema import COLUMNS, spark_schema
@@ -242,23 +243,8 @@ def test_the_checkpoint_s_record_of_a_batch_must_be_there(tmp_path: Path) -> Non
     (tmp_path / "offsets").mkdir()
     (tmp_path / "metadata").write_text("{}")
     with pytest.raises(StorageError) as caught:
-        sink.make_safe(tmp_path, 0)
+        sink.sync_checkpoint(Checkpoint(tmp_path), 0)
     assert caught.value.code == "sink.checkpoint"
     assert "checkpointLocation" in caught.value.text
     (tmp_path / "offsets" / "0").write_text("v1")
-    sink.make_safe(tmp_path, 0)
-
-
-@pytest.mark.parametrize(
-    ("location", "path"),
-    [
-        ("/a/b", Path("/a/b")),
-        ("file:/a/b%20c", Path("/a/b c")),
-        ("file:///a/b", Path("/a/b")),
-        ("hdfs://host/a", None),
-        ("s3a://bucket/a", None),
-        (None, None),
-    ],
-)
-def test_only_checkpoints_on_this_disk_are_synced(location: str | None, path: Path | None) -> None:
-    assert sink.local_path(location) == path
+    sink.sync_checkpoint(Checkpoint(tmp_path), 0)

@@ -184,6 +184,7 @@ def test_new_settings_hold_from_the_next_batch_on_and_not_for_one_that_was_begun
 def test_batches_that_are_sent_elsewhere_are_made_there(spark: Any, tmp_path: Path) -> None:
     topics, checkpoint = Topics(), tmp_path / "checkpoint"
     (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "metadata").touch()
     sent = pickle.dumps(BatchesThere(tmp_path, "standard.decode:test", checkpoint, None))
     there = pickle.loads(sent)
     for batch_id in range(2):

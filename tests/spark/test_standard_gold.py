@@ -19,7 +19,6 @@ from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import alerts, gold, outbox, watch
-from polybus.spark.pipelines.standard.batch_settings import begun_batch
 from polybus.spark.pipelines.standard.deliveries import deliveries_of, deliveries_table, events_of
 from polybus.spark.pipelines.standard.flow import check_tables, identity, writer_name
 from polybus.spark.pipelines.standard.histograms import (
@@ -27,7 +26,6 @@ from polybus.spark.pipelines.standard.histograms import (
     buckets_of,
     values_of,
 )
-from polybus.spark.pipelines.standard.plans import UNKNOWN, Plan, read_plan
 from polybus.spark.source.schema import ARROW, SPARK
 
 MINUTE = datetime.timedelta(minutes=1)
@@ -246,32 +244,6 @@ def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
     assert rows["s1"]["confirm_ms_p95"] == pytest.approx(1000, rel=0.01)
     assert [rows["s2"][name] for name in columns] == ["s2", 1, 9, 0, 0, 1, True]
     assert rows["s2"]["confirm_ms_p50"] is None
-
-
-def test_a_plan_counts_the_messages_of_a_batch(tmp_path: Path) -> None:
-    (tmp_path / "offsets").mkdir()
-
-    def plan(batch: int, **topics: tuple[int, int]) -> None:
-        places = {
-            name.replace("S", "$"): {"epoch": epoch, "offset": offset}
-            for name, (epoch, offset) in topics.items()
-        }
-        text = msgspec.json.encode({"group": "standard", "topics": places}).decode()
-        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{text}")
-
-    plan(0, a=(1, 10))
-    plan(1, a=(1, 12), b=(1, 5))
-    plan(2, a=(1, 12), b=(1, 8), Sevents=(1, 0))
-    plan(3, a=(1, 13), b=(1, 8), Sevents=(1, 4))
-    plan(4, a=(2, 15), b=(1, 8), Sevents=(1, 4))
-    assert read_plan(tmp_path, 0) == UNKNOWN
-    assert read_plan(tmp_path, 1) == UNKNOWN, "a new topic may begin anywhere"
-    assert read_plan(tmp_path, 3) == Plan(messages=1, events=4)
-    assert read_plan(tmp_path, 4) == UNKNOWN, "a topic was made anew"
-    assert begun_batch(tmp_path) == 4
-    (tmp_path / "commits").mkdir()
-    (tmp_path / "commits" / "4").touch()
-    assert begun_batch(tmp_path) is None
 
 
 def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path) -> None:

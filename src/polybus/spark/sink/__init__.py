@@ -13,12 +13,10 @@ writer; the bus refuses it under the same producer's name rather than publish tw
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -31,12 +29,12 @@ from polybus.client.http.blocking import GONE, persist, request_json
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.transactions.commits import ONCE
 from polybus.services.transactions.staging import check_producer
+from polybus.spark.checkpoint import Checkpoint, local_checkpoint
 from polybus.spark.sink.columns import SinkColumns, sink_columns
 from polybus.spark.sink.staging import (
     PATIENCE_S,
     Staged,
     stage,
-    sync_folder,
     token_of,
     unstage,
     url_of,
@@ -58,7 +56,7 @@ class SinkOptions:
     topic: str | None
     producer: str | None
     take_over: bool
-    checkpoint: Path | None
+    checkpoint: Checkpoint | None
     query: str | None
     batch: int
     gaps: bool
@@ -93,7 +91,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         topic=topic,
         producer=producer,
         take_over=boolean({"takeOver": given.get("takeover", "false")}, "takeOver", False),
-        checkpoint=local_path(given.get("checkpointlocation")),
+        checkpoint=local_checkpoint(given.get("checkpointlocation")),
         query=given.get("polybusquery"),
         batch=int(given.get("polybusbatch", "0")),
         gaps=given.get("polybusgaps") == "true",
@@ -143,7 +141,7 @@ class PolybusWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[Any]) -> None:
         if self._options.checkpoint is not None:
-            make_safe(self._options.checkpoint, self._options.batch)
+            sync_checkpoint(self._options.checkpoint, self._options.batch)
         commit(self._options, self._producer, self._query, self._options.batch, messages)
 
     def abort(self, messages: Sequence[Any]) -> None:
@@ -171,7 +169,7 @@ class PolybusStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         query = self._query(messages)
         if self._options.checkpoint is not None:
-            make_safe(self._options.checkpoint, batchId)
+            sync_checkpoint(self._options.checkpoint, batchId)
         commit(self._options, self._options.producer or query, query, batchId, messages)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
@@ -241,42 +239,14 @@ def _check_topic(options: SinkOptions, *, wait: bool) -> None:
         raise
 
 
-# The checkpoint.
-
-
-def local_path(location: str | None) -> Path | None:
-    """A checkpoint's folder, if it is on this machine's disk."""
-    if not location:
-        return None
-    parts = urlsplit(location)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return None if parts.scheme else Path(location)
-
-
-def make_safe(checkpoint: Path, batch: int) -> None:
-    """Sync what Spark wrote down about the batch, which it does not do itself.
-
-    Without it a power cut could take the batch's range from the checkpoint when the bus has its
-    messages already; the number would come again with another range.
+def sync_checkpoint(checkpoint: Checkpoint, batch: int) -> None:
+    """Make Spark's plan of the batch durable before the bus has the batch's messages.
 
     Raises:
         StorageError: `sink.checkpoint`; nothing is committed then.
     """
-    offsets = checkpoint / "offsets"
-    files = [offsets / str(batch)]
-    if batch == 0:
-        files.append(checkpoint / "metadata")
     try:
-        for path in files:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_folder(offsets)
-        if batch == 0:
-            sync_folder(checkpoint)
+        checkpoint.sync_batch(batch)
     except OSError as error:
-        text = f"option checkpointLocation: cannot make batch {batch} safe: {error}"
+        text = f"option checkpointLocation: cannot sync the plan of batch {batch}: {error}"
         raise StorageError("sink.checkpoint", text) from error

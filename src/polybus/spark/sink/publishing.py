@@ -52,7 +52,7 @@ def publish(  # noqa: PLR0913 - all but the first named by the caller
     if data is not None:
         options["data"] = str(data)
     if checkpoint is not None:
-        options["checkpointLocation"] = str(checkpoint)
+        options["checkpointLocation"] = checkpoint
     options |= {
         "takeOver": str(take_over).lower(),
         "polybusQuery": query,
@@ -130,8 +130,8 @@ def _is_done(options: sink.SinkOptions) -> bool:
     return False
 
 
-def _query_of(df: Any, batch_id: int) -> tuple[str, Path | None]:
-    """The id of the query that calls, and its checkpoint if that has the batch on this disk."""
+def _query_of(df: Any, batch_id: int) -> tuple[str, str | None]:
+    """The id of the query that calls, and its checkpoint's location if that has the batch."""
     from pyspark.errors import PySparkException
 
     try:
@@ -146,13 +146,13 @@ def _query_of(df: Any, batch_id: int) -> tuple[str, Path | None]:
     return query, _checkpoint_of(session, query) if batch == str(batch_id) else None
 
 
-def _checkpoint_of(session: Any, query: str) -> Path | None:
+def _checkpoint_of(session: Any, query: str) -> str | None:
     """Spark has no public way to tell, least of all to the clone of a session that is used here."""
     from py4j.protocol import Py4JError
 
     try:
         number = session._jvm.java.util.UUID.fromString(query)  # noqa: SLF001
         active = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
-        return sink.local_path(active.get(number).resolvedCheckpointRoot())
+        return str(active.get(number).resolvedCheckpointRoot())
     except (Py4JError, AttributeError, TypeError):
         return None

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from polybus.log.disk import OsDisk, replace_file
+from polybus.spark.checkpoint import Checkpoint
 
 FILE = "flow.json"
 # Options that choose what is read. Others (rates, places, names) may change at any time.
@@ -127,7 +128,7 @@ def kept(checkpoint: Path) -> Fingerprint | None:
     """What a checkpoint was made with; None if no batch was ever begun with it."""
     try:
         made = msgspec.json.decode((checkpoint / FILE).read_bytes(), type=Fingerprint)
-        return made if any((checkpoint / "offsets").iterdir()) else None
+        return made if Checkpoint(checkpoint).has_batches() else None
     except (OSError, msgspec.DecodeError):
         return None
 

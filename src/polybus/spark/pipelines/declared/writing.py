@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyspark.pipelines.output import MaterializedView, Sink
 
 from polybus.errors import PolybusError
 from polybus.lake.table import LakeTable, open_table
+from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared.names import Analysed, Input, Names, in_schema_of
 from polybus.spark.pipelines.declared.readers import FORMAT
 from polybus.spark.pipelines.flows import Flow, FlowContext, use_in_thread
@@ -100,16 +100,11 @@ class Append:
         tables.append(
             rows,
             self.table,
-            writer=f"{self.flow}:{query_id(self.checkpoint)}",
+            # A new checkpoint counts its batches from 0 again: its id tells the two apart.
+            writer=f"{self.flow}:{Checkpoint(self.checkpoint).query_id()}",
             batch_id=batch_id,
             partition_by=self.partition_by,
         )
-
-
-def query_id(checkpoint: Path) -> str:
-    """The id that Spark gave the checkpoint: a new checkpoint counts its batches from 0 again."""
-    text = (checkpoint / "metadata").read_text()
-    return str(json.loads(text)["id"])
 
 
 class View:

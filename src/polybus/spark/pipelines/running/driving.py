@@ -49,14 +49,14 @@ def only_one(data: Path) -> Iterator[None]:
 
     Raises:
         UsageError: `pipeline.running`.
-        StorageError: `log.failed`, the folder cannot be written.
+        StorageError: `pipeline.storage`, the folder cannot be written.
     """
     path = service.folder(data) / "lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("w")
     except OSError as error:
-        raise StorageError("log.failed", f"cannot write {path}: {error.strerror}") from error
+        raise StorageError("pipeline.storage", f"cannot write {path}: {error.strerror}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

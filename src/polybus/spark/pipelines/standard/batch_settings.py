@@ -64,15 +64,3 @@ class BatchSettings:
             return msgspec.json.decode(self._path.read_bytes(), type=PipelineSettings)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
-
-
-def begun_batch(checkpoint: Path) -> int | None:
-    """The batch that a checkpoint has planned and not committed."""
-    last = max(_numbers(checkpoint / "offsets"), default=None)
-    return None if last in _numbers(checkpoint / "commits") else last
-
-
-def _numbers(folder: Path) -> set[int]:
-    if not folder.is_dir():
-        return set()
-    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()}

@@ -23,10 +23,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from polybus.errors import StorageError
 from polybus.lake.compact import tidy
 from polybus.lake.files import FileNote, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import LakeTable, open_table
+from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.standard import gold
 from polybus.spark.pipelines.standard.batch_settings import BatchSettings
 from polybus.spark.pipelines.standard.decode import QUARANTINE_COLUMNS, SILVER_COLUMNS, Decoder
@@ -36,12 +38,38 @@ from polybus.spark.pipelines.standard.deliveries import (
     events_of,
 )
 from polybus.spark.pipelines.standard.duplicates import RecentIds
-from polybus.spark.pipelines.standard.plans import EVENTS, UNKNOWN, Plan, read_plan, sync_plan
 from polybus.spark.tables import stage
 
+EVENTS = "$events"
 SMALL_ROWS = 20_000
 """A batch of fewer messages is one task, and one file."""
 FACT_COLUMNS = ["topic", "epoch", "offset", "timestamp", "protocol", "sender"]
+
+
+@dataclass(frozen=True)
+class PlannedRows:
+    """How many messages and events a batch has; None where the checkpoint cannot tell."""
+
+    messages: int | None = None
+    events: int | None = None
+
+    def is_below(self, rows: int) -> bool:
+        return self.messages is not None and self.messages + (self.events or 0) < rows
+
+
+def planned_rows(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
+    """What a batch has; unknown for the first batch, and if a topic is new or was recreated."""
+    start, end = checkpoint.planned_end(batch_id - 1), checkpoint.planned_end(batch_id)
+    if start is None or end is None:
+        return PlannedRows()
+    rows = {}
+    for topic, position in end.topics.items():
+        before = start.topics.get(topic)
+        if before is None or before.epoch != position.epoch or before.offset > position.offset:
+            return PlannedRows()
+        rows[topic] = position.offset - before.offset
+    events = rows.pop(EVENTS, 0)
+    return PlannedRows(sum(rows.values()), events)
 
 
 class StandardBatches:
@@ -56,7 +84,7 @@ class StandardBatches:
         writer: str,
         settings: BatchSettings,
         *,
-        checkpoint: Path | None = None,
+        checkpoint: Checkpoint | None = None,
         scanned: Callable[[int, int], None] | None = None,
     ) -> None:
         self._writer = writer
@@ -72,10 +100,10 @@ class StandardBatches:
         self._ids = RecentIds(data, writer)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        plan = UNKNOWN
+        plan = PlannedRows()
         if self._checkpoint is not None:
-            sync_plan(self._checkpoint, batch_id)
-            plan = read_plan(self._checkpoint, batch_id)
+            self._sync_plan(self._checkpoint, batch_id)
+            plan = planned_rows(self._checkpoint, batch_id)
         settings = self._settings.of(batch_id)
         if settings != self._decoder.settings:
             self._decoder = Decoder(settings)
@@ -92,7 +120,15 @@ class StandardBatches:
         if self._scanned is not None:
             self._scanned(batch_id, scans)
 
-    def _take_messages(self, frame: DataFrame, batch_id: int, plan: Plan) -> int:
+    @staticmethod
+    def _sync_plan(checkpoint: Checkpoint, batch_id: int) -> None:
+        try:
+            checkpoint.sync_batch(batch_id)
+        except OSError as error:
+            text = f"cannot sync the plan of batch {batch_id} in {checkpoint.path}: {error}"
+            raise StorageError("pipeline.storage", text) from error
+
+    def _take_messages(self, frame: DataFrame, batch_id: int, plan: PlannedRows) -> int:
         """Decode, keep and count; how often the batch was read for it."""
         settings = self._decoder.settings.pipeline
         messages = self._decoder(frame.where(f"topic <> '{EVENTS}'"))
@@ -150,7 +186,11 @@ class BatchesThere:
     def made(self, scanned: Callable[[int, int], None] | None = None) -> StandardBatches:
         settings = BatchSettings(self.data, begun=self.begun)
         return StandardBatches(
-            self.data, self.writer, settings, checkpoint=self.checkpoint, scanned=scanned
+            self.data,
+            self.writer,
+            settings,
+            checkpoint=Checkpoint(self.checkpoint),
+            scanned=scanned,
         )
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:

@@ -8,7 +8,6 @@ the next start of the pipeline reads from these places, or finds the damage agai
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from polybus.errors import PolybusError
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.standard.batch_settings import begun_batch
+from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.source.options import parse
 from polybus.spark.source.origin import open_origin
 from polybus.spark.source.stream_reader import PolybusStreamReader
@@ -38,7 +37,7 @@ def damaged_topics(options: Mapping[str, str], checkpoint: Path) -> dict[str, st
     """
     parsed = parse(options, streaming=True)
     origin, reader = open_origin(parsed.where), PolybusStreamReader(parsed)
-    begun = begun_batch(checkpoint)
+    begun = Checkpoint(checkpoint).unfinished_batch()
     end = {} if begun is None else planned(checkpoint, begun)
     start = {} if begun is None else planned(checkpoint, begun - 1)
     found = {}
@@ -60,11 +59,8 @@ def damaged_topics(options: Mapping[str, str], checkpoint: Path) -> dict[str, st
 
 def planned(checkpoint: Path, batch_id: int) -> dict[str, Any]:
     """What Spark wrote down as the end of a batch: topic → place; {} for none."""
-    try:
-        text = (checkpoint / "offsets" / str(batch_id)).read_text()
-    except FileNotFoundError:
-        return {}
-    return dict(json.loads(text.splitlines()[-1])["topics"])
+    end = Checkpoint(checkpoint).planned_end(batch_id)
+    return {} if end is None else dict(end.to_json()["topics"])
 
 
 def _only(topics: Mapping[str, Any], topic: str) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def _only(topics: Mapping[str, Any], topic: str) -> dict[str, Any]:
 
 def has_any(checkpoint: Path, topics: Iterable[str]) -> bool:
     """Whether the batch that failed has messages of one of the topics."""
-    begun = begun_batch(checkpoint)
+    begun = Checkpoint(checkpoint).unfinished_batch()
     if begun is None:
         return False
     start, end = planned(checkpoint, begun - 1), planned(checkpoint, begun)
@@ -88,7 +84,7 @@ def _is_read(before: Mapping[str, int] | None, after: Mapping[str, int]) -> bool
 
 def forget_batch(data: Path, checkpoint: Path, tables: Iterable[str], writer: str) -> bool:
     """Let Spark plan the batch that failed again; False if a table has some of it already."""
-    begun = begun_batch(checkpoint)
+    begun = Checkpoint(checkpoint).unfinished_batch()
     if begun is None:
         return True
     for name in tables:

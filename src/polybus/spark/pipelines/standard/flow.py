@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
 from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
+from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import damage
-from polybus.spark.pipelines.standard.batch_settings import begun_batch
 from polybus.spark.pipelines.standard.batches import BatchesThere
 from polybus.spark.session.connect import is_connect
 
@@ -40,7 +39,7 @@ class Decode:
             context.data,
             writer_name(checkpoint_id),
             context.checkpoint,
-            begun_batch(context.checkpoint),
+            Checkpoint(context.checkpoint).unfinished_batch(),
         )
         if is_connect(context.spark):
             context.figures.cannot_count()
@@ -96,17 +95,10 @@ def writer_name(checkpoint_id: str) -> str:
 
 def identity(checkpoint: Path) -> str:
     """The query id that the checkpoint has; a new one is given to a new checkpoint."""
-    path = checkpoint / "metadata"
     try:
-        return str(json.loads(path.read_bytes())["id"])
-    except FileNotFoundError:
-        made = str(uuid.uuid4())
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"id": made}))
-        return made
-    except (ValueError, KeyError) as error:
-        text = f"{path} is damaged: {error}; {_ADVICE}"
-        raise UsageError("pipeline.checkpoint", text) from error
+        return Checkpoint(checkpoint).create_query_id()
+    except ValueError as error:
+        raise UsageError("pipeline.checkpoint", f"{error}; {_ADVICE}") from error
 
 
 _ADVICE = (

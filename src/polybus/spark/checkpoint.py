@@ -1,0 +1,111 @@
+"""The layout of a Spark checkpoint on a local disk: no other module knows it.
+
+    CHECKPOINT/metadata     {"id": QUERY ID}, written once
+    CHECKPOINT/offsets/N    the plan of batch N: a version, settings, then a line per source with
+                            the offset at which the batch ends; batch N - 1 has where it starts
+    CHECKPOINT/commits/N    batch N is done
+
+Spark writes `offsets/N` before it runs batch N and `commits/N` after it, and fsyncs neither. A
+batch that has a plan and no commit runs again, over the same messages, when the query restarts.
+Whoever stores results of a batch outside of the checkpoint calls `sync_batch` first: otherwise a
+power cut could lose the plan but keep the results, and the batch number would return with other
+messages.
+
+These functions never change or remove a file that Spark wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from polybus.errors import UsageError
+from polybus.lake.files import sync_file
+from polybus.log.disk import OsDisk
+from polybus.spark.source.offsets import StreamOffset, from_json
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The checkpoint in a folder, which may not exist yet."""
+
+    path: Path
+
+    @property
+    def _metadata(self) -> Path:
+        return self.path / "metadata"
+
+    @property
+    def _offsets(self) -> Path:
+        return self.path / "offsets"
+
+    def query_id(self) -> str:
+        """The id of the query. A checkpoint that replaces this one has another id.
+
+        Raises:
+            FileNotFoundError: no query has started with the checkpoint.
+            ValueError: the file is damaged.
+        """
+        try:
+            return str(json.loads(self._metadata.read_bytes())["id"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self._metadata} is damaged: {error}") from error
+
+    def create_query_id(self) -> str:
+        """The id of the query; a checkpoint without one gets one, which Spark then uses.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            return self.query_id()
+        except FileNotFoundError:
+            created = str(uuid.uuid4())
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._metadata.write_text(json.dumps({"id": created}))
+            return created
+
+    def has_batches(self) -> bool:
+        """Whether a batch was ever planned."""
+        return bool(_numbers(self._offsets))
+
+    def unfinished_batch(self) -> int | None:
+        """The batch that has a plan and no commit, if there is one."""
+        last = max(_numbers(self._offsets), default=None)
+        return None if last in _numbers(self.path / "commits") else last
+
+    def planned_end(self, batch_id: int) -> StreamOffset | None:
+        """Where a batch ends, for a query with one source of format polybus; None if unknown."""
+        try:
+            text = (self._offsets / str(batch_id)).read_text()
+            return from_json(json.loads(text.splitlines()[-1]))
+        except (OSError, IndexError, ValueError, UsageError):
+            return None
+
+    def sync_batch(self, batch_id: int) -> None:
+        """Make the plan of a batch survive a power cut. Raises OSError."""
+        disk = OsDisk()
+        sync_file(self._offsets / str(batch_id))
+        disk.sync_folder(self._offsets)
+        if batch_id == 0:
+            sync_file(self._metadata)
+            disk.sync_folder(self.path)
+
+
+def local_checkpoint(location: str | None) -> Checkpoint | None:
+    """The checkpoint at Spark's `checkpointLocation`; None if it is not on this machine's disk."""
+    if not location:
+        return None
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return Checkpoint(Path(unquote(parts.path)))
+    return None if parts.scheme else Checkpoint(Path(location))
+
+
+def _numbers(folder: Path) -> set[int]:
+    if not folder.is_dir():
+        return set()
+    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()}

@@ -1,0 +1,72 @@
+"""What a checkpoint says, from files such as Spark writes; no Spark needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polybus.spark.checkpoint import Checkpoint, local_checkpoint
+from polybus.spark.pipelines.standard.batches import PlannedRows, planned_rows
+
+
+def write_plan(folder: Path, batch: int, **topics: tuple[int, int]) -> None:
+    """Write what Spark does before a batch; `S` stands for `$` in a topic's name."""
+    (folder / "offsets").mkdir(exist_ok=True)
+    ends = {
+        name.replace("S", "$"): {"epoch": epoch, "offset": offset}
+        for name, (epoch, offset) in topics.items()
+    }
+    text = json.dumps({"group": "standard", "topics": ends})
+    (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{text}")
+
+
+def test_the_messages_of_a_batch_are_counted_from_two_plans(tmp_path: Path) -> None:
+    write_plan(tmp_path, 0, a=(1, 10))
+    write_plan(tmp_path, 1, a=(1, 12), b=(1, 5))
+    write_plan(tmp_path, 2, a=(1, 12), b=(1, 8), Sevents=(1, 0))
+    write_plan(tmp_path, 3, a=(1, 13), b=(1, 8), Sevents=(1, 4))
+    write_plan(tmp_path, 4, a=(2, 15), b=(1, 8), Sevents=(1, 4))
+    checkpoint = Checkpoint(tmp_path)
+    assert planned_rows(checkpoint, 0) == PlannedRows()
+    assert planned_rows(checkpoint, 1) == PlannedRows(), "a new topic may begin anywhere"
+    assert planned_rows(checkpoint, 3) == PlannedRows(messages=1, events=4)
+    assert planned_rows(checkpoint, 4) == PlannedRows(), "a topic was recreated"
+
+
+def test_a_batch_is_unfinished_until_it_has_a_commit(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.unfinished_batch() is None and not checkpoint.has_batches()
+    write_plan(tmp_path, 0, a=(1, 10))
+    assert checkpoint.unfinished_batch() == 0 and checkpoint.has_batches()
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").touch()
+    assert checkpoint.unfinished_batch() is None
+
+
+def test_the_query_id_is_created_once(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "new")
+    with pytest.raises(FileNotFoundError):
+        checkpoint.query_id()
+    created = checkpoint.create_query_id()
+    assert checkpoint.create_query_id() == checkpoint.query_id() == created
+    (tmp_path / "new" / "metadata").write_text("{")
+    with pytest.raises(ValueError, match="metadata is damaged"):
+        checkpoint.create_query_id()
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("/a/b", Path("/a/b")),
+        ("file:/a/b%20c", Path("/a/b c")),
+        ("file:///a/b", Path("/a/b")),
+        ("hdfs://host/a", None),
+        ("s3a://bucket/a", None),
+        (None, None),
+    ],
+)
+def test_only_checkpoints_on_this_disk_are_synced(location: str | None, path: Path | None) -> None:
+    found = local_checkpoint(location)
+    assert (found and found.path) == path
