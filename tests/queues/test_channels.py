@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from queue_world import PORT, World, tcp_world, world
 
+from polybus.batch import Buffer
 from polybus.errors import BusyError, UsageError
 from polybus.queues import (
     Broker,
@@ -16,9 +17,8 @@ from polybus.queues import (
     ChannelListener,
     QueueLimits,
 )
-from polybus.queues.channel import LIFE, Life
-from polybus.queues.ring import Buffer
-from polybus.queues.tcp_channel import TcpChannel
+from polybus.queues.channel import CHANNEL_STATES, ChannelState
+from polybus.queues.tcp import TcpChannel
 
 __all__ = ["tcp_world", "world"]
 
@@ -236,11 +236,13 @@ def test_actions_over_the_limit_are_refused(world: World) -> None:
 def test_a_channel_lives_by_its_table(world: World) -> None:
     ours, _, theirs, _ = pair(world)
     world.do(theirs.disconnect)
-    assert theirs._life is LIFE[Life.OPEN, "disconnect"]
+    assert theirs._state is CHANNEL_STATES[ChannelState.OPEN, "disconnect"]
     world.do(lambda: ours.read(1))
-    world.until(lambda: ours._life is LIFE[Life.OPEN, "the end of the stream is read"])
+    world.until(
+        lambda: ours._state is CHANNEL_STATES[ChannelState.OPEN, "the end of the stream is read"]
+    )
     world.do(ours.disconnect)
-    assert ours._life is LIFE[Life.ENDED, "disconnect"]
+    assert ours._state is CHANNEL_STATES[ChannelState.ENDED, "disconnect"]
 
 
 def test_a_write_to_a_closed_end_is_dropped_and_the_end_still_read(world: World) -> None:
@@ -251,14 +253,18 @@ def test_a_write_to_a_closed_end_is_dropped_and_the_end_still_read(world: World)
 
     def writes_until_dropped() -> bool:
         world.do(lambda: ours.write(b"x"))
-        return ours._life is LIFE[Life.OPEN, "a write meets a closed end"]
+        return ours._state is CHANNEL_STATES[ChannelState.OPEN, "a write meets a closed end"]
 
     if world.kind == "local":
         world.until(writes_until_dropped)
     world.do(lambda: ours.read(10))
     world.until(lambda: log.was_read == [b"last words"])
     world.do(lambda: ours.read(10))
-    world.until(lambda: ours._life is LIFE[Life.DROPPING, "the end of the stream is read"])
+    world.until(
+        lambda: (
+            ours._state is CHANNEL_STATES[ChannelState.DROPPING, "the end of the stream is read"]
+        )
+    )
 
 
 def test_a_channel_refuses_calls_from_outside(world: World) -> None:

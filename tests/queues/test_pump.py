@@ -10,7 +10,7 @@ import pytest
 
 from polybus.errors import BusyError, UsageError
 from polybus.queues import EventPump, QueueBroker, Registry, Task, TcpTransport
-from polybus.queues.queue_broker import AcceptListener
+from polybus.queues.broker import AcceptListener
 
 
 def test_runnables_run_in_the_order_they_were_posted() -> None:

@@ -8,8 +8,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+from diagrams import TABLES, state_diagram, updated
+
 from polybus.queues import QueueLimits
-from polybus.queues.diagram import TABLES, state_diagram, updated
 from polybus.queues.pump import RUNNABLES_MAX
 from polybus.wire.queue import RECEIVING
 

@@ -1,13 +1,22 @@
-"""Message queues on an event pump, in process and over TCP (docs/protocols/queues.md)."""
+"""Message queues on an event pump, in process and over TCP (docs/protocols/queues.md).
 
-from polybus.queues.broker import Broker, ChannelAcceptListener, ChannelConnectListener
-from polybus.queues.channel import Channel, ChannelListener
-from polybus.queues.limits import QueueLimits
+pump           events, tasks, errors           message_queue  whole messages on a channel
+channel        streams of bytes, the limits    broker         names, ports, listeners
+local, tcp     the two transports              registry       where brokers are, for TCP
+"""
+
+from polybus.queues.broker import (
+    AcceptListener,
+    Broker,
+    ChannelAcceptListener,
+    ChannelConnectListener,
+    ConnectListener,
+    QueueBroker,
+)
+from polybus.queues.channel import Channel, ChannelListener, QueueLimits
 from polybus.queues.message_queue import MessageListener, MessageQueue
-from polybus.queues.pump import EventPump
-from polybus.queues.queue_broker import AcceptListener, ConnectListener, QueueBroker
+from polybus.queues.pump import EventPump, Task
 from polybus.queues.registry import Registry
-from polybus.queues.task import Task
 from polybus.queues.tcp import TcpTransport
 
 __all__ = [

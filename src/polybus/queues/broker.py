@@ -1,39 +1,73 @@
-"""Broker: a name whose ports others connect to, for channels of bytes."""
+"""Brokers: names whose ports others connect to, for byte channels or for message queues."""
 
 from __future__ import annotations
 
+from typing import Generic, Protocol, TypeVar
+
 from polybus.errors import UsageError
-from polybus.queues.channel import Channel
-from polybus.queues.limits import QueueLimits
+from polybus.queues.channel import Attempt, Binding, BrokerTransport, Channel, QueueLimits
 from polybus.queues.local import LocalTransport
+from polybus.queues.message_queue import MessageQueue
 from polybus.queues.pump import EventPump
-from polybus.queues.transport import Attempt, Binding, Transport
 
 PORT_MAX = 65535
 
+End = TypeVar("End")
+End_contra = TypeVar("End_contra", contravariant=True)
+
 
 class ChannelAcceptListener:
-    """Who takes the channels of a bound port."""
+    """Receives the channels of a bound port."""
 
     def accepted(self, channel: Channel) -> None:
-        """Somebody connected."""
+        """A peer connected."""
 
 
 class ChannelConnectListener:
-    """Who hears how a connect went: one of the two is called, once."""
+    """Receives the result of a connect: one of the two is called, once."""
 
     def connected(self, channel: Channel) -> None:
-        """The channel is there."""
+        """The channel is open."""
 
     def refused(self) -> None:
-        """There is no such broker, or nobody accepted in time."""
+        """The broker does not exist, or it did not accept in time."""
 
 
-class Broker:
-    """Binds ports and connects to those of other brokers, in process or over a transport.
+class AcceptListener:
+    """Receives the queues of a bound port."""
+
+    def accepted(self, queue: MessageQueue) -> None:
+        """A peer connected."""
+
+
+class ConnectListener:
+    """Receives the result of a connect: one of the two is called, once."""
+
+    def connected(self, queue: MessageQueue) -> None:
+        """The queue is open. In one process this comes before the other end's `accepted`."""
+
+    def refused(self) -> None:
+        """The broker does not exist, or it did not accept in time."""
+
+
+class _Accepts(Protocol[End_contra]):
+    def accepted(self, end: End_contra, /) -> None: ...
+
+
+class _Connects(Protocol[End_contra]):
+    def connected(self, end: End_contra, /) -> None: ...
+
+    def refused(self) -> None: ...
+
+
+class _Ports(Generic[End]):
+    """The ports of a named broker. Call everything but `name` from a runnable or a listener.
+
+    Without a transport it reaches the brokers of the same pump; with a `TcpTransport`, the brokers
+    in its registry.
 
     Raises:
-        UsageError: `queue.name-taken` if the transport has a broker of that name.
+        UsageError: `queue.name-taken`, the transport has a broker of that name.
     """
 
     def __init__(
@@ -41,13 +75,13 @@ class Broker:
         name: str,
         pump: EventPump,
         *,
-        transport: Transport | None = None,
+        transport: BrokerTransport | None = None,
         connect_timeout_s: float = 0.0,
         limits: QueueLimits | None = None,
     ) -> None:
-        self.pump = pump
-        self.limits = limits or QueueLimits()
         self._name = name
+        self._pump = pump
+        self._limits = limits or QueueLimits()
         self._connect_timeout_s = connect_timeout_s
         self._transport = transport or LocalTransport.of(pump)
         self._transport.join(name, pump)
@@ -56,38 +90,60 @@ class Broker:
     def name(self) -> str:
         return self._name
 
-    def bind(self, port: int, listener: ChannelAcceptListener) -> bool:
-        """Accept every connect on the port until `unbind`; false if it is bound already.
+    def bind(self, port: int, listener: _Accepts[End]) -> bool:
+        """Accept every connection on the port until `unbind`; false if it is already bound.
 
         Raises:
-            UsageError: `queue.outside-pump`, `queue.port-invalid`, and what the transport adds.
+            UsageError: `queue.outside-pump`, `queue.port-invalid`, and those of the transport.
         """
         self._check(port)
-        binding = Binding(self.pump.current, self.limits, listener.accepted)
+        binding = Binding(
+            self._pump.current,
+            self._limits,
+            lambda channel: listener.accepted(self._end(channel)),
+        )
         return self._transport.bind(self._name, port, binding)
 
     def unbind(self, port: int) -> bool:
-        """Accept no more on the port; its channels stay. False if it is not bound."""
+        """Stop accepting on the port; open connections stay. False if it is not bound."""
         self._check(port)
         return self._transport.unbind(self._name, port)
 
-    def connect(self, name: str, port: int, listener: ChannelConnectListener) -> bool:
-        """Connect to a port of the broker `name`; the listener hears how it went.
+    def connect(self, name: str, port: int, listener: _Connects[End]) -> bool:
+        """Connect to a port of the broker `name`; the listener receives the result.
 
-        False, and `refused`, if nobody knows the name. A known broker has `connect_timeout_s` to
-        bind the port.
+        An unknown name is refused and returns false. A known broker has `connect_timeout_s` to bind
+        the port.
         """
         self._check(port)
         attempt = Attempt(
-            self.pump.current,
-            self.limits,
+            self._pump.current,
+            self._limits,
             self._connect_timeout_s,
-            listener.connected,
+            lambda channel: listener.connected(self._end(channel)),
             listener.refused,
         )
         return self._transport.connect(name, port, attempt)
 
     def _check(self, port: int) -> None:
-        self.pump.require_inside()
+        self._pump.require_inside()
         if not 0 <= port <= PORT_MAX:
-            raise UsageError("queue.port-invalid", f"port {port} is not one of 0 to {PORT_MAX}")
+            raise UsageError("queue.port-invalid", f"port {port} is not between 0 and {PORT_MAX}")
+
+    def _end(self, channel: Channel) -> End:
+        """What the broker's listeners receive for a channel."""
+        raise NotImplementedError
+
+
+class Broker(_Ports[Channel]):
+    """A broker of byte channels."""
+
+    def _end(self, channel: Channel) -> Channel:
+        return channel
+
+
+class QueueBroker(_Ports[MessageQueue]):
+    """A broker of message queues."""
+
+    def _end(self, channel: Channel) -> MessageQueue:
+        return MessageQueue(channel, self._pump, self._limits)

@@ -1,69 +1,98 @@
-"""Channel: a two-way stream of bytes with read and write actions, over any transport.
+"""Channel: a two-way stream of bytes with read and write actions, the same over every transport.
 
-An action is given once and ends once: a read when its bytes are there, a write when all its bytes
-are on their way, however many pieces that takes. Actions of a kind end in the order they were
-given. What a channel is, as a table:
+An action completes once: a read when its bytes have arrived, a write when the transport has
+accepted all its bytes. Reads complete in the order they were requested, and so do writes.
+`CHANNEL_STATES` lists the transitions; docs/protocols/queues.md draws them. `QueueLimits` has every
+limit of the queue framework, `BrokerTransport` what brokers need of a transport.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from io import BytesIO
 from itertools import islice
+from typing import Protocol
 
+from polybus.batch import Buffer
 from polybus.errors import BusyError, UsageError
-from polybus.queues.limits import QueueLimits
-from polybus.queues.pump import EventPump
-from polybus.queues.ring import Buffer
-from polybus.queues.task import Task
+from polybus.queues.pump import EventPump, Task
 
+LENGTH_MAX = (1 << 31) - 1
 PIECES_MAX = 64
-"""How many writes go to the transport in one go."""
+"""How many writes the transport gets in one call."""
 
 
-class Life(Enum):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """Limits of one broker's queues; docs/protocols/queues.md says what happens at each."""
+
+    message_bytes_max: int = 64 << 20
+    outbox_bytes_max: int = 64 << 20
+    """Bytes that may wait in a queue before `send` is refused."""
+    ring_bytes: int = 256 << 10
+    """The buffer of an in-process channel, for each direction."""
+    actions_max: int = 10_000
+    """How many reads, and how many writes, may wait in a channel."""
+    connections_max: int = 10_000
+    """Channels of one transport; more connections are refused."""
+    dial_timeout_s: float = 10.0
+    """How long a TCP handshake may take."""
+    linger_s: float = 5.0
+    """How long a closed TCP channel waits until the other end has read everything."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise UsageError("queue.limit", f"{name} must be more than 0")
+        if self.message_bytes_max > LENGTH_MAX:
+            raise UsageError("queue.limit", f"message_bytes_max must be at most {LENGTH_MAX}")
+
+
+class ChannelState(Enum):
     OPEN = "Open"
     DROPPING = "Dropping"
-    """The other end cannot be written to any more: writes end at once and their bytes are dropped.
-    What has arrived from it is still read."""
+    """The other end no longer reads: writes complete at once and their bytes are dropped. Bytes
+    that arrived from it can still be read."""
     ENDED = "Ended"
-    """The other end disconnected and everything is read; writes go on being dropped."""
+    """The other end disconnected and everything is read; writes are still dropped."""
     DISCONNECTED = "Disconnected"
-    """This end disconnected: no action is taken any more, those that waited never end."""
+    """This end disconnected: new actions are refused and waiting ones never complete."""
 
 
-LIFE = {
-    (Life.OPEN, "a write meets a closed end"): Life.DROPPING,
-    (Life.OPEN, "the end of the stream is read"): Life.ENDED,
-    (Life.OPEN, "disconnect"): Life.DISCONNECTED,
-    (Life.DROPPING, "the end of the stream is read"): Life.ENDED,
-    (Life.DROPPING, "disconnect"): Life.DISCONNECTED,
-    (Life.ENDED, "disconnect"): Life.DISCONNECTED,
+CHANNEL_STATES = {
+    (ChannelState.OPEN, "a write meets a closed end"): ChannelState.DROPPING,
+    (ChannelState.OPEN, "the end of the stream is read"): ChannelState.ENDED,
+    (ChannelState.OPEN, "disconnect"): ChannelState.DISCONNECTED,
+    (ChannelState.DROPPING, "the end of the stream is read"): ChannelState.ENDED,
+    (ChannelState.DROPPING, "disconnect"): ChannelState.DISCONNECTED,
+    (ChannelState.ENDED, "disconnect"): ChannelState.DISCONNECTED,
 }
 
 
 class ChannelListener:
-    """Who hears what becomes of a channel's actions."""
+    """Receives the results of a channel's actions."""
 
     borrows = False
-    """Whether a view of bytes that change once `read` returns will do: it spares a copy."""
+    """True if `read` may get a view whose bytes change after it returns; this saves a copy."""
 
     def read(self, data: Buffer) -> None:
-        """A read action ended; `data` is bytes, or a view for a listener that borrows."""
+        """A read completed; `data` is bytes, or a view if the listener borrows."""
 
     def wrote(self, data: Buffer) -> None:
-        """A write action ended."""
+        """A write completed."""
 
     def disconnected(self) -> None:
-        """The channel is over, by either end's doing; called once, and no `read` comes after it."""
+        """Either end disconnected; called once, and no `read` follows."""
 
 
 class Channel:
-    """The actions of one end; the transports below it move bytes (`_pull`, `_push`, `_shut`).
+    """The actions of one end; a transport's subclass moves bytes (`_pull`, `_push`, `_shut`).
 
-    A channel belongs to the task that bound or connected, until a listener is set: then to that
-    one's.
+    A channel belongs to the task that bound or connected, and from `set_listener` on to the task
+    that set the listener.
     """
 
     def __init__(self, pump: EventPump, task: Task, limits: QueueLimits) -> None:
@@ -71,18 +100,18 @@ class Channel:
         self._task = task
         self._limits = limits
         self._listener = ChannelListener()
-        self._life = Life.OPEN
+        self._state = ChannelState.OPEN
         self._reads: deque[tuple[int, int]] = deque()
         self._gathered = BytesIO()
         self._writes: deque[Buffer] = deque()
         self._written_bytes = 0
         self._flush_due = False
-        self._told = False
+        self._notified = False
 
     @property
     def disconnected(self) -> bool:
         """Whether this end disconnected, or the other did and everything is read."""
-        return self._life in (Life.DISCONNECTED, Life.ENDED)
+        return self._state in (ChannelState.DISCONNECTED, ChannelState.ENDED)
 
     # Actions
 
@@ -92,22 +121,23 @@ class Channel:
         self._task = self._pump.current
 
     def read(self, size: int, *, at_least: int | None = None) -> None:
-        """Read `size` bytes, or as many of them as are there once that is `at_least`.
+        """Read `size` bytes; with `at_least`, complete as soon as that many have arrived.
 
         Raises:
-            UsageError: `queue.closed` after a local disconnect, `queue.outside-pump`.
+            UsageError: `queue.closed` after a local disconnect, `queue.outside-pump`,
+                `queue.read-size`.
             BusyError: `queue.actions-full`.
         """
         self._check(len(self._reads))
         at_least = size if at_least is None else at_least
         if not 0 < at_least <= size:
-            raise UsageError("queue.read-size", "a read is of 1 byte or more")
+            raise UsageError("queue.read-size", "read 1 byte or more, at_least at most size")
         self._reads.append((size, at_least))
-        if self._life is not Life.ENDED:
+        if self._state is not ChannelState.ENDED:
             self._await_readable()
 
     def write(self, data: Buffer) -> None:
-        """Write all of `data`, which must not change until `wrote`. Raises as `read` does."""
+        """Write all of `data`, which must not change until `wrote`. Raises like `read`."""
         self._check(len(self._writes))
         self._writes.append(data)
         if not self._flush_due:
@@ -115,23 +145,23 @@ class Channel:
             self._pump.at_turn_end(self._task, self.flush)
 
     def disconnect(self) -> None:
-        """End the channel: actions that wait are dropped. Again, it does nothing."""
+        """End the channel and drop waiting actions. Idempotent."""
         self._pump.require_inside()
-        if self._life is Life.DISCONNECTED:
+        if self._state is ChannelState.DISCONNECTED:
             return
-        shut = self._life is Life.ENDED
-        self._life = Life.DISCONNECTED
+        shut = self._state is ChannelState.ENDED
+        self._state = ChannelState.DISCONNECTED
         self._reads.clear()
         self._writes.clear()
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             self._pump.soon(self._task, self._listener.disconnected)
         if not shut:
             self._shut()
 
     def _check(self, waiting: int) -> None:
         self._pump.require_inside()
-        if self._life is Life.DISCONNECTED:
+        if self._state is ChannelState.DISCONNECTED:
             raise UsageError("queue.closed", "this end has disconnected")
         if waiting >= self._limits.actions_max:
             text = f"{waiting} actions wait already (actions_max)"
@@ -140,15 +170,15 @@ class Channel:
     # Events
 
     def flush(self) -> None:
-        """Write as much as can be written now; the transport calls again when there is room."""
+        """Write as much as fits now; the transport calls again when there is room."""
         self._flush_due = False
-        # What listeners write meanwhile waits for its own turn, or this might never end.
+        # Writes that listeners add meanwhile wait for a later flush, or this might never return.
         ending = len(self._writes)
         while ending > 0 and self._writes:
-            if self._life is Life.OPEN and self._written_bytes < len(self._writes[0]):
+            if self._state is ChannelState.OPEN and self._written_bytes < len(self._writes[0]):
                 accepted = self._push()
                 if accepted is None:
-                    self._life = Life.DROPPING
+                    self._state = ChannelState.DROPPING
                 elif accepted:
                     self._written_bytes += accepted
                 else:
@@ -157,11 +187,11 @@ class Channel:
             ending -= self._end_writes(ending)
 
     def _end_writes(self, count_max: int) -> int:
-        """End the actions whose bytes are all written, or dropped; return how many."""
+        """Complete the writes whose bytes are all written or dropped; return how many."""
         count = 0
         while self._writes and count < count_max:
             first = self._writes[0]
-            if self._life is Life.OPEN:
+            if self._state is ChannelState.OPEN:
                 if self._written_bytes < len(first):
                     break
                 self._written_bytes -= len(first)
@@ -171,15 +201,15 @@ class Channel:
         return count
 
     def _unwritten(self) -> list[Buffer]:
-        """What to write next, in order."""
+        """The next bytes to write, in order."""
         writes = list(islice(self._writes, PIECES_MAX))
         if self._written_bytes:
-            # Only the first can be written in part: what is written whole has ended.
+            # Only the first can be partly written: complete writes have left the queue.
             writes[0] = memoryview(writes[0])[self._written_bytes :]
         return writes
 
     def _read_event(self) -> None:
-        """The transport has bytes, or the end of the stream: continue the first read action."""
+        """The transport has bytes or the end of the stream: continue the first read."""
         if not self._reads or self.disconnected:
             return
         size, at_least = self._reads[0]
@@ -203,30 +233,30 @@ class Channel:
             self._await_readable()
 
     def _end_of_stream(self) -> None:
-        self._life = Life.ENDED
+        self._state = ChannelState.ENDED
         self._reads.clear()
         self._shut()
-        # Who waits for its writes hears of them first, as if they had gone out.
+        # Waiting writes complete before `disconnected`, as if their bytes had been sent.
         self.flush()
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             self._pump.call(self._task, self._listener.disconnected)
 
-    # What a transport does
+    # What a transport implements
 
     def _pull(self, size: int) -> Buffer | None:
-        """Up to `size` bytes, none if there are none now, None at the end of the stream.
+        """Up to `size` bytes, empty if none have arrived, None at the end of the stream.
 
-        They may change at the next call.
+        The bytes may change at the next call.
         """
         raise NotImplementedError
 
     def _push(self) -> int | None:
-        """Accept bytes of `_unwritten()`, 0 without room; None if nobody reads any more."""
+        """Accept bytes of `_unwritten()`; 0 if there is no room, None if the other end is gone."""
         raise NotImplementedError
 
     def _await_readable(self) -> None:
-        """Call `_read_event` when there is something to read; asked again, it changes nothing."""
+        """Call `_read_event` when there is something to read. Idempotent."""
         raise NotImplementedError
 
     def _await_writable(self) -> None:
@@ -234,5 +264,48 @@ class Channel:
         raise NotImplementedError
 
     def _shut(self) -> None:
-        """Tell the other end, and let go."""
+        """Tell the other end and release resources."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """A bound port of a broker."""
+
+    task: Task
+    limits: QueueLimits
+    accepted: Callable[[Channel], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """A connect in progress; exactly one of `connected` and `refused` is called."""
+
+    task: Task
+    limits: QueueLimits
+    timeout_s: float
+    connected: Callable[[Channel], object]
+    refused: Callable[[], object]
+
+
+class BrokerTransport(Protocol):
+    """Connects brokers by name. Every call except `join` is made inside the pump.
+
+    If both ends are in one process, `connected` is called before `accepted`.
+    """
+
+    def join(self, name: str, pump: EventPump) -> None:
+        """Add a broker. Raises UsageError `queue.name-taken`."""
+        ...
+
+    def bind(self, name: str, port: int, binding: Binding) -> bool:
+        """Accept connections on the broker's port; false if it is already bound."""
+        ...
+
+    def unbind(self, name: str, port: int) -> bool:
+        """Stop accepting; existing channels stay. False if the port is not bound."""
+        ...
+
+    def connect(self, name: str, port: int, attempt: Attempt) -> bool:
+        """Connect to a broker's port and report the result later; false if the name is unknown."""
+        ...

@@ -1,21 +1,67 @@
-"""The transport in process: brokers of one pump, channels over two rings."""
+"""The in-process transport: brokers of one pump, channels over two ring buffers."""
 
 from __future__ import annotations
 
 from asyncio import TimerHandle
+from collections.abc import Sequence
 from functools import partial
 
+from polybus.batch import Buffer
 from polybus.errors import UsageError
-from polybus.queues.channel import Channel, Life
-from polybus.queues.limits import QueueLimits
-from polybus.queues.pump import EventPump
-from polybus.queues.ring import Ring
-from polybus.queues.task import Task
-from polybus.queues.transport import Attempt, Binding
+from polybus.queues.channel import Attempt, Binding, Channel, ChannelState, QueueLimits
+from polybus.queues.pump import EventPump, Task
+
+
+class Ring:
+    """A first-in, first-out buffer of at most `size` bytes.
+
+    Attributes:
+        held_bytes: how many bytes can be read.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        # Allocated on first use: an idle channel costs no memory.
+        self._bytes = memoryview(b"")
+        self._read_at = 0
+        self.held_bytes = 0
+
+    def push(self, buffers: Sequence[Buffer]) -> int:
+        """Copy in as much as fits, in order; return how many bytes that is."""
+        if not self._bytes:
+            self._bytes = memoryview(bytearray(self._size))
+        taken = 0
+        for data in buffers:
+            count = min(len(data), self._size - self.held_bytes)
+            self._write(memoryview(data)[:count])
+            taken += count
+            if count < len(data):
+                break
+        return taken
+
+    def _write(self, data: memoryview) -> None:
+        start = (self._read_at + self.held_bytes) % self._size
+        first = min(len(data), self._size - start)
+        self._bytes[start : start + first] = data[:first]
+        self._bytes[: len(data) - first] = data[first:]
+        self.held_bytes += len(data)
+
+    def pull(self, size: int) -> bytes:
+        """Remove and return up to `size` bytes."""
+        count = min(size, self.held_bytes)
+        start = self._read_at
+        first = min(count, self._size - start)
+        data = bytes(self._bytes[start : start + first])
+        if first < count:
+            data += self._bytes[: count - first]
+        self.held_bytes -= count
+        # An empty ring starts at the front again, so that the next write is contiguous.
+        self._read_at = (start + count) % self._size if self.held_bytes else 0
+        return data
 
 
 class LocalChannel(Channel):
-    """One end of a pair; each reads from its own ring and writes into the other's."""
+    """One end of a pair; it reads from its own ring and writes into its peer's."""
 
     def __init__(
         self, pump: EventPump, task: Task, limits: QueueLimits, network: LocalTransport
@@ -28,13 +74,13 @@ class LocalChannel(Channel):
         self._read_due = False
 
     def arrived(self) -> None:
-        """The other end wrote or shut: wake the reader, if anyone reads."""
+        """The peer wrote or shut: wake the reader, if a read waits."""
         if self._reads and not self._read_due:
             self._read_due = True
             self._pump.soon(self._task, self._read_soon)
 
     def room(self) -> None:
-        """The other end read or shut: wake the writer, if anything waits."""
+        """The peer read or shut: wake the writer, if a write waits."""
         if self._writes and not self._flush_due:
             self._flush_due = True
             self._pump.soon(self._task, self.flush)
@@ -62,20 +108,20 @@ class LocalChannel(Channel):
             self.arrived()
 
     def _await_writable(self) -> None:
-        """`room` comes from the other end."""
+        """The peer calls `room`."""
 
     def _shut(self) -> None:
         self.is_shut = True
         self._network.channels.discard(self)
-        # A pair holds each other's rings no longer than it must.
+        # Free the buffer now: the peer keeps a reference to this channel.
         self.incoming = Ring(1)
-        if self._life is Life.DISCONNECTED:
+        if self._state is ChannelState.DISCONNECTED:
             self.peer.arrived()
             self.peer.room()
 
 
 class LocalTransport:
-    """The brokers of one pump, their bound ports and the connects that wait for one."""
+    """The brokers of one pump, their bound ports, and the connects that wait for a port."""
 
     def __init__(self, pump: EventPump) -> None:
         self._pump = pump
@@ -86,7 +132,7 @@ class LocalTransport:
 
     @classmethod
     def of(cls, pump: EventPump) -> LocalTransport:
-        """The one of this pump: brokers of one pump are in one network."""
+        """The transport that all in-process brokers of this pump share."""
         if pump.local is None:
             pump.local = cls(pump)
         network: LocalTransport = pump.local
@@ -94,7 +140,7 @@ class LocalTransport:
 
     def join(self, name: str, pump: EventPump) -> None:
         if name in self._names:
-            raise UsageError("queue.name-taken", f"there is a broker {name!r} already")
+            raise UsageError("queue.name-taken", f"a broker named {name!r} exists already")
         self._names.add(name)
 
     def bind(self, name: str, port: int, binding: Binding) -> bool:

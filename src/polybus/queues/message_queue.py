@@ -1,8 +1,8 @@
 """MessageQueue: whole messages, in order, both ways, over a channel.
 
-Messages that are sent in one turn of the pump leave in one write: small ones are put together with
-their lengths, a large one goes as it is, behind its length. How a queue sends, as a table
-(docs/protocols/queues.md draws it; how one receives stands in wire/queue.py):
+Messages sent in one turn of the pump leave in one write: small ones are joined with their lengths,
+a large one is written uncopied after its length. `SENDING` lists the transitions of the sender, and
+wire/queue.py those of the receiver; docs/protocols/queues.md draws both.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from enum import Enum
 from threading import get_ident
 
 from polybus import scan
+from polybus.batch import Buffer
 from polybus.errors import BusyError, UsageError
-from polybus.queues.channel import Channel, ChannelListener
-from polybus.queues.limits import QueueLimits
-from polybus.queues.pump import EventPump
-from polybus.queues.ring import Buffer
-from polybus.queues.task import Task
+from polybus.queues.channel import Channel, ChannelListener, QueueLimits
+from polybus.queues.pump import EventPump, Task
 from polybus.scan.queue_py import LENGTH_BYTES
 from polybus.wire.queue import QueueReader, encode_length
 
 
 class Sending(Enum):
     LENGTH = "Length"
-    """The next bytes that go out are a message's length."""
+    """The next bytes to write are a message's length."""
     MESSAGE = "Message"
-    """The length went out, the message follows."""
+    """The length is written, the message follows."""
     CLOSED = "Closed"
-    """This end closed: nothing is sent any more, and what waited never will be."""
+    """This end closed: nothing more is sent, waiting messages included."""
 
 
 SENDING = {
@@ -38,34 +36,34 @@ SENDING = {
     (Sending.MESSAGE, "the message is written"): Sending.LENGTH,
     (Sending.MESSAGE, "close"): Sending.CLOSED,
 }
-"""Once the other end is gone the states go on as they were: what is written is dropped."""
+"""After a remote close the transitions stay the same, but written bytes are dropped."""
 
 RUN_BYTES_MAX = 256 << 10
-"""How many bytes of small messages go out together."""
+"""How many bytes of small messages one write joins."""
 SMALL_BYTES_MAX = 32 << 10
-"""Up to this size a message is copied into a run; above it, it is written as it is."""
+"""Messages up to this size are copied into a run; larger ones are written uncopied."""
 READ_BYTES_MAX = 256 << 10
 MESSAGE_COST_BYTES = 64
-"""What a waiting message takes beside its bytes; without it, empty ones would escape the limit."""
+"""Memory of a waiting message beside its bytes, so that empty messages count too."""
 
 
 class MessageListener:
-    """Who hears what comes and goes on a queue."""
+    """Receives the events of a queue."""
 
     def received(self, message: bytes) -> None:
         """A message arrived."""
 
     def sent(self, message: bytes) -> None:
-        """A message is on its way, or dropped because the other end is gone."""
+        """The transport has accepted a message, or dropped it because the other end is gone."""
 
     def closed(self) -> None:
-        """The queue is over, by either end's doing; called once, no `received` comes after it."""
+        """Either end closed the queue; called once, and no `received` follows."""
 
 
 class MessageQueue(ChannelListener):
-    """One end of a two-way pipe for messages. Called from posted runnables and listeners only.
+    """One end of a two-way message pipe. Call it from posted runnables and listeners only.
 
-    Nothing is read from the channel until there is a listener: what arrives before waits for it.
+    The channel is not read until a listener is set, so no message is lost before.
     """
 
     borrows = True
@@ -78,7 +76,7 @@ class MessageQueue(ChannelListener):
         self._listener: MessageListener | None = None
         self._reader = QueueReader(limits.message_bytes_max)
         self._sending = Sending.LENGTH
-        # Messages that wait are `_outbox[_first:]`; those being written are in `_runs`.
+        # Waiting messages are `_outbox[_first:]`; messages being written are in `_runs`.
         self._outbox: list[bytes] = []
         self._first = 0
         self._outbox_bytes = 0
@@ -89,11 +87,11 @@ class MessageQueue(ChannelListener):
 
     @property
     def closed(self) -> bool:
-        """Whether this end closed, or the other did and everything that arrived is delivered."""
+        """Whether this end closed, or the other did and every arrived message is delivered."""
         return self._closed
 
     def set_listener(self, listener: MessageListener) -> None:
-        """Hear what comes and goes; it replaces the listener before it.
+        """Set or replace the listener.
 
         Raises:
             UsageError: `queue.closed` after a local close, `queue.outside-pump`.
@@ -108,16 +106,16 @@ class MessageQueue(ChannelListener):
             self._channel.read(READ_BYTES_MAX, at_least=1)
 
     def send(self, message: Buffer) -> None:
-        """Send a message after those sent before; the listener's `sent` says when it is gone.
+        """Send a message, in order; the listener's `sent` follows.
 
-        After a remote close it is dropped, and `sent` is called all the same.
+        After a remote close the message is dropped, and `sent` is still called.
 
         Raises:
             UsageError: `queue.closed` after a local close, `queue.message-too-large`,
                 `queue.message-type`, `queue.outside-pump`.
-            BusyError: `queue.outbox-full`; send again after a `sent`.
+            BusyError: `queue.outbox-full`; retry after the next `sent`.
         """
-        # Spelled out here, not in helpers: this is the one call that every message makes.
+        # Inlined instead of helpers: every message makes this call.
         if get_ident() != self._pump.inside:
             self._pump.require_inside()
         if type(message) is not bytes:
@@ -136,7 +134,7 @@ class MessageQueue(ChannelListener):
             self._pump.at_turn_end(self._task, self._flush)
 
     def close(self) -> None:
-        """End the queue. Messages not `sent` yet are dropped; again, it does nothing.
+        """Close the queue and drop messages that are not `sent` yet. Idempotent.
 
         Raises:
             UsageError: `queue.outside-pump`.
@@ -155,13 +153,13 @@ class MessageQueue(ChannelListener):
         if size > limits.message_bytes_max:
             text = f"the message is {size} bytes, over {limits.message_bytes_max}"
             return UsageError("queue.message-too-large", f"{text} (message_bytes_max)")
-        text = f"over {limits.outbox_bytes_max} bytes wait to be sent (outbox_bytes_max)"
+        text = f"more than {limits.outbox_bytes_max} bytes wait to be sent (outbox_bytes_max)"
         return BusyError("queue.outbox-full", text, retry_after_s=0.1)
 
     # Sending
 
     def _flush(self) -> None:
-        """Hand the next messages to the channel, unless it is still busy with the last."""
+        """Write the next messages, unless the channel is still writing the last ones."""
         self._flush_due = False
         if self._runs or self._sending is Sending.CLOSED or self._first == len(self._outbox):
             return
@@ -176,7 +174,7 @@ class MessageQueue(ChannelListener):
         self._runs.append(self._outbox[first:end])
         self._first = end
         if 2 * end >= len(self._outbox):
-            # Cutting the list only now and then keeps it linear.
+            # Shrinking the list only when half is used keeps this linear.
             del self._outbox[:end]
             self._first = 0
         self._channel.flush()
@@ -192,9 +190,9 @@ class MessageQueue(ChannelListener):
         if self._outbox and not self._flush_due:
             self._flush_due = True
             self._pump.at_turn_end(self._task, self._flush)
-        self._tell_sent(run)
+        self._report_sent(run)
 
-    def _tell_sent(self, run: list[bytes]) -> None:
+    def _report_sent(self, run: list[bytes]) -> None:
         self._pump.current = self._task
         for message in run:
             if self._listener is None or self._sending is Sending.CLOSED:
@@ -238,4 +236,4 @@ def _is_length_alone(data: Buffer, run: list[bytes]) -> bool:
 def _as_bytes(message: object) -> bytes:
     if isinstance(message, bytes | bytearray | memoryview):
         return bytes(message)
-    raise UsageError("queue.message-type", f"a message is bytes, not {type(message).__name__}")
+    raise UsageError("queue.message-type", f"a message must be bytes, not {type(message).__name__}")

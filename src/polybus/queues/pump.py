@@ -1,49 +1,85 @@
-"""EventPump: one thread, one event after another.
+"""EventPump: one thread that runs one event at a time. Task: who posts events and handles errors.
 
 The rules:
 
-1. A runnable, a listener call and a socket's readiness are events. One runs at a time, to its end.
-2. Runnables run in the order they were posted. One that is posted by an event runs in a later turn,
-   so that sockets and timers get theirs in between.
-3. What an event leaves to be sent goes out when the turn is over, together: `at_turn_end`.
-4. An event that raises is reported to its task, and the next one runs.
-5. Only `Task.post` and `stop` may be called from elsewhere; all else asks `require_inside`.
+1. A runnable, a listener call and a ready socket are events. One event runs at a time, to its end.
+2. Runnables run in the order they were posted. A runnable posted by an event runs in a later turn,
+   so that sockets and timers are served in between.
+3. Output of an event is flushed when the turn ends, in one write: `at_turn_end`.
+4. An exception is reported to the event's task, and the next event runs.
+5. Only `Task.post` and `stop` may be called from outside; all other calls use `require_inside`.
 
-The pump rides on an asyncio loop, its own (`run`) or one that is there (`run_in`).
+The pump runs on an asyncio loop: its own (`run`) or an existing one (`run_in`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Protocol
 
 from polybus.errors import BusyError, UsageError
-from polybus.queues.task import Runnable, Task
 
 RUNNABLES_MAX = 1_000_000
+Runnable = Callable[[], object]
+ErrorHandler = Callable[[Exception], object]
+
+logger = logging.getLogger("polybus.queues")
 
 
 class Closeable(Protocol):
     def close(self) -> None: ...
 
 
+class Task:
+    """Owns the runnables it posts and every event that follows from them.
+
+    A listener belongs to the task in whose event it was set. An exception of a runnable or listener
+    goes to `on_error`, by default to the log, and the pump continues.
+    """
+
+    def __init__(self, pump: EventPump, on_error: ErrorHandler | None = None) -> None:
+        self.pump = pump
+        self._on_error = on_error
+
+    def post(self, runnable: Runnable) -> None:
+        """Have the pump call `runnable` after everything posted before it. Thread-safe.
+
+        Raises:
+            UsageError: `queue.pump-stopped`.
+            BusyError: `queue.pump-full`; nothing was posted.
+        """
+        self.pump.post(self, runnable)
+
+    def report(self, error: Exception) -> None:
+        """Pass an error to the task's handler; never raises."""
+        if self._on_error is not None:
+            try:
+                self._on_error(error)
+                return
+            except Exception as worse:
+                worse.__context__ = error
+                error = worse
+        logger.error("an event failed: %s", error, exc_info=error)
+
+
 class EventPump:
-    """Runs what tasks post to it until it is stopped, which is final.
+    """Runs posted runnables until it is stopped. A stopped pump cannot run again.
 
     Attributes:
-        inside: the thread that is in an event of this pump, 0 between events.
-        current: the task the running event belongs to.
+        inside: the id of the thread that runs an event of this pump, 0 between events.
+        current: the task of the running event.
     """
 
     def __init__(self, *, runnables_max: int = RUNNABLES_MAX) -> None:
         self.inside = 0
         self.current = Task(self)
         self.local: Any = None
-        """The in-process network of this pump's brokers, made by the first of them."""
+        """The in-process transport of this pump's brokers; the first broker creates it."""
         self._runnables: deque[tuple[Task, Runnable]] = deque()
         self._runnables_max = runnables_max
         self._turn_ends: list[tuple[Task, Runnable]] = []
@@ -56,14 +92,13 @@ class EventPump:
     # Starting and stopping
 
     def run(self) -> None:
-        """Run until `stop`, on a loop of its own; start it last.
+        """Run on a new loop until `stop`. Blocks, so call it last.
 
         Raises:
-            UsageError: `queue.pump-running`, also for a pump that ran before.
+            UsageError: `queue.pump-running`, the pump runs or has run before.
         """
-        if self._loop is not None:
-            raise UsageError("queue.pump-running", "a pump runs once")
-        # Sockets are watched for readiness, which the default loop of Windows cannot do.
+        self._require_unused()
+        # The default loop of Windows cannot watch sockets for readiness.
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             try:
                 runner.run(self._run())
@@ -74,30 +109,33 @@ class EventPump:
         await self.run_in(asyncio.get_running_loop())
 
     def run_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Run on a loop beside whatever else it does; the future is done when the pump stopped.
+        """Run on an existing loop; the future is done when the pump has stopped.
 
-        Call it in the loop's thread. The loop must be able to watch sockets (`add_reader`).
+        Call it in the loop's thread. The loop must support `add_reader`.
 
         Raises:
-            UsageError: `queue.pump-running`, also for a pump that ran before.
+            UsageError: `queue.pump-running`, the pump runs or has run before.
         """
-        if self._loop is not None:
-            raise UsageError("queue.pump-running", "a pump runs once")
+        self._require_unused()
         self._done = loop.create_future()
         self._loop = loop
         self._scheduled = True
         loop.call_soon(self._turn)
         return self._done
 
-    def stop(self) -> None:
-        """End the pump after the running event; any thread may, also before it runs.
+    def _require_unused(self) -> None:
+        if self._loop is not None:
+            raise UsageError("queue.pump-running", "a pump runs once; create a new EventPump")
 
-        Runnables still waiting are dropped, every port is unbound and every channel ends, without
-        a word to the listeners of this process. Stopping twice changes nothing.
+    def stop(self) -> None:
+        """Stop after the running event. Thread-safe; may be called before `run`, and twice.
+
+        Drops waiting runnables, unbinds every port and ends every channel. Listeners of this
+        process are not called.
         """
         self._stopping = True
         if self._loop is not None:
-            # A loop that is closed by now has ended the pump as well.
+            # A loop that is already closed has ended the pump too.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._finish)
 
@@ -122,27 +160,27 @@ class EventPump:
         self.soon(task, runnable)
 
     def soon(self, task: Task, runnable: Runnable) -> None:
-        """Post an event of the framework's own; whoever calls bounds how many there are."""
+        """Post an event of the framework; the caller limits how many there are."""
         self._runnables.append((task, runnable))
-        # Inside an event there is nothing to wake: the turn's end looks for what is left.
+        # Inside an event the loop is awake, and `_end_turn` schedules what is left.
         if not self._scheduled and self._loop is not None and get_ident() != self.inside:
             self._scheduled = True
             self._loop.call_soon_threadsafe(self._turn)
 
     def at_turn_end(self, task: Task, runnable: Runnable) -> None:
-        """Run this when the events of this turn are done: to send what they left, in one go."""
+        """Run this after the events of this turn, to flush their output in one write."""
         self._turn_ends.append((task, runnable))
 
     # Running events
 
     def require_inside(self) -> None:
-        """Raises UsageError `queue.outside-pump` unless the caller is in an event of this pump."""
+        """Raise UsageError `queue.outside-pump` unless the caller runs in an event of this pump."""
         if get_ident() != self.inside:
             text = "call this from a runnable posted with Task.post, or from a listener"
             raise UsageError("queue.outside-pump", text)
 
     def call(self, task: Task, event: Callable[..., object], *arguments: object) -> None:
-        """Make a call that belongs to `task`: what it raises is reported there."""
+        """Make a call that belongs to `task`, and report its exceptions there."""
         self.current = task
         try:
             event(*arguments)
@@ -150,7 +188,7 @@ class EventPump:
             task.report(error)
 
     def enter(self, task: Task, event: Runnable) -> None:
-        """Run an event that the loop brought (a socket, a timer) as one of the pump's."""
+        """Run a callback of the loop (a ready socket, a timer) as an event of the pump."""
         if self._stopping:
             return
         self.inside = get_ident()
@@ -184,13 +222,13 @@ class EventPump:
             self._scheduled = True
             self.loop.call_soon(self._turn)
 
-    # What transports need
+    # For transports
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop the pump runs on; only there while it runs."""
+        """The loop of a running pump."""
         if self._loop is None:
-            raise UsageError("queue.pump-not-running", "the pump does not run yet")
+            raise UsageError("queue.pump-not-running", "the pump is not running; call run first")
         return self._loop
 
     def own(self, resource: Closeable) -> None:

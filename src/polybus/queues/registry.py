@@ -1,4 +1,4 @@
-"""Registry: where brokers are, for those that meet over TCP."""
+"""Registry: the TCP addresses of brokers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from polybus.errors import ConfigError
 
 
 @dataclass(slots=True)
-class Place:
-    """A broker's host, and which TCP port stands for which of its ports.
+class Endpoint:
+    """A broker's host, and the TCP port for each of its ports.
 
     Without `ports`, each port is the TCP port of the same number. With `any_port`, a bind takes any
-    free TCP port and notes it here: for programs of one process, and for tests.
+    free TCP port and records it in `bound`: for programs of one process, and for tests.
     """
 
     host: str = "127.0.0.1"
     ports: dict[int, int] | None = None
     any_port: bool = False
-    taken: dict[int, int] = field(default_factory=dict)
+    bound: dict[int, int] = field(default_factory=dict)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,15 +32,15 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     ports: dict[int, int] | None = None
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _RegistryFile(msgspec.Struct, forbid_unknown_fields=True):
     brokers: dict[str, _Entry]
 
 
 class Registry:
-    """Names to places. A broker that only connects need not be in it."""
+    """Maps names to endpoints. A broker that only connects need not be listed."""
 
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
+        self._endpoints: dict[str, Endpoint] = {}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Registry:
@@ -53,9 +53,11 @@ class Registry:
         try:
             content = file.read_bytes()
             if file.suffix == ".toml":
-                loaded = msgspec.convert(tomllib.loads(content.decode()), _File, strict=False)
+                loaded = msgspec.convert(
+                    tomllib.loads(content.decode()), _RegistryFile, strict=False
+                )
             else:
-                loaded = msgspec.json.decode(content, type=_File)
+                loaded = msgspec.json.decode(content, type=_RegistryFile)
         except OSError as error:
             raise ConfigError("config.file", f"cannot read {file}: {error.strerror}") from error
         except (ValueError, msgspec.MsgspecError) as error:
@@ -73,24 +75,28 @@ class Registry:
         *,
         any_port: bool = False,
     ) -> None:
-        """Say where the broker `name` is; a name that is there already moves."""
-        place = Place(host, None if ports is None else dict(ports), any_port)
-        for port, tcp_port in (place.ports or {}).items():
+        """Set the address of the broker `name`, replacing an earlier one.
+
+        Raises:
+            ConfigError: `config.range`, a TCP port is not 1 to 65535.
+        """
+        endpoint = Endpoint(host, None if ports is None else dict(ports), any_port)
+        for port, tcp_port in (endpoint.ports or {}).items():
             if not 0 < tcp_port <= 65535:
                 text = f"brokers.{name}.ports.{port} is {tcp_port}; it must be 1 to 65535"
                 raise ConfigError("config.range", text)
-        self._places[name] = place
+        self._endpoints[name] = endpoint
 
-    def place(self, name: str) -> Place | None:
-        return self._places.get(name)
+    def endpoint(self, name: str) -> Endpoint | None:
+        return self._endpoints.get(name)
 
     def address(self, name: str, port: int) -> tuple[str, int] | None:
-        """Where to connect to for a broker's port; None while that is not known."""
-        place = self._places.get(name)
-        if place is None:
+        """The TCP address of a broker's port; None if it is not known yet."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
             return None
-        if place.any_port:
-            tcp_port = place.taken.get(port)
+        if endpoint.any_port:
+            tcp_port = endpoint.bound.get(port)
         else:
-            tcp_port = port if place.ports is None else place.ports.get(port)
-        return None if tcp_port is None else (place.host, tcp_port)
+            tcp_port = port if endpoint.ports is None else endpoint.ports.get(port)
+        return None if tcp_port is None else (endpoint.host, tcp_port)

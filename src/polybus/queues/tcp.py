@@ -1,48 +1,130 @@
-"""The transport over TCP: brokers in other processes and on other machines, found by a registry."""
+"""The TCP transport: brokers in other processes and on other machines, found by a registry."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from polybus.batch import Buffer
 from polybus.errors import UsageError
-from polybus.queues.dialing import Dialing
-from polybus.queues.limits import QueueLimits
-from polybus.queues.pump import EventPump
+from polybus.queues.channel import Attempt, Binding, Channel, ChannelState, QueueLimits
+from polybus.queues.pump import EventPump, Task
 from polybus.queues.registry import Registry
-from polybus.queues.task import Task
-from polybus.queues.tcp_channel import RECV_BYTES_MAX, TcpChannel
-from polybus.queues.transport import Attempt, Binding
 
 BACKLOG = 1024
 ACCEPTS_PER_TURN_MAX = 64
 ACCEPT_PAUSE_S = 1.0
+RECV_BYTES_MAX = 1 << 20
 DRAIN_BYTES = 1 << 16
+RETRY_S = 0.02
+SocketAddress = tuple[Any, ...]
 
 logger = logging.getLogger("polybus.queues")
 
 
+class TcpChannel(Channel):
+    """Reads and writes when the loop reports that the socket is ready."""
+
+    def __init__(
+        self,
+        pump: EventPump,
+        task: Task,
+        limits: QueueLimits,
+        sock: socket.socket,
+        transport: TcpTransport,
+    ) -> None:
+        super().__init__(pump, task, limits)
+        self._socket = sock
+        self._transport = transport
+        self._watches_reads = False
+        self._watches_writes = False
+
+    def _readable(self) -> None:
+        self._pump.enter(self._task, self._read_event)
+        if not self._reads and self._watches_reads:
+            self._watches_reads = False
+            self._pump.loop.remove_reader(self._socket)
+
+    def _writable(self) -> None:
+        self._pump.enter(self._task, self.flush)
+        if not self._writes and self._watches_writes:
+            self._watches_writes = False
+            self._pump.loop.remove_writer(self._socket)
+
+    def _pull(self, size: int) -> Buffer | None:
+        scratch = self._transport.scratch
+        try:
+            count = self._socket.recv_into(scratch, min(size, RECV_BYTES_MAX))
+        except (BlockingIOError, InterruptedError):
+            return b""
+        except OSError:
+            # A reset ends the stream too: there is nothing more to read.
+            return None
+        return scratch[:count] if count else None
+
+    def _push(self) -> int | None:
+        try:
+            return self._socket.sendmsg(self._unwritten())
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            return None
+
+    def _await_readable(self) -> None:
+        if not self._watches_reads:
+            self._watches_reads = True
+            self._pump.loop.add_reader(self._socket, self._readable)
+
+    def _await_writable(self) -> None:
+        if not self._watches_writes:
+            self._watches_writes = True
+            self._pump.loop.add_writer(self._socket, self._writable)
+
+    def _shut(self) -> None:
+        self._unwatch()
+        lingers = self._state is ChannelState.DISCONNECTED
+        self._transport.release(self, self._socket, self._limits.linger_s if lingers else None)
+
+    def _unwatch(self) -> None:
+        loop = self._pump.loop
+        if self._watches_reads:
+            loop.remove_reader(self._socket)
+        if self._watches_writes:
+            loop.remove_writer(self._socket)
+        self._watches_reads = self._watches_writes = False
+
+    def close(self) -> None:
+        """Close the socket at once: the pump has stopped."""
+        self._unwatch()
+        self._socket.close()
+
+
 class TcpTransport:
-    """Listening sockets, channels and connects under way of the brokers of one pump."""
+    """The listening sockets, channels and connects in progress of the brokers of one pump."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._names: set[str] = set()
-        self._pump = EventPump()  # the first broker brings the real one
+        self._pump = EventPump()  # replaced by the pump of the first broker
         self._listening: dict[tuple[str, int], tuple[socket.socket, Binding]] = {}
         self._channels: set[TcpChannel] = set()
         self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._dialing = Dialing(registry, self._channel)
+        self._dialing = _Dialing(registry, self._channel)
         self.scratch = memoryview(bytearray(RECV_BYTES_MAX))
+        """The read buffer of all channels: allocating one for each read costs more than the read
+        itself (page faults). Nothing refers to it after the read event."""
 
     def join(self, name: str, pump: EventPump) -> None:
         if name in self._names:
-            raise UsageError("queue.name-taken", f"there is a broker {name!r} already")
+            raise UsageError("queue.name-taken", f"a broker named {name!r} exists already")
         if self._names and pump is not self._pump:
-            raise UsageError("queue.pump-other", "the brokers of a transport share one pump")
+            raise UsageError("queue.pump-other", "all brokers of a transport must share one pump")
         if not self._names:
             self._pump = pump
             pump.own(self)
@@ -51,20 +133,21 @@ class TcpTransport:
     # Accepting
 
     def bind(self, name: str, port: int, binding: Binding) -> bool:
-        """As Transport says; false as well if another program has the TCP port.
+        """As BrokerTransport; also false if another program uses the TCP port.
 
         Raises:
-            UsageError: `queue.name-unknown`, or `queue.bind-failed` if this machine cannot.
+            UsageError: `queue.name-unknown`, or `queue.bind-failed` if this machine cannot listen
+                on the address.
         """
         if (name, port) in self._listening:
             return False
-        place = self._registry.place(name)
-        address = (place.host, 0) if place and place.any_port else None
+        endpoint = self._registry.endpoint(name)
+        address = (endpoint.host, 0) if endpoint and endpoint.any_port else None
         address = address or self._registry.address(name, port)
-        if place is None or address is None:
-            text = f"the registry has no place for port {port} of {name!r}"
+        if endpoint is None or address is None:
+            text = f"the registry has no address for port {port} of {name!r}; add it first"
             raise UsageError("queue.name-unknown", text)
-        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         try:
             sock = socket.create_server(address, family=family, backlog=BACKLOG)
         except OSError as error:
@@ -73,7 +156,7 @@ class TcpTransport:
             text = f"cannot listen on {address[0]} port {address[1]}: {error.strerror}"
             raise UsageError("queue.bind-failed", text) from error
         sock.setblocking(False)
-        place.taken[port] = sock.getsockname()[1]
+        endpoint.bound[port] = sock.getsockname()[1]
         self._listening[name, port] = (sock, binding)
         self._watch(sock, binding)
         return True
@@ -84,13 +167,13 @@ class TcpTransport:
             return False
         sock, binding = listening
         self._pump.loop.remove_reader(sock)
-        # Who got through to the socket before was connected, and is accepted still.
+        # Peers whose handshake is complete believe they are connected, so they are accepted.
         while self._accept(sock, binding):
             pass
         sock.close()
-        place = self._registry.place(name)
-        if place is not None:
-            place.taken.pop(port, None)
+        endpoint = self._registry.endpoint(name)
+        if endpoint is not None:
+            endpoint.bound.pop(port, None)
         return True
 
     def _watch(self, sock: socket.socket, binding: Binding) -> None:
@@ -105,13 +188,13 @@ class TcpTransport:
                 if not self._accept(sock, binding):
                     return
         except OSError as error:
-            # Out of file descriptors, most likely: the socket would be ready for ever meanwhile.
+            # Most likely out of file descriptors; without a pause the loop would spin.
             logger.warning("cannot accept, paused for %s s: %s", ACCEPT_PAUSE_S, error)
             self._pump.loop.remove_reader(sock)
             self._pump.loop.call_later(ACCEPT_PAUSE_S, self._watch, sock, binding)
 
     def _accept(self, sock: socket.socket, binding: Binding) -> bool:
-        """Take one connect; false if there is none."""
+        """Accept one connection; false if none waits."""
         try:
             accepted, peer = sock.accept()
         except (BlockingIOError, InterruptedError):
@@ -121,15 +204,15 @@ class TcpTransport:
         channel = self._channel(accepted, binding.task, binding.limits)
         if channel is not None:
             event = partial(binding.accepted, channel)
-            tell = partial(self._pump.soon, binding.task, event)
-            # The connecting end, if it is ours, hears of it before the accepting one.
-            self._dialing.after_connected(peer, tell)
+            notify = partial(self._pump.soon, binding.task, event)
+            # If this process is also the connecting end, `connected` comes first.
+            self._dialing.after_connected(peer, notify)
         return True
 
     # Connecting
 
     def connect(self, name: str, port: int, attempt: Attempt) -> bool:
-        if self._registry.place(name) is None:
+        if self._registry.endpoint(name) is None:
             self._pump.soon(attempt.task, attempt.refused)
             return False
         self._dialing.start(self._pump, name, port, attempt)
@@ -138,33 +221,32 @@ class TcpTransport:
     # Channels
 
     def _channel(self, sock: socket.socket, task: Task, limits: QueueLimits) -> TcpChannel | None:
-        """A channel on a connected socket; None, and the socket closed, if there are too many."""
+        """A channel on a connected socket; at connections_max, close the socket and return None."""
         if len(self._channels) >= limits.connections_max:
             sock.close()
             return None
         sock.setblocking(False)
-        # Messages of a turn are written together already; holding them back only costs time.
+        # The pump already writes all messages of a turn at once, so Nagle's delay has no benefit.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel = TcpChannel(self._pump, task, limits, sock, self)
         self._channels.add(channel)
         return channel
 
-    def give_back(
-        self, channel: TcpChannel, sock: socket.socket, limits: QueueLimits, *, by_us: bool
-    ) -> None:
+    def release(self, channel: TcpChannel, sock: socket.socket, linger_s: float | None) -> None:
+        """Close a channel's socket; with `linger_s`, wait until the other end has read it all."""
         self._channels.discard(channel)
-        if not by_us:
-            sock.close()
-            return
         try:
-            sock.shutdown(socket.SHUT_WR)
+            if linger_s is not None:
+                sock.shutdown(socket.SHUT_WR)
         except OSError:
+            linger_s = None
+        if linger_s is None:
             sock.close()
             return
-        # Closing a socket with unread bytes resets it, and takes what is on its way to the other
-        # end along. So what still comes is read and dropped until that end has seen ours.
+        # Closing a socket with unread bytes resets it, and the other end loses what is on its way.
+        # So incoming bytes are read and dropped until the other end has closed too.
         loop = self._pump.loop
-        self._lingering[sock] = loop.call_later(limits.linger_s, self._end_lingering, sock)
+        self._lingering[sock] = loop.call_later(linger_s, self._end_lingering, sock)
         loop.add_reader(sock, self._drain, sock)
 
     def _drain(self, sock: socket.socket) -> None:
@@ -194,3 +276,124 @@ class TcpTransport:
         for channel in list(self._channels):
             channel.close()
         self._channels.clear()
+
+
+class _Dialing:
+    """Connects in progress: resolve, connect, and retry until the timeout.
+
+    If the accepting end is in this process too, it may see the connection first. It then registers
+    its notification with `after_connected`, which runs after `connected`.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        channel: Callable[[socket.socket, Task, QueueLimits], Channel | None],
+    ) -> None:
+        self._registry = registry
+        self._channel = channel
+        self._afterwards: dict[SocketAddress, list[Callable[[], object]]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, pump: EventPump, name: str, port: int, attempt: Attempt) -> None:
+        running = pump.loop.create_task(self._connect(pump, name, port, attempt))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    def after_connected(self, peer: SocketAddress, notify: Callable[[], object]) -> None:
+        """Call `notify` when the connect from `peer` is complete; at once for a remote peer."""
+        afterwards = self._afterwards.get(peer)
+        if afterwards is None:
+            notify()
+        else:
+            afterwards.append(notify)
+
+    def close(self) -> None:
+        for running in self._running:
+            running.cancel()
+
+    async def _connect(self, pump: EventPump, name: str, port: int, attempt: Attempt) -> None:
+        deadline_s = pump.loop.time() + attempt.timeout_s
+        while True:
+            sock = await self._dial(self._registry.address(name, port), attempt.limits)
+            if sock is not None:
+                break
+            left_s = deadline_s - pump.loop.time()
+            if left_s <= 0:
+                pump.enter(attempt.task, attempt.refused)
+                return
+            await asyncio.sleep(min(RETRY_S, left_s))
+        pump.enter(attempt.task, partial(self._connected, sock, attempt))
+
+    def _connected(self, sock: socket.socket, attempt: Attempt) -> None:
+        afterwards = self._afterwards.pop(sock.getsockname(), [])
+        try:
+            channel = self._channel(sock, attempt.task, attempt.limits)
+            if channel is None:
+                attempt.refused()
+            else:
+                attempt.connected(channel)
+        finally:
+            for notify in afterwards:
+                notify()
+
+    async def _dial(
+        self, address: tuple[str, int] | None, limits: QueueLimits
+    ) -> socket.socket | None:
+        """A connected socket, or None."""
+        if address is None:
+            return None
+        try:
+            for family, target in await _resolve(*address):
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                if await self._reach(sock, target, limits.dial_timeout_s):
+                    return sock
+        except OSError:
+            return None
+        return None
+
+    async def _reach(self, sock: socket.socket, target: SocketAddress, timeout_s: float) -> bool:
+        """Connect the socket; close it on failure."""
+        ours: SocketAddress = ()
+        reached = False
+        try:
+            sock.setblocking(False)
+            if sock.connect_ex(target) not in (0, errno.EINPROGRESS):
+                return False
+            ours = sock.getsockname()
+            self._afterwards[ours] = []
+            async with asyncio.timeout(timeout_s):
+                await _writable(sock)
+            # A socket that connects to a free port of its own machine can reach itself.
+            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or ours == target
+            reached = not refused
+            return reached
+        except TimeoutError:
+            return False
+        finally:
+            if not reached:
+                sock.close()
+                for notify in self._afterwards.pop(ours, []):
+                    notify()
+
+
+async def _resolve(host: str, port: int) -> list[tuple[int, SocketAddress]]:
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return [(family, target) for family, _, _, _, target in found]
+    if version == 6:
+        return [(socket.AF_INET6, (host, port, 0, 0))]
+    return [(socket.AF_INET, (host, port))]
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(sock)
