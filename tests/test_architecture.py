@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from polybus import config
 from polybus.config import Limits
+from polybus.edges.tcp.wrapping import READ_S_MAX
 from polybus.error_codes import CODES
 from polybus.log.columns import SCHEMA
 
@@ -78,13 +80,40 @@ def test_the_limit_table_has_every_limit_with_its_default() -> None:
 
 
 def test_the_columns_are_those_of_the_log() -> None:
-    table = ARCHITECTURE.split("| column | type |")[1].split("\n\n")[0]
+    page = (DOCS / "data-folder.md").read_text()
+    table = page.split("| column | type |")[1].split("\n\n")[0]
     names = [
         name
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
         for name in re.findall(r"`(.*?)`", row)
     ]
     assert names == SCHEMA.names
+
+
+def thread_names() -> set[str]:
+    """The names of all threads that the package starts; benchmarks' aside."""
+    names = set()
+    for path in sorted((ROOT / "src" / "polybus").rglob("*.py")):
+        if "bench" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func).rpartition(".")[2]
+                given = {one.arg: one.value for one in node.keywords}
+                if called in ("Thread", "ThreadPoolExecutor"):
+                    name = given.get("name") or given.get("thread_name_prefix") or node.args[1]
+                    assert isinstance(name, ast.Constant), f"{path}:{node.lineno} has no name"
+                    names.add(str(name.value))
+    return names
+
+
+def test_every_thread_is_documented() -> None:
+    section = ARCHITECTURE.split("\n## Threads and processes\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(polybus-[a-z-]+)`", section, re.MULTILINE)) == thread_names()
+
+
+def test_the_longest_read_is_the_one_of_the_code() -> None:
+    assert f"busy for more than {READ_S_MAX * 1000:g} ms" in " ".join(ARCHITECTURE.split())
 
 
 def requirement_names(requirements: list[str]) -> list[str]:

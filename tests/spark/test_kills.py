@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs_kit import undocumented_files
 from driver_kit import RunningDriver, python_workers
 from spark_kit import RunningBus, eventually
 
@@ -171,6 +172,7 @@ def test_twenty_kills_leave_each_message_exactly_once(tmp_path: Path) -> None:
     logged = {topic: in_log(data, topic) for topic in (*TOPICS, "copies")}
     everything = [row[:3] for rows in logged.values() for row in rows]
     assert Counter(in_tables(data)) == Counter(everything)
+    assert undocumented_files(data) == []
     positions = [":".join(map(str, row[:3])).encode() for row in logged["red"]]
     assert Counter(row[3] for row in logged["copies"]) == Counter(positions)
     stored = {

@@ -124,7 +124,9 @@ async def _serve(config: Config, *, demo: bool, stop_with_stdin: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if stop_with_stdin:
-        threading.Thread(target=_await_stdin, args=(loop, stop), daemon=True).start()
+        threading.Thread(
+            target=_await_stdin, args=(loop, stop), name="polybus-stdin", daemon=True
+        ).start()
     node = Node(config)
     await node.start()
     _calm_collector()

@@ -273,7 +273,9 @@ def main(arguments: list[str] | None = None) -> int:
     os.nice(19)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(
+        target=_end_with_parent, args=(os.getppid(),), name="polybus-parent", daemon=True
+    ).start()
     try:
         hand_over(
             options.data,

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import secrets
 from collections.abc import Iterable, Sequence
-
-import msgspec
 
 from polybus.errors import UsageError
 from polybus.scan import Flow
 from polybus.services.context import Context
-from polybus.services.sessions.feeds import EMPTY, Content, Receiver, direct
+from polybus.services.sessions.feeds import Content, Receiver, direct
 from polybus.services.sessions.following import Following
 from polybus.services.sessions.reading import PackReader
 from polybus.services.sessions.saving import Saver
-from polybus.services.sessions.session import LostMessages, Session, SessionLimits
-from polybus.services.state import SavedSessions, SessionRow, StateDb
+from polybus.services.sessions.session import Session, SessionLimits
+from polybus.services.state import SavedSessions, StateDb
 from polybus.wire.msgstream import EMPTY_PACK
-
-logger = logging.getLogger("polybus.sessions")
 
 KEY_BYTES = 24
 SWEEP_S = 1.0
@@ -63,10 +58,10 @@ class Inboxes:
 
     def start(self, saved: SavedSessions) -> None:
         """Restore the sessions."""
-        contents = {number: direct(json, stored_as=number) for number, json in saved.direct.items()}
-        for row in saved.sessions:
-            self._restore(row, contents)
-        self._saver.restored(contents.values())
+        for session in self._saver.restore(saved, self._limits, self._following):
+            session.contact(self._loop.time())
+            self._sessions[session.digest] = session
+            self._last_number = max(self._last_number, session.number)
         self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
 
     def stop(self) -> None:
@@ -80,29 +75,6 @@ class Inboxes:
     async def close(self) -> None:
         """Save everything; call this when no client is connected."""
         await self._saver.close(self._sessions.values())
-
-    def _restore(self, row: SessionRow, contents: dict[int, Content]) -> None:
-        session = Session(row.number, row.digest, row.ttl_s, self._limits)
-        packs = {}
-        for _, number, topic, epoch, first_offset, count, value_bytes, stored_as in row.packs:
-            if stored_as in contents:
-                packs[number] = contents[stored_as]
-            elif not topic:
-                packs[number] = EMPTY
-                if stored_as:
-                    # Its number stays in use: a client may wait for it.
-                    logger.warning("pack %d of session %d is lost", number, row.number)
-            else:
-                content = Content(topic, epoch, first_offset, count)
-                content.value_bytes = value_bytes
-                packs[number] = content
-        for topic, epoch, offset in msgspec.json.decode(row.follows):
-            self._following.restore(session, topic, epoch, offset)
-        session.restore_lost(LostMessages(*one) for one in msgspec.json.decode(row.lost))
-        session.restore(packs, next_id=row.next_id, mark=row.mark)
-        session.contact(self._loop.time())
-        self._sessions[row.digest] = session
-        self._last_number = max(self._last_number, row.number)
 
     # Sessions
 

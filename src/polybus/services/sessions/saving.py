@@ -1,21 +1,28 @@
-"""Saves sessions: within a second for what may be repeated, at once for what was promised.
+"""Saves sessions and restores them: what a restart keeps of a session is decided here.
+
+A change is saved within a second if a crash may undo it, at once if a client was promised it.
 
 Order of writes: everything of one save is one transaction of state.db, and a pack's number is
-shown only after a save has raised the session's mark above it (write-ahead).
+shown only after a save has raised the session's mark above it (write-ahead). A restart restores the
+last save: topics with their offsets, packs by their place in the log, direct packs with their
+content, and losses that no notice has reported. Messages of the log that came later are numbered
+anew from the saved offsets. A deleted topic, and a direct pack whose content is missing, are left
+out; the numbers stay in use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import Content
-from polybus.services.sessions.session import Session, UnsavedPacks
-from polybus.services.state import SessionChanges, SessionRow, StateDb
+from polybus.services.sessions.feeds import EMPTY, Content, direct
+from polybus.services.sessions.following import Following
+from polybus.services.sessions.session import LostMessages, Session, SessionLimits, UnsavedPacks
+from polybus.services.state import PackRow, SavedSessions, SessionChanges, SessionRow, StateDb
 
 logger = logging.getLogger("polybus.sessions")
 
@@ -46,10 +53,33 @@ class Saver:
         self._interval_s = SAVE_INTERVAL_S
         self._is_closing = False
 
-    def restored(self, contents: Iterable[Content]) -> None:
-        """Take over the direct packs that are on disk."""
-        self._direct = {content.stored_as: content for content in contents}
+    def restore(
+        self, saved: SavedSessions, limits: SessionLimits, following: Following
+    ) -> Iterator[Session]:
+        """The sessions as they were last saved, following their topics."""
+        self._direct = {
+            number: direct(json, stored_as=number) for number, json in saved.direct.items()
+        }
         self._last_direct = max(self._direct, default=0)
+        for row in saved.sessions:
+            session = Session(row.number, row.digest, row.ttl_s, limits)
+            for topic, epoch, offset in msgspec.json.decode(row.follows):
+                following.restore(session, topic, epoch, offset)
+            session.restore_lost(LostMessages(*one) for one in msgspec.json.decode(row.lost))
+            packs = {pack[1]: self._content(pack) for pack in row.packs}
+            session.restore(packs, next_id=row.next_id, mark=row.mark)
+            yield session
+
+    def _content(self, pack: PackRow) -> Content:
+        session, number, topic, epoch, first_offset, count, value_bytes, stored_as = pack
+        if topic:
+            content = Content(topic, epoch, first_offset, count)
+            content.value_bytes = value_bytes
+            return content
+        if stored_as and stored_as not in self._direct:
+            # Its number stays in use: a client may wait for it.
+            logger.warning("pack %d of session %d is lost", number, session)
+        return self._direct.get(stored_as, EMPTY)
 
     def touch(self, session: Session) -> None:
         """The session changed: save it soon."""

@@ -158,7 +158,9 @@ class Jvm:
             # Ctrl-C is for us: we end the queries first and the JVM last.
             preexec_fn=_ignore_interrupt,
         )
-        self._listener = threading.Thread(target=self._pass_on_errors, daemon=True)
+        self._listener = threading.Thread(
+            target=self._pass_on_errors, name="polybus-jvm", daemon=True
+        )
         self._listener.start()
 
     def _environment(self) -> dict[str, str]:

@@ -250,7 +250,7 @@ def watch_input(stop: Callable[[], None]) -> None:
             pass
         stop()
 
-    threading.Thread(target=watch, name="polybus-input", daemon=True).start()
+    threading.Thread(target=watch, name="polybus-stdin", daemon=True).start()
 
 
 def parse(arguments: list[str] | None) -> Options:

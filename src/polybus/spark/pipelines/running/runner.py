@@ -155,7 +155,9 @@ class FlowRunner:
             self._changed.notify_all()
             flows = [running for running in self._flows.values() if not running.is_over]
         stoppers = [
-            threading.Thread(target=self._stop_one, args=(running,), daemon=True)
+            threading.Thread(
+                target=self._stop_one, args=(running,), name="polybus-stop", daemon=True
+            )
             for running in flows
         ]
         for stopper in stoppers:
