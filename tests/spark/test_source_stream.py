@@ -16,6 +16,7 @@ from polybus import config
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.history.retention import retain
+from polybus.spark.source import damage as held_topics
 from polybus.spark.source import stream_reader
 from polybus.spark.source.offsets import shares
 from polybus.spark.source.stream_reader import PolybusStreamReader
@@ -306,6 +307,82 @@ def test_a_topic_that_is_left_out_keeps_its_place_even_if_nobody_can_read_it(
     place, read = step(stream(written, **pattern), place)
     assert read == [("sport", 3), ("sport", 4), ("weather", 0), ("weather", 1)]
     assert places(place) == {"news": 5, "sport": 5, "weather": 2}
+
+
+def damage(path: Path, text: bytes) -> None:
+    """Flip a bit of the byte after a text; doing it again repairs the file."""
+    content = bytearray(path.read_bytes())
+    content[content.index(text) + len(text)] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("is_history", [True, False])
+def test_a_damaged_topic_is_held_in_place_and_the_others_go_on(
+    written: WrittenLog,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_history: bool,
+) -> None:
+    monkeypatch.setattr(held_topics, "RECHECK_S", 0.0)
+    written.create("sport")
+    given = {"subscribePattern": ".*", "failOnDamage": "false"}
+    for topic in ("news", "sport"):
+        written.append(topic, 2)
+    place, _ = step(stream(written, **given), stream(written, **given).initialOffset())
+    written.append("news", 2)
+    written.append("sport", 2, size=100)
+    if is_history:
+        written.hand_over()
+    pattern = "sport/history/**/*.parquet" if is_history else "journal/*.arrows"
+    (path,) = written.data.rglob(pattern)
+    damage(path, b"sport:3" if not is_history else b"PAR1")
+    with pytest.raises(StorageError, match="log.damaged"):
+        reader = stream(written, subscribePattern=".*")
+        step(reader, place)
+    reader = stream(written, **given)
+    with caplog.at_level(logging.WARNING):
+        place, read = step(reader, place)
+        assert read == [("news", 2), ("news", 3)]
+        assert places(place) == {"news": 4, "sport": 2}
+        assert list(place["damaged"]) == ["sport"] and path.name in place["damaged"]["sport"]
+        written.append("news", 1)
+        place, read = step(reader, place, ReadMaxRows(2))
+        assert read == [("news", 4)]
+        assert step(reader, place) == (place, [])
+    assert [one.message.split(":")[0] for one in caplog.records] == [
+        "topic 'sport' is held in place"
+    ]
+    assert places(reader.reportLatestOffset()) == {"news": 5, "sport": 4}
+    damage(path, b"sport:3" if not is_history else b"PAR1")
+    place, read = step(reader, place)
+    assert read == [("sport", 2), ("sport", 3)]
+    assert places(place) == {"news": 5, "sport": 4} and "damaged" not in place
+
+
+def test_a_topic_whose_manifest_is_damaged_is_held_and_reported(written: WrittenLog) -> None:
+    written.create("sport", "weather")
+    given = {"subscribePattern": ".*", "failOnDamage": "false"}
+    for topic in ("news", "sport"):
+        written.append(topic, 3)
+    place, _ = step(stream(written, **given), stream(written, **given).initialOffset())
+    for topic in ("news", "sport", "weather"):
+        written.append(topic, 1)
+    manifests = [
+        layout.topic_folder(written.data, topic) / "manifest.json" for topic in ("sport", "weather")
+    ]
+    for path in manifests:
+        path.write_text("{")
+    reader = stream(written, **given)
+    reader.prepareForTriggerAvailableNow()
+    place, read = step(reader, place)
+    assert read == [("news", 3)]
+    assert places(place)["sport"] == 3 and sorted(place["damaged"]) == ["sport", "weather"]
+    assert step(reader, place) == (place, [])
+    for path in manifests:
+        path.unlink()
+    place, read = step(stream(written, **given), place)
+    assert read == [("sport", 3), ("weather", 0)]
+    assert "damaged" not in place
 
 
 def test_a_batch_whose_messages_expired_before_it_ran_again_is_told(written: WrittenLog) -> None:

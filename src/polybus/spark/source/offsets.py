@@ -5,12 +5,16 @@
 `offset` is the next one to read. A topic that joined in a batch, or that goes on elsewhere than
 where it stopped because something was lost, also has `from`: where that batch begins in it. So a
 batch that is run again after a restart reads the same messages.
+
+With the option `failOnDamage` false, `damaged` has the topics that are held in place and why:
+
+    "damaged": {"orders": "…/history/….parquet: its checksum is wrong"}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from polybus.errors import UsageError
@@ -30,10 +34,11 @@ class TopicOffset:
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """A place in all topics of a stream."""
+    """The offsets of all topics of a stream, and what is wrong with those that are damaged."""
 
     group: str
     topics: dict[str, TopicOffset]
+    damaged: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         topics: dict[str, Any] = {}
@@ -41,11 +46,12 @@ class StreamOffset:
             topics[topic] = {"epoch": place.epoch, "offset": place.offset}
             if place.begin is not None:
                 topics[topic]["from"] = place.begin
-        return {"group": self.group, "topics": topics}
+        found = {"group": self.group, "topics": topics}
+        return found | {"damaged": self.damaged} if self.damaged else found
 
     def is_at(self, other: StreamOffset) -> bool:
-        """Whether it is the same place, however it was reached."""
-        return _places(self) == _places(other)
+        """Whether the topics have the same offsets and damage, wherever the batches began."""
+        return (_places(self), self.damaged) == (_places(other), other.damaged)
 
 
 def _places(offset: StreamOffset) -> dict[str, tuple[int, int]]:
@@ -59,7 +65,7 @@ def from_json(found: Any) -> StreamOffset:
             str(topic): TopicOffset(int(one["epoch"]), int(one["offset"]), _begin(one.get("from")))
             for topic, one in found["topics"].items()
         }
-        return StreamOffset(str(found.get("group", "")), topics)
+        return StreamOffset(str(found.get("group", "")), topics, dict(found.get("damaged", {})))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         text = f"the checkpoint's offset is none of format polybus: {str(found)[:200]}"
         raise UsageError("spark.checkpoint", text) from error
@@ -70,18 +76,22 @@ def _begin(value: Any) -> int | None:
 
 
 def resumed(
-    start: StreamOffset, found: Mapping[str, Bounds], options: SourceOptions, losses: Losses
+    start: StreamOffset,
+    found: Mapping[str, Bounds],
+    options: SourceOptions,
+    losses: Losses,
+    left_out: Collection[str],
 ) -> dict[str, TopicOffset]:
-    """Where the next batch begins, in the topics there were and in those that joined.
+    """Where the next batch begins, in the topics of the last one and in those that joined.
 
-    Topics that are left out for now begin nowhere.
+    Topics of `left_out` are in no batch for now.
 
     Raises:
         UsageError: `spark.data-loss`, messages that were not read yet are gone.
     """
     begun = {}
     for topic, place in start.topics.items():
-        if topic in options.left_out:
+        if topic in left_out:
             continue
         # A topic that is no longer subscribed to was left on purpose.
         if options.matches(topic):

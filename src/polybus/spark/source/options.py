@@ -45,6 +45,7 @@ NAMES = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "failOnDamage",
     "leaveOut",
     "includeHeaders",
     "groupId",
@@ -60,6 +61,7 @@ STREAM_ONLY = {
         ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
         "only a stream has triggers",
     ),
+    "failOnDamage": "only a stream can hold a topic in place",
     "leaveOut": "only a stream keeps its place in a topic",
 }
 BATCH_ONLY = {
@@ -106,6 +108,7 @@ class SourceOptions:
     min_partitions: int | None
     max_records: int | None
     fail_on_data_loss: bool
+    fail_on_damage: bool
     left_out: frozenset[str]
     headers: bool
     group: str
@@ -155,6 +158,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         min_partitions=number(given, "minPartitions"),
         max_records=number(given, "maxRecordsPerPartition"),
         fail_on_data_loss=boolean(given, "failOnDataLoss", True),
+        fail_on_damage=boolean(given, "failOnDamage", True),
         left_out=topics_of(given, "leaveOut"),
         headers=boolean(given, "includeHeaders", True),
         group=given.get("groupId", "").strip(),

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
+from polybus.spark.source.damage import HeldTopics
 from polybus.spark.source.losses import Losses
 from polybus.spark.source.option_values import EARLIEST, LATEST
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.origin import Origin
 
 
-def matching(options: SourceOptions, origin: Origin, *, strict: bool) -> dict[str, Bounds]:
-    """The topics that the options mean and that exist, with what they hold.
+def matching(
+    options: SourceOptions, origin: Origin, *, strict: bool, held: HeldTopics | None = None
+) -> dict[str, Bounds]:
+    """The bounds of the topics that the options select and that exist.
 
-    Those that are left out are not even asked for: they may be damaged.
-    With `strict` a topic that is named but does not exist is UsageError `topic.unknown`.
+    Topics of `leaveOut` are not even looked at: they may be damaged. With `held`, damaged topics
+    are left to it; without, they are an error.
+
+    Raises:
+        UsageError: with `strict`: `topic.unknown`, a topic that is named does not exist.
+        StorageError: `log.damaged`.
     """
+    bounds_of = origin.bounds if held is None else held.bounds
     if options.pattern is not None:
         found = [one for one in origin.topics(system=options.system) if options.matches(one)]
-        return origin.bounds([topic for topic in found if topic not in options.left_out])
+        return bounds_of([topic for topic in found if topic not in options.left_out])
     named = [topic for topic in options.topics if topic not in options.left_out]
-    bounds = origin.bounds(named)
-    missing = [topic for topic in named if topic not in bounds]
+    bounds = bounds_of(named)
+    damaged = {} if held is None else held.texts
+    missing = [topic for topic in named if topic not in bounds and topic not in damaged]
     if missing and strict:
         text = f"option subscribe: there is no topic {missing[0]!r} in {options.where}"
         raise UsageError("topic.unknown", f"{text}; polybus topics list shows what there is")

@@ -6,7 +6,7 @@ the last batch was, and which losses were told already.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from time import monotonic
 from typing import Any
 
@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 
 from polybus.log.interface import Bounds
 from polybus.log.reading.reader import Plan
+from polybus.spark.source.damage import HeldTopics
 from polybus.spark.source.losses import Losses
 from polybus.spark.source.offsets import (
     StreamOffset,
@@ -46,13 +47,14 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._shape = Shape.of(options)
         self._losses = Losses(fail=options.fail_on_data_loss)
         self._opened: Origin | None = None
+        self._held: HeldTopics | None = None
         self._target: dict[str, Bounds] | None = None
         self._batch_at_s: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         options, origin = self._options, self._origin
         topics = {}
-        for topic, bounds in matching(options, origin, strict=True).items():
+        for topic, bounds in self._matching(strict=True).items():
             offset = begin_of(topic, bounds, options, origin, self._losses)
             topics[topic] = TopicOffset(bounds.epoch, offset)
         return StreamOffset(options.group, topics).to_json()
@@ -65,12 +67,13 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = matching(self._options, self._origin, strict=False)
+        self._target = self._matching()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        found = matching(self._options, self._origin, strict=False)
+        found = self._matching()
         before = from_json(start)
-        begun = resumed(before, found, self._options, self._losses)
+        left_out = self._left_out(found)
+        begun = resumed(before, found, self._options, self._losses, left_out)
         available = {
             topic: max(0, self._stop_of(topic, place, found[topic]) - place.offset)
             for topic, place in begun.items()
@@ -79,31 +82,48 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if isinstance(limit, ReadMaxRows):
             available = shares(available, limit.max_rows)
+        if self._held is not None:
+            for topic, count in available.items():
+                if count:
+                    first = begun[topic].offset
+                    available[topic] = self._held.intact_stop(topic, first, first + count) - first
         topics = {
             topic: TopicOffset(place.epoch, place.offset + available[topic], place.begin)
             for topic, place in begun.items()
             # A topic that has nothing yet joins when it has.
             if available[topic] or topic in before.topics
         }
-        # Topics that are left out stay where they are.
+        # Topics that are left out keep their offsets.
         topics |= {
             topic: TopicOffset(place.epoch, place.offset)
             for topic, place in before.topics.items()
-            if topic in self._options.left_out
+            if topic in left_out
         }
         if any(available.values()):
             self._batch_at_s = monotonic()
-        end = StreamOffset(self._options.group, topics)
+        damaged = {} if self._held is None else self._held.texts
+        end = StreamOffset(self._options.group, topics, damaged)
         return start if end.is_at(before) else end.to_json()
 
     def _stop_of(self, topic: str, place: TopicOffset, bounds: Bounds) -> int:
         """Where the topic ends for now."""
-        if self._target is None:
-            return bounds.stop
-        target = self._target.get(topic)
-        if target is None or target.epoch != place.epoch:
-            return place.offset
-        return min(target.stop, bounds.stop)
+        stop = bounds.stop
+        if self._target is not None:
+            target = self._target.get(topic)
+            if target is None or target.epoch != place.epoch:
+                return place.offset
+            stop = min(target.stop, stop)
+        return stop if self._held is None else self._held.stop(topic, stop)
+
+    def _matching(self, *, strict: bool = False) -> dict[str, Bounds]:
+        if self._held is None and not self._options.fail_on_damage:
+            self._held = HeldTopics(self._origin)
+        return matching(self._options, self._origin, strict=strict, held=self._held)
+
+    def _left_out(self, found: Mapping[str, Bounds]) -> set[str]:
+        """The topics that keep their offsets: by option, or as damage hides their bounds."""
+        damaged = set() if self._held is None else set(self._held.texts) - set(found)
+        return damaged | self._options.left_out
 
     def _waits_for_more(self, rows: int, limit: ReadLimit) -> bool:
         """Whether there are too few for a batch, and it is not yet time for one all the same."""
@@ -115,7 +135,7 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return (monotonic() - self._batch_at_s) * 1000 < self._options.max_delay_ms
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        found = matching(self._options, self._origin, strict=False)
+        found = self._matching()
         topics = {topic: TopicOffset(one.epoch, one.stop) for topic, one in found.items()}
         return StreamOffset(self._options.group, topics).to_json()
 
@@ -150,7 +170,7 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: it comes a batch late. Positions are told by the session's listener."""
 
     def stop(self) -> None:
-        self._opened = None
+        self._opened = self._held = None
 
     @property
     def _origin(self) -> Origin:

@@ -1,0 +1,113 @@
+"""Damaged topics: found before a batch is planned, and held in place while the others go on.
+
+The end offset of a batch is final once Spark has written it to its checkpoint: the batch runs again
+with it until it succeeds. So with `failOnDamage` false the reader verifies a range before it plans
+it: it reads the offsets of the range, which compares all checksums, and plans up to the damage.
+The topic keeps that offset until the file is restored. Damage that occurs after the plan fails the
+batch until the file is restored, because a batch that ran once must not change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic
+
+from polybus.errors import StorageError, UsageError
+from polybus.log.interface import Bounds
+from polybus.spark.source.origin import Origin
+
+logger = logging.getLogger("polybus.spark")
+
+CODES = ("log.damaged", "log.frozen")
+RECHECK_S = 10.0
+"""How long a damaged topic is left alone: each check reads the damaged range again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDamage:
+    """What is wrong with a topic; `offset` is where it is held, None if its bounds are unknown."""
+
+    text: str
+    offset: int | None
+    found_at_s: float
+
+    def is_recent(self) -> bool:
+        return monotonic() - self.found_at_s < RECHECK_S
+
+
+class HeldTopics:
+    """The damaged topics of a stream. They are found again after a restart, so none are stored."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._damages: dict[str, TopicDamage] = {}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What is wrong, by topic."""
+        return {topic: damage.text for topic, damage in sorted(self._damages.items())}
+
+    def bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
+        """The bounds of the topics whose bounds can be read."""
+        asked = [topic for topic in topics if not self._has_unknown_bounds(topic)]
+        try:
+            found = self._origin.bounds(asked)
+        except StorageError as error:
+            _check_is_damage(error)
+            found = {}
+            for topic in asked:
+                try:
+                    found |= self._origin.bounds([topic])
+                except StorageError as damage:
+                    self._hold(topic, damage, None)
+        for topic in found:
+            if topic in self._damages and self._damages[topic].offset is None:
+                del self._damages[topic]
+        return found
+
+    def stop(self, topic: str, stop: int) -> int:
+        """The stop offset of a topic, or the offset where it is known to be held."""
+        damage = self._damages.get(topic)
+        if damage is None or damage.offset is None or not damage.is_recent():
+            return stop
+        return min(stop, damage.offset)
+
+    def intact_stop(self, topic: str, first: int, stop: int) -> int:
+        """Verify a range; return the offset before which every message can be read."""
+        if self.stop(topic, stop) <= first:
+            return first
+        offset = first
+        try:
+            plan = self._origin.plan(topic, first, stop)
+            for rows in self._origin.read(plan, ("offset",), None):
+                offset += rows.num_rows
+        except StorageError as error:
+            self._hold(topic, error, offset)
+            return offset
+        except UsageError:
+            # Expired or deleted just now, which is data loss and not damage.
+            pass
+        self._damages.pop(topic, None)
+        return stop
+
+    def _has_unknown_bounds(self, topic: str) -> bool:
+        damage = self._damages.get(topic)
+        return damage is not None and damage.offset is None and damage.is_recent()
+
+    def _hold(self, topic: str, error: StorageError, offset: int | None) -> None:
+        _check_is_damage(error)
+        known = self._damages.get(topic)
+        text = error.text
+        if known is not None and known.offset == offset:
+            # The text names the range that was asked for: keep it, or each check looks like news.
+            text = known.text
+        else:
+            logger.warning("topic %r is held in place: %s: %s", topic, error.code, text)
+        self._damages[topic] = TopicDamage(text, offset, monotonic())
+
+
+def _check_is_damage(error: StorageError) -> None:
+    if error.code not in CODES:
+        raise error
