@@ -81,8 +81,8 @@ class NotedDisk(OsDisk):
     def __init__(self) -> None:
         self.noted: list[str] = []
 
-    def open(self, path: Path) -> DiskFile:
-        file = super().open(path)
+    def open(self, path: Path, mode: int = 0o644) -> DiskFile:
+        file = super().open(path, mode)
         sync = file.sync
 
         def noted() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 
 from polybus.client.events import refusal
 from polybus.errors import PolybusError
+from polybus.processes import is_alive
 
 ANSWER_TIMEOUT_S = 30.0
 
@@ -29,13 +29,7 @@ def running(data: Path) -> Run | None:
         run = msgspec.json.decode((data / "run.json").read_bytes(), type=Run)
     except (OSError, msgspec.DecodeError):
         return None
-    try:
-        os.kill(run.pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass  # it lives, and belongs to somebody else
-    return run
+    return run if is_alive(run.pid) else None
 
 
 def ask(run: Run, verb: str, **fields: Any) -> Any:

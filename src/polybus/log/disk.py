@@ -1,6 +1,7 @@
-"""The few things the log asks of a disk when it writes, so that tests can pass in a bad one.
+"""Durable writes: the file operations of the log, fsync, and the atomic replacement of a file.
 
-Reading goes to the files themselves: only writing has moments at which a crash can come between.
+The log writes through `Disk`, so that tests can pass a disk that fails or loses power. It reads
+files directly: a crash can only come between writes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 from polybus.batch import Buffer
 
 CACHED_BYTES_MAX = 64 << 20
-"""The end of a file that is left to the system's cache: what readers close behind want."""
+"""How much of a file's end stays in the page cache, for readers that are close behind."""
 DROP_STEP_BYTES = 8 << 20
 
 
@@ -25,11 +26,11 @@ class DiskFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """What was appended survives a power cut when this returns."""
+        """Make everything appended so far survive a power cut."""
         ...
 
     def rewrite(self, position: int, data: Buffer) -> None:
-        """Write bytes that are in the file already once more, in their place."""
+        """Write bytes again that the file already has at this position."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -40,10 +41,10 @@ class DiskFile(Protocol):
 
 
 class Disk(Protocol):
-    """Files and folders. Names (created, renamed, removed) are safe after `sync_folder`."""
+    """Files and folders. A created, renamed or removed name is durable after `sync_folder`."""
 
-    def open(self, path: Path) -> DiskFile:
-        """Open for appending; create if it is not there."""
+    def open(self, path: Path, mode: int = 0o644) -> DiskFile:
+        """Open for appending; create a missing file with this mode."""
         ...
 
     def rename(self, source: Path, target: Path) -> None: ...
@@ -51,11 +52,11 @@ class Disk(Protocol):
     def unlink(self, path: Path) -> None: ...
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and those above it, safely; nothing happens if it is there."""
+        """Create a folder and its missing parents durably, unless it exists."""
         ...
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder and all in it. A crash may leave some of it."""
+        """Remove a folder with its content. A crash may leave a part of it."""
         ...
 
     def sync_folder(self, path: Path) -> None: ...
@@ -64,10 +65,10 @@ class Disk(Protocol):
 class OsFile:
     """A file of the operating system."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._path = path
-        self._descriptor = os.open(path, flags, 0o644)
+        self._descriptor = os.open(path, flags, mode)
         self._dropped_bytes = 0
 
     def append(self, data: Buffer) -> None:
@@ -76,16 +77,16 @@ class OsFile:
             view = view[os.write(self._descriptor, view) :]
 
     def sync(self) -> None:
-        # What is appended after this line may not be safe afterwards: it must stay cached.
+        # Bytes appended from here on may miss this fsync, so they must stay in the cache.
         size = self.size()
         os.fdatasync(self._descriptor)
         self._drop_behind(size - CACHED_BYTES_MAX)
 
     def _drop_behind(self, stop: int) -> None:
-        """Give back the memory of what is on disk and will not be read again soon.
+        """Drop synced bytes from the page cache that will hardly be read again soon.
 
-        A log is written once and read rarely, but the system caches all of it: each write then has
-        to find fresh memory, which on virtual machines costs ten times as much as the copy.
+        A log is written once and read rarely, but the kernel caches all of it. Each write then
+        needs fresh pages, which on virtual machines costs ten times as much as the copy.
         """
         if stop - self._dropped_bytes >= DROP_STEP_BYTES:
             length = stop - self._dropped_bytes
@@ -93,7 +94,7 @@ class OsFile:
             self._dropped_bytes = stop
 
     def rewrite(self, position: int, data: Buffer) -> None:
-        # A descriptor opened for appending appends, whatever position it is told.
+        # Linux ignores the position of pwrite on a descriptor opened with O_APPEND.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             view = memoryview(data)
@@ -119,8 +120,8 @@ class OsFile:
 class OsDisk:
     """The disk of the operating system."""
 
-    def open(self, path: Path) -> DiskFile:
-        return OsFile(path)
+    def open(self, path: Path, mode: int = 0o644) -> DiskFile:
+        return OsFile(path, mode)
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
@@ -139,19 +140,30 @@ class OsDisk:
         shutil.rmtree(path, ignore_errors=True)
 
     def sync_folder(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(path)
 
 
-def replace_file(path: Path, content: bytes, disk: Disk | None = None) -> None:
-    """Replace a small file as a whole: after a crash it is the old one or the new one."""
+def sync_path(path: Path) -> None:
+    """Fsync a file, or the names in a folder. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(
+    path: Path, content: bytes, disk: Disk | None = None, *, mode: int = 0o644
+) -> None:
+    """Replace a small file atomically: after a crash it has the old content or the new.
+
+    Order of writes: temporary file, fsync, rename, fsync of the folder. A temporary file that a
+    crash leaves is removed by the next replacement.
+    """
     disk = disk or OsDisk()
     temporary = path.with_name(path.name + ".tmp")
     disk.unlink(temporary)
-    file = disk.open(temporary)
+    file = disk.open(temporary, mode)
     try:
         file.append(content)
         file.sync()

@@ -44,10 +44,11 @@ class PowerCut(OSError):
 class FaultyFile:
     """A file of a FaultyDisk; all that is not synced may be lost."""
 
-    def __init__(self, disk: FaultyDisk, path: Path) -> None:
+    def __init__(self, disk: FaultyDisk, path: Path, mode: int) -> None:
         self._disk = disk
         self._state = disk.state_of(path)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, mode)
 
     def append(self, data: Buffer) -> None:
         with self._disk.lock:
@@ -188,12 +189,12 @@ class FaultyDisk:
 
     # The Disk.
 
-    def open(self, path: Path) -> FaultyFile:
+    def open(self, path: Path, mode: int = 0o644) -> FaultyFile:
         with self.lock:
             self.check("open")
             if not path.exists():
                 self._remember(path.parent, lambda: path.unlink(missing_ok=True))
-            return FaultyFile(self, path)
+            return FaultyFile(self, path, mode)
 
     def rename(self, source: Path, target: Path) -> None:
         with self.lock:

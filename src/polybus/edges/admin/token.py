@@ -7,11 +7,11 @@ The bus creates DATA/admin.token when it starts without one. HTTP calls carry th
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 from pathlib import Path
 
 from polybus.errors import StorageError
+from polybus.log.disk import replace_file
 from polybus.log.layout import admin_token_path
 from polybus.log.topics import storage_error
 
@@ -44,7 +44,7 @@ def load_or_make(data: Path) -> AdminToken:
         token = _read(path)
         if token is None:
             token = secrets.token_urlsafe(TOKEN_BYTES)
-            _write(path, token)
+            replace_file(path, f"{token}\n".encode(), mode=0o600)
     except OSError as error:
         raise storage_error(error, f"cannot use {path}") from error
     if len(token) < TOKEN_CHARACTERS_MIN:
@@ -58,15 +58,3 @@ def _read(path: Path) -> str | None:
         return path.read_text(errors="replace").strip()
     except FileNotFoundError:
         return None
-
-
-def _write(path: Path, token: str) -> None:
-    # Atomic, and never readable by others.
-    fresh = path.with_suffix(".tmp")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token + "\n")
-        file.flush()
-        os.fsync(descriptor)
-    fresh.replace(path)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from polybus.errors import UsageError
+from polybus.log.disk import sync_path
 from polybus.log.topics import storage_error
 from polybus.services.transactions import staging
 
@@ -140,11 +141,7 @@ class Upload:
         try:
             os.fsync(self._file.fileno())
             for folder in (self._path.parent, self._path.parent.parent):
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_path(folder)
         except OSError as error:
             raise storage_error(error, f"cannot stage {self._path}") from error
 

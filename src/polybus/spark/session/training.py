@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from polybus.lake.table import LakeTable
+from polybus.processes import is_alive
 from polybus.spark.pipelines.running import service
 
 RESULT_TIMEOUT_S = 240.0
@@ -53,7 +53,7 @@ def run(folder: Path, environment: dict[str, str]) -> None:
                 # It ends with its standard input, and so does its JVM, which then writes.
                 driver.communicate()
     if note is not None:
-        _await(lambda: _is_gone(note.jvm), EXIT_TIMEOUT_S)
+        _await(lambda: not is_alive(note.jvm), EXIT_TIMEOUT_S)
 
 
 @contextlib.contextmanager
@@ -83,11 +83,3 @@ def _await(condition: Callable[[], bool], timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("the training run takes too long")
         time.sleep(POLL_S)
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False

@@ -32,6 +32,7 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import PolybusError, UsageError
+from polybus.processes import is_alive
 
 LINE_BYTES_MAX = 1 << 20
 CONNECTIONS_MAX = 16
@@ -210,16 +211,6 @@ def read_note(data: Path) -> Note | None:
         return msgspec.json.decode((folder(data) / "pipeline.json").read_bytes(), type=Note)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it lives, and belongs to somebody else
-    return True
 
 
 def running(data: Path) -> Note | None:
