@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import warm_kit
 
 if TYPE_CHECKING:
     from spark_kit import RunningBus
@@ -45,6 +46,10 @@ FOREIGN_WARNINGS = (
     "ignore:subprocess .* is still running:ResourceWarning",
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
+
+
+def pytest_configure() -> None:
+    warm_kit.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

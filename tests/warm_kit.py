@@ -1,0 +1,145 @@
+"""Commands of Polybus start from a process that has imported it already.
+
+In many tests a bus or a command is a process of its own, which would spend most of a second on
+imports. `install` changes how `subprocess`, and with it asyncio, starts `python -m polybus...`: it
+forks the command from a `warm_parent.py`. The command is a child of the test like any other, with
+its own streams, environment, folder, signals and exit code. A command that asks for more, or whose
+environment changes how Python itself works, starts as usual. With TESTS_COLD=1 all do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polybus.cli import VERBS
+
+PARENT = Path(__file__).with_name("warm_parent.py")
+# They decide what an import does, or how the interpreter works.
+AT_IMPORT = ("PYTHON", "POLYBUS_PURE", "LANG", "LC_", "LD_")
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+PR_SET_CHILD_SUBREAPER = 36
+
+_start_as_usual = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_parameters = inspect.signature(_start_as_usual)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environment.items() if name.startswith(AT_IMPORT)}
+
+
+class WarmParent:
+    """A process with some modules imported, which forks commands for this process."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._lock = threading.Lock()
+        self._asking, theirs = socket.socketpair()
+        self.environment = at_import(os.environ)
+        with theirs:
+            # It ends when the socket closes, at the latest with this process.
+            self._process = subprocess.Popen(
+                [sys.executable, str(PARENT), str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def fork(self, request: dict[str, Any], streams: list[int]) -> int:
+        """Start a command and return its process id; it is a child of this process."""
+        with self._lock:
+            _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                line = json.dumps(request).encode() + b"\n"
+                sent = socket.send_fds(self._asking, [line], streams)
+                self._asking.sendall(line[sent:])
+                answer = self._asking.recv(9, socket.MSG_WAITALL)
+            finally:
+                _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        assert len(answer) == 9, "the warm parent has ended"
+        return int.from_bytes(answer[:8])
+
+
+_parents: dict[tuple[str, ...], WarmParent] = {}
+_parents_lock = threading.Lock()
+
+
+def modules_of(module: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """What the parent of a command has imported.
+
+    A bus gets nothing that it does not import itself: it must do without pandas, for one.
+    """
+    if module.startswith("polybus.spark."):
+        return ("polybus.spark", "pyspark.sql")
+    if module.startswith("polybus.log.") or "serve" in arguments[:1]:
+        return ("polybus.cli.serve", "polybus.edges.node", "polybus.log.arrow_alone", "uvloop")
+    verbs = (verb.target.partition(":")[0] for verb in VERBS.values())
+    used = ("polybus.log.reading.reader", "pandas", "rich.table")
+    return (*sorted(set(verbs) - {"polybus.cli.bench"}), *used)
+
+
+def parent_of(modules: tuple[str, ...]) -> WarmParent:
+    """The process that has imported these modules; it starts when it is first needed."""
+    with _parents_lock:
+        if modules not in _parents:
+            _parents[modules] = WarmParent(modules)
+        return _parents[modules]
+
+
+def is_plain(asked: Mapping[str, Any]) -> bool:
+    """Whether `subprocess` was asked for nothing that a warm parent does not know."""
+    command = asked["args"]
+    return (
+        isinstance(command, list | tuple)
+        and list(command[:2]) == [sys.executable, "-m"]
+        and str(command[2]).startswith("polybus.")
+        and asked["executable"] is None
+        and asked["preexec_fn"] is None
+        and not asked["pass_fds"]
+        and asked["process_group"] == -1
+        and (asked["gid"], asked["uid"], asked["umask"]) == (None, None, -1)
+        and (asked["cwd"] is None or os.path.isdir(asked["cwd"]))
+    )
+
+
+def _start(self: Any, *args: Any, **options: Any) -> None:
+    asked = _parameters.bind(self, *args, **options).arguments
+    environment = dict(os.environ if asked["env"] is None else asked["env"])
+    if not is_plain(asked):
+        _start_as_usual(self, *args, **options)
+        return
+    module, *arguments = map(os.fspath, asked["args"][2:])
+    parent = parent_of(modules_of(module, arguments))
+    if at_import(environment) != parent.environment:
+        _start_as_usual(self, *args, **options)
+        return
+    request = {
+        "module": module,
+        "arguments": arguments,
+        "environment": environment,
+        "cwd": os.fspath(asked["cwd"] or os.getcwd()),
+        "session": bool(asked["start_new_session"]),
+        "ignored": [one for one in SIGNALS if signal.getsignal(one) is signal.SIG_IGN],
+        "parent": os.getpid(),
+    }
+    given = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+    streams = [number if stream == -1 else stream for number, stream in enumerate(given)]
+    self.pid = parent.fork(request, streams)
+    self._child_created = True
+    pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    self._close_pipe_fds(*(asked[name] for name in pipes))
+
+
+def install() -> None:
+    """Start commands of Polybus warm from now on."""
+    if os.environ.get("TESTS_COLD") != "1" and sys.platform == "linux":
+        subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]
