@@ -60,7 +60,7 @@ def test_data_loss_is_said_in_words(tmp_path: Path) -> None:
         report(bus, "etl", 7)
         assert "data loss: the topic ends before its position" in run("consumers", *data)
         run("delete", "news", "--yes", *data)
-        assert "data loss: there is no such topic any more" in run("consumers", *data)
+        assert "data loss: the topic no longer exists" in run("consumers", *data)
 
 
 def test_system_topics_are_listed_when_asked_for_and_stay(tmp_path: Path) -> None:

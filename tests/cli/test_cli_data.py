@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_kit import polybus, serve
 
-from polybus.cli import admin, compact, options, topics, verify  # noqa: F401  what is tested
+from polybus.cli import admin, compact, options, topics, verify  # noqa: F401
 from polybus.error_codes import CODES
 
 pytestmark = pytest.mark.slow  # each test runs the command many times

@@ -13,7 +13,9 @@ import click
 import pytest
 from cli_kit import environment, polybus, serve
 
-from polybus.cli import VERBS, config_cmd, doctor, main, output
+from polybus.cli import VERBS, doctor, main, output
+from polybus.cli.config import as_toml
+from polybus.cli.exits import failure
 from polybus.cli.reference import pages
 from polybus.errors import ConfigError, UsageError
 
@@ -168,10 +170,10 @@ def test_pages_of_the_reference_are_made_from_the_source() -> None:
     assert all(page.endswith("\n") for page in made.values())
 
 
-def test_config_errors_and_wrong_words_exit_2_and_refusals_1() -> None:
-    assert output.failure(ConfigError("config.file", "x")).exit_code == 2
-    assert output.failure(UsageError("client.url", "x")).exit_code == 2
-    assert output.failure(UsageError("topic.unknown", "x")).exit_code == 1
+def test_config_and_usage_errors_exit_2_and_refusals_1() -> None:
+    assert failure(ConfigError("config.file", "x")).exit_code == 2
+    assert failure(UsageError("client.url", "x")).exit_code == 2
+    assert failure(UsageError("topic.unknown", "x")).exit_code == 1
 
 
 def test_values_are_shown_on_one_line() -> None:
@@ -181,7 +183,7 @@ def test_values_are_shown_on_one_line() -> None:
 
 
 def test_toml_has_tables_lists_and_strings() -> None:
-    text = config_cmd.as_toml({"a": 'x"y', "n": None, "l": [{"b": True}], "t": {"f": 1.5}})
+    text = as_toml({"a": 'x"y', "n": None, "l": [{"b": True}], "t": {"f": 1.5}})
     assert tomllib.loads(text) == {"a": 'x"y', "l": [{"b": True}], "t": {"f": 1.5}}
     assert "# n is not set" in text
 

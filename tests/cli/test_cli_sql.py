@@ -23,7 +23,7 @@ from polybus.batch import Batch
 from polybus.cli import main
 from polybus.cli.sql import engines as sql_engines
 from polybus.cli.sql.chart import chart_of, draw_terminal, svg_of
-from polybus.cli.sql.output import plain
+from polybus.cli.sql.rows import plain
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import open_table
 from polybus.log.history.handover import compact
@@ -228,7 +228,7 @@ def test_what_is_spark_s_own_sql_starts_it(
     data: Path, query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = pa.table({"n": [7]})
-    answer = sql_engines.Answer("spark (started for this)", rows.schema, iter(rows.to_batches()))
+    answer = sql_engines.SqlResult("spark (started for this)", rows.schema, iter(rows.to_batches()))
     monkeypatch.setattr(sql_engines, "_by_spark", lambda *_, **__: answer)
     done = run(data, query, "--csv")
     assert (done.exit_code, done.stdout) == (0, "n\n7\n"), done.stderr

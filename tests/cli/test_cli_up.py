@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from cli_kit import COMMAND, environment, polybus
 
-from polybus.cli.doctor import spark as doctor_spark
+from polybus.cli import doctor
 from polybus.cli.up.display import PlainDisplay
 from polybus.cli.up.figures import Figures, TopicFigures, alert_text
 from polybus.log.reading.reader import LogReader
@@ -212,10 +212,10 @@ def test_without_java_the_bus_runs_and_says_how_to_get_it(tmp_path: Path) -> Non
 
 
 def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_spark, "version_of", lambda name: None)
-    assert "pip install 'polybus[spark]'" in doctor_spark.missing(None)
-    monkeypatch.setattr(doctor_spark, "version_of", lambda name: "3.5.1")
-    assert "3.5.1 is too old" in doctor_spark.missing("sc://cluster")
+    monkeypatch.setattr(doctor, "version_of", lambda name: None)
+    assert "pip install 'polybus[spark]'" in doctor.missing_for_pipeline(None)
+    monkeypatch.setattr(doctor, "version_of", lambda name: "3.5.1")
+    assert "3.5.1 is too old" in doctor.missing_for_pipeline("sc://cluster")
 
 
 def test_the_master_and_the_folder_of_pipelines_reach_the_driver(tmp_path: Path) -> None:

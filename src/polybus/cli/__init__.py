@@ -1,4 +1,4 @@
-"""The command line: `polybus VERB`. Each verb is a module of its own, imported when it is used."""
+"""The command line: `polybus VERB`. Each verb is a module or folder, imported when it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polybus.errors import PolybusError
 
 
 class Verb(NamedTuple):
-    """Where a verb is, and its line in `polybus --help`, which must not import it."""
+    """Where a verb is, and its line in `polybus --help`, which imports no verb."""
 
     target: str
     summary: str
@@ -22,26 +22,24 @@ VERBS: dict[str, Verb] = {
     "up": Verb("polybus.cli.up:up", "Run the bus and the data pipeline."),
     "serve": Verb("polybus.cli.serve:serve", "Run the bus."),
     "publish": Verb("polybus.cli.publish:publish", "Publish messages to a topic."),
-    "tail": Verb("polybus.cli.tail:tail", "Print messages of topics as they come."),
+    "tail": Verb("polybus.cli.tail:tail", "Print messages of topics as they arrive."),
     "topics": Verb("polybus.cli.topics:topics", "List, create, delete and describe topics."),
     "pipeline": Verb("polybus.cli.pipeline:pipeline", "Run your own pipelines on Spark."),
-    "sessions": Verb(
-        "polybus.cli.sessions:sessions", "Open, fill and end sessions of msgstream clients."
-    ),
-    "sql": Verb("polybus.cli.sql:sql", "Ask topics and tables with SQL."),
-    "replay": Verb("polybus.cli.replay:replay", "Publish history, or quarantined messages, again."),
-    "verify": Verb("polybus.cli.verify:verify", "Check everything a stopped bus has stored."),
+    "sessions": Verb("polybus.cli.sessions:sessions", "Open, fill and end msgstream sessions."),
+    "sql": Verb("polybus.cli.sql:sql", "Query topics and tables with SQL."),
+    "replay": Verb("polybus.cli.replay:replay", "Publish history or quarantined messages again."),
+    "verify": Verb("polybus.cli.verify:verify", "Check everything that a stopped bus has stored."),
     "compact": Verb(
         "polybus.cli.compact:compact", "Turn the journal of a stopped bus into history."
     ),
-    "bench": Verb("polybus.cli.bench:bench", "Measure this bus beside others."),
-    "doctor": Verb("polybus.cli.doctor:doctor", "Say what this machine has and lacks for a bus."),
-    "config": Verb("polybus.cli.config_cmd:config", "Show or check the settings."),
+    "bench": Verb("polybus.cli.bench:bench", "Measure the bus and other brokers."),
+    "doctor": Verb("polybus.cli.doctor:doctor", "Check whether this machine can run a bus."),
+    "config": Verb("polybus.cli.config:config", "Show or check the settings."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group that imports a verb when it is called, and says Polybus errors in one line."""
+    """Imports a verb when it is called, and turns Polybus errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -63,7 +61,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except PolybusError as error:
-            from polybus.cli.output import failure
+            from polybus.cli.exits import failure
 
             raise failure(error) from error
 
@@ -77,7 +75,7 @@ Example:
   polybus tail news &
   polybus publish news "hello"
 
-`polybus VERB --help` says more.
+`polybus VERB --help` describes a verb.
 """,
 )
 @click.version_option(__version__, prog_name="polybus")

@@ -1,4 +1,4 @@
-"""The running bus on a data folder, asked through its administrator's socket."""
+"""Calls to the bus that runs on a data folder, through its administration socket."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from polybus.processes import is_alive
 ANSWER_TIMEOUT_S = 30.0
 
 
-class Run(msgspec.Struct):
-    """What run.json says of the bus that runs on the folder."""
+class RunningBus(msgspec.Struct):
+    """The content of run.json, which a bus writes when it starts."""
 
     pid: int
     addresses: list[str]
     admin: str
 
 
-def running(data: Path) -> Run | None:
-    """The bus that runs on the folder now; None when there is none, or only its leftovers."""
+def running(data: Path) -> RunningBus | None:
+    """The bus that runs on the folder now; None if there is none, or only its leftover file."""
     try:
-        run = msgspec.json.decode((data / "run.json").read_bytes(), type=Run)
+        run = msgspec.json.decode((data / "run.json").read_bytes(), type=RunningBus)
     except (OSError, msgspec.DecodeError):
         return None
     return run if is_alive(run.pid) else None
 
 
-def ask(run: Run, verb: str, **fields: Any) -> Any:
-    """Ask the bus one thing and return its result.
+def ask(run: RunningBus, verb: str, **fields: Any) -> Any:
+    """Send one request and return its result.
 
     Raises:
-        PolybusError: the bus's own refusal, or `admin.unreachable`.
+        PolybusError: the refusal of the bus, or `admin.unreachable`.
     """
     request = {"verb": verb} | {
         name.replace("_", "-"): value for name, value in fields.items() if value is not None

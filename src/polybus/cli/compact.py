@@ -1,30 +1,24 @@
-"""`polybus compact`: everything in the journal becomes history."""
+"""`polybus compact`: convert the whole journal of a stopped bus to history files."""
 
 from __future__ import annotations
 
 import click
 
-from polybus.cli.options import data_options, existing_data, json_option, load_config
-from polybus.cli.output import echo_json
+from polybus.cli.options import existing_data, json_option, settings_options
+from polybus.cli.output import echo, say
+from polybus.config import Config
 
 
 @click.command(epilog="Example: polybus compact --data /var/lib/polybus")
-@data_options
+@settings_options
 @json_option
-def compact(data: str | None, config_path: str | None, as_json: bool) -> None:
+def compact(config: Config, as_json: bool) -> None:
     """Turn the journal of a stopped bus into history, then exit.
 
-    Afterwards each topic is Parquet files only. A running bus does this by itself.
+    Afterwards each topic consists of Parquet files only. A running bus does this by itself.
     """
     from polybus.log.history.handover import compact as hand_over
 
-    folder = existing_data(load_config(data, config_path))
-    segments = hand_over(folder, progress=None if as_json else _say)
-    if as_json:
-        echo_json({"segments": [segment.name for segment in segments]})
-    else:
-        click.echo(f"{len(segments)} journal segments became history")
-
-
-def _say(progress: str) -> None:
-    click.echo(progress, err=True)
+    segments = hand_over(existing_data(config), progress=None if as_json else say)
+    names = [segment.name for segment in segments]
+    echo(as_json, {"segments": names}, f"{len(names)} journal segments became history")

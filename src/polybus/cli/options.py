@@ -1,10 +1,11 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, and the settings that they choose."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 import msgspec
@@ -35,24 +36,47 @@ from_option = click.option(
     help="earliest, latest, EPOCH:OFFSET or an ISO time.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+data_option = click.option("--data", help="Folder of the log.  [default: ./polybus-data]")
+config_option = click.option(
+    "--config", "config_path", type=click.Path(dir_okay=False), help="TOML or JSON file."
+)
+port_option = click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port of all connectors except queues; 0 means any free port.",
+)
+topics_option = click.option(
+    "--topic", "topics", multiple=True, help="Declare a topic; may be repeated."
+)
 
 
-def data_options(command: F) -> F:
-    """`--data` and `--config`, for verbs that work on a data folder."""
-    command = click.option(
-        "--config", "config_path", type=click.Path(dir_okay=False), help="TOML or JSON file."
-    )(command)
-    return click.option("--data", help="Folder of the log.  [default: ./polybus-data]")(command)
+def settings_options(command: F) -> F:
+    """Add `--data` and `--config`; the command gets the settings they choose as `config`.
+
+    Loading raises ConfigError.
+    """
+
+    @data_option
+    @config_option
+    @functools.wraps(command)
+    def with_config(*, data: str | None, config_path: str | None, **given: Any) -> Any:
+        return command(config=load_config(data, config_path), **given)
+
+    return cast(F, with_config)
 
 
-def load_config(data: str | None, config_path: str | None) -> Config:
-    """The settings, with the folder that `--data` names if it does. Raises ConfigError."""
+def load_config(
+    data: str | None, config_path: str | None = None, topics: tuple[str, ...] = ()
+) -> Config:
+    """The settings of a file and the environment, changed by options. Raises ConfigError."""
     config = configuration.load(config_path)
-    return config if data is None else msgspec.structs.replace(config, data=data)
+    if data is not None:
+        config = msgspec.structs.replace(config, data=data)
+    return msgspec.structs.replace(config, topics=[*config.topics, *topics])
 
 
 def existing_data(config: Config) -> Path:
-    """The data folder. Raises UsageError `log.no-data` if there is none."""
+    """The data folder. Raises UsageError `log.no-data` if it does not exist."""
     data = Path(config.data)
     if not data.is_dir():
         raise UsageError("log.no-data", f"there is no data folder {data}")

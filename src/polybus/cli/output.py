@@ -1,95 +1,71 @@
-"""How verbs speak: data on standard output, errors in one line on standard error."""
+"""How verbs print: data on standard output, notices and progress on standard error.
+
+Values, names and error texts may come from anyone who can publish. `shown` and `table_lines` escape
+control characters, so that no text can control the terminal.
+"""
 
 from __future__ import annotations
 
 import base64
-import sys
-from collections.abc import Sequence
-from typing import IO, Any
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import click
 import msgspec
 
-from polybus.error_codes import CODES
-from polybus.errors import ConfigError, PolybusError
-
-# The caller's own words were wrong: exit 2, as for an unknown option.
-_USAGE_CODES = (
-    *("client.url", "client.scheme", "client.unsupported"),
-    *("headers.invalid", "position.invalid"),
-)
-
-
-class Failure(click.ClickException):
-    """A Polybus error on its way to standard error: what happened, then what to do next."""
-
-    exit_code = 1
-
-    def __init__(self, error: PolybusError) -> None:
-        super().__init__(str(error))
-        self._error = error
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        for line in error_lines(self._error):
-            click.echo(line, file=file or sys.stderr)
-
-
-class UsageFailure(Failure):
-    exit_code = 2
-
-
-def failure(error: PolybusError) -> Failure:
-    usage = isinstance(error, ConfigError) or error.code in _USAGE_CODES
-    return UsageFailure(error) if usage else Failure(error)
-
-
-def error_lines(error: PolybusError) -> list[str]:
-    """`polybus: CODE: text`, and what to do about it where that is known.
-
-    A config error is one line, which names the key: scripts rely on it.
-    """
-    lines = [f"polybus: {error.code}: {error.text}"]
-    known = CODES.get(error.code)
-    if known is not None and known.advice and not isinstance(error, ConfigError):
-        lines.append(f"  {known.advice}")
-    return lines
-
 
 def echo_json(value: Any) -> None:
-    """One compact JSON value on a line of its own."""
+    """Print one compact JSON value on a line of its own."""
     click.echo(msgspec.json.encode(value))
 
 
+def echo(as_json: bool, value: Any, text: str) -> None:
+    """Print the value with `--json`, else the text."""
+    echo_json(value) if as_json else click.echo(text)
+
+
+def say(text: str) -> None:
+    """Print a notice on standard error."""
+    click.echo(text, err=True)
+
+
 def echo_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Rows under their headings, numbers to the right; plain text, so that `cut` and `awk` work."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [
-        max(map(len, [heading, *(row[index] for row in cells)]))
-        for index, heading in enumerate(columns)
-    ]
-    numeric = [
-        bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+    for line in table_lines(columns, rows):
+        click.echo(line)
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Rows under their headings in plain text, so that `cut` and `awk` work.
+
+    Columns of numbers are aligned to the right; None is printed as `-`.
+    """
+    cells = [["-" if cell is None else shown(str(cell)) for cell in row] for row in rows]
+    lines = [list(columns), *cells]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    right = [
+        any(isinstance(row[index], int | float) for row in rows)
+        and all(row[index] is None or isinstance(row[index], int | float) for row in rows)
         for index in range(len(columns))
     ]
-    for line in [list(columns), *cells]:
-        aligned = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ]
-        click.echo("  ".join(aligned).rstrip())
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
 
 
-def shown(value: bytes) -> str:
-    """A value on one line: text with control characters escaped, anything else as base64.
-
-    Values come from strangers; what they say must not steer the terminal.
-    """
+def shown(value: bytes | str) -> str:
+    """A value on one line: text with control characters escaped, anything else as base64."""
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
     try:
         text = value.decode()
     except UnicodeDecodeError:
         return f"base64:{base64.b64encode(value).decode()}"
-    if text.isprintable():
-        return text
     return "".join(
         char if char.isprintable() or char == "\t" else char.encode("unicode_escape").decode()
         for char in text
@@ -102,3 +78,20 @@ def as_json(value: bytes) -> dict[str, str]:
         return {"text": value.decode()}
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(value).decode()}
+
+
+@contextlib.contextmanager
+def progress_bar(
+    text: str, total: float | None = None, *, hidden: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on standard error if that is a terminal.
+
+    Yields a function that updates it by `advance`, `completed`, `total` or `description`.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    disable = hidden or not console.is_terminal
+    with Progress(console=console, transient=True, disable=disable) as bar:
+        yield functools.partial(bar.update, bar.add_task(text[:60], total=total))

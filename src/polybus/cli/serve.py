@@ -1,4 +1,4 @@
-"""`polybus serve`: the bus alone."""
+"""`polybus serve`: run the bus alone."""
 
 from __future__ import annotations
 
@@ -10,17 +10,34 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from polybus import config as configuration
-from polybus.config import Config
+from polybus.cli.options import (
+    config_option,
+    data_option,
+    load_config,
+    port_option,
+    topics_option,
+)
+from polybus.client import Subscription, connect
+from polybus.config import PORT, Config
 from polybus.edges.node import Node
 from polybus.log.arrow_alone import leave_pandas_out
+
+# How long a thread may keep the interpreter while the event loop waits for it. With Python's
+# default of 5 ms the committer delays one message in a hundred.
+SWITCH_INTERVAL_S = 0.0002
+DEMO_TOPIC = "demo"
+DEMO_SCHEMES = {
+    "Boson frames": "boson",
+    "Boson properties": "boson+properties",
+    "goMS": "goms",
+    "msgstream": "ws",
+}
 
 
 @click.command(
@@ -31,20 +48,16 @@ Examples:
   polybus serve --port 0 --topic orders --topic alerts
 """
 )
-@click.option("--config", "config_path", type=click.Path(dir_okay=False), help="TOML or JSON file.")
-@click.option("--data", help="Folder of the log.  [default: ./polybus-data]")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    help="Port of all connectors but queues'; 0 = any free.",
-)
-@click.option("--topic", "topics", multiple=True, help="Declare a topic; may be repeated.")
-@click.option("--demo", is_flag=True, help="Show messages cross protocols, then serve.")
+@config_option
+@data_option
+@port_option
+@topics_option
+@click.option("--demo", is_flag=True, help="Show messages that cross protocols, then serve.")
 @click.option("--verbose", is_flag=True, help="Log more on standard error.")
 @click.option(
     "--stop-with-stdin",
     is_flag=True,
-    help="Stop when standard input ends, so that it ends with the process that started it.",
+    help="Stop at the end of standard input, and so with the process that started the bus.",
 )
 def serve(
     config_path: str | None,
@@ -66,59 +79,25 @@ def serve(
         stream=sys.stderr,
     )
     leave_pandas_out()
-    config = _adapt(configuration.load(config_path), data, port, topics)
-    configuration.check(config)
-    sys.exit(run_loop(_serve(config, demo=demo, stop_with_stdin=stop_with_stdin)))
-
-
-def _adapt(config: Config, data: str | None, port: int | None, topics: tuple[str, ...]) -> Config:
-    if data is not None:
-        config = msgspec.structs.replace(config, data=data)
+    config = load_config(data, config_path, topics)
     if port is not None:
-        # A queue has no first bytes to tell it by, so its port cannot be the others' too.
+        # A queue cannot be detected by its first bytes, so it needs a port of its own.
         connectors = [
             one if "queue" in one.protocols else msgspec.structs.replace(one, port=port)
             for one in config.connectors
         ]
         config = msgspec.structs.replace(config, connectors=connectors)
-    return msgspec.structs.replace(config, topics=[*config.topics, *topics])
-
-
-def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run on uvloop where there is one: many small reads and writes are cheaper there."""
+    configuration.check(config)
     try:
-        import uvloop
+        # Many small reads and writes cost less on uvloop.
+        from uvloop import new_event_loop
     except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        new_event_loop = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(config, demo=demo, stop_with_stdin=stop_with_stdin))
 
 
-# How long a thread may keep the interpreter while the loop waits for it: with Python's default of
-# 5 ms the committer shows in the latency of one message in a hundred.
-SWITCH_INTERVAL_S = 0.0002
-
-
-def _calm_collector() -> None:
-    """Batches come and go by the thousand and hold no cycles: look for garbage cycles less often.
-
-    With the default thresholds the collector takes a third of the loop's time when traffic is
-    spread over a thousand topics.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 20, 100)
-
-
-def _await_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """A thread, because standard input may be a file, which no event loop can wait for."""
-    while os.read(0, 4096):
-        pass
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(stop.set)
-
-
-async def _serve(config: Config, *, demo: bool, stop_with_stdin: bool) -> int:
+async def _serve(config: Config, *, demo: bool, stop_with_stdin: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -134,10 +113,60 @@ async def _serve(config: Config, *, demo: bool, stop_with_stdin: bool) -> int:
     print(f"polybus ready: {' '.join(node.addresses)} data={Path(config.data)}", flush=True)
     try:
         if demo:
-            from polybus.cli.demo import show
-
-            await show(node)
+            await _show_demo(node)
         await stop.wait()
     finally:
         await node.stop()
-    return 0
+
+
+def _await_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Runs in a thread: standard input may be a file, which no event loop can wait for."""
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(stop.set)
+
+
+def _calm_collector() -> None:
+    """Let the garbage collector look for cycles less often: batches are many and have no cycles.
+
+    With the default thresholds the collector takes a third of the loop's time when traffic is
+    spread over a thousand topics.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+
+
+async def _show_demo(node: Node) -> None:
+    """Publish on each protocol, print what arrives on each, then print commands to try."""
+    if not node.bus.has_topic(DEMO_TOPIC):
+        node.bus.create_topic(DEMO_TOPIC)
+    port = node.tcp_port
+    click.echo(f"\nOne topic, {len(DEMO_SCHEMES)} protocols, one port ({port}):\n")
+    async with contextlib.AsyncExitStack() as stack:
+        subscriptions: dict[str, Subscription] = {}
+        for name, scheme in DEMO_SCHEMES.items():
+            client = await stack.enter_async_context(connect(f"{scheme}://127.0.0.1:{port}"))
+            subscriptions[name] = await stack.enter_async_context(client.subscribe(DEMO_TOPIC))
+        for name, scheme in DEMO_SCHEMES.items():
+            client = await stack.enter_async_context(connect(f"{scheme}://127.0.0.1:{port}"))
+            position = await client.publish(DEMO_TOPIC, f"hello from {name}", receipt=True)
+            offset = "?" if position is None else position.offset
+            click.echo(f"  published on {name}: durable at offset {offset}")
+            for reader, subscription in subscriptions.items():
+                message = await anext(aiter(subscription))
+                click.echo(f"    received on {reader:<17} {message.text!r}")
+            click.echo()
+    at_port = "" if port == PORT else f" --url boson://127.0.0.1:{port}"
+    click.echo(f"""\
+All of it is in the log: {node.data}/ (plain Arrow and Parquet files).
+
+The bus is still running. Try, in another terminal:
+
+  .venv/bin/polybus tail {DEMO_TOPIC} --from earliest{at_port}
+  .venv/bin/polybus publish {DEMO_TOPIC} "hello from me"{at_port}
+
+or open http://127.0.0.1:{port}/ in a browser to follow a topic live.
+
+Ctrl-C stops the bus.""")

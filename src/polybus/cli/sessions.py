@@ -1,4 +1,4 @@
-"""`polybus sessions`: inboxes for msgstream clients, over the bus's HTTP API."""
+"""`polybus sessions`: manage msgstream sessions over the HTTP API of the bus."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from polybus.cli.options import from_option, json_option
-from polybus.cli.output import echo_json
+from polybus.cli.output import echo
 from polybus.client import connect
 from polybus.client.http.sessions import Sessions
 from polybus.config import PORT
 
 T = TypeVar("T")
 
-url_option = click.option(
+_url_option = click.option(
     "--url",
     envvar="POLYBUS_URL",
     default=f"http://127.0.0.1:{PORT}",
@@ -35,64 +35,64 @@ Examples:
 """
 )
 def sessions() -> None:
-    """Open, fill and end sessions: inboxes for msgstream clients.
+    """Open, fill and end msgstream sessions.
 
-    A session's key is the only way to it: treat it as a password.
+    Whoever has the key of a session can read it: treat the key as a password.
     """
 
 
 @sessions.command(epilog="Example: polybus sessions create news --from earliest --json")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--ttl", "ttl_s", type=float, help="Seconds it lives without a client.")
+@click.option("--ttl", "ttl_s", type=float, help="Seconds until it expires without a client.")
 @from_option
-@url_option
+@_url_option
 @json_option
 def create(
     topics: tuple[str, ...], ttl_s: float | None, start: str, url: str, as_json: bool
 ) -> None:
-    """Open a session that follows the topics, and print its key."""
+    """Open a session that subscribes to the topics, and print its key."""
     key = _run(url, lambda sessions: sessions.create(topics, start=start, ttl_s=ttl_s))
-    echo_json({"sessionKey": key}) if as_json else click.echo(key)
+    echo(as_json, {"sessionKey": key}, key)
 
 
 @sessions.command(epilog="Example: polybus sessions delete KEY")
 @click.argument("key")
-@url_option
+@_url_option
 @json_option
 def delete(key: str, url: str, as_json: bool) -> None:
-    """End a session; its client is told."""
+    """End a session and notify its client."""
     _run(url, lambda sessions: sessions.delete(key))
-    echo_json({"deleted": True}) if as_json else click.echo("deleted")
+    echo(as_json, {"deleted": True}, "deleted")
 
 
 @sessions.command(epilog="""Example: polybus sessions push KEY '[["mail.new", {"count": 3}]]'""")
 @click.argument("key")
 @click.argument("pack", metavar="JSON")
-@url_option
+@_url_option
 @json_option
 def push(key: str, pack: str, url: str, as_json: bool) -> None:
     """Put one pack of events, [["type", data], …], into a session."""
     events = _events(pack)
     _run(url, lambda sessions: sessions.push(key, events))
-    echo_json({"events": len(events)}) if as_json else click.echo("pushed")
+    echo(as_json, {"events": len(events)}, "pushed")
 
 
 @sessions.command(epilog="""Example: polybus sessions broadcast '[["server.notice", "hello"]]'""")
 @click.argument("pack", metavar="JSON")
-@url_option
+@_url_option
 @json_option
 def broadcast(pack: str, url: str, as_json: bool) -> None:
     """Put one pack of events, [["type", data], …], into every session."""
     events = _events(pack)
     count = _run(url, lambda sessions: sessions.broadcast(events))
-    echo_json({"sessions": count}) if as_json else click.echo(f"pushed to {count} sessions")
+    echo(as_json, {"sessions": count}, f"pushed to {count} sessions")
 
 
 def _events(pack: str) -> list[list[Any]]:
     try:
         return msgspec.json.decode(pack, type=list[list[Any]])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise click.BadParameter(f'it is not [["type", data], …]: {error}') from error
+        raise click.BadParameter(f'a pack is [["type", data], …]: {error}') from error
 
 
 def _run(url: str, ask: Callable[[Sessions], Awaitable[T]]) -> T:

@@ -20,7 +20,7 @@ from polybus.errors import UsageError
 POINTS_MAX = 2000
 BARS_MAX = 60
 TIME_BARS_MAX = 12
-FILE_ENDINGS = (".svg", ".html", ".htm")
+CHART_ENDINGS = (".svg", ".html", ".htm")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 420, 70, 20, 20, 90
 _COLOURS = ("#2563eb", "#dc2626", "#16a34a", "#d97706", "#7c3aed", "#0891b2")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -69,7 +69,7 @@ def save_chart(chart: Chart, path: Path) -> None:
     Raises:
         UsageError: `sql.chart`, another ending, or the file cannot be written.
     """
-    if path.suffix.lower() not in FILE_ENDINGS:
+    if path.suffix.lower() not in CHART_ENDINGS:
         raise UsageError("sql.chart", f"{path}: a chart is a .svg or a .html file")
     svg = svg_of(chart, path.stem)
     title = html.escape(path.stem)

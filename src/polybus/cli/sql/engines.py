@@ -1,9 +1,9 @@
-"""Which engine runs a statement: DuckDB in this process, or Spark."""
+"""Decides which engine runs a statement: DuckDB in this process, or Spark."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from polybus.cli.output import say
 from polybus.errors import PolybusError, UsageError
 
 SPARK_ROWS_MAX = 1_000_000
-"""What Spark hands over is held in memory as a whole."""
-# What DuckDB has no words for and Spark has. Its functions are asked of PySpark.
+"""A result of Spark is in memory as a whole."""
+# Syntax that Spark has and DuckDB does not. Spark's functions are looked up in PySpark.
 _SPARK_SYNTAX = re.compile(
     r"""\blateral\s+view\b | \b(distribute|cluster|sort)\s+by\b | \bleft\s+(anti|semi)\s+join\b
       | \br(like|egexp)\b | <=> | \|> | \bstack\s*\( | \bnamed_struct\s*\( | \bdiv\b
@@ -30,8 +31,8 @@ _SHOW_TABLES = re.compile(r"\s*show\s+tables\s*;?\s*", re.IGNORECASE)
 
 
 @dataclass
-class Answer:
-    """The rows of a statement, as they come. `more` is true when Spark had more than it gave."""
+class SqlResult:
+    """The rows of a statement. `more` is true if Spark left rows out."""
 
     engine: str
     schema: pa.Schema
@@ -40,14 +41,12 @@ class Answer:
 
 
 @contextmanager
-def answered(
-    sql: str, data: Path, engine: str, *, rows_max: int | None, say: Callable[[str], None]
-) -> Iterator[Answer]:
-    """Run a statement for the time of a block.
+def executed(sql: str, data: Path, engine: str, *, rows_max: int | None) -> Iterator[SqlResult]:
+    """Run a statement; its rows can be read until the block ends.
 
-    `auto` is DuckDB where that can run the statement. What it does not understand goes to the
-    running pipeline's session; without one, Spark is started for what looks like its own SQL, and
-    a slip of the pen is answered at once.
+    `auto` tries DuckDB. A statement that DuckDB refuses goes to the Spark session of the running
+    pipeline. Without a pipeline, Spark is started only for a statement with Spark's own syntax or
+    functions; any other is an error at once.
 
     Raises:
         PolybusError: `sql.…`, `lake.…`, `log.…`, `spark.…`.
@@ -57,24 +56,24 @@ def answered(
         return
     if engine != "spark":
         try:
-            with _by_duckdb(sql, data) as answer:
-                yield answer
+            with _by_duckdb(sql, data) as result:
+                yield result
             return
-        except _NotOurs as error:
+        except _DuckDbRefused as error:
             if engine == "duckdb":
                 raise error.cause from None
             reason = error.cause
         if not _is_spark_here():
             raise reason
         if not _is_running(data) and not is_sparks(sql, reason):
-            hint = "if this is Spark's SQL, --engine spark starts Spark for it"
+            hint = "if this is SQL of Spark, --engine spark starts Spark for it"
             raise UsageError(reason.code, f"{reason.text}\n{hint}")
         say(f"DuckDB cannot run this ({reason.text.splitlines()[0]}); asking Spark")
-    yield _by_spark(sql, data, rows_max=rows_max, say=say)
+    yield _by_spark(sql, data, rows_max=rows_max)
 
 
-class _NotOurs(Exception):
-    """DuckDB is not there or does not understand the statement; Spark may."""
+class _DuckDbRefused(Exception):
+    """DuckDB is not installed or does not understand the statement; Spark may."""
 
     def __init__(self, cause: PolybusError) -> None:
         super().__init__(str(cause))
@@ -82,28 +81,28 @@ class _NotOurs(Exception):
 
 
 @contextmanager
-def _by_duckdb(sql: str, data: Path) -> Iterator[Answer]:
+def _by_duckdb(sql: str, data: Path) -> Iterator[SqlResult]:
     from polybus.lake import duck
 
     try:
         opened = duck.connect(data)
     except UsageError as error:
         if error.code == "sql.engine-missing":
-            raise _NotOurs(error) from error
+            raise _DuckDbRefused(error) from error
         raise
     with opened as engine:
         try:
             schema, batches = engine.stream(sql)
         except UsageError as error:
-            # A column that is not there is not there on Spark either, and starting that takes long.
+            # Spark would not find an unknown column either, and takes long to start.
             is_column = "Referenced column" in error.text or "does not have a column" in error.text
             if error.code == "sql.invalid" and not is_column:
-                raise _NotOurs(error) from error
+                raise _DuckDbRefused(error) from error
             raise
-        yield Answer("duckdb", schema, batches)
+        yield SqlResult("duckdb", schema, batches)
 
 
-def _by_spark(sql: str, data: Path, *, rows_max: int | None, say: Callable[[str], None]) -> Answer:
+def _by_spark(sql: str, data: Path, *, rows_max: int | None) -> SqlResult:
     from polybus.spark.pipelines.running import service
 
     most = min(rows_max or SPARK_ROWS_MAX, SPARK_ROWS_MAX)
@@ -111,14 +110,14 @@ def _by_spark(sql: str, data: Path, *, rows_max: int | None, say: Callable[[str]
     if note is not None:
         table, answer = service.query(note, sql, rows_max=most)
         more = bool(answer.get("truncated"))
-        return Answer("spark (the running pipeline's)", table.schema, _of(table), more)
-    say("starting Spark, which takes some seconds")
+        return SqlResult("spark (the running pipeline's)", table.schema, _of(table), more)
+    say("starting Spark; this takes some seconds")
     from polybus.spark.session import session
     from polybus.spark.views import collect
 
     table = collect(session(data=data, app="polybus-sql"), sql, data, rows_max=most + 1)
     kept = table.slice(0, most)
-    return Answer("spark (started for this)", table.schema, _of(kept), table.num_rows > most)
+    return SqlResult("spark (started for this)", table.schema, _of(kept), table.num_rows > most)
 
 
 def _is_running(data: Path) -> bool:
@@ -128,7 +127,7 @@ def _is_running(data: Path) -> bool:
 
 
 def is_sparks(sql: str, reason: PolybusError) -> bool:
-    """Whether a statement that DuckDB refused uses what Spark knows and DuckDB does not."""
+    """Whether a statement that DuckDB refused has syntax or a function of Spark."""
     if reason.code == "sql.engine-missing":
         return True
     bare = _TEXTS.sub("''", sql)
@@ -151,8 +150,8 @@ def _is_spark_here() -> bool:
     return find_spec("pyspark") is not None
 
 
-def _tables(data: Path) -> Answer:
-    """SHOW TABLES: topics and lake tables alike, whatever the engine."""
+def _tables(data: Path) -> SqlResult:
+    """The result of SHOW TABLES, the same for both engines: topics and lake tables."""
     from polybus.lake.table import open_table, table_names
     from polybus.log.reading.reader import LogReader
 
@@ -167,4 +166,4 @@ def _tables(data: Path) -> Answer:
     ]
     schema = pa.schema([("name", pa.string()), ("kind", pa.string()), ("rows", pa.int64())])
     table = pa.Table.from_pylist(found, schema)
-    return Answer("no engine", schema, _of(table))
+    return SqlResult("no engine", schema, _of(table))

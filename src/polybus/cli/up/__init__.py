@@ -337,6 +337,6 @@ class Up:
 
 def what_is_missing(master: str | None) -> str:
     """What the pipeline lacks to run here, and how to get it; empty if nothing."""
-    from polybus.cli.doctor.spark import missing
+    from polybus.cli.doctor import missing_for_pipeline
 
-    return missing(master)
+    return missing_for_pipeline(master)

@@ -1,26 +1,29 @@
-"""Rows on standard output: a table, JSON or CSV, as they come."""
+"""Rows of a result on standard output: a table, JSON or CSV; JSON and CSV as the rows arrive."""
 
 from __future__ import annotations
 
-import base64
 import csv
 import sys
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-import click
 import msgspec
 import pyarrow as pa
 
-from polybus.cli.output import echo_table, shown
+from polybus.cli.output import as_json, echo_table, shown
 
 CELL_CHARS_MAX = 80
 
 
-class Limited:
-    """Batches up to so many rows. Afterwards `count` says how many, `more` if there were others."""
+class LimitedRows:
+    """Batches up to a number of rows.
+
+    Attributes:
+        count: the rows given so far.
+        more: whether there were more rows than the limit.
+    """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], rows_max: int | None) -> None:
         self.count = 0
@@ -40,14 +43,14 @@ class Limited:
                 return
 
 
-def echo_rows(schema: pa.Schema, batches: Limited) -> None:
-    """A table for people. All of it is held, to know the columns' widths: it needs a limit."""
+def echo_rows(schema: pa.Schema, batches: LimitedRows) -> None:
+    """A table. All rows are kept to find the width of each column, so it needs a limit."""
     rows = [[_cell(value) for value in row] for batch in batches for row in _rows(batch)]
     echo_table(schema.names, rows)
 
 
-def echo_json_rows(batches: Limited) -> None:
-    """One array of objects, one on a line, written as rows come."""
+def echo_json_rows(batches: LimitedRows) -> None:
+    """One array of objects, one object per line."""
     out = sys.stdout.buffer
     separator = b"[\n"
     for batch in batches:
@@ -58,12 +61,12 @@ def echo_json_rows(batches: Limited) -> None:
     out.flush()
 
 
-def echo_csv(schema: pa.Schema, batches: Limited) -> None:
+def echo_csv(schema: pa.Schema, batches: LimitedRows) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(schema.names)
     for batch in batches:
         writer.writerows([_csv_cell(value) for value in row] for row in _rows(batch))
-    click.echo("", nl=False)
+    sys.stdout.flush()
 
 
 def plain(value: Any) -> Any:
@@ -71,10 +74,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
+        carried = as_json(value)
+        return carried.get("text", carried)
     if isinstance(value, list):
         if value and all(isinstance(one, tuple) for one in value):
             return {str(plain(name)): plain(one) for name, one in value}
@@ -91,39 +92,23 @@ def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def _cell(value: Any) -> Any:
+    """A number as it is, anything else as text of limited length."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int | float):
-        return value
-    if isinstance(value, Decimal):
+    if isinstance(value, int | float | Decimal):
         return plain(value)
-    text = _text(value)
+    if isinstance(value, datetime):
+        value = value.isoformat(sep=" ").replace("+00:00", "Z")
+    elif isinstance(value, list | dict):
+        value = msgspec.json.encode(plain(value))
+    text = shown(value if isinstance(value, bytes) else str(value))
     return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
 
 
-def _text(value: Any) -> str:
-    """On one line, and nothing in it that could steer the terminal."""
-    if isinstance(value, bytes):
-        return shown(value)
-    if isinstance(value, str):
-        return shown(value.encode("utf-8", "surrogateescape"))
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ").replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, list | dict):
-        return shown(msgspec.json.encode(plain(value)))
-    return str(value)
-
-
 def _csv_cell(value: Any) -> Any:
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return f"base64:{base64.b64encode(value).decode()}"
     if isinstance(value, list | dict):
         return msgspec.json.encode(plain(value)).decode()
-    return plain(value)
+    value = plain(value)
+    return f"base64:{value['base64']}" if isinstance(value, dict) else value

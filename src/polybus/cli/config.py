@@ -1,4 +1,4 @@
-"""`polybus config`: the settings a bus would run with."""
+"""`polybus config`: the settings that a bus would run with."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ import click
 import msgspec
 
 from polybus import config as configuration
-from polybus.cli.options import json_option
-from polybus.cli.output import echo_json
-
-config_option = click.option(
-    "--config", "config_path", type=click.Path(dir_okay=False), help="TOML or JSON file."
-)
+from polybus.cli.options import config_option, json_option
+from polybus.cli.output import echo, echo_json
 
 
 @click.group(epilog="Example: polybus config check --config server.json")
@@ -25,11 +21,10 @@ def config() -> None:
 @config_option
 @json_option
 def show(config_path: str | None, as_json: bool) -> None:
-    """Print the effective value of every setting, as TOML that can be used as it is."""
+    """Print the effective value of every setting, as a valid TOML file."""
     loaded = configuration.load(config_path)
-    # The topics file has been read into `topics`, so the output stands alone.
-    effective = msgspec.structs.replace(loaded, topic_config=None)
-    values = msgspec.to_builtins(effective)
+    # `load` has copied the topics file into `topics`, so the output needs no other file.
+    values = msgspec.to_builtins(msgspec.structs.replace(loaded, topic_config=None))
     echo_json(values) if as_json else click.echo(as_toml(values), nl=False)
 
 
@@ -37,17 +32,15 @@ def show(config_path: str | None, as_json: bool) -> None:
 @config_option
 @json_option
 def check(config_path: str | None, as_json: bool) -> None:
-    """Check the settings; exit 2 with one line that names the key if one is wrong."""
+    """Check the settings; exit 2 with one line that names the key if a setting is wrong."""
     loaded = configuration.load(config_path)
-    summary = {"connectors": len(loaded.connectors), "topics": len(loaded.topic_list())}
-    if as_json:
-        echo_json({"ok": True} | summary)
-    else:
-        click.echo(f"ok: {summary['connectors']} connectors, {summary['topics']} topics")
+    connectors, topics = len(loaded.connectors), len(loaded.topic_list())
+    summary = {"ok": True, "connectors": connectors, "topics": topics}
+    echo(as_json, summary, f"ok: {connectors} connectors, {topics} topics")
 
 
 def as_toml(values: dict[str, Any]) -> str:
-    """Settings as TOML: plain keys first, then a table per group; what is not set is a comment."""
+    """Settings as TOML: plain keys first, then a table per group; unset keys are comments."""
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
     lines = [_assignment(key, value) for key, value in plain.items()]
     for name, group in values.items():
@@ -72,5 +65,5 @@ def _value(value: Any) -> str:
         return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
-    # TOML's strings, numbers and booleans are spelled as JSON's are.
+    # TOML writes strings, numbers and booleans as JSON does.
     return msgspec.json.encode(value).decode()

@@ -1,0 +1,264 @@
+"""`polybus topics`: topics and consumers of a running bus, or in the files of a stopped one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from polybus import names
+from polybus.cli import admin
+from polybus.cli.options import existing_data, json_option, settings_options
+from polybus.cli.output import echo, echo_json, echo_table, shown
+from polybus.config import Config
+from polybus.errors import StorageError, UsageError
+from polybus.log.interface import Log, TopicSettings
+
+if TYPE_CHECKING:
+    from polybus.services.consumers.consumers import Consumers
+
+TOPIC_COLUMNS = ("name", "epoch", "start", "stop", "messages-in", "subscribers", "lag")
+CONSUMER_COLUMNS = ("group", "topic", "position", "lag", "rows/s", "batch-ms", "seen", "state")
+DATA_LOSS = {
+    "epoch": "the topic was created anew",
+    "expired": "{lost} messages expired before they were read",
+    "ahead": "the topic ends before its position",
+    "topic": "the topic no longer exists",
+    "damaged": "the topic is damaged",
+}
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  polybus topics create news --retention-age-s 604800
+  polybus topics list --data /var/lib/polybus --json
+"""
+)
+def topics() -> None:
+    """List, create, delete and describe topics.
+
+    Works whether the bus runs or not. Topics survive a restart.
+    """
+
+
+@topics.command("list", epilog="Example: polybus topics list --json")
+@click.option("--system", is_flag=True, help="Include system topics such as $events.")
+@settings_options
+@json_option
+def list_topics(config: Config, system: bool, as_json: bool) -> None:
+    """List all topics and the offsets they hold."""
+
+    def list_offline(log: Log) -> list[dict[str, Any]]:
+        known = _saved_consumers(config)
+        found = sorted(log.topics())
+        return [_summary(log, one, known) for one in found if system or not names.is_reserved(one)]
+
+    found = _ask(config, "topics.list", list_offline, system=system)
+    if as_json:
+        echo_json(found)
+    else:
+        rows = [[topic.get(column) for column in TOPIC_COLUMNS] for topic in found]
+        echo_table(TOPIC_COLUMNS, rows)
+
+
+@topics.command(epilog="Example: polybus topics create news --retention-bytes 1000000000")
+@click.argument("name")
+@click.option(
+    "--retention-age-s",
+    type=click.FloatRange(0, min_open=True),
+    help="Remove history older than this many seconds.",
+)
+@click.option(
+    "--retention-bytes", type=click.IntRange(1), help="Remove the oldest history beyond this size."
+)
+@settings_options
+@json_option
+def create(
+    config: Config,
+    name: str,
+    retention_age_s: float | None,
+    retention_bytes: int | None,
+    as_json: bool,
+) -> None:
+    """Create a topic."""
+
+    def create_offline(log: Log) -> dict[str, Any]:
+        topic = names.canonical(name, topic_bytes_max=config.limits.topic_bytes_max)
+        if names.is_reserved(topic):
+            text = f"{topic}: names that begin with $ are reserved for system topics"
+            raise UsageError("topic.reserved", text)
+        settings = TopicSettings(retention_age_s=retention_age_s, retention_bytes=retention_bytes)
+        return {"name": topic, "epoch": log.create_topic(topic, settings).epoch}
+
+    Path(config.data).mkdir(parents=True, exist_ok=True)
+    retention = {"retention_age_s": retention_age_s, "retention_bytes": retention_bytes}
+    result = _ask(config, "topics.create", create_offline, name=name, **retention)
+    echo(as_json, result, f"created {result['name']}")
+
+
+@topics.command(epilog="Example: polybus topics delete news --yes")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@settings_options
+@json_option
+def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
+    """Delete a topic with all its messages."""
+
+    def delete_offline(log: Log) -> dict[str, Any]:
+        topic = names.canonical(name)
+        if names.is_reserved(topic):
+            raise UsageError("topic.reserved", f"{topic}: system topics cannot be deleted")
+        log.delete_topic(topic)
+        return {"name": topic}
+
+    if not yes:
+        # Ask for confirmation only of what can be done.
+        _ask(config, "topics.describe", lambda log: log.bounds(names.canonical(name)), name=name)
+        click.confirm(f"Delete {name} and all its messages?", abort=True)
+    result = _ask(config, "topics.delete", delete_offline, name=name)
+    echo(as_json, result, f"deleted {result['name']}")
+
+
+@topics.command(epilog="Example: polybus topics describe news")
+@click.argument("name")
+@settings_options
+@json_option
+def describe(config: Config, name: str, as_json: bool) -> None:
+    """Show what a topic holds, its settings, its consumers and the size of its history."""
+
+    def describe_offline(log: Log) -> dict[str, Any]:
+        topic = names.canonical(name)
+        log.bounds(topic)
+        settings = log.settings(topic)
+        known = _saved_consumers(config)
+        lags = known.of_topic(topic, log.bounds).items()
+        return _summary(log, topic, known) | {
+            "settings": {
+                "retention-age-s": settings.retention_age_s,
+                "retention-bytes": settings.retention_bytes,
+            },
+            **log.describe(topic),
+            "consumers": [
+                {"group": group, "offset": one.offset, "lag": one.lag, "data-loss": one.data_loss}
+                for group, one in lags
+            ],
+        }
+
+    result = _ask(config, "topics.describe", describe_offline, name=name)
+    if as_json:
+        echo_json(result)
+        return
+    for consumer in result.pop("consumers", []):
+        loss = f" (data loss: {consumer['data-loss']})" if consumer["data-loss"] else ""
+        text = f"at {consumer['offset']}, lag {consumer['lag']}{loss}"
+        result[f"consumer {consumer['group']}"] = text
+    for key, value in result.items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        click.echo(f"{key}: {text}")
+
+
+@topics.command(epilog="Example: polybus topics consumers --json")
+@settings_options
+@json_option
+def consumers(config: Config, as_json: bool) -> None:
+    """List programs that read topics: position, lag, rows per second, last error.
+
+    Spark queries report themselves; other programs report with PUT /v1/consumers/GROUP.
+    """
+
+    def list_offline(log: Log) -> list[dict[str, Any]]:
+        from polybus.services.consumers.book import view_of
+
+        known = _saved_consumers(config)
+        now_us = time.time_ns() // 1000
+        views = [view_of(one, known.lags(one, log.bounds), now_us) for one in known.all()]
+        return [msgspec.to_builtins(view) for view in views]
+
+    found = _ask(config, "consumers.list", list_offline)
+    if as_json:
+        echo_json(found)
+        return
+    echo_table(CONSUMER_COLUMNS, [row for consumer in found for row in _consumer_rows(consumer)])
+    for consumer in found:
+        if consumer["last-error"]:
+            click.echo(f"{consumer['group']}: last error: {shown(consumer['last-error'])}")
+
+
+@topics.command(epilog="Example: polybus topics forget my-query")
+@click.argument("group")
+@settings_options
+@json_option
+def forget(config: Config, group: str, as_json: bool) -> None:
+    """Forget a consumer that will not come back; retention no longer waits for it."""
+
+    def forget_offline(log: Log) -> None:
+        from polybus.services.state import forget_consumer
+
+        if not forget_consumer(Path(config.data) / "state.db", group):
+            raise UsageError("consumer.unknown", f"there is no consumer {group[:80]!r}")
+
+    _ask(config, "consumers.forget", forget_offline, name=group)
+    echo(as_json, {"group": group}, f"forgot {group}")
+
+
+def _ask(config: Config, verb: str, offline: Callable[[Log], Any], **fields: Any) -> Any:
+    """Let the running bus do it; without one, do it in the files, locked meanwhile."""
+    data = existing_data(config)
+    run = admin.running(data)
+    if run is not None:
+        return admin.ask(run, verb, **fields)
+    # Slow to import: Arrow and Parquet.
+    from polybus.edges.node import open_log
+
+    log = open_log(config)
+    try:
+        return offline(log)
+    finally:
+        log.close()
+
+
+def _saved_consumers(config: Config) -> Consumers:
+    """The consumers of a stopped bus."""
+    from polybus.services.consumers.book import decode_rows
+    from polybus.services.consumers.consumers import Consumers
+    from polybus.services.state import consumers_in
+
+    known = Consumers(clock_us=lambda: 0, consumers_max=0, topics_max=0)
+    known.restore(decode_rows(consumers_in(Path(config.data) / "state.db")))
+    return known
+
+
+def _summary(log: Log, topic: str, known: Consumers) -> dict[str, Any]:
+    try:
+        bounds = log.bounds(topic)
+    except StorageError as error:
+        # A damaged topic must not hide the others.
+        return {"name": topic, "epoch": 0, "start": 0, "stop": 0, "damaged": error.text}
+    lags = [one.lag or 0 for one in known.of_topic(topic, log.bounds).values()]
+    lag = {"lag": max(lags)} if lags else {}
+    return {"name": topic, "epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop} | lag
+
+
+def _consumer_rows(consumer: dict[str, Any]) -> list[list[object]]:
+    state = "failed" if consumer["failed"] else "ok"
+    ago = _ago(consumer["seen-s-ago"])
+    figures = (round(consumer["rows-per-s"], 1), round(consumer["batch-ms"], 1), ago)
+    rows: list[list[object]] = []
+    for topic in consumer["topics"]:
+        loss = DATA_LOSS.get(topic["data-loss"], topic["data-loss"]).format(**topic)
+        text = f"{state}, data loss: {loss}" if loss else state
+        position = f"{topic['epoch']}:{topic['offset']}"
+        rows.append([consumer["group"], topic["topic"], position, topic["lag"], *figures, text])
+    return rows or [[consumer["group"], None, None, None, *figures, state]]
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit} ago"
+    return f"{seconds:.0f}s ago"
