@@ -317,6 +317,10 @@ _DRIVER = {
         "the pipeline cannot write its lock, or sync a checkpoint",
         "free space on the disk of DATA/pipeline, or correct its permissions",
     ),
+    "pipeline.settings": Meaning(
+        "the settings that the bus wrote for the pipeline are damaged",
+        "restart the bus, which writes them again",
+    ),
     "pipeline.busy": Meaning("too many connections to the pipeline's socket", "try again later"),
     "sql.failed": Meaning("an engine gave a query up; the text is its own", "mend the query"),
 }

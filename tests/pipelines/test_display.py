@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from polybus.cli import main
-from polybus.cli.pipeline.display import Display
-from polybus.spark.pipelines.running.status import read_status, write_status
+from polybus.cli.pipeline.display import RunDisplay
+from polybus.spark.pipelines.running.service import read_status, write_status
 
 FLOW: dict[str, Any] = {
     "pipeline": "shop",
@@ -27,11 +27,12 @@ FLOW: dict[str, Any] = {
 
 def test_without_a_terminal_only_changes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     failed = {**FLOW, "state": "failed", "error": "no [luck]"}
-    with Display() as display:
+    with RunDisplay() as display:
         display.show({"event": "starting", "text": "reading [x]"})
         display.show({"event": "problem", "code": "pipeline.file", "text": "a.py:3: bad"})
         for flow in (FLOW, FLOW, failed, failed):
             display.show({"event": "progress", "flows": [flow]})
+        display.show({"event": "failed", "flow": "shop.orders", "text": "no [luck]"})
         display.show({"event": "done", "flows": [failed]})
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [

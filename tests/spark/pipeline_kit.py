@@ -12,7 +12,7 @@ from spark_kit import RunningBus
 
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.declared.prepare import Prepared, prepare
-from polybus.spark.pipelines.places import Where
+from polybus.spark.pipelines.flows import BusLocation
 from polybus.spark.pipelines.running.runner import FlowRunner
 
 PASS_TIMEOUT_S = 120.0
@@ -22,11 +22,11 @@ class PipelineFolder:
     """A folder `pipelines` beside a running bus."""
 
     def __init__(
-        self, spark: Any, bus: RunningBus, folder: Path, where: Where | None = None
+        self, spark: Any, bus: RunningBus, folder: Path, where: BusLocation | None = None
     ) -> None:
         self.spark = spark
         self.bus = bus
-        self.where = where or Where(bus.data)
+        self.where = where or BusLocation(bus.data)
         self.folder = folder / "pipelines"
 
     def write(self, name: str, text: str) -> Path:
@@ -53,10 +53,8 @@ class PipelineFolder:
         return prepared
 
     def start(self, prepared: Prepared, *, continuous: bool) -> FlowRunner:
-        where = self.where
-        runner = FlowRunner(self.spark, where.data, url=where.url, continuous=continuous)
-        for flow in prepared.flows:
-            runner.start(flow)
+        runner = FlowRunner(self.spark, self.where, continuous=continuous)
+        runner.start(*prepared.flows)
         return runner
 
     def problem(self, *only: str) -> str:

@@ -12,7 +12,6 @@ import pyarrow as pa
 from polybus.config import Config, Pipeline, Topic
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.standard.batch_settings import BatchSettings
 from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.source.schema import ARROW, SPARK
 
@@ -73,8 +72,7 @@ class Pipe:
 
     def restart(self, *, begun: int | None = None) -> None:
         """A new life of the flow, as after a crash."""
-        settings = BatchSettings(self.data, begun=begun)
-        self.batches = StandardBatches(self.data, "standard.decode:test", settings)
+        self.batches = StandardBatches(self.data, "standard.decode:test", begun=begun)
 
     def run(self, batch_id: int, messages: Sequence[dict[str, Any]]) -> None:
         table = pa.Table.from_pylist(list(messages), schema=ARROW)

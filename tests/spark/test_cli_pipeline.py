@@ -15,7 +15,7 @@ from spark_kit import RunningBus, environment, eventually, running_bus
 
 from polybus.cli import main
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.running import run as running
+from polybus.spark.pipelines.running import supervisor
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_check_shows_what_flows_read_and_write_and_what_is_wrong(
         def stop(self) -> None:
             pass
 
-    monkeypatch.setattr(running, "open_session", lambda options: Shared())
+    monkeypatch.setattr(supervisor, "open_session", lambda data, **options: Shared())
     folder = tmp_path / "pipelines"
     folder.mkdir()
     (folder / "good.sql").write_text(

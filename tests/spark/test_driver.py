@@ -24,11 +24,11 @@ from polybus.errors import UsageError
 from polybus.lake.table import open_table
 from polybus.log import layout
 from polybus.spark import checkpoint
-from polybus.spark.pipelines.running import driver as driver_module
-from polybus.spark.pipelines.running import service
-from polybus.spark.pipelines.running.driver import Driver, Options, only_one
+from polybus.spark.pipelines.flows import BusLocation
+from polybus.spark.pipelines.running import service, supervisor
 from polybus.spark.pipelines.running.runner import FlowRunner
-from polybus.spark.pipelines.running.status import write_status
+from polybus.spark.pipelines.running.service import only_one, write_status
+from polybus.spark.pipelines.running.supervisor import PipelineOptions, Supervisor
 from polybus.spark.pipelines.standard import flows
 
 TOPICS = ("red", "blue", "green")
@@ -107,12 +107,12 @@ def test_the_pipeline_survives_restarts_in_any_order_and_alerts_reach_a_websocke
 
 
 @contextlib.contextmanager
-def driver_here(spark: Any, data: Path, patched: pytest.MonkeyPatch) -> Iterator[Driver]:
+def driver_here(spark: Any, data: Path, patched: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     """A driver in this process, on the tests' session, which it must not end."""
 
     patched.setattr(spark, "stop", lambda: None)
-    patched.setattr(driver_module, "open_session", lambda options: spark)
-    driver = Driver(Options(data=data), lambda event: None)
+    patched.setattr(supervisor, "open_session", lambda data, **options: spark)
+    driver = Supervisor(PipelineOptions(data=data), lambda event: None)
     running = threading.Thread(target=driver.run)
     running.start()
     try:
@@ -196,9 +196,8 @@ def in_silver(data: Path, topics: Sequence[str]) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def standard_flows(spark: Any, data: Path) -> Iterator[FlowRunner]:
-    runner = FlowRunner(spark, data, continuous=True)
-    for flow in flows(data):
-        runner.start(flow)
+    runner = FlowRunner(spark, BusLocation(data), continuous=True)
+    runner.start(*flows(data))
     try:
         yield runner
     finally:
@@ -260,15 +259,15 @@ def test_a_full_disk_under_the_checkpoint_fails_the_flow_and_nothing_is_half_wri
     with running_bus(tmp_path, ["t"]) as bus:
         bus.publish("t", ["x"])
         with monkeypatch.context() as patched:
-            patched.setattr(checkpoint, "sync_file", full)
-            runner = FlowRunner(spark, bus.data, continuous=True)
+            patched.setattr(checkpoint, "sync_path", full)
+            runner = FlowRunner(spark, BusLocation(bus.data), continuous=True)
             runner.start(flows(bus.data)[0])
             eventually(lambda: states(runner)["decode"][0] == "failed", timeout_s=90)
             text = states(runner)["decode"][1]
             runner.stop()
         assert "pipeline.storage" in text and "No space left" in text
         assert not open_table(bus.data, "silver").exists
-        runner = FlowRunner(spark, bus.data, continuous=True)
+        runner = FlowRunner(spark, BusLocation(bus.data), continuous=True)
         runner.start(flows(bus.data)[0])
         await_rows(bus, 1)
         runner.stop()

@@ -10,9 +10,9 @@ from typing import Any
 from spark_kit import eventually
 
 from polybus.errors import PolybusError
-from polybus.spark.pipelines.flows import Flow, FlowContext, in_order
-from polybus.spark.pipelines.running.causes import clean_cause, is_transient
-from polybus.spark.pipelines.running.progress import topic_offsets
+from polybus.spark.causes import clean_cause, is_transient
+from polybus.spark.pipelines.flows import BusLocation, Flow, FlowContext, in_order
+from polybus.spark.pipelines.progress import our_offset
 from polybus.spark.pipelines.running.runner import FlowRunner
 
 Take = Callable[[Any, int], None]
@@ -51,7 +51,7 @@ def test_a_failing_flow_is_marked_and_the_others_go_on(spark: Any, tmp_path: Pat
 
     tried: list[int] = []
     batches: list[int] = []
-    runner = FlowRunner(spark, tmp_path, continuous=True)
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
     runner.start(Flow("p", "bad", stream(fail)))
     runner.start(Flow("p", "patient", stream(unreachable_once)))
     runner.start(Flow("p", "broken", lambda context: 1 / 0))
@@ -77,7 +77,7 @@ def test_a_row_counts_once_however_often_its_batch_is_read(spark: Any, tmp_path:
 
         return stream(take)(context)
 
-    runner = FlowRunner(spark, tmp_path, continuous=True)
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
     runner.start(Flow("p", "eager", start))
     (eager,) = eventually(
         lambda: [one for one in runner.progress() if (one.batch_id or 0) >= 2], timeout_s=120
@@ -86,43 +86,18 @@ def test_a_row_counts_once_however_often_its_batch_is_read(spark: Any, tmp_path:
     assert eager.rows == 5 * (eager.batch_id + 1)
 
 
-def test_a_flow_that_cannot_recover_for_a_moment_tries_that_again(
+def test_a_flow_that_is_stopped_before_its_next_try_keeps_its_error(
     spark: Any, tmp_path: Path
 ) -> None:
-    starts: list[str] = []
-    asked: list[str] = []
-
     def start(context: FlowContext) -> None:
-        starts.append("start")
-        if len(starts) == 1:
-            raise PolybusError("log.damaged", "a file is broken")
-
-    def recover(context: FlowContext, error: BaseException) -> bool:
-        asked.append(clean_cause(error))
-        if len(asked) == 1:
-            raise PolybusError("client.unreachable", "no bus answers")
-        return True
-
-    runner = FlowRunner(spark, tmp_path, continuous=False)
-    runner.start(Flow("p", "hurt", start, recover=recover))
-    assert runner.wait(60)
-    assert asked == ["log.damaged: a file is broken"] * 2
-    assert states(runner) == {"hurt": "done"}
-    runner.stop()
-
-
-def test_a_flow_that_is_stopped_before_it_could_recover_says_what_it_failed_with(
-    spark: Any, tmp_path: Path
-) -> None:
-    def recover(context: FlowContext, error: BaseException) -> bool:
         raise PolybusError("client.unreachable", "no bus answers")
 
-    runner = FlowRunner(spark, tmp_path, continuous=True)
-    runner.start(Flow("p", "hurt", lambda context: 1 / 0, recover=recover))
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
+    runner.start(Flow("p", "hurt", start))
     eventually(lambda: states(runner) == {"hurt": "waiting"}, timeout_s=30)
     assert runner.stop(60)
     (hurt,) = runner.progress()
-    assert (hurt.state, hurt.error) == ("stopped", "division by zero")
+    assert (hurt.state, hurt.error) == ("stopped", "client.unreachable: no bus answers")
 
 
 def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None:
@@ -133,9 +108,8 @@ def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None
         Flow("p", "first", lambda context: order.append("first")),
     ]
     assert [flow.name for flow in in_order(flows)] == ["first", "middle", "last"]
-    runner = FlowRunner(spark, tmp_path, continuous=False)
-    for flow in flows:
-        runner.start(flow)
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=False)
+    runner.start(*flows)
     assert runner.wait(30)
     assert order == ["first", "middle", "last"]
     assert set(states(runner).values()) == {"done"}
@@ -143,7 +117,7 @@ def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None
 
 
 def test_what_comes_after_a_failed_flow_says_so(spark: Any, tmp_path: Path) -> None:
-    runner = FlowRunner(spark, tmp_path, continuous=False)
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=False)
     runner.start(Flow("p", "first", lambda context: 1 / 0))
     runner.start(Flow("p", "second", lambda context: None, after=("first",)))
     assert runner.wait(30)
@@ -156,8 +130,8 @@ def test_a_batch_flow_is_done_again_and_again_in_continuous_mode(
     spark: Any, tmp_path: Path
 ) -> None:
     runs: list[int] = []
-    runner = FlowRunner(spark, tmp_path, continuous=True)
-    runner.start(Flow("p", "view", lambda context: runs.append(1), again_s=0.01))
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
+    runner.start(Flow("p", "view", lambda context: runs.append(1), repeat_s=0.01))
     eventually(lambda: len(runs) >= 3)
     assert runner.stop()
     assert states(runner) == {"view": "stopped"}
@@ -192,8 +166,7 @@ def test_a_cause_without_a_word_is_told_by_its_kind() -> None:
 
 
 def test_only_offsets_of_our_source_are_positions() -> None:
-    ours = '{"group": "", "topics": {"news": {"epoch": 5, "offset": 7}}}'
-    assert topic_offsets(ours) == {"news": 7}
-    assert topic_offsets('{"logOffset": 3}') == {}
-    assert topic_offsets("12") == {}
-    assert topic_offsets(None) == {}
+    ours = our_offset('{"group": "", "topics": {"news": {"epoch": 5, "offset": 7}}}')
+    assert ours is not None and ours.topics["news"].offset == 7
+    for other in ('{"logOffset": 3}', "12", None, "no JSON"):
+        assert our_offset(other) is None

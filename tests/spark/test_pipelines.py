@@ -12,7 +12,7 @@ from spark_kit import RunningBus, eventually, running_bus
 
 from polybus.client.http.blocking import read_token, request_json
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.places import Where
+from polybus.spark.pipelines.flows import BusLocation
 
 ORDERS = as_json([{"id": n, "customer": f"c{n % 2}", "amount": n * 10} for n in range(6)])
 
@@ -223,7 +223,7 @@ def test_a_continuous_run_joins_with_tables_as_they_grow(spark: Any, tmp_path: P
 def test_a_bus_elsewhere_is_read_and_written_by_its_url(
     pipelines: PipelineFolder, tmp_path: Path
 ) -> None:
-    where = Where(tmp_path / "lake", pipelines.bus.url)
+    where = BusLocation(tmp_path / "lake", pipelines.bus.url)
     remote = PipelineFolder(pipelines.spark, pipelines.bus, tmp_path, where)
     remote.write(
         "far.sql",

@@ -45,11 +45,11 @@ def note(tmp_path: Path, answers: Answers) -> Iterator[Note]:
     served = Service(
         tmp_path,
         status=answers.status,
-        stop_driver=answers.stopped.set,
+        stop=answers.stopped.set,
         run_sql=answers.run_sql,
     )
     served.start()
-    yield Note(pid=os.getpid(), socket=str(served.socket), master="local")
+    yield Note(pid=os.getpid(), socket=str(served.socket_path), master="local")
     served.stop()
 
 

@@ -14,7 +14,8 @@ from standard_kit import EPOCH, NOON, Pipe, Topics
 from polybus.config import Topic
 from polybus.errors import UsageError
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.standard.batches import BatchesThere
+from polybus.spark.checkpoint import Checkpoint
+from polybus.spark.pipelines.standard.batches import RemoteBatches
 from polybus.spark.pipelines.standard.decode import schema_fields
 from polybus.spark.source.schema import ARROW, SPARK
 from polybus.spark.views import collect
@@ -157,7 +158,7 @@ def test_a_batch_that_was_cut_off_is_finished_without_loss_or_repeat(
 ) -> None:
     pipe, topics = Pipe(spark, tmp_path), Topics()
     batch = [topics.message("t", "{bad"), topics.message("t", "good", headers={"message-id": "1"})]
-    monkeypatch.setattr(pipe.batches, "_take_bad", lambda *_: 1 / 0)
+    monkeypatch.setattr(pipe.batches, "_add_quarantined", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pipe.run(0, batch)
     assert pipe.rows("silver", "offset") == [(1,)]
@@ -185,7 +186,9 @@ def test_batches_that_are_sent_elsewhere_are_made_there(spark: Any, tmp_path: Pa
     topics, checkpoint = Topics(), tmp_path / "checkpoint"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").touch()
-    sent = pickle.dumps(BatchesThere(tmp_path, "standard.decode:test", checkpoint, None))
+    sent = pickle.dumps(
+        RemoteBatches(tmp_path, "standard.decode:test", Checkpoint(checkpoint), None)
+    )
     there = pickle.loads(sent)
     for batch_id in range(2):
         (checkpoint / "offsets" / str(batch_id)).touch()

@@ -17,10 +17,11 @@ from polybus.config import Pipeline, load
 from polybus.errors import ConfigError, PolybusError, UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard import alerts, gold, outbox, watch
+from polybus.spark.checkpoint import Checkpoint
+from polybus.spark.pipelines.flows import BusLocation, FlowContext
+from polybus.spark.pipelines.standard import alerts, gold, watch
 from polybus.spark.pipelines.standard.deliveries import deliveries_of, deliveries_table, events_of
-from polybus.spark.pipelines.standard.flow import check_tables, identity, writer_name
+from polybus.spark.pipelines.standard.flow import check_tables, writer_of
 from polybus.spark.pipelines.standard.histograms import (
     RELATIVE_ERROR_MAX,
     buckets_of,
@@ -144,9 +145,9 @@ class Bus:
         self.away = False
         self.dies = False
         self.commits: dict[int, list[tuple[str, Any]]] = {}
-        monkeypatch.setattr(outbox, "send", self.send)
+        monkeypatch.setattr(watch, "publish", self.publish)
 
-    def send(self, rows: pa.Table, where: Any, *, producer: str, query: str, batch_id: int) -> None:
+    def publish(self, rows: pa.Table, bus: Any, *, query: str, batch_id: int) -> None:
         if self.away:
             raise PolybusError("client.unreachable", "no bus")
         messages = [(row["topic"], msgspec.json.decode(row["value"])) for row in rows.to_pylist()]
@@ -159,7 +160,7 @@ class Bus:
 
 
 def watching(tmp_path: Path) -> tuple[watch.Watch, FlowContext]:
-    context = FlowContext(None, tmp_path, None, None, True, tmp_path, {})
+    context = FlowContext(None, BusLocation(tmp_path), tmp_path, {})
     return watch.Watch(tmp_path, clock_us=lambda: NOON_US + 30_000_000), context
 
 
@@ -247,17 +248,16 @@ def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
 
 
 def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    first = identity(checkpoint)
-    assert identity(checkpoint) == first
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    writer = writer_of(checkpoint)
     table = open_table(tmp_path, "silver")
-    table.append(pa.table({"offset": [1]}), writer=writer_name(first), batch_id=0)
-    check_tables(tmp_path, first, checkpoint)
-    (checkpoint / "metadata").unlink()
+    table.append(pa.table({"offset": [1]}), writer=writer, batch_id=0)
+    check_tables(tmp_path, writer, checkpoint)
+    (checkpoint.path / "metadata").unlink()
     with pytest.raises(
         UsageError, match="pipeline.checkpoint: table silver was filled from another"
     ):
-        check_tables(tmp_path, identity(checkpoint), checkpoint)
+        check_tables(tmp_path, writer_of(checkpoint), checkpoint)
 
 
 def test_the_bus_tells_the_pipeline_what_its_config_says(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def read(data: Path) -> PipelineSettings:
     """What the last bus on the folder said; the defaults where none has.
 
     Raises:
-        StorageError: `log.damaged`, the file is not what a bus writes.
+        StorageError: `pipeline.settings`, the file is damaged.
     """
     path = path_of(data)
     try:
@@ -67,4 +67,4 @@ def read(data: Path) -> PipelineSettings:
         return msgspec.json.decode(content, type=PipelineSettings)
     except msgspec.DecodeError as error:
         text = f"{path}: {error}; a restart of the bus writes it anew"
-        raise StorageError("log.damaged", text) from error
+        raise StorageError("pipeline.settings", text) from error

@@ -23,8 +23,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from polybus.errors import UsageError
-from polybus.lake.files import sync_file
-from polybus.log.disk import OsDisk
+from polybus.log.disk import sync_path
 from polybus.spark.source.offsets import StreamOffset, from_json
 
 
@@ -87,12 +86,11 @@ class Checkpoint:
 
     def sync_batch(self, batch_id: int) -> None:
         """Make the plan of a batch survive a power cut. Raises OSError."""
-        disk = OsDisk()
-        sync_file(self._offsets / str(batch_id))
-        disk.sync_folder(self._offsets)
+        paths = [self._offsets / str(batch_id), self._offsets]
         if batch_id == 0:
-            sync_file(self._metadata)
-            disk.sync_folder(self.path)
+            paths += [self._metadata, self.path]
+        for path in paths:
+            sync_path(path)
 
 
 def local_checkpoint(location: str | None) -> Checkpoint | None:

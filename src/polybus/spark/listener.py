@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from polybus.errors import UsageError
-from polybus.spark.pipelines.running.causes import clean_cause
+from polybus.spark.causes import clean_cause
 from polybus.spark.reporting import Report, Reporter
 from polybus.spark.source.offsets import from_json
 

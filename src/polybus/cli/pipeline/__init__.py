@@ -12,7 +12,7 @@ import click
 
 from polybus.cli.options import F, json_option, load_config
 from polybus.cli.output import echo_json, echo_table
-from polybus.cli.pipeline.display import Display, JsonDisplay, flow_rows
+from polybus.cli.pipeline.display import JsonDisplay, RunDisplay, flow_rows
 from polybus.cli.pipeline.template import write_template
 from polybus.errors import PolybusError, UsageError
 
@@ -108,9 +108,9 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
     Says file and line of what is wrong: syntax, unknown names and columns, cycles, and changes
     that a running flow could not follow. Exit code 1 if anything is.
     """
-    from polybus.spark.pipelines.running import run as running
+    from polybus.spark.pipelines.running import supervisor
 
-    prepared = running.check(_options(names, given))
+    prepared = supervisor.check(_options(names, given))
     problems = [
         {"pipeline": one.pipeline, "code": one.error.code, "text": one.error.text}
         for one in prepared.problems
@@ -148,17 +148,15 @@ def run(
     With --json each event is a line: starting, ready, progress (each second), problem, done or
     stopped. Exit code 1 if a pipeline did not start or a flow failed.
     """
-    from polybus.spark.pipelines.running.run import PipelineRun
+    from polybus.spark.pipelines.running.supervisor import Supervisor
 
     options = _options(names, given, continuous=continuous, reset=reset)
-    display = JsonDisplay() if as_json else Display()
-    with display:
-        one_run = PipelineRun(options, display.show)
+    with JsonDisplay() if as_json else RunDisplay() as display:
+        supervisor = Supervisor(options, display.show)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: one_run.stop())
-        good = one_run.run()
-
-    sys.exit(0 if good else 1)
+            signal.signal(number, lambda *_: supervisor.stop())
+        is_good = supervisor.run()
+    sys.exit(0 if is_good else 1)
 
 
 @pipeline.command(epilog="Example: polybus pipeline status --json")
@@ -203,7 +201,7 @@ def stop(data: str | None) -> None:
 
 def _is_free(data: Path) -> bool:
     """Whether a pipeline may start on the data folder now."""
-    from polybus.spark.pipelines.running.driving import only_one
+    from polybus.spark.pipelines.running.service import only_one
 
     try:
         with only_one(data):
@@ -215,12 +213,11 @@ def _is_free(data: Path) -> bool:
 def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
     """`running`, or how the last run ended, and what is known of the flows."""
     from polybus.spark.pipelines.running import service
-    from polybus.spark.pipelines.running.status import read_status
 
     note = service.running(data)
     if note is not None:
         return "running", service.ask(note, "status")
-    last = read_status(data)
+    last = service.read_status(data)
     if last is None:
         return "never run", {}
     state = last.pop("state")
@@ -233,17 +230,20 @@ def _data(data: str | None) -> Path:
 
 
 def _options(names: tuple[str, ...], given: dict[str, Any], **more: Any) -> Any:
-    from polybus.spark.pipelines.running.run import RunOptions
+    from polybus.spark.pipelines.declared.loader import choose, find_pipelines
+    from polybus.spark.pipelines.running.supervisor import PipelineOptions
 
-    data = _data(given["data"])
+    data = _data(given.pop("data"))
     if given["url"] is None and not data.is_dir():
         raise UsageError("log.no-data", f"there is no data folder {data}")
-    return RunOptions(
-        folder=given["folder"],
+    folder = given.pop("folder")
+    choose(find_pipelines(folder), names)  # fails before Spark starts
+    return PipelineOptions(
         data=data.absolute(),
-        url=given["url"],
-        token=given["token"],
-        master=given["master"],
+        pipelines=folder,
         only=names,
+        standard=False,
+        until_stopped=False,
+        **given,
         **more,
     )

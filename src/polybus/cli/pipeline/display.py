@@ -48,7 +48,7 @@ class JsonDisplay:
         sys.stdout.flush()
 
 
-class Display:
+class RunDisplay:
     """Events for people: the table changes in place in a terminal, else changes are lines."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Display:
         self._live: Live | None = None
         self._states: dict[str, tuple[str, str | None]] = {}
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> RunDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +74,7 @@ class Display:
         elif kind == "ready":
             flows = event["flows"]
             self._console.print(f"{flows} flows started after {event['seconds']} s")
-        else:
+        elif "flow" not in event:  # the progress shows the state of each flow
             self._console.print(escape(event["text"]))
 
     def _progress(self, flows: list[dict[str, Any]]) -> None:

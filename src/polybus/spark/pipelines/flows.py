@@ -1,79 +1,97 @@
-"""Flows: what a pipeline is made of.
+"""Flows: the units of work of a pipeline, and the bus that they read from and write to.
 
-A flow is one stream of a pipeline, or one piece of batch work that is done again when its inputs
-have changed.
+A flow is a streaming query, or batch work that is repeated when its inputs change.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polybus.spark.pipelines.running.progress import QueryProgress, unseen
+from polybus.spark.pipelines.progress import FlowFigures
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BusLocation:
+    """The data folder, which has the lake and the checkpoints, and the bus.
+
+    The log is in the data folder too, unless `url` says that the bus is on another machine.
+    """
+
+    data: Path
+    url: str | None = None
+    token: str | None = dataclasses.field(default=None, repr=False)
+
+    def options(self) -> dict[str, str]:
+        """Options of our source and sink."""
+        if self.url is None:
+            return {"data": str(self.data)}
+        return {"url": self.url} | ({"token": self.token} if self.token else {})
+
+    def missing_options(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """The options that say where the bus is, unless those given already do."""
+        return {} if {key.lower() for key in given} & {"data", "url"} else self.options()
+
+    def topics(self) -> list[str]:
+        """All topics, including system topics."""
+        if self.url is None:
+            from polybus.log.reading.reader import LogReader
+
+            return LogReader(self.data).topics(system=True)
+        from polybus.client.http.blocking import request_json
+
+        answer = request_json(self.url, "GET", "/v1/topics?system=true", token=self.token)
+        return [topic["name"] for topic in answer["topics"]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlowContext:
-    """What a flow is given to start with."""
+    """What a flow needs to start."""
 
     spark: Any
-    data: Path
-    url: str | None
-    token: str | None
-    continuous: bool
+    bus: BusLocation
     checkpoint: Path
     trigger: dict[str, Any]
     """Keyword arguments of DataStreamWriter.trigger."""
-    figures: QueryProgress = dataclasses.field(default_factory=unseen)
-    """Where a flow tells what Spark does not know of its rows."""
+    figures: FlowFigures = dataclasses.field(default_factory=FlowFigures)
+    """Takes the figures that Spark does not know."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flow:
-    """One stream of a pipeline.
+    """One unit of work of a pipeline.
 
-    `start` starts its streaming query and returns it; None says that the flow did all its work
-    in the call (a batch flow). `after` names flows of the same pipeline that come first: in one
-    pass they must be done, in continuous mode they must have caught up once. A batch flow with
-    `again_s` is started again so many seconds after its last run, in continuous mode; `start`
-    looks for itself whether there is anything to do. `recover` is asked when the flow has failed:
-    True says that it has made sure that the flow gets further now.
+    `start` starts the flow's streaming query and returns it, or does all work of a batch flow and
+    returns None. `after` names flows of the same pipeline that precede this one: in one pass they
+    must be done, in continuous mode they must have caught up once. In continuous mode, a batch
+    flow with `repeat_s` runs again that long after its last run; `start` itself checks whether
+    there is anything to do.
     """
 
     pipeline: str
     name: str
     start: Callable[[FlowContext], Any]
     after: tuple[str, ...] = ()
-    again_s: float | None = None
-    recover: Callable[[FlowContext, BaseException], bool] | None = None
+    repeat_s: float | None = None
 
     @property
     def full_name(self) -> str:
         return f"{self.pipeline}.{self.name}"
 
 
-def use_in_thread(spark: Any) -> None:
-    """Make the session the one of this thread: Spark looks there for sources made in Python."""
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is not None:  # with Spark Connect, threads need no such thing
-        sessions = type(spark)._get_j_spark_session_class(jvm)  # noqa: SLF001
-        sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
-
-
 def in_order(flows: Sequence[Flow]) -> list[Flow]:
-    """The flows with those that others come after first; the given order otherwise."""
+    """The flows, each behind those it comes after; otherwise in the given order."""
     by_name = {(flow.pipeline, flow.name): flow for flow in flows}
-    ordered: dict[tuple[str, str], Flow] = {}
+    ordered: dict[str, Flow] = {}
 
     def add(flow: Flow) -> None:
-        if (flow.pipeline, flow.name) in ordered:
-            return
-        for name in flow.after:
-            if (first := by_name.get((flow.pipeline, name))) is not None:
-                add(first)
-        ordered[flow.pipeline, flow.name] = flow
+        if flow.full_name not in ordered:
+            for name in flow.after:
+                if (first := by_name.get((flow.pipeline, name))) is not None:
+                    add(first)
+            ordered[flow.full_name] = flow
 
     for flow in flows:
         add(flow)

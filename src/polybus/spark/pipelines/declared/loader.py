@@ -21,8 +21,12 @@ from typing import Any
 from polybus.errors import UsageError
 from polybus.spark.pipelines.declared import readers
 from polybus.spark.pipelines.declared.problems import PipelineError, located
-from polybus.spark.pipelines.declared.registry import Pipeline, Registry, check_targets
-from polybus.spark.pipelines.places import Where, WhileLoading
+from polybus.spark.pipelines.declared.registry import (
+    DeclarationRegistry,
+    DeclaredPipeline,
+    check_targets,
+)
+from polybus.spark.pipelines.flows import BusLocation
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 SUFFIXES = (".py", ".sql")
@@ -80,7 +84,7 @@ def source_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def load_pipeline(spark: Any, name: str, path: Path, where: Where) -> Pipeline:
+def load_pipeline(spark: Any, name: str, path: Path, bus: BusLocation) -> DeclaredPipeline:
     """Run the files of a pipeline and return what they declare.
 
     Raises:
@@ -88,19 +92,19 @@ def load_pipeline(spark: Any, name: str, path: Path, where: Where) -> Pipeline:
     """
     path = path.resolve()
     folder = path.parent if path.is_file() else path
-    pipeline = Pipeline(name, folder)
+    pipeline = DeclaredPipeline(name, folder)
     files = [path] if path.is_file() else _listed_files(pipeline)
     if not files:
         raise PipelineError("pipeline.file", "no .py or .sql file belongs to it", file=str(path))
 
-    def read_sql(text: str, file: Path, registry: Registry) -> None:
+    def read_sql(text: str, file: Path, registry: DeclarationRegistry) -> None:
         from polybus.spark.pipelines.declared.sql_files import SqlFile
 
         SqlFile(spark, file, registry).read(text)
 
-    registry = Registry(pipeline, read_sql)
+    registry = DeclarationRegistry(pipeline, read_sql)
     readers.install(type(spark))
-    with readers.active(spark), readers.using(WhileLoading(where)), _working_in(folder):
+    with readers.active(spark), readers.using(_WhileLoading(bus)), _working_in(folder):
         for file in files:
             _load_file(spark, registry, file)
     check_targets(pipeline)
@@ -109,7 +113,23 @@ def load_pipeline(spark: Any, name: str, path: Path, where: Where) -> Pipeline:
     return pipeline
 
 
-def _load_file(spark: Any, registry: Registry, file: Path) -> None:
+class _WhileLoading:
+    """Resolves names outside of the pipeline's functions: only `format("polybus")` is ours."""
+
+    def __init__(self, bus: BusLocation) -> None:
+        self._bus = bus
+
+    def stream(self, name: str, options: dict[str, Any]) -> Any:
+        return None
+
+    def batch(self, name: str, options: dict[str, Any]) -> Any:
+        return None
+
+    def source(self, given: dict[str, Any], load: readers.Load, *, streaming: bool) -> Any:
+        return load(self._bus.missing_options(given))
+
+
+def _load_file(spark: Any, registry: DeclarationRegistry, file: Path) -> None:
     from pyspark.pipelines.graph_element_registry import graph_element_registration_context
 
     with graph_element_registration_context(registry):
@@ -132,7 +152,7 @@ def _run_python(spark: Any, file: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def _listed_files(pipeline: Pipeline) -> list[Path]:
+def _listed_files(pipeline: DeclaredPipeline) -> list[Path]:
     """The files that the spec names, or all; the spec's configuration goes into the pipeline."""
     specs = [path for name in SPEC_NAMES if (path := pipeline.folder / name).is_file()]
     if not specs:

@@ -22,9 +22,9 @@ from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.spark.pipelines.declared import readers
 from polybus.spark.pipelines.declared.problems import PipelineError, located, place_of
-from polybus.spark.pipelines.declared.registry import Pipeline
+from polybus.spark.pipelines.declared.registry import DeclaredPipeline
 from polybus.spark.pipelines.declared.table_source import FORMAT, LakeTableSource
-from polybus.spark.pipelines.places import Where, missing_options
+from polybus.spark.pipelines.flows import BusLocation
 
 _STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 # RocksDB's files are saved by a call that takes Hadoop's checksummed file system for granted, and
@@ -55,10 +55,10 @@ class Analysed:
 class Names:
     """The names of one pipeline on a session of its own."""
 
-    def __init__(self, spark: Any, pipeline: Pipeline, where: Where) -> None:
+    def __init__(self, spark: Any, pipeline: DeclaredPipeline, bus: BusLocation) -> None:
         self.spark = spark
         self.pipeline = pipeline
-        self.where = where
+        self.bus = bus
         self._settings = threading.RLock()
         self.streams: dict[tuple[tuple[str, str], ...], Any] = {}
         self._schemas: dict[str, StructType] = {}
@@ -100,11 +100,11 @@ class Names:
         return not isinstance(self.pipeline.outputs[query.target], MaterializedView)
 
     def table(self, output: str) -> LakeTable:
-        return open_table(self.where.data, self.pipeline.table_name(output))
+        return open_table(self.bus.data, self.pipeline.table_name(output))
 
     def topics(self) -> set[str]:
         if self._topics is None:
-            self._topics = set(self.where.topics())
+            self._topics = set(self.bus.topics())
         return self._topics
 
     def schema_of(self, output: str, call: _Call) -> StructType:
@@ -174,9 +174,9 @@ class _Call:
             self._note("dataset", name, streaming=False)
             schema = self.names.schema_of(name, self)
             return self._table(self.names.table(name), schema)
-        if name.lower() in table_names(self.names.where.data):
+        if name.lower() in table_names(self.names.bus.data):
             self._note("table", name.lower(), streaming=False)
-            return self._table(open_table(self.names.where.data, name.lower()), None)
+            return self._table(open_table(self.names.bus.data, name.lower()), None)
         if name.lower() in self.names.topics():
             return self._topic(name.lower(), options)
         return self._unknown(name)
@@ -196,13 +196,13 @@ class _Call:
 
     def _topic(self, topic: str, options: dict[str, Any]) -> Any:
         self._note("topic", topic, streaming=False)
-        where = self.names.where
-        if options or where.url is not None or self.names.is_streaming(self.root):
+        bus = self.names.bus
+        if options or bus.url is not None or self.names.is_streaming(self.root):
             given = {"subscribe": topic, **options}
             return self.names.spark.read.format(readers.FORMAT).options(**given).load()
         from polybus.spark import tables
 
-        return tables.table(self.names.spark, topic, where.data)
+        return tables.table(self.names.spark, topic, bus.data)
 
     def _unknown(self, name: str) -> Any:
         """Spark's catalog may know the name: only if it does not either is it an error."""
@@ -214,7 +214,7 @@ class _Call:
         lowered = {key.lower(): str(value) for key, value in given.items()}
         for topic in filter(None, lowered.get("subscribe", "").lower().split(",")):
             self._note("topic", topic.strip(), streaming=streaming)
-        added = missing_options(self.names.where, given)
+        added = self.names.bus.missing_options(given)
         if not streaming:
             return load(added)
         # Spark asks a process of Python's about every stream of ours that is declared; flows that

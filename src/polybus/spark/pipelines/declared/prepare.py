@@ -1,6 +1,6 @@
 """From a folder of pipeline files to flows that can start, and a list of what cannot.
 
-    prepared = prepare(spark, Path("pipelines"), Where(data))
+    prepared = prepare(spark, Path("pipelines"), BusLocation(data))
     for flow in prepared.flows: runner.start(flow)
 
 Everything that can be known before anything runs is found here: broken files, unknown names,
@@ -20,6 +20,7 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, StreamingTable
 
 from polybus.errors import PolybusError, UsageError
+from polybus.spark.causes import clean_cause
 from polybus.spark.pipelines.declared import fingerprint
 from polybus.spark.pipelines.declared.changes import Changes
 from polybus.spark.pipelines.declared.loader import choose, find_pipelines, load_pipeline
@@ -32,15 +33,13 @@ from polybus.spark.pipelines.declared.names import (
 )
 from polybus.spark.pipelines.declared.problems import PipelineError, place_of
 from polybus.spark.pipelines.declared.writing import flow_of
-from polybus.spark.pipelines.flows import Flow, in_order
-from polybus.spark.pipelines.places import Where
-from polybus.spark.pipelines.running.causes import clean_cause
-from polybus.spark.pipelines.running.driving import another_session
+from polybus.spark.pipelines.flows import BusLocation, Flow, in_order
+from polybus.spark.pipelines.sessions import another_session
 from polybus.spark.session.connect import is_connect
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Problem:
+class PipelineProblem:
     """Why a pipeline does not start."""
 
     pipeline: str
@@ -52,7 +51,7 @@ class Prepared:
     """Flows that can start, in an order in which they may, and the problems of other pipelines."""
 
     flows: list[Flow] = dataclasses.field(default_factory=list)
-    problems: list[Problem] = dataclasses.field(default_factory=list)
+    problems: list[PipelineProblem] = dataclasses.field(default_factory=list)
     inputs: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     """Full name of a flow → what it reads, for people."""
     outputs: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -62,7 +61,7 @@ class Prepared:
 def prepare(
     spark: Any,
     folder: Path,
-    where: Where,
+    bus: BusLocation,
     *,
     only: tuple[str, ...] = (),
     reset: Collection[str] = (),
@@ -84,13 +83,13 @@ def prepare(
     used: set[str] = set()
     for name, path in found.items():
         try:
-            one = _One(spark, name, path, where)
+            one = _One(spark, name, path, bus)
             used |= one.prepare(prepared, resets, check_only=check_only)
         except PolybusError as error:
-            prepared.problems.append(Problem(name, error))
+            prepared.problems.append(PipelineProblem(name, error))
         except Exception as error:  # whatever a user's code or Spark may raise is this one's
             unforeseen = PipelineError("pipeline.query", clean_cause(error), file=str(path))
-            prepared.problems.append(Problem(name, unforeseen))
+            prepared.problems.append(PipelineProblem(name, unforeseen))
     unknown = resets - used
     if unknown and not prepared.problems:
         known = ", ".join(flow.full_name for flow in prepared.flows)
@@ -102,11 +101,11 @@ def prepare(
 class _One:
     """The preparation of one pipeline, on a session of its own."""
 
-    def __init__(self, spark: Any, name: str, path: Path, where: Where) -> None:
+    def __init__(self, spark: Any, name: str, path: Path, bus: BusLocation) -> None:
         session = another_session(spark)
-        self._pipeline = load_pipeline(session, name, path, where)
-        self._names = Names(session, self._pipeline, where)
-        self._checkpoints = where.data / "pipeline" / "checkpoints" / name
+        self._pipeline = load_pipeline(session, name, path, bus)
+        self._names = Names(session, self._pipeline, bus)
+        self._checkpoints = bus.data / "pipeline" / "checkpoints" / name
         self._prints: dict[str, fingerprint.Fingerprint] = {}
 
     def prepare(self, prepared: Prepared, resets: set[str], *, check_only: bool) -> set[str]:
@@ -152,9 +151,9 @@ class _One:
 
         if is_connect(self._names.spark):
             return
-        where = self._names.where
-        data = where.data if where.url is None else None
-        install(self._names.spark, data=data, url=where.url, token=where.token)
+        bus = self._names.bus
+        data = bus.data if bus.url is None else None
+        install(self._names.spark, data=data, url=bus.url, token=bus.token)
 
     def _analyse(self, query: Query) -> Analysed:
         analysed = self._names.analyse(query)

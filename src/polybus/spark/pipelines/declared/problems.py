@@ -6,7 +6,7 @@ import traceback
 from typing import Any
 
 from polybus.errors import PolybusError, UsageError
-from polybus.spark.pipelines.running.causes import clean_cause
+from polybus.spark.causes import clean_cause
 
 
 class PipelineError(UsageError):

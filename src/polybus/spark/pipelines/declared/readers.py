@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from polybus.errors import UsageError
 from polybus.spark.pipelines.declared.sql_text import STREAM_MARK, relation_of, with_stream_names
-from polybus.spark.pipelines.flows import use_in_thread
+from polybus.spark.pipelines.sessions import use_in_thread
 
 FORMAT = "polybus"
 _NAMES_IN_A_QUERY_MAX = 100

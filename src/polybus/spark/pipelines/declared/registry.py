@@ -20,7 +20,7 @@ FORMATS = (None, "parquet")
 
 
 @dataclasses.dataclass(slots=True)
-class Pipeline:
+class DeclaredPipeline:
     """What the files of one pipeline declare.
 
     `outputs` and `queries` are PySpark's own descriptions (a query is what PySpark calls a flow:
@@ -41,13 +41,15 @@ class Pipeline:
         return f"{self.name}.{output}".lower()
 
 
-class Registry(GraphElementRegistry):
-    """Fills a Pipeline while its files are loaded.
+class DeclarationRegistry(GraphElementRegistry):
+    """Fills a DeclaredPipeline while its files are loaded.
 
     Two elements of one name, and what we cannot run, are errors at the line that declares them.
     """
 
-    def __init__(self, pipeline: Pipeline, read_sql: Callable[[str, Path, Registry], None]) -> None:
+    def __init__(
+        self, pipeline: DeclaredPipeline, read_sql: Callable[[str, Path, DeclarationRegistry], None]
+    ) -> None:
         self._pipeline = pipeline
         self._read_sql = read_sql
 
@@ -89,7 +91,7 @@ class Registry(GraphElementRegistry):
         raise PipelineError("pipeline.duplicate", text, **place_of(element))
 
 
-def check_targets(pipeline: Pipeline) -> None:
+def check_targets(pipeline: DeclaredPipeline) -> None:
     """Every query has an output that may take it, and every output but a sink has a query.
 
     Raises:

@@ -15,11 +15,11 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, StreamingTable, TemporaryView
 from pyspark.pipelines.source_code_location import SourceCodeLocation
 
+from polybus.spark.causes import clean_cause
 from polybus.spark.pipelines.declared.problems import PipelineError
 from polybus.spark.pipelines.declared.readers import missing_relation, unknown_relation
-from polybus.spark.pipelines.declared.registry import Registry
+from polybus.spark.pipelines.declared.registry import DeclarationRegistry
 from polybus.spark.pipelines.declared.sql_text import Statement, relation_of, statements
-from polybus.spark.pipelines.running.causes import clean_cause
 from polybus.spark.session.connect import is_connect
 
 _INSERT = re.compile(r"^.*?\bINSERT\s+INTO\s+(?:`[^`]+`|[\w.]+)(?:\s+BY\s+NAME)?\s+", re.I | re.S)
@@ -31,7 +31,7 @@ _KINDS = "CREATE STREAMING TABLE, MATERIALIZED VIEW, TEMPORARY VIEW or FLOW"
 class SqlFile:
     """One file on its way into a registry."""
 
-    def __init__(self, spark: Any, file: Path, registry: Registry) -> None:
+    def __init__(self, spark: Any, file: Path, registry: DeclarationRegistry) -> None:
         self._spark = spark
         self._file = str(file)
         self._registry = registry

@@ -16,8 +16,8 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared.names import Analysed, Input, Names, in_schema_of
 from polybus.spark.pipelines.declared.readers import FORMAT
-from polybus.spark.pipelines.flows import Flow, FlowContext, use_in_thread
-from polybus.spark.pipelines.places import missing_options
+from polybus.spark.pipelines.flows import Flow, FlowContext
+from polybus.spark.pipelines.sessions import use_in_thread
 
 VIEW_INTERVAL_S = 1.0
 """How often a materialized view looks for changes of its inputs, in continuous mode."""
@@ -37,13 +37,13 @@ def flow_of(
     """
     output = names.pipeline.outputs[query.target]
     if isinstance(output, MaterializedView):
-        view = View(names, query)
+        view = ViewFlow(names, query)
         return Flow(names.pipeline.name, query.name, view.refresh, after, VIEW_INTERVAL_S)
-    stream = Stream(names, query, analysed.frame, starts_over=starts_over)
+    stream = StreamFlow(names, query, analysed.frame, starts_over=starts_over)
     return Flow(names.pipeline.name, query.name, stream.start, after)
 
 
-class Stream:
+class StreamFlow:
     """A flow into a streaming table or a sink."""
 
     def __init__(self, names: Names, query: Query, frame: Any, *, starts_over: bool) -> None:
@@ -77,7 +77,7 @@ class Stream:
         options = dict(self._output.options)
         given = {key.lower() for key in options}
         if self._output.format == FORMAT:
-            options |= missing_options(self._names.where, options)
+            options |= self._names.bus.missing_options(options)
             if "producer" not in given:
                 options["producer"] = name
             if self._starts_over:
@@ -107,7 +107,7 @@ class Append:
         )
 
 
-class View:
+class ViewFlow:
     """A materialized view: all of it is made again when what it reads has changed."""
 
     def __init__(self, names: Names, query: Query) -> None:
@@ -150,17 +150,17 @@ class View:
         return {one: self._version(one) for one in inputs}
 
     def _version(self, one: Input) -> Any:
-        where = self._names.where
+        bus = self._names.bus
         if one.kind == "dataset":
             return self._names.table(one.name).version
         if one.kind == "table":
-            return open_table(where.data, one.name).version
-        if where.url is not None:
+            return open_table(bus.data, one.name).version
+        if bus.url is not None:
             return object()  # not worth a request each second: it counts as changed
         from polybus.log.reading.reader import LogReader
 
         try:
-            bounds = LogReader(where.data).bounds(one.name)
+            bounds = LogReader(bus.data).bounds(one.name)
         except PolybusError:
             return None
         return (bounds.epoch, bounds.start, bounds.stop)

@@ -1,21 +1,27 @@
-"""The running pipeline's socket: its status, SQL on its warm session, and an end.
+"""How other processes find, watch and stop the pipeline of a data folder.
 
-A Unix socket in the data folder, for its owner only. One JSON object a line:
+    DATA/pipeline/lock             held while a pipeline runs: two would share checkpoints
+    DATA/pipeline/pipeline.json    process and socket of the pipeline that runs, see Note
+    DATA/pipeline/pipeline.sock    the socket, for its owner only
+    DATA/pipeline/status.json      progress each second, and how the last run ended
+
+A request on the socket is a JSON object on a line. A connection may send many, one at a time:
 
     {"verb": "status"}                           → {"pid": …, "flows": […]}
     {"verb": "sql", "query": …, "rows-max": …}   → {"rows": …, "truncated": …, "seconds": …},
                                                    then the rows as an Arrow IPC stream
     {"verb": "stop"}                             → {"stopping": true}
 
-A refusal is `{"error": {"code": …, "text": …}}`; the connection stays. A connection is answered one
-request at a time. `pipeline.json` names the process and the socket while the pipeline runs.
+A refusal is `{"error": {"code": …, "text": …}}`; the connection stays.
 
-Nothing here imports PySpark: clients of the socket use `running`, `ask` and `query` without it.
+Nothing here imports PySpark.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import fcntl
 import hashlib
 import os
 import socket
@@ -24,180 +30,72 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from io import BufferedIOBase, BufferedReader
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.processes import is_alive
 
 LINE_BYTES_MAX = 1 << 20
 CONNECTIONS_MAX = 16
 ROWS_MAX = 10_000
-"""Rows of an answer when the request does not say."""
+"""Rows of an answer if the request does not say."""
 ROWS_MAX_LIMIT = 1_000_000
-"""The most a request may ask for: an answer is held in memory as a whole."""
+"""The most rows a request may ask for: an answer is held in memory as a whole."""
 ANSWER_TIMEOUT_S = 600.0
 STOP_INTERVAL_S = 0.1
-"""How long `stop` may have to wait for the socket's thread."""
-# Linux allows 108 bytes with the closing NUL, others 104.
+# Linux allows 108 bytes with the closing NUL, other systems 104.
 SOCKET_PATH_BYTES_MAX = 100
+RunSql = Callable[[str, int], tuple[pa.Table, bool]]
+
+
+# The files.
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What pipeline.json says of the pipeline that runs on the data folder."""
+    """The content of pipeline.json: the pipeline that runs on the data folder."""
 
     pid: int
     socket: str
     master: str
     jvm: int = 0
-    """The Java process, which may outlive a killed driver by a moment; 0 where it is not ours."""
-
-
-class Request(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    verb: str
-    query: str = ""
-    rows_max: int = ROWS_MAX
-
-
-class Service:
-    """Answers on the socket, in threads of its own, from `start` to `stop`.
-
-    Args:
-        status: gives what the verb `status` answers.
-        stop_driver: called by the verb `stop`; must return at once.
-        run_sql: runs a query and gives at most so many rows and whether there were more.
-    """
-
-    def __init__(
-        self,
-        data: Path,
-        *,
-        status: Callable[[], dict[str, Any]],
-        stop_driver: Callable[[], None],
-        run_sql: Callable[[str, int], tuple[pa.Table, bool]],
-    ) -> None:
-        self.socket = socket_path(data)
-        self._verbs: dict[str, Callable[[Request, BufferedIOBase], None]] = {
-            "status": lambda request, out: _say(out, status()),
-            "stop": lambda request, out: self._stop_driver(stop_driver, out),
-            "sql": lambda request, out: self._sql(run_sql, request, out),
-        }
-        self._server: _Server | None = None
-
-    def start(self) -> None:
-        self.socket.parent.mkdir(parents=True, exist_ok=True)
-        self.socket.unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            self._server = _Server(str(self.socket), self._converse)
-        finally:
-            os.umask(before)
-        server = self._server
-        threading.Thread(
-            target=lambda: server.serve_forever(poll_interval=STOP_INTERVAL_S),
-            name="polybus-service",
-            daemon=True,
-        ).start()
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-        self.socket.unlink(missing_ok=True)
-
-    def _converse(self, requests: BufferedIOBase, out: BufferedIOBase) -> None:
-        while line := requests.readline(LINE_BYTES_MAX):
-            try:
-                if not line.endswith(b"\n"):
-                    text = f"a request is a line of at most {LINE_BYTES_MAX} bytes"
-                    raise UsageError("pipeline.request-invalid", text)
-                self._answer(line, out)
-            except PolybusError as error:
-                _say(out, {"error": {"code": error.code, "text": error.text}})
-            if not line.endswith(b"\n"):
-                return
-
-    def _answer(self, line: bytes, out: BufferedIOBase) -> None:
-        try:
-            request = msgspec.json.decode(line, type=Request)
-        except msgspec.MsgspecError as error:
-            raise UsageError("pipeline.request-invalid", str(error)) from error
-        verb = self._verbs.get(request.verb)
-        if verb is None:
-            text = f"no verb {request.verb[:40]!r}; verbs are {', '.join(self._verbs)}"
-            raise UsageError("pipeline.request-invalid", text)
-        verb(request, out)
-
-    @staticmethod
-    def _stop_driver(stop_driver: Callable[[], None], out: BufferedIOBase) -> None:
-        _say(out, {"stopping": True})
-        stop_driver()
-
-    @staticmethod
-    def _sql(
-        run_sql: Callable[[str, int], tuple[pa.Table, bool]], request: Request, out: BufferedIOBase
-    ) -> None:
-        if not 0 < request.rows_max <= ROWS_MAX_LIMIT:
-            text = f"rows-max is {request.rows_max}; it must be 1 to {ROWS_MAX_LIMIT}"
-            raise UsageError("pipeline.request-invalid", text)
-        started = time.monotonic()
-        table, truncated = run_sql(request.query, request.rows_max)
-        seconds = round(time.monotonic() - started, 3)
-        _say(out, {"rows": table.num_rows, "truncated": truncated, "seconds": seconds})
-        with pa.ipc.new_stream(out, table.schema) as stream:
-            stream.write_table(table)
-        out.flush()
-
-
-class _Server(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-    # A client may be in the middle of a long query when the driver stops: nobody waits for it.
-    block_on_close = False
-
-    def __init__(
-        self, path: str, converse: Callable[[BufferedIOBase, BufferedIOBase], None]
-    ) -> None:
-        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        free = self._free
-
-        class Handler(socketserver.StreamRequestHandler):
-            wbufsize = -1
-
-            def handle(self) -> None:
-                if not free.acquire(blocking=False):
-                    text = f"{CONNECTIONS_MAX} connections are open already"
-                    _say(self.wfile, {"error": {"code": "pipeline.busy", "text": text}})
-                    return
-                try:
-                    with contextlib.suppress(ConnectionError):
-                        converse(self.rfile, self.wfile)
-                finally:
-                    free.release()
-
-            def finish(self) -> None:
-                with contextlib.suppress(ConnectionError):
-                    super().finish()
-
-        super().__init__(path, Handler)
-
-
-def _say(out: Any, answer: dict[str, Any]) -> None:
-    out.write(msgspec.json.encode(answer) + b"\n")
-    out.flush()
+    """The Java process, which may briefly outlive a killed driver; 0 if it is elsewhere."""
 
 
 def folder(data: Path) -> Path:
-    """Where the pipeline keeps what is its own: checkpoints, socket, note."""
+    """The folder of the pipeline's own files, including the checkpoints."""
     return data / "pipeline"
 
 
+@contextlib.contextmanager
+def only_one(data: Path) -> Iterator[None]:
+    """Hold the lock: one pipeline per data folder.
+
+    Raises:
+        UsageError: `pipeline.running`.
+        StorageError: `pipeline.storage`, the folder cannot be written.
+    """
+    path = folder(data) / "lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError as error:
+        raise StorageError("pipeline.storage", f"cannot write {path}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            text = f"another pipeline runs on {data}: polybus pipeline stop ends it"
+            raise UsageError("pipeline.running", text) from error
+        yield
+
+
 def socket_path(data: Path) -> Path:
-    """In the data folder; if that path is too long for a socket, in a folder of the user's own."""
+    """In the data folder; if that path is too long for a socket, in a temporary folder."""
     path = folder(data.resolve()) / "pipeline.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         return path
@@ -205,27 +103,203 @@ def socket_path(data: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"polybus-{os.getuid()}" / f"{digest}.sock"
 
 
+def write_note(data: Path, *, master: str, jvm: int) -> None:
+    """Tell other processes that this one runs the pipeline."""
+    note = Note(pid=os.getpid(), socket=str(socket_path(data)), master=master, jvm=jvm)
+    _replace(folder(data) / "pipeline.json", note)
+
+
 def read_note(data: Path) -> Note | None:
-    """What pipeline.json says, whether that pipeline still runs or not."""
+    """The note, whether its pipeline still runs or was killed."""
     try:
         return msgspec.json.decode((folder(data) / "pipeline.json").read_bytes(), type=Note)
     except (OSError, msgspec.DecodeError):
         return None
 
 
+def remove_note(data: Path) -> None:
+    (folder(data) / "pipeline.json").unlink(missing_ok=True)
+
+
 def running(data: Path) -> Note | None:
-    """The pipeline that runs on the folder now; None when there is none, or only its leftovers."""
+    """The note of the pipeline that runs on the folder now, if one does."""
     note = read_note(data)
     return note if note is not None and is_alive(note.pid) else None
 
 
-def ask(note: Note, verb: str, **fields: Any) -> dict[str, Any]:
-    """Ask the pipeline one thing: `status` or `stop`.
+def write_status(data: Path, state: str, flows: list[dict[str, Any]], problems: list[str]) -> None:
+    """Replace status.json, if the disk has room for it."""
+    status = {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "state": state,
+        "flows": flows,
+        "problems": problems,
+    }
+    # Flows report a full disk; a missing status is no reason to end them.
+    with contextlib.suppress(OSError):
+        _replace(folder(data) / "status.json", status)
+
+
+def read_status(data: Path) -> dict[str, Any] | None:
+    """The last status; None if no pipeline ever ran here."""
+    try:
+        content = (folder(data) / "status.json").read_bytes()
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _replace(path: Path, content: Any) -> None:
+    """Replace a file as a whole, without fsync: after a power cut no pipeline runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(msgspec.json.encode(content))
+    temporary.rename(path)
+
+
+# The pipeline's side of the socket.
+
+
+class ServiceRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    verb: str
+    query: str = ""
+    rows_max: int = ROWS_MAX
+
+
+class Service(socketserver.ThreadingUnixStreamServer):
+    """Answers on the socket, in its own threads, from `start` to `stop`.
+
+    Args:
+        status: returns the answer of the verb `status`.
+        stop: called by the verb `stop`; must return at once.
+        run_sql: runs a query; returns at most the given number of rows, and whether there are more.
+    """
+
+    daemon_threads = True
+    # A client may wait for a long query when the pipeline stops: nobody waits for it.
+    block_on_close = False
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        status: Callable[[], dict[str, Any]],
+        stop: Callable[[], None],
+        run_sql: RunSql,
+    ) -> None:
+        self.socket_path = socket_path(data)
+        super().__init__(str(self.socket_path), _Connection, bind_and_activate=False)
+        self.free_connections = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._status = status
+        self._stop_pipeline = stop
+        self._run_sql = run_sql
+        self._is_serving = False
+
+    def start(self) -> None:
+        self.socket_path.parent.mkdir(parents=True, exist_ok=True)
+        self.socket_path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            self.server_bind()
+            self.server_activate()
+        finally:
+            os.umask(before)
+        threading.Thread(
+            target=self.serve_forever, args=(STOP_INTERVAL_S,), name="polybus-service", daemon=True
+        ).start()
+        self._is_serving = True
+
+    def stop(self) -> None:
+        if self._is_serving:
+            self.shutdown()
+        self.server_close()
+        self.socket_path.unlink(missing_ok=True)
+
+    def answer(self, line: bytes, out: Any) -> None:
+        """Answer one request. Raises PolybusError, the refusal."""
+        try:
+            request = msgspec.json.decode(line, type=ServiceRequest)
+        except msgspec.MsgspecError as error:
+            raise UsageError("pipeline.request-invalid", str(error)) from error
+        if request.verb == "status":
+            _write_line(out, self._status())
+        elif request.verb == "stop":
+            _write_line(out, {"stopping": True})
+            self._stop_pipeline()
+        elif request.verb == "sql":
+            self._answer_sql(request, out)
+        else:
+            text = f"unknown verb {request.verb[:40]!r}; the verbs are status, stop and sql"
+            raise UsageError("pipeline.request-invalid", text)
+
+    def _answer_sql(self, request: ServiceRequest, out: Any) -> None:
+        if not 0 < request.rows_max <= ROWS_MAX_LIMIT:
+            text = f"rows-max is {request.rows_max}; it must be 1 to {ROWS_MAX_LIMIT}"
+            raise UsageError("pipeline.request-invalid", text)
+        started_s = time.monotonic()
+        table, truncated = self._run_sql(request.query, request.rows_max)
+        seconds = round(time.monotonic() - started_s, 3)
+        _write_line(out, {"rows": table.num_rows, "truncated": truncated, "seconds": seconds})
+        with pa.ipc.new_stream(out, table.schema) as stream:
+            stream.write_table(table)
+        out.flush()
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    wbufsize = -1
+    server: Service
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            is_free = self.server.free_connections.acquire(blocking=False)
+            try:
+                if not is_free:
+                    text = f"{CONNECTIONS_MAX} connections are open already"
+                    _refuse(self.wfile, PolybusError("pipeline.busy", text))
+                while is_free and self._converse():
+                    pass
+            finally:
+                if is_free:
+                    self.server.free_connections.release()
+
+    def _converse(self) -> bool:
+        """Answer the next request; False if it was the last."""
+        line = self.rfile.readline(LINE_BYTES_MAX)
+        is_whole = line.endswith(b"\n")
+        try:
+            if is_whole:
+                self.server.answer(line, self.wfile)
+            elif line:
+                text = f"a request is a line of at most {LINE_BYTES_MAX} bytes"
+                raise UsageError("pipeline.request-invalid", text)
+        except PolybusError as error:
+            _refuse(self.wfile, error)
+        return is_whole
+
+    def finish(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            super().finish()
+
+
+def _refuse(out: Any, error: PolybusError) -> None:
+    _write_line(out, {"error": {"code": error.code, "text": error.text}})
+
+
+def _write_line(out: Any, answer: dict[str, Any]) -> None:
+    out.write(msgspec.json.encode(answer) + b"\n")
+    out.flush()
+
+
+# The clients' side of the socket.
+
+
+def ask(note: Note, verb: str) -> dict[str, Any]:
+    """Send the verb `status` or `stop`, and return the answer.
 
     Raises:
         PolybusError: its refusal, or `pipeline.unreachable`.
     """
-    with _connected(note, verb, fields) as (answer, _):
+    with _asked(note, {"verb": verb}) as (answer, _):
         return answer
 
 
@@ -235,7 +309,7 @@ def query(note: Note, sql: str, *, rows_max: int = ROWS_MAX) -> tuple[pa.Table, 
     Raises:
         PolybusError: `sql.failed` with Spark's own text, or `pipeline.unreachable`.
     """
-    with _connected(note, "sql", {"query": sql, "rows-max": rows_max}) as (answer, stream):
+    with _asked(note, {"verb": "sql", "query": sql, "rows-max": rows_max}) as (answer, stream):
         try:
             with pa.ipc.open_stream(stream) as rows:
                 return rows.read_all(), answer
@@ -245,19 +319,16 @@ def query(note: Note, sql: str, *, rows_max: int = ROWS_MAX) -> tuple[pa.Table, 
 
 
 @contextlib.contextmanager
-def _connected(
-    note: Note, verb: str, fields: dict[str, Any]
-) -> Iterator[tuple[dict[str, Any], BufferedReader]]:
+def _asked(note: Note, request: dict[str, Any]) -> Iterator[tuple[dict[str, Any], BufferedReader]]:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             connection.connect(note.socket)
-            connection.sendall(msgspec.json.encode({"verb": verb, **fields}) + b"\n")
+            connection.sendall(msgspec.json.encode(request) + b"\n")
             with connection.makefile("rb") as answers:
                 answer = msgspec.json.decode(answers.readline(), type=dict[str, Any])
                 if "error" in answer:
-                    error = answer["error"]
-                    raise PolybusError(error["code"], error["text"])
+                    raise PolybusError(answer["error"]["code"], answer["error"]["text"])
                 yield answer, answers
     except (OSError, msgspec.DecodeError) as error:
         text = f"the pipeline (process {note.pid}) does not answer at {note.socket}: {error}"

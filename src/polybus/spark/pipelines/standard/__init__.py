@@ -12,11 +12,10 @@ LOOK_EVERY_S = 0.2
 
 def flows(data: Path) -> list[Flow]:
     """The flows of the standard pipeline for the bus of a data folder."""
-    from polybus.spark.pipelines.standard.flow import Decode
+    from polybus.spark.pipelines.standard.flow import start_decode
     from polybus.spark.pipelines.standard.watch import Watch
 
-    decode = Decode()
     return [
-        Flow(PIPELINE, "decode", decode.start, recover=decode.recover),
-        Flow(PIPELINE, "watch", Watch(data).tick, again_s=LOOK_EVERY_S),
+        Flow(PIPELINE, "decode", start_decode),
+        Flow(PIPELINE, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
     ]

@@ -1,21 +1,34 @@
-"""One micro-batch of the standard pipeline: decode, then add to every table, exactly once.
+"""One micro-batch of the standard pipeline: decode it, then add it to every table exactly once.
 
-Spark may run a batch again after a failure, with the same messages. Every table remembers the last
-batch of its writer and takes none twice; the order of the tables does not matter. The writer's name
-has the id of the checkpoint in it, so that another count of batches is never taken for this one.
+The order of writes for batch N, whose plan is synced first:
 
-What a batch costs is mostly the number of Spark jobs, so most batches have one: it decodes the
-messages and writes them as files of silver, not yet part of the table. What those files lack of the
-messages that were planned is for quarantine, and only then there is a second job. Duplicates and
-figures are found in the files themselves, with Arrow.
+    standard-settings.json (if the settings changed) → silver → quarantine → recent_ids → traffic
+    → top_senders → deliveries
+
+Spark runs a batch again after a failure, with the same messages, and it then passes through the
+same order. Every table stores the last batch of its writer in the same commit as the rows and
+ignores a batch that it has, so any prefix of the order is completed and nothing is added twice.
+The writer's name contains the id of the checkpoint: a new checkpoint, which counts batches from 0
+again, is another writer.
+
+If a topic's schema changes between two runs of a batch, a message that the first run put into
+silver must not go to quarantine in the second. So new settings are stored before the first batch
+that uses them, and a batch that an earlier process began gets the stored ones.
+
+The cost of a batch is mostly its number of Spark jobs, so most batches have one: it decodes the
+messages and writes them as files of silver that are not yet part of the table. Only if these have
+fewer rows than the plan, the missing messages go to quarantine in a second job. Duplicates and
+figures are computed from the files by Arrow.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,13 +37,14 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from polybus.errors import StorageError
+from polybus.lake import settings as pipeline_settings
 from polybus.lake.compact import tidy
 from polybus.lake.files import FileNote, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import LakeTable, open_table
+from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.standard import gold
-from polybus.spark.pipelines.standard.batch_settings import BatchSettings
 from polybus.spark.pipelines.standard.decode import QUARANTINE_COLUMNS, SILVER_COLUMNS, Decoder
 from polybus.spark.pipelines.standard.deliveries import (
     deliveries_of,
@@ -41,14 +55,62 @@ from polybus.spark.pipelines.standard.duplicates import RecentIds
 from polybus.spark.tables import stage
 
 EVENTS = "$events"
+SETTINGS_FILE = "standard-settings.json"
 SMALL_ROWS = 20_000
-"""A batch of fewer messages is one task, and one file."""
+"""A smaller batch is one task, and one file."""
 FACT_COLUMNS = ["topic", "epoch", "offset", "timestamp", "protocol", "sender"]
+Scanned = Callable[[int, int], None]
+
+
+class BatchSettings:
+    """The settings of each batch: those of the bus's settings file, read again when it changes.
+
+    Args:
+        begun: the batch that an earlier process began and did not finish, if there is one.
+    """
+
+    def __init__(self, data: Path, begun: int | None) -> None:
+        self._data = data
+        self._path = data / "pipeline" / SETTINGS_FILE
+        self._begun = begun
+        self._file_version: tuple[int, int] | None = None
+        self._newest = PipelineSettings()
+        self._stored: PipelineSettings | None = None
+        try:
+            self._stored = msgspec.json.decode(self._path.read_bytes(), type=PipelineSettings)
+        except (FileNotFoundError, msgspec.DecodeError):
+            pass
+
+    def of(self, batch_id: int) -> PipelineSettings:
+        """The settings of a batch.
+
+        Raises:
+            StorageError: `pipeline.settings`, the bus's settings file cannot be read.
+        """
+        if self._stored is not None and batch_id == self._begun:
+            return self._stored
+        newest = self._read_newest()
+        if newest != self._stored:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._path, msgspec.json.encode(newest))
+            self._stored = newest
+        return newest
+
+    def _read_newest(self) -> PipelineSettings:
+        try:
+            status = pipeline_settings.path_of(self._data).stat()
+            version = (status.st_mtime_ns, status.st_ino)
+        except FileNotFoundError:
+            version = (0, 0)
+        if version != self._file_version:
+            self._newest = pipeline_settings.read(self._data)
+            self._file_version = version
+        return self._newest
 
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """How many messages and events a batch has; None where the checkpoint cannot tell."""
+    """The number of messages and events in a batch; None if the checkpoint does not tell."""
 
     messages: int | None = None
     events: int | None = None
@@ -58,7 +120,7 @@ class PlannedRows:
 
 
 def planned_rows(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
-    """What a batch has; unknown for the first batch, and if a topic is new or was recreated."""
+    """The rows of a batch; unknown for the first batch, and if a topic is new or was recreated."""
     start, end = checkpoint.planned_end(batch_id - 1), checkpoint.planned_end(batch_id)
     if start is None or end is None:
         return PlannedRows()
@@ -73,22 +135,22 @@ def planned_rows(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
 
 
 class StandardBatches:
-    """What `foreachBatch` calls. One object lives as long as its query.
+    """The function for `foreachBatch`. One object lives as long as its query.
 
-    `scanned` is told how often a batch was read.
+    `scanned` is called with the id of each batch and how often it was read.
     """
 
     def __init__(
         self,
         data: Path,
         writer: str,
-        settings: BatchSettings,
         *,
         checkpoint: Checkpoint | None = None,
-        scanned: Callable[[int, int], None] | None = None,
+        begun: int | None = None,
+        scanned: Scanned | None = None,
     ) -> None:
         self._writer = writer
-        self._settings = settings
+        self._settings = BatchSettings(data, begun)
         self._checkpoint = checkpoint
         self._scanned = scanned
         self._decoder = Decoder(PipelineSettings())
@@ -100,10 +162,7 @@ class StandardBatches:
         self._ids = RecentIds(data, writer)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        plan = PlannedRows()
-        if self._checkpoint is not None:
-            self._sync_plan(self._checkpoint, batch_id)
-            plan = planned_rows(self._checkpoint, batch_id)
+        plan = PlannedRows() if self._checkpoint is None else self._plan(self._checkpoint, batch_id)
         settings = self._settings.of(batch_id)
         if settings != self._decoder.settings:
             self._decoder = Decoder(settings)
@@ -111,25 +170,25 @@ class StandardBatches:
             frame = frame.coalesce(1)
         scans = 0
         if plan.messages != 0:
-            scans += self._take_messages(frame, batch_id, plan)
+            scans += self._add_messages(frame, batch_id, plan)
         if plan.events != 0 and settings.pipeline.deliveries:
             events = events_of(frame.where(f"topic = '{EVENTS}'"))
-            rows = deliveries_of(events)
-            self._deliveries.add(rows, writer=self._writer, batch_id=batch_id)
+            self._deliveries.add(deliveries_of(events), writer=self._writer, batch_id=batch_id)
             scans += 1
         if self._scanned is not None:
             self._scanned(batch_id, scans)
 
     @staticmethod
-    def _sync_plan(checkpoint: Checkpoint, batch_id: int) -> None:
+    def _plan(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
         try:
             checkpoint.sync_batch(batch_id)
         except OSError as error:
             text = f"cannot sync the plan of batch {batch_id} in {checkpoint.path}: {error}"
             raise StorageError("pipeline.storage", text) from error
+        return planned_rows(checkpoint, batch_id)
 
-    def _take_messages(self, frame: DataFrame, batch_id: int, plan: PlannedRows) -> int:
-        """Decode, keep and count; how often the batch was read for it."""
+    def _add_messages(self, frame: DataFrame, batch_id: int, plan: PlannedRows) -> int:
+        """Decode, store and count; returns how often this read the batch."""
         settings = self._decoder.settings.pipeline
         messages = self._decoder(frame.where(f"topic <> '{EVENTS}'"))
         good = stage(messages.where("reason IS NULL").select(*SILVER_COLUMNS), self._silver, ())
@@ -144,17 +203,20 @@ class StandardBatches:
         commit(self._silver, kept, self._writer, batch_id)
         parts = [gold.facts_of(facts, duplicate=is_duplicate)]
         if plan.messages is None or plan.messages > facts.num_rows:
-            parts.append(self._take_bad(messages, batch_id))
+            parts.append(self._add_quarantined(messages, batch_id))
         if with_id.num_rows:
             self._ids.remember(
                 ids, batch_id, watermark_s=settings.watermark_s, ids_max=settings.ids_max
             )
         if settings.gold:
-            self._count(pa.concat_tables(parts), batch_id)
+            counted, writer = pa.concat_tables(parts), self._writer
+            traffic = gold.traffic_of(counted, batch_id)
+            self._traffic.add(traffic, writer=writer, batch_id=batch_id)
+            self._senders.add(gold.senders_of(counted), writer=writer, batch_id=batch_id)
         return len(parts)
 
-    def _take_bad(self, messages: DataFrame, batch_id: int) -> pa.Table:
-        """Put what cannot be decoded into quarantine; its figures."""
+    def _add_quarantined(self, messages: DataFrame, batch_id: int) -> pa.Table:
+        """Store messages that cannot be decoded in quarantine; returns their facts."""
         bad = messages.where("reason IS NOT NULL").selectExpr(
             *QUARANTINE_COLUMNS, "CURRENT_TIMESTAMP() AS quarantined_at"
         )
@@ -165,42 +227,29 @@ class StandardBatches:
         facts = facts.drop_columns(["value"]).append_column("bytes", size)
         return gold.facts_of(facts, quarantined=True)
 
-    def _count(self, facts: pa.Table, batch_id: int) -> None:
-        traffic = gold.traffic_of(facts, batch_id)
-        self._traffic.add(traffic, writer=self._writer, batch_id=batch_id)
-        self._senders.add(gold.senders_of(facts), writer=self._writer, batch_id=batch_id)
-
 
 @dataclass(frozen=True)
-class BatchesThere:
-    """StandardBatches that are made where they run: Spark Connect sends them to the server.
-
-    `begun` is the batch that an earlier run began and did not finish.
-    """
+class RemoteBatches:
+    """Describes StandardBatches: Spark Connect sends it to the server, which creates them there."""
 
     data: Path
     writer: str
-    checkpoint: Path
+    checkpoint: Checkpoint
     begun: int | None
 
-    def made(self, scanned: Callable[[int, int], None] | None = None) -> StandardBatches:
-        settings = BatchSettings(self.data, begun=self.begun)
+    def local(self, scanned: Scanned | None = None) -> StandardBatches:
+        """Create them in this process."""
         return StandardBatches(
-            self.data,
-            self.writer,
-            settings,
-            checkpoint=Checkpoint(self.checkpoint),
-            scanned=scanned,
+            self.data, self.writer, checkpoint=self.checkpoint, begun=self.begun, scanned=scanned
         )
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        if self not in _there:
-            _there.clear()
-            _there[self] = self.made()
-        _there[self](frame, batch_id)
+        _created(self)(frame, batch_id)
 
 
-_there: dict[BatchesThere, StandardBatches] = {}
+@functools.lru_cache(maxsize=1)
+def _created(batches: RemoteBatches) -> StandardBatches:
+    return batches.local()
 
 
 def read_facts(table: LakeTable, notes: Sequence[FileNote], columns: list[str]) -> pa.Table:
@@ -210,7 +259,7 @@ def read_facts(table: LakeTable, notes: Sequence[FileNote], columns: list[str]) 
 
 
 def commit(table: LakeTable, notes: Sequence[FileNote], writer: str, batch_id: int) -> None:
-    """Make files part of the table, or remove them if the batch is in it already."""
+    """Make files part of the table, or remove them if the table has the batch already."""
     full = [note for note in notes if note.file.rows or not table.exists]
     if not table.commit(full, writer=writer, batch_id=batch_id):
         full = []
@@ -223,24 +272,26 @@ def commit(table: LakeTable, notes: Sequence[FileNote], writer: str, batch_id: i
 def without(
     table: LakeTable, notes: Sequence[FileNote], is_duplicate: npt.NDArray[np.bool_]
 ) -> list[FileNote]:
-    """The files written again but for some rows; the flags are those of all files together."""
-    made = []
+    """Write the files again without duplicates; the flags are those of all files in order."""
+    kept = []
     first = 0
     for note in notes:
         flags = is_duplicate[first : first + note.file.rows]
         first += note.file.rows
         if not flags.any():
-            made.append(note)
+            kept.append(note)
             continue
         old = table.path / note.file.path
         path = new_path()
-        write_file(table.path / path, note.schema, _kept(old, note.schema, ~flags))
+        write_file(table.path / path, note.schema, _filtered(old, note.schema, ~flags))
         old.unlink()
-        made.append(note_of(table.path, path))
-    return made
+        kept.append(note_of(table.path, path))
+    return kept
 
 
-def _kept(path: Path, schema: pa.Schema, keep: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+def _filtered(
+    path: Path, schema: pa.Schema, keep: npt.NDArray[np.bool_]
+) -> Iterator[pa.RecordBatch]:
     first = 0
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches():

@@ -1,14 +1,17 @@
-"""The flow `watch`: what the tables say back to topics, `$stats` and `$alerts`.
+"""The flow `watch`: publishes statistics and alerts from the tables to `$stats` and `$alerts`.
 
-It looks at `traffic` five times a second, and has no streaming query of its own: a topic that falls
-silent gives no micro-batch that could notice. A look that finds something is a numbered tick:
+It looks at the table `traffic` five times a second. It has no streaming query of its own: a topic
+that falls silent causes no micro-batch. A look that finds something is a numbered tick. The order
+of its writes:
 
-1. alerts go into the table `alerts`, under the tick's number;
-2. the tick's number and the traffic it will publish are written down;
-3. both are published in one commit that has the tick's number;
-4. the tick is written down as published.
+1. alerts go into the table `alerts`, with the number of the tick;
+2. standard-watch.json: the number, and the traffic it publishes, as not published;
+3. both are published in one commit of the bus, which has the tick's number as its batch;
+4. standard-watch.json: the tick is published.
 
-After a crash the tick that was written down is published again; the bus knows whether it was.
+After a crash following 1, the next look is a tick of the same number: the table ignores alerts
+that it finds, and those of the first try are published. After 2 or 3, the stored tick is published
+again; the bus does each (producer, query, batch) once.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polybus.client.http.blocking import request_json
 from polybus.config import Pipeline
 from polybus.errors import PolybusError
 from polybus.lake import settings as pipeline_settings
@@ -31,17 +35,20 @@ from polybus.lake.compact import tidy
 from polybus.lake.table import open_table
 from polybus.log.disk import replace_file
 from polybus.log.reading.reader import LogReader
-from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard import alerts, outbox
+from polybus.spark.pipelines.flows import BusLocation, FlowContext
+from polybus.spark.pipelines.standard import alerts
+from polybus.spark.pipelines.standard.accumulated import TIME
 from polybus.spark.pipelines.standard.gold import QUANTILES, TRAFFIC_COUNTS, traffic_table
-from polybus.spark.where import Where
+from polybus.spark.sink.columns import SinkColumns
+from polybus.spark.sink.staging import stage, token_of, url_of
+from polybus.spark.where import where
 
 STATS = "$stats"
 ALERTS = "$alerts"
 PRODUCER = "standard.watch"
-STATE = "standard-watch.json"
+STATE_FILE = "standard-watch.json"
 SILENCE_EVERY_S = 5.0
-TIME = pa.timestamp("us", "UTC")
+WINDOW_US = alerts.WINDOW_MINUTES * alerts.MINUTE_US
 ALERT_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
@@ -54,10 +61,11 @@ ALERT_SCHEMA = pa.schema(
         ("tick", pa.int64()),
     ]
 )
+MESSAGE_SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.string()), ("value", pa.string())])
 
 
-class State(msgspec.Struct, frozen=True):
-    """The last tick: its number, the batches of `traffic` it tells of, whether it is out."""
+class WatchState(msgspec.Struct, frozen=True):
+    """The last tick: its number, the batches of `traffic` it publishes, whether it is published."""
 
     query: str
     tick: int = -1
@@ -67,71 +75,66 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Lives as long as the driver; `tick` is called again and again, never twice at once."""
+    """Lives as long as the driver; `tick` is called repeatedly, by one thread."""
 
     def __init__(
         self, data: Path, *, clock_us: Callable[[], int] = lambda: time.time_ns() // 1000
     ) -> None:
         self._data = data
         self._clock_us = clock_us
-        self._path = data / "pipeline" / STATE
+        self._path = data / "pipeline" / STATE_FILE
         self._traffic = traffic_table(data)
         self._alerts = open_table(data, "alerts")
-        self._told: dict[tuple[str, str], int] | None = None
-        self._seen = -1
+        self._last_alerts: dict[tuple[str, str], int] | None = None
+        self._seen_version = -1
         self._silence_due_us = 0
 
     def tick(self, context: FlowContext) -> None:
-        """Look once, and publish what is new. Raises PolybusError when the bus is away."""
-        where = (
-            Where(data=self._data)
-            if context.url is None
-            else Where(url=context.url, token=context.token)
-        )
-        state = self._state()
+        """Look once, and publish what is new. Raises PolybusError if the bus is unreachable."""
+        state = self._read_state()
         if not state.published:
-            self._publish(state, where)
+            self._publish(state, context.bus)
         now_us = self._clock_us()
         version = self._traffic.table.version
-        if version == self._seen and now_us < self._silence_due_us:
+        if version == self._seen_version and now_us < self._silence_due_us:
             return
         self._silence_due_us = now_us + int(SILENCE_EVERY_S * 1e6)
-        recent = self._traffic.recent(now_us - alerts.WINDOW_MINUTES * alerts.MINUTE_US)
+        recent = self._traffic.recent(now_us - WINDOW_US)
         if recent is not None and recent.num_rows:
-            self._look(recent, now_us, state, where)
-        self._seen = version
+            self._look(recent, now_us, state, context.bus)
+        self._seen_version = version
 
-    def _look(self, recent: pa.Table, now_us: int, state: State, where: Where) -> None:
+    def _look(self, recent: pa.Table, now_us: int, state: WatchState, bus: BusLocation) -> None:
         settings = pipeline_settings.read(self._data).pipeline
         found = self._find(recent, now_us, settings) if settings.alerts else []
         upto = max(state.stats_upto, int(pc.max(recent["batch"]).as_py()))
         has_stats = settings.stats and upto > state.stats_upto
-        if not found and not has_stats:
+        last = self._alerts.last_batch(PRODUCER)
+        was_interrupted = last is not None and last > state.tick
+        if not found and not has_stats and not was_interrupted:
             return
         number = state.tick + 1
         if found:
-            self._keep(found, now_us, number)
+            self._store(found, now_us, number)
         after = state.stats_upto if has_stats else upto
-        state = State(state.query, number, after, upto, published=False)
-        self._save(state)
-        self._publish(state, where)
+        state = WatchState(state.query, number, after, upto, published=False)
+        self._write_state(state)
+        self._publish(state, bus)
 
     def _find(self, recent: pa.Table, now_us: int, settings: Pipeline) -> list[alerts.Alert]:
-        found = alerts.find(recent, now_us, settings, self._last_told())
+        found = alerts.find(recent, now_us, settings, self._alert_times())
         return [one for one in found if one.kind == "spike" or self._is_silent(one.topic, now_us)]
 
     def _is_silent(self, topic: str, now_us: int) -> bool:
-        """Whether the log itself has nothing new: the pipeline may only be behind."""
+        """Whether the log has nothing new either: the pipeline may only be behind."""
+        since_us = now_us - alerts.JUDGED_MINUTES * alerts.MINUTE_US
         try:
             reader = LogReader(self._data)
-            stop = reader.bounds(topic).stop
-            return (
-                reader.offset_at(topic, now_us - alerts.JUDGED_MINUTES * alerts.MINUTE_US) >= stop
-            )
+            return reader.offset_at(topic, since_us) >= reader.bounds(topic).stop
         except PolybusError:
             return False
 
-    def _keep(self, found: list[alerts.Alert], now_us: int, tick: int) -> None:
+    def _store(self, found: list[alerts.Alert], now_us: int, tick: int) -> None:
         rows = [
             {
                 "kind": one.kind,
@@ -145,65 +148,83 @@ class Watch:
             }
             for one in found
         ]
-        self._alerts.append(
-            pa.Table.from_pylist(rows, schema=ALERT_SCHEMA), writer=PRODUCER, batch_id=tick
-        )
+        table = pa.Table.from_pylist(rows, schema=ALERT_SCHEMA)
+        self._alerts.append(table, writer=PRODUCER, batch_id=tick)
         tidy(self._alerts)
-        self._told = None
+        self._last_alerts = None
 
-    def _last_told(self) -> dict[tuple[str, str], int]:
-        if self._told is None:
-            self._told = {}
-            if self._alerts.exists:
-                rows = self._alerts.read()
-                times = rows["time"].cast(pa.int64()).to_pylist()
-                keys = zip(rows["topic"].to_pylist(), rows["kind"].to_pylist(), strict=True)
-                for key, at_us in zip(keys, times, strict=True):
-                    self._told[key] = max(at_us, self._told.get(key, 0))
-        return self._told
+    def _alert_times(self) -> dict[tuple[str, str], int]:
+        """When each topic last had an alert of each kind, in microseconds."""
+        if self._last_alerts is None:
+            self._last_alerts = {}
+            rows = self._alerts.read() if self._alerts.exists else ALERT_SCHEMA.empty_table()
+            times_us = rows["time"].cast(pa.int64()).to_pylist()
+            keys = zip(rows["topic"].to_pylist(), rows["kind"].to_pylist(), strict=True)
+            for key, at_us in zip(keys, times_us, strict=True):
+                self._last_alerts[key] = max(at_us, self._last_alerts.get(key, 0))
+        return self._last_alerts
 
-    def _publish(self, state: State, where: Where) -> None:
-        rows = [*self._stats_rows(state), *self._alert_rows(state.tick)]
-        table = pa.Table.from_pylist(rows, schema=outbox.SCHEMA)
-        outbox.send(table, where, producer=PRODUCER, query=state.query, batch_id=state.tick)
-        self._save(msgspec.structs.replace(state, published=True))
+    def _publish(self, state: WatchState, bus: BusLocation) -> None:
+        rows = [*self._stats_messages(state), *self._alert_messages(state.tick)]
+        table = pa.Table.from_pylist(rows, schema=MESSAGE_SCHEMA)
+        publish(table, bus, query=state.query, batch_id=state.tick)
+        self._write_state(msgspec.structs.replace(state, published=True))
 
-    def _stats_rows(self, state: State) -> list[dict[str, str]]:
-        since_us = self._clock_us() - alerts.WINDOW_MINUTES * alerts.MINUTE_US
-        recent = self._traffic.recent(since_us) if state.stats_upto > state.stats_after else None
+    def _stats_messages(self, state: WatchState) -> list[dict[str, str]]:
+        if state.stats_upto <= state.stats_after:
+            return []
+        recent = self._traffic.recent(self._clock_us() - WINDOW_US)
         if recent is None:
             return []
-        # A row that has moved on by now belongs to a later tick.
-        fresh = recent.filter(
-            pc.and_(
-                pc.greater(recent["batch"], state.stats_after),
-                pc.less_equal(recent["batch"], state.stats_upto),
-            )
-        )
+        # A row that a later batch has changed belongs to a later tick.
+        is_after = pc.greater(recent["batch"], state.stats_after)
+        fresh = recent.filter(pc.and_(is_after, pc.less_equal(recent["batch"], state.stats_upto)))
         columns = ["topic", "protocol", "minute", *TRAFFIC_COUNTS, *QUANTILES]
-        return [_message(STATS, row["topic"], row) for row in fresh.select(columns).to_pylist()]
+        return [_message(STATS, row) for row in fresh.select(columns).to_pylist()]
 
-    def _alert_rows(self, tick: int) -> list[dict[str, str]]:
+    def _alert_messages(self, tick: int) -> list[dict[str, str]]:
         if self._alerts.last_batch(PRODUCER) != tick:
             return []
         rows = self._alerts.read()
         rows = rows.filter(pc.equal(rows["tick"], tick)).drop_columns(["tick"])
-        return [_message(ALERTS, row["topic"], row) for row in rows.to_pylist()]
+        return [_message(ALERTS, row) for row in rows.to_pylist()]
 
-    def _state(self) -> State:
+    def _read_state(self) -> WatchState:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=State)
+            return msgspec.json.decode(self._path.read_bytes(), type=WatchState)
         except (FileNotFoundError, msgspec.DecodeError):
             last = self._alerts.last_batch(PRODUCER)
-            return State(query=str(uuid.uuid4()), tick=-1 if last is None else last)
+            return WatchState(query=str(uuid.uuid4()), tick=-1 if last is None else last)
 
-    def _save(self, state: State) -> None:
+    def _write_state(self, state: WatchState) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._path, msgspec.json.encode(state))
 
 
-def _message(topic: str, key: str, row: dict[str, Any]) -> dict[str, str]:
+def _message(topic: str, row: dict[str, Any]) -> dict[str, str]:
     for name, value in row.items():
         if isinstance(value, datetime):
             row[name] = value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    return {"topic": topic, "key": key, "value": msgspec.json.encode(row).decode()}
+    return {"topic": topic, "key": row["topic"], "value": msgspec.json.encode(row).decode()}
+
+
+def publish(rows: pa.Table, bus: BusLocation, *, query: str, batch_id: int) -> None:
+    """Publish rows (MESSAGE_SCHEMA) in one commit, as the sink does, but without a Spark job.
+
+    Raises:
+        PolybusError: `client.unreachable`; publishing again is safe.
+    """
+    location = where(bus.options())
+    url = url_of(location)
+    columns = SinkColumns(topic=None, has_key=True, has_headers=False)
+    file, _ = stage(iter(rows.to_batches()), columns, location, PRODUCER, batch_id)
+    body = {
+        "producer": PRODUCER,
+        "query": query,
+        "batch": batch_id,
+        "files": [] if file is None else [file],
+        "gaps": True,
+        # Only one pipeline runs on a data folder: another query is a new life of this one.
+        "take-over": True,
+    }
+    request_json(url, "POST", "/v1/commits", body, token=token_of(location))

@@ -1,0 +1,325 @@
+"""The life of a pipeline on a data folder: the only one, for `polybus up` and `pipeline run`.
+
+    lock → wait for the bus and for the last JVM → Spark → socket and note → flows → report
+    → stop the flows → status → remove the note and the socket → end Spark → unlock
+
+It reports in events, which are JSON objects:
+
+    {"event": "starting", "text": …}                    what it does now, until it is ready
+    {"event": "ready", "seconds": …, "flows": …}        it has started this many flows
+    {"event": "progress", "flows": […]}                 every second
+    {"event": "waiting", "text": …}                     it, or a flow, waits, mostly for the bus
+    {"event": "warning", "flow": …, "text": …}          a flow runs without a damaged topic
+    {"event": "failed", "flow": …, "text": …}           a flow failed
+    {"event": "problem", "pipeline": …, "code": …, "text": …}   a pipeline cannot start
+    {"event": "done", "flows": […]}                     all flows have ended
+    {"event": "stopped", "flows": […]}                  it was asked to stop, and did
+
+A batch that is under way at the end is finished or, after the deadline, left to the next start,
+which runs it again from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polybus.client.http import blocking as bus_http
+from polybus.errors import PolybusError, UsageError
+from polybus.spark.causes import is_transient
+from polybus.spark.pipelines.flows import BusLocation
+from polybus.spark.pipelines.running import service
+from polybus.spark.pipelines.running.runner import FlowRunner
+from polybus.spark.pipelines.sessions import (
+    MASTER,
+    MEMORY,
+    another_session,
+    end_session,
+    is_jvm,
+    jvm_pid,
+    open_session,
+)
+
+PROGRESS_INTERVAL_S = 1.0
+POLL_S = 0.05
+STARTED_TIMEOUT_S = 10.0
+BACKOFF_FIRST_S = 0.1
+BACKOFF_LAST_S = 2.0
+OLD_JVM_TIMEOUT_S = 30.0
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """What to run, and where. `pipelines` is the folder of the user's pipelines."""
+
+    data: Path
+    url: str | None = None
+    token: str | None = field(default=None, repr=False)
+    master: str = MASTER
+    memory: str = MEMORY
+    standard: bool = True
+    pipelines: Path | None = None
+    only: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
+    continuous: bool = True
+    until_stopped: bool = True
+    """Wait for the bus, at the start and with a pipeline that needs it, and outlive all flows."""
+
+    @property
+    def bus(self) -> BusLocation:
+        # Only the token of an administrator may write system topics; the bus keeps one in its data.
+        return BusLocation(self.data, self.url, self.token or bus_http.read_token(self.data))
+
+    def open_session(self) -> Any:
+        return open_session(self.data, url=self.url, master=self.master, memory=self.memory)
+
+
+class Supervisor:
+    """One run of a pipeline, from `run` to its return."""
+
+    def __init__(self, options: PipelineOptions, say: Say) -> None:
+        self._options = options
+        self._say = say
+        self._stop = threading.Event()
+        self._started_s = time.monotonic()
+        self._runner: FlowRunner | None = None
+        self._problems: dict[str, str] = {}
+        self._retried: tuple[str, ...] = ()
+        self._retry_due_s = 0.0
+        self._retry_pause_s = BACKOFF_FIRST_S
+        self._reported: dict[tuple[str, str], tuple[str, str | None]] = {}
+
+    def stop(self) -> None:
+        """Ask for the end, from any thread or signal handler."""
+        self._stop.set()
+
+    def run(self) -> bool:
+        """Run; True if every pipeline started and no flow failed.
+
+        Raises:
+            PolybusError: `pipeline.running`, another pipeline runs on the folder;
+                `pipeline.unknown`; Java is missing; and others that keep all flows from starting.
+        """
+        with service.only_one(self._options.data):
+            if self._options.until_stopped:
+                self._await_bus()
+            self._await_old_jvm()
+            if not self._stop.is_set():
+                self._starting(f"starting Spark on {self._options.master}: this takes some seconds")
+                spark = self._options.open_session()
+                try:
+                    self._run_flows(spark)
+                finally:
+                    end_session(spark)
+        flows = self._flows()
+        self._say({"event": "stopped" if self._stop.is_set() else "done", "flows": flows})
+        return not self._problems and all(flow["state"] != "failed" for flow in flows)
+
+    def _run_flows(self, spark: Any) -> None:
+        data = self._options.data
+        self._starting("Spark is up; starting flows")
+        runner = self._runner = FlowRunner(
+            spark, self._options.bus, continuous=self._options.continuous
+        )
+        server = service.Service(
+            data, status=self.status, stop=self.stop, run_sql=SqlRunner(spark, data)
+        )
+        state = "failed"
+        try:
+            server.start()
+            service.write_note(data, master=self._options.master, jvm=jvm_pid(spark))
+            if self._options.standard:
+                from polybus.spark.pipelines.standard import flows
+
+                runner.start(*flows(data))
+            self._load(spark, self._options.only)
+            self._await_started(runner)
+            seconds = round(time.monotonic() - self._started_s, 2)
+            self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
+            self._report_until_end(spark, runner)
+            if not runner.failures and not self._problems:
+                state = "done"
+        finally:
+            runner.stop()
+            state = "stopped" if self._stop.is_set() else state
+            # Before the note goes: `pipeline status` asks us while it exists, then reads the file.
+            service.write_status(data, state, self._flows(), self.problems)
+            service.remove_note(data)
+            server.stop()
+
+    # The user's pipelines.
+
+    def _load(self, spark: Any, only: tuple[str, ...]) -> None:
+        """Start the flows of the user's pipelines; those that wait for the bus are retried."""
+        from polybus.spark.pipelines.declared.prepare import prepare
+
+        options = self._options
+        if self._runner is None or options.pipelines is None or not options.pipelines.is_dir():
+            return
+        if not self._retried:
+            self._starting(f"reading the pipelines in {options.pipelines}")
+        prepared = prepare(spark, options.pipelines, options.bus, only=only, reset=options.reset)
+        for name in only:
+            self._problems.pop(name, None)
+        waiting = []
+        for one in prepared.problems:
+            self._problems[one.pipeline] = str(one.error)
+            is_waiting = options.until_stopped and is_transient(str(one.error))
+            if is_waiting:
+                waiting.append(one.pipeline)
+            if not is_waiting or one.pipeline not in self._retried:
+                about = {"pipeline": one.pipeline, "code": one.error.code, "text": one.error.text}
+                self._say({"event": "waiting" if is_waiting else "problem", **about})
+        self._retried = tuple(waiting)
+        self._retry_pause_s = min(2 * self._retry_pause_s, BACKOFF_LAST_S)
+        self._retry_due_s = time.monotonic() + self._retry_pause_s
+        self._runner.start(*prepared.flows)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why pipelines have not started."""
+        return list(self._problems.values())
+
+    # Reports.
+
+    def _report_until_end(self, spark: Any, runner: FlowRunner) -> None:
+        while self._pause(runner):
+            if self._retried and time.monotonic() >= self._retry_due_s:
+                self._load(spark, self._retried)
+            flows = self._flows()
+            self._say({"event": "progress", "flows": flows})
+            service.write_status(self._options.data, "running", flows, self.problems)
+            for flow in flows:
+                if flow["state"] in ("waiting", "failed"):
+                    self._report_once(flow, flow["state"], flow["error"])
+                else:
+                    self._reported.pop((_full_name(flow), "trouble"), None)
+                self._report_once(flow, "warning", flow["warning"])
+
+    def _pause(self, runner: FlowRunner) -> bool:
+        """Wait until the next report is due; False at the end."""
+        due_s = time.monotonic() + PROGRESS_INTERVAL_S
+        while time.monotonic() < due_s:
+            is_over = not self._options.until_stopped and runner.wait(0)
+            if is_over or self._stop.wait(POLL_S):
+                return False
+        return True
+
+    def _report_once(self, flow: dict[str, Any], event: str, text: str | None) -> None:
+        """Say what is new about a flow."""
+        key = (_full_name(flow), "warning" if event == "warning" else "trouble")
+        if text and self._reported.get(key) != (event, text):
+            self._say({"event": event, "flow": key[0], "text": text})
+        self._reported[key] = (event, text)
+
+    def status(self) -> dict[str, Any]:
+        """The answer of the socket's verb `status`."""
+        return {
+            "pid": os.getpid(),
+            "master": self._options.master,
+            "uptime-s": round(time.monotonic() - self._started_s, 1),
+            "flows": self._flows(),
+            "problems": self.problems,
+        }
+
+    def _flows(self) -> list[dict[str, Any]]:
+        return [] if self._runner is None else [asdict(one) for one in self._runner.progress()]
+
+    def _starting(self, text: str) -> None:
+        self._say({"event": "starting", "text": text})
+
+    # What it waits for.
+
+    def _await_bus(self) -> None:
+        """Wait until a bus has created the data folder, or answers at the URL."""
+        options = self._options
+        if options.url is not None:
+            url = options.url
+            self._await(lambda: answers(url), f"no bus answers at {url} yet")
+        else:
+            text = f"no bus has made {options.data} yet: polybus serve --data {options.data}"
+            self._await((options.data / "polybus.json").exists, text)
+
+    def _await_old_jvm(self) -> None:
+        """Wait for the JVM of a run that was killed: it may still write to the checkpoints."""
+        note = service.read_note(self._options.data)
+        if note is None or not note.jvm:
+            return
+        deadline_s = time.monotonic() + OLD_JVM_TIMEOUT_S
+        text = f"the Java process {note.jvm} of the last pipeline is still ending"
+
+        def has_ended() -> bool:
+            if not is_jvm(note.jvm):
+                return True
+            if time.monotonic() > deadline_s:
+                raise UsageError("pipeline.running", f"{text}; end it and start again")
+            return False
+
+        self._await(has_ended, text)
+
+    def _await_started(self, runner: FlowRunner) -> None:
+        """Wait until no flow is starting. Flows that come after others may wait much longer."""
+        deadline_s = time.monotonic() + STARTED_TIMEOUT_S
+        while any(one.state == "starting" for one in runner.progress()):
+            if self._stop.wait(POLL_S) or time.monotonic() > deadline_s:
+                return
+
+    def _await(self, condition: Callable[[], bool], text: str) -> None:
+        """Wait with back-off until the condition holds or the end is asked for; say so once."""
+        pause_s = BACKOFF_FIRST_S
+        while not condition() and not self._stop.is_set():
+            if pause_s == BACKOFF_FIRST_S:
+                self._say({"event": "waiting", "text": text})
+            self._stop.wait(pause_s)
+            pause_s = min(2 * pause_s, BACKOFF_LAST_S)
+
+
+def _full_name(flow: dict[str, Any]) -> str:
+    return f"{flow['pipeline']}.{flow['flow']}"
+
+
+def answers(url: str) -> bool:
+    """Whether a bus answers at the URL."""
+    try:
+        bus_http.request(url, "GET", "/healthz")
+    except PolybusError as error:
+        return error.code not in bus_http.GONE
+    return True
+
+
+class SqlRunner:
+    """Runs queries on the pipeline's warm JVM, beside its flows.
+
+    They have a session of their own, so that a `SET` or a view of theirs does not reach the flows.
+    """
+
+    def __init__(self, spark: Any, data: Path) -> None:
+        self._spark = another_session(spark)
+        self._data = data
+        # Views belong to the session and are created again for each query.
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, query: str, rows_max: int) -> tuple[Any, bool]:
+        from polybus.spark.views import collect
+
+        with self._one_at_a_time:
+            table = collect(self._spark, query, self._data, rows_max=rows_max + 1)
+        return table.slice(0, rows_max), table.num_rows > rows_max
+
+
+def check(options: PipelineOptions) -> Any:
+    """Load and analyse the user's pipelines, and change nothing; see `prepare`."""
+    from polybus.spark.pipelines.declared.prepare import prepare
+
+    assert options.pipelines is not None
+    spark = options.open_session()
+    try:
+        return prepare(spark, options.pipelines, options.bus, only=options.only, check_only=True)
+    finally:
+        end_session(spark)

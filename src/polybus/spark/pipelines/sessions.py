@@ -1,0 +1,94 @@
+"""Spark sessions of a pipeline: one application, and separate sessions within it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from polybus.spark.session import connect
+
+MASTER = "local[2,3]"
+MEMORY = "1g"
+SOURCE = "polybus"
+LOOKUPS_MAX = 5
+
+
+def open_session(
+    data: Path, *, url: str | None = None, master: str = MASTER, memory: str = MEMORY
+) -> Any:
+    """The session of a pipeline.
+
+    Raises:
+        PolybusError: Java or PySpark is missing; `spark.server`, the server cannot run flows.
+    """
+    from polybus.spark.session import session
+
+    spark = session(data=data, url=url, master=master, app="polybus pipeline", memory=memory)
+    if connect.is_connect(spark):
+        try:
+            connect.check_server(spark, data)
+        except BaseException:
+            spark.stop()
+            raise
+    register_source(spark)
+    return spark
+
+
+def another_session(spark: Any) -> Any:
+    """A session of the same application with its own views and settings."""
+    if connect.is_connect(spark):
+        return connect.new_session(spark)
+    session = spark.newSession()
+    register_source(session)
+    return session
+
+
+def end_session(spark: Any) -> None:
+    """Stop the session of `open_session`, and all that `another_session` derived from it."""
+    connect.end_all()
+    spark.stop()
+
+
+def use_in_thread(spark: Any) -> None:
+    """Make the session this thread's active one, where Spark looks for Python data sources."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:  # Spark Connect has no active session in a JVM
+        sessions = type(spark)._get_j_spark_session_class(jvm)  # noqa: SLF001
+        sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+
+
+def register_source(spark: Any) -> None:
+    """Make `format("polybus")` known to the session.
+
+    Spark searches for Python data sources in a separate process. If that process is killed, Spark
+    assumes that there are none, and searches again at the next lookup.
+    """
+    if connect.is_connect(spark):  # the server searches by itself
+        return
+    from pyspark.errors import AnalysisException
+
+    from polybus.spark.source import PolybusDataSource
+
+    manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001
+    for _ in range(LOOKUPS_MAX):
+        if manager.dataSourceExists(SOURCE):
+            return
+        # Registering searches too, and may find the source that the last search missed.
+        with contextlib.suppress(AnalysisException):
+            spark.dataSource.register(PolybusDataSource)
+
+
+def jvm_pid(spark: Any) -> int:
+    """The process id of the session's JVM; 0 if it is on another machine (Spark Connect)."""
+    with contextlib.suppress(Exception):
+        return int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # noqa: SLF001
+    return 0
+
+
+def is_jvm(pid: int) -> bool:
+    """Whether the process is alive and a JVM: another process may have its id by now."""
+    try:
+        return b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return False
