@@ -8,11 +8,16 @@ SOURCES := $(wildcard src/polybus/scan/*.px[yd]) pyproject.toml setup.py
 run: .venv/ready
 	$(BIN)/polybus up --demo
 
+# Random order: `make test SEED=N` repeats that of an earlier run, which says its seed at the top.
+# Two workers, each takes a file at a time: what the tests of a file share, they share in one process.
+SEED ?= random
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --shuffle=$(SEED)
+
 test: .venv/ready
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-fast: .venv/ready
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

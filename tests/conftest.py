@@ -1,8 +1,14 @@
-"""Which tests are slow; and for the Spark tests more time, and one session for all of a run."""
+"""The order of the tests, which of them are slow, and what the Spark tests share.
+
+With `--shuffle=random` the files run in random order, and so do the tests of each file. The header
+of the output says how to repeat it. Files that start Spark come first, then those with slow tests:
+with several workers none is then left alone with a long file at the end.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,11 +54,31 @@ FOREIGN_WARNINGS = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run the tests in the random order of this seed, a number, or of any with `random`"
+    parser.addoption("--shuffle", metavar="SEED", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     warm_kit.install()
+    if hasattr(config, "workerinput"):
+        config.option.shuffle = config.workerinput["shuffle"]
+    elif config.option.shuffle == "random":
+        config.option.shuffle = str(random.randrange(1 << 32))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All workers get the order of the process that starts them."""
+    node.workerinput["shuffle"] = node.config.option.shuffle
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.option.shuffle
+    return None if seed is None else f"random order: make test SEED={seed} repeats it"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         in_slow_folder = any(folder in item.path.parents for folder in SLOW)
         if in_slow_folder or item.path.name in SLOW_FILES:
@@ -62,6 +88,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
             for text in FOREIGN_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(text))
+    if config.option.shuffle is not None:
+        shuffle(items, config.option.shuffle)
+
+
+def shuffle(items: list[pytest.Item], seed: str) -> None:
+    """Put the files in random order, the long ones first, and the tests of each file too."""
+    chance = random.Random(seed)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    paths = list(files)
+    chance.shuffle(paths)
+
+    def rank(path: Path) -> int:
+        if TESTS / "spark" in path.parents:
+            return 0
+        return 1 if any(item.get_closest_marker("slow") for item in files[path]) else 2
+
+    for path in paths:
+        chance.shuffle(files[path])
+    items[:] = [item for path in sorted(paths, key=rank) for item in files[path]]
 
 
 @pytest.fixture(scope="session")
