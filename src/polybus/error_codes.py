@@ -181,6 +181,9 @@ _BUS = {
         "the call is the administrator's, and its token is missing or wrong",
         "send `Authorization: Bearer` with the content of DATA/admin.token",
     ),
+    "admin.token-file": Meaning(
+        "DATA/admin.token is empty or too short", "remove the file; the next start creates one"
+    ),
     "admin.verb-unknown": Meaning("the administrator asked for an unknown verb"),
     "admin.request-invalid": Meaning("the administrator's request is malformed"),
     "peer.too-slow": Meaning(

@@ -7,13 +7,13 @@ from collections.abc import Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.bus import Bus
-from polybus.bus.subscriptions import Publisher
+from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.errors import PolybusError
 from polybus.log.memory import MemoryLog
 from polybus.testing import ManualClock
 
 
-class Recorder:
+class Recorder(Subscriber):
     """A subscriber and publisher that records every call."""
 
     protocol = "test"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from polybus.batch import Batch, Buffer
 from polybus.errors import PolybusError
@@ -50,13 +50,10 @@ class Subscriber(Protocol):
     whom to hold back meanwhile; None if nobody can be.
     """
 
-    takes_own: bool
+    protocol: ClassVar[str]
+    """Its protocol, for the traffic figures."""
+    takes_own: bool = True
     """Whether it receives the messages it published itself (not so in goMS and queues)."""
-
-    @property
-    def protocol(self) -> str:
-        """Its protocol, for the traffic figures."""
-        ...
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         """Take one batch of a topic it is subscribed to."""
@@ -69,15 +66,17 @@ class Subscriber(Protocol):
 
         `whole` is those batches in the encoding of the protocol they arrived on.
         """
-        ...
+        for batch in batches:
+            self.deliver(batch, publisher)
 
     def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
         """Take one message sent to several topics: one batch per topic it is subscribed to."""
-        ...
+        for batch in batches:
+            self.deliver(batch, publisher)
 
     def topic_created(self, topic: str) -> None:
         """A topic was created, and it subscribes to every new one."""
-        ...
+        return
 
     def topic_deleted(self, topic: str) -> None:
         """A topic it was subscribed to was deleted, and the subscription with it."""

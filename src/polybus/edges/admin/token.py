@@ -49,7 +49,7 @@ def load_or_make(data: Path) -> AdminToken:
         raise storage_error(error, f"cannot use {path}") from error
     if len(token) < TOKEN_CHARACTERS_MIN:
         text = f"{path} holds no token: remove the file, and the next start creates one"
-        raise StorageError("log.damaged", text)
+        raise StorageError("admin.token-file", text)
     return AdminToken(token)
 
 

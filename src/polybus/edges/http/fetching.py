@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 from starlette.responses import Response, StreamingResponse
 
-from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import Publisher
+from polybus.batch import Batch
+from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.edges.http.calls import Answer, Call, Operation
 from polybus.edges.http.problems import Problem
 from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
@@ -76,10 +76,9 @@ class Messages(msgspec.Struct):
     next: int
 
 
-class TopicWaiter:
-    """Waits for a topic to grow. Implements bus.Subscriber."""
+class TopicWaiter(Subscriber):
+    """Waits for a topic to grow."""
 
-    takes_own = True
     protocol = "http"
 
     def __init__(self, state: HttpState) -> None:
@@ -88,18 +87,8 @@ class TopicWaiter:
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         self._wake()
 
-    def deliver_whole(
-        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
-    ) -> None:
-        self._wake()
-
-    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
-        self._wake()
-
     def topic_deleted(self, topic: str) -> None:
         self._wake()
-
-    def topic_created(self, topic: str) -> None: ...
 
     def _wake(self) -> None:
         if not self.grown.done():

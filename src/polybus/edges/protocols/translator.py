@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from polybus import names
 from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import Publisher
+from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.edges.edge import Edge
 from polybus.edges.tcp.outbox import DroppedMessages
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
@@ -56,11 +56,9 @@ class Peer(Protocol):
         ...
 
 
-class Translator:
-    """One peer's side of the bus, in one protocol. Implements bus.Subscriber and bus.Publisher."""
+class Translator(Subscriber):
+    """One peer's side of the bus, in one protocol. Implements bus.Publisher too."""
 
-    protocol: ClassVar[str]
-    takes_own = True
     codec: Codec[Any]
 
     def __init__(self, edge: Edge, peer: Peer) -> None:
@@ -104,16 +102,6 @@ class Translator:
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         self.peer.send(batch.encoded(self.protocol, self.encode), (batch,), publisher)
-
-    def deliver_whole(
-        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
-    ) -> None:
-        for batch in batches:
-            self.deliver(batch, publisher)
-
-    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
-        for batch in batches:
-            self.deliver(batch, publisher)
 
     def hold(self, gate: Hashable) -> bool:
         return self.peer.hold(gate)

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import Publisher
+from polybus.batch import Batch
+from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.wire.msgstream import EMPTY_PACK, PROTOCOL, encode_messages
 
 CACHE_BYTES_MAX = 16 << 20
@@ -131,10 +131,9 @@ class Follower(Protocol):
     def receiver(self) -> Receiver | None: ...
 
 
-class Feed:
-    """The batches of one topic since its first session came. Implements bus.Subscriber."""
+class Feed(Subscriber):
+    """The batches of one topic since its first session came."""
 
-    takes_own = True
     protocol = PROTOCOL
 
     def __init__(self, topic: str, epoch: int, stop_offset: int, shared: FeedsShared) -> None:
@@ -208,19 +207,6 @@ class Feed:
         if not self._signalled:
             self._signalled = True
             self._shared.on_delivered(self)
-
-    def deliver_whole(
-        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
-    ) -> None:
-        self.deliver_joint(batches)
-
-    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
-        for batch in batches:
-            if batch.topic == self.topic:
-                self.deliver(batch)
-
-    def topic_created(self, topic: str) -> None:
-        raise AssertionError("a feed has one topic")
 
     def topic_deleted(self, topic: str) -> None:
         self.deleted = True
