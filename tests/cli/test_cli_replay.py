@@ -21,12 +21,13 @@ from click.testing import CliRunner
 import polybus as library
 from polybus.cli import main
 from polybus.cli.replay.dead_letters import DeadLetters
-from polybus.cli.replay.history import LocalHistory, RemoteHistory, span_of
-from polybus.cli.replay.pace import ROWS_MAX, Pace, Schedule, Slot, parse_rate, parse_speed
-from polybus.cli.replay.target import Rows, ndjson, split_url
+from polybus.cli.replay.pace import ROWS_MAX, ReplayPace, Schedule, Slot, parse_rate, parse_speed
+from polybus.cli.replay.publishing import OutgoingRows, ndjson, split_url
+from polybus.cli.replay.source import RemoteSource, range_of
 from polybus.errors import UsageError
 from polybus.lake.compact import compact, vacuum
 from polybus.lake.table import open_table
+from polybus.log.reading.reader import LogReader
 
 TARGETS = ("copy", "boson", "props", "goms", "http", "max", "rated", "slow", "json")
 
@@ -131,11 +132,10 @@ def test_a_dry_run_says_what_would_go_and_publishes_nothing(bus: ServedBus) -> N
 def test_offsets_and_times_choose_what_is_replayed_from_files_and_over_http(
     bus: ServedBus, start: str, stop: str, count: int
 ) -> None:
-    for history in (LocalHistory(bus.data), RemoteHistory(bus.url("boson"))):
-        span = span_of(history, "news", start, stop)
-        assert len(span) == count
-        found = [rows.num_rows for rows in history.read("news", span.start, span.stop)]
-        assert sum(found) == count
+    for source in (LogReader(bus.data), RemoteSource(bus.url("boson"))):
+        offsets = range_of(source, "news", start, stop)
+        assert len(offsets) == count
+        assert sum(rows.num_rows for rows in offsets.read(source)) == count
 
 
 def test_a_rate_is_kept(bus: ServedBus) -> None:
@@ -162,7 +162,8 @@ def test_a_replay_that_is_stopped_says_where_and_how_to_go_on(bus: ServedBus) ->
     assert process.returncode == 1
     assert f"replayed {sent} messages".encode() in out
     assert (
-        f"stopped at offset {sent}; go on with: polybus replay news --from {sent}".encode() in err
+        f"stopped at offset {sent}; continue with: polybus replay news --from {sent}".encode()
+        in err
     )
     assert b"Traceback" not in err
 
@@ -247,7 +248,7 @@ def test_notes_of_many_small_replays_do_not_pile_up(tmp_path: Path) -> None:
     letters = DeadLetters(tmp_path, None, None)
     (rows,) = letters.rows()
     for _ in range(70):
-        letters.note(rows)
+        letters.record(rows)
     assert len(open_table(tmp_path, "replayed").files()) < 40
 
 
@@ -297,24 +298,24 @@ def test_a_dead_letter_whose_topic_is_gone_stays(tmp_path: Path) -> None:
 
 def test_the_original_pace_is_that_of_the_timestamps() -> None:
     times_us = [1_000_000, 1_005_000, 1_500_000, 3_000_000]
-    slots = list(Schedule(Pace(speed=2.0)).slots(times_us))
+    slots = list(Schedule(ReplayPace(speed=2.0)).slots(times_us))
     assert slots == [Slot(0, 2, 0.0), Slot(2, 3, 0.25), Slot(3, 4, 1.0)]
 
 
 def test_at_full_speed_messages_go_in_batches() -> None:
-    slots = list(Schedule(Pace()).slots([5] * (ROWS_MAX + 1)))
+    slots = list(Schedule(ReplayPace()).slots([5] * (ROWS_MAX + 1)))
     assert slots == [Slot(0, ROWS_MAX, 0.0), Slot(ROWS_MAX, ROWS_MAX + 1, 0.0)]
 
 
 def test_a_rate_holds_over_batches() -> None:
-    schedule = Schedule(Pace(rate=100.0))
+    schedule = Schedule(ReplayPace(rate=100.0))
     first = list(schedule.slots([0] * 4))
     second = list(schedule.slots([0] * 2))
     assert [slot.due_s for slot in (*first, *second)] == [0.0, 0.02, 0.04]
 
 
 def test_a_clock_that_went_backwards_delays_nothing() -> None:
-    slots = list(Schedule(Pace(speed=1.0)).slots([2_000_000, 1_000_000, 2_500_000]))
+    slots = list(Schedule(ReplayPace(speed=1.0)).slots([2_000_000, 1_000_000, 2_500_000]))
     assert slots == [Slot(0, 2, 0.0), Slot(2, 3, 0.5)]
 
 
@@ -326,7 +327,7 @@ def test_a_speed_is_read(text: str, speed: float | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["0x", "x", "-1x", "2"])
-def test_a_speed_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_speed_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         parse_speed(text)
 
@@ -343,7 +344,7 @@ def test_a_url_names_its_topic_or_keeps_the_replayed_one() -> None:
 
 
 def test_bodies_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polybus.cli.replay.target.REQUEST_BYTES_MAX", 100)
+    monkeypatch.setattr("polybus.cli.replay.publishing.REQUEST_BYTES_MAX", 100)
     batch = pa.RecordBatch.from_pydict(
         {
             "key": pa.array([b"k"] * 3, pa.binary()),
@@ -351,7 +352,7 @@ def test_bodies_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
             "headers": pa.array([None] * 3, pa.map_(pa.string(), pa.binary())),
         }
     )
-    bodies = ndjson(Rows(batch))
+    bodies = ndjson(OutgoingRows(batch))
     assert len(bodies) == 3 and all(json.loads(body)["base64"] for body in bodies)
 
 

@@ -1,0 +1,221 @@
+"""How a replay publishes: to topics over any protocol, part by part, each part with a receipt.
+
+HTTP carries keys and headers, Boson properties and goMS carry headers, Boson frames and queues
+carry neither. What a protocol cannot carry is left out and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import time
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+import pyarrow as pa
+
+from polybus.cli import admin
+from polybus.cli.output import progress_bar
+from polybus.client import connect
+from polybus.client.http.blocking import bus_url, request
+from polybus.client.urls import parse
+from polybus.errors import PolybusError, UsageError
+
+REQUEST_BYTES_MAX = 8 << 20
+REQUEST_ROWS_MAX = 5000
+HTTP = ("http", "ws")
+WITH_HEADERS = ("boson+properties", "goms")
+
+MessageHeaders = Sequence[tuple[str, bytes]] | None
+
+
+class OutgoingRows:
+    """The values, keys and headers of messages to publish."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.values: list[bytes] = [value or b"" for value in batch.column("value").to_pylist()]
+        self.keys: list[bytes | None] = batch.column("key").to_pylist()
+        self.headers: list[MessageHeaders] = batch.column("headers").to_pylist()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPart:
+    """Messages for one topic, due `due_s` seconds after the start; `done` is called afterwards."""
+
+    topic: str
+    rows: OutgoingRows
+    due_s: float
+    done: Callable[[], None]
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What a replay did; `by_topic` counts messages."""
+
+    by_topic: Counter[str] = field(default_factory=Counter)
+    value_bytes: int = 0
+    seconds: float = 0.0
+    stopped: bool = False
+    error: PolybusError | None = None
+
+    @property
+    def messages(self) -> int:
+        return self.by_topic.total()
+
+    @property
+    def complete(self) -> bool:
+        return self.error is None and not self.stopped
+
+
+class ReplayDestination:
+    """One topic of one bus; `async with` connects."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        """Raises UsageError `client.url`, `client.scheme`."""
+        self.topic = topic
+        self._address = parse(url)
+        self._client = connect(url, reconnect=False)
+        self.keys_left_out = 0
+        self.headers_left_out = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic} at {self._address}"
+
+    async def __aenter__(self) -> ReplayDestination:
+        await self._client.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def send(self, rows: OutgoingRows) -> None:
+        """Publish; on return the messages are durable, except on a queue.
+
+        Raises:
+            PolybusError: the bus refused some, or it is not known whether they are stored.
+        """
+        scheme = self._address.scheme
+        if scheme in HTTP:
+            for body in ndjson(rows):
+                await asyncio.to_thread(self._post, body)
+            return
+        self.keys_left_out += sum(key is not None for key in rows.keys)
+        if scheme not in WITH_HEADERS:
+            self.headers_left_out += sum(map(bool, rows.headers))
+            await self._publish(rows.values, None)
+            return
+        # One publish has the same headers for all its messages.
+        messages = zip(rows.values, rows.headers, strict=True)
+        for headers, group in itertools.groupby(messages, key=itemgetter(1)):
+            await self._publish([value for value, _ in group], headers)
+
+    async def _publish(self, values: list[bytes], headers: MessageHeaders) -> None:
+        if self._address.scheme == "queue":
+            await self._client.publish_many(self.topic, values)
+            await self._client.flush()
+        else:
+            named = dict(headers or ())
+            await self._client.publish_many(self.topic, values, headers=named, receipt=True)
+
+    def _post(self, body: bytes) -> None:
+        url = f"{'https' if self._address.tls else 'http'}://{self._address.authority}"
+        path = f"/v1/topics/{quote(self.topic, safe='')}/messages"
+        request(url, "POST", path, body, content_type="application/x-ndjson")
+
+
+def publish_parts(
+    title: str,
+    parts: Iterator[ReplayPart],
+    total: int,
+    targets: dict[str, ReplayDestination],
+    url: str = "",
+    *,
+    hidden: bool,
+) -> ReplayResult:
+    """Publish each part when it is due, until the end, an error, Ctrl-C or SIGTERM.
+
+    A signal lets the current part finish. Topics without a target get one at `url`.
+    """
+
+    async def run() -> None:
+        halt = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, halt.set)
+        async with contextlib.AsyncExitStack() as stack:
+            for target in targets.values():
+                await stack.enter_async_context(target)
+            while (part := await asyncio.to_thread(next, parts, None)) is not None:
+                with contextlib.suppress(TimeoutError):
+                    left_s = began_s + part.due_s - time.monotonic()
+                    await asyncio.wait_for(halt.wait(), max(0.0, left_s))
+                if halt.is_set():
+                    result.stopped = True
+                    return
+                if part.topic not in targets:
+                    target = await stack.enter_async_context(ReplayDestination(url, part.topic))
+                    targets[part.topic] = target
+                await targets[part.topic].send(part.rows)
+                await asyncio.to_thread(part.done)
+                result.by_topic[part.topic] += len(part.rows.values)
+                result.value_bytes += sum(map(len, part.rows.values))
+                update(advance=len(part.rows.values))
+
+    result = ReplayResult()
+    began_s = time.monotonic()
+    with progress_bar(title, total, hidden=hidden) as update:
+        try:
+            asyncio.run(run())
+        except PolybusError as error:
+            result.error = error
+    result.seconds = time.monotonic() - began_s
+    return result
+
+
+def local_url(data: Path) -> str:
+    """The HTTP address of the bus that runs on the folder. Raises UsageError."""
+    if admin.running(data) is None:
+        text = f"no bus runs on {data}, and a replay publishes to one"
+        raise UsageError("client.unreachable", text)
+    return bus_url(data)
+
+
+def split_url(into: str, topic: str) -> tuple[str, str]:
+    """Divide `boson://host:port/topic` into URL and topic; without a path the topic is `topic`."""
+    parts = urlsplit(into)
+    named = unquote(parts.path.strip("/")).lower()
+    if not named and parts.path not in ("", "/"):
+        raise UsageError("client.url", f"{into}: the path must be the topic to replay into")
+    return parts._replace(path="").geturl(), named or topic
+
+
+def ndjson(rows: OutgoingRows) -> list[bytes]:
+    """The messages as lines of JSON, in request bodies of limited size."""
+    bodies: list[bytes] = []
+    lines: list[bytes] = []
+    size = 0
+    for value, key, headers in zip(rows.values, rows.keys, rows.headers, strict=True):
+        message: dict[str, Any] = _base64(value)
+        if key is not None:
+            message["key"] = _base64(key)
+        if headers:
+            message["headers"] = {name: _base64(one) for name, one in headers}
+        line = msgspec.json.encode(message)
+        if lines and (size + len(line) > REQUEST_BYTES_MAX or len(lines) >= REQUEST_ROWS_MAX):
+            bodies.append(b"\n".join(lines))
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line) + 1
+    return [*bodies, b"\n".join(lines)] if lines else bodies
+
+
+def _base64(value: bytes) -> dict[str, Any]:
+    return {"base64": b64encode(value).decode()}
