@@ -125,7 +125,7 @@ def test_a_replaced_file_leaves_history_at_once_and_the_disk_after_a_grace(tmp_p
 
 def test_a_large_file_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_topic(tmp_path, "news")
-    monkeypatch.setattr("polybus.log.history.handover_topic.SMALL_FILE_BYTES", 1)
+    monkeypatch.setattr("polybus.log.history.manifest.SMALL_FILE_BYTES", 1)
     for number in range(3):
         make_segment(tmp_path, number + 1, [[rows_batch("news", number * 10, 10)]])
         hand_over(tmp_path)

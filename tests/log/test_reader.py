@@ -17,8 +17,9 @@ from polybus.log import layout
 from polybus.log.columns import SCHEMA
 from polybus.log.files import FileLog
 from polybus.log.history import parquet
+from polybus.log.history.file_reader import TimeRange
 from polybus.log.history.handover import delete_segments, hand_over
-from polybus.log.reading.reader import LogReader, Times, row_group_starts
+from polybus.log.reading.reader import LogReader
 
 __all__ = ["data", "log"]
 
@@ -162,7 +163,7 @@ def test_times_leave_out_what_cannot_match_and_nothing_else(
     if handed_over:
         delete_segments(hand_over(data))
     reader = LogReader(data)
-    wanted = Times(NOON_US + 10_000_000, NOON_US + 12_000_000)
+    wanted = TimeRange(NOON_US + 10_000_000, NOON_US + 12_000_000)
     found = offsets(reader.read_plan(reader.plan("news", 0, 8, times=wanted)))
     assert {2, 3, 5} <= set(found)
     assert found == sorted(found)
@@ -175,8 +176,8 @@ def test_row_groups_begin_where_a_file_can_be_cut(
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 4)
     make_segment(data, 1, [[rows_batch("news", 0, 10)]])
     delete_segments(hand_over(data))
-    (piece,) = LogReader(data).pieces("news", 1, 10)
-    assert row_group_starts(piece) == [4, 8]
+    (piece,) = LogReader(data).plan("news", 1, 10).pieces
+    assert piece.row_group_starts() == [4, 8]
 
 
 def test_the_history_of_a_topic_is_one_snapshot(data: Path) -> None:
@@ -187,7 +188,7 @@ def test_the_history_of_a_topic_is_one_snapshot(data: Path) -> None:
     history = LogReader(data).history("news")
     assert (history.start, history.handed_over, history.epoch) == (0, 10, 1)
     assert [(file.first, file.last) for file in history.files] == [(0, 4), (5, 9)]
-    assert all(file.path.is_file() for file in history.files)
+    assert all((layout.topic_folder(data, "news") / file.path).is_file() for file in history.files)
     assert history.files[1].min_timestamp_us == NOON_US + DAY_US
 
 

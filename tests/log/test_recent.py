@@ -6,7 +6,7 @@ from array import array
 
 from polybus.batch import Batch
 from polybus.log.journal.cache import RecentBatches
-from polybus.log.journal.places import Places
+from polybus.log.journal.topic_commits import TopicCommits
 from polybus.scan import TopicEnd
 
 READ_BYTES = 1000
@@ -26,7 +26,7 @@ def written(recent: RecentBatches, ends: dict[str, TopicEnd], *, reads: int) -> 
 
 
 def test_of_a_commit_that_is_too_large_the_last_reads_stay() -> None:
-    ends = {name: TopicEnd(1, 0, Places()) for name in "ab"}
+    ends = {name: TopicEnd(1, 0, TopicCommits()) for name in "ab"}
     recent = RecentBatches(bytes_max=8 * READ_BYTES)
     written(recent, ends, reads=10)
     kept = len(ends["a"].tail)
@@ -38,15 +38,15 @@ def test_of_a_commit_that_is_too_large_the_last_reads_stay() -> None:
 
 
 def test_a_read_that_is_larger_than_all_does_not_stay() -> None:
-    ends = {"a": TopicEnd(1, 0, Places())}
+    ends = {"a": TopicEnd(1, 0, TopicCommits())}
     recent = RecentBatches(bytes_max=READ_BYTES // 2)
     written(recent, ends, reads=1)
     assert not ends["a"].tail
 
 
 def test_a_topic_that_is_gone_counts_for_nothing() -> None:
-    gone = {"a": TopicEnd(1, 0, Places())}
-    ends = {"b": TopicEnd(1, 0, Places())}
+    gone = {"a": TopicEnd(1, 0, TopicCommits())}
+    ends = {"b": TopicEnd(1, 0, TopicCommits())}
     recent = RecentBatches(bytes_max=3 * READ_BYTES)
     for _ in range(10):
         read = Batch("a", bytes(READ_BYTES), array("i", [0, 10]))

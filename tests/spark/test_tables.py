@@ -20,8 +20,9 @@ from polybus.lake.compact import compact as compact_table
 from polybus.lake.table import LakeTable, open_table
 from polybus.log.files import FileLog
 from polybus.log.history.handover import compact as hand_over
+from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
-from polybus.spark import bronze, tables
+from polybus.spark import tables
 from polybus.spark.views import collect
 
 DAY_US = 86_400_000_000
@@ -163,7 +164,7 @@ def test_a_topic_that_is_not_there_is_named(spark: Any, data: Path) -> None:
 
 def test_a_history_file_that_is_damaged_or_gone_is_named(spark: Any, data: Path) -> None:
     make_topic(data)
-    file = LogReader(data).history("orders").files[0].path
+    file = topic_folder(data, "orders") / LogReader(data).history("orders").files[0].path
     # Not compressed, so that nothing but the page's checksum can tell.
     table = pq.read_table(file, partitioning=None)
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
@@ -184,7 +185,7 @@ def test_a_small_last_file_is_left_to_the_source(data: Path) -> None:
     make_topic(data)
     history = LogReader(data).history("orders")
     assert [file.first for file in history.files] == [0, 100]
-    assert [file.first for file in bronze.settled_files(history)] == [0]
+    assert [file.first for file in history.settled_files] == [0]
 
 
 # Lake tables.

@@ -27,7 +27,7 @@ from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.log.columns import SCHEMA
-from polybus.log.history.handover_topic import SMALL_FILE_BYTES
+from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
 
 MEMORY_MAX = "1GiB"
@@ -231,12 +231,12 @@ class Engine:
     def _topic_query(self, topic: str, named: Named) -> tuple[str, list[str]]:
         history = self._reader.history(topic)
         stop = max(self._reader.bounds(topic).stop, history.handed_over)
-        settled = [str(file.path.absolute()) for file in history.files]
+        folder = topic_folder(self.data, topic).absolute()
+        settled = [str(folder / file.path) for file in history.settled_files]
         pinned = ""
-        if history.files and history.files[-1].bytes < SMALL_FILE_BYTES:
-            # The hand-over may replace the last file while we read; open, it stays.
-            pinned = self._pin(Path(settled[-1]))
-            settled.pop()
+        if len(settled) < len(history.files):
+            # The hand-over may replace the last file while we read; an open one stays readable.
+            pinned = self._pin(folder / history.files[-1].path)
         columns = [name for name in COLUMNS if named.everything or name in named.words]
         columns = columns or ["offset"]
         parts = []

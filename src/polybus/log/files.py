@@ -17,10 +17,10 @@ from polybus.log.history.topic_history import History
 from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
 from polybus.log.journal.committer import Journal
 from polybus.log.journal.index import CommitEntry, read_index
-from polybus.log.journal.places import Place
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.restore import restore
 from polybus.log.journal.segment import SegmentWriter
+from polybus.log.journal.topic_commits import CommitRows
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
 from polybus.log.topic_log import Shared, TopicLog
 from polybus.log.topics import TopicStore, storage_error, unknown
@@ -325,7 +325,7 @@ class FileLog:
             raise unknown(topic)
         return log
 
-    def _freeze_all_in(self, place: Place, error: StorageError) -> None:
+    def _freeze_all_in(self, place: CommitRows, error: StorageError) -> None:
         """A commit turned out to be damaged: freeze every topic that has messages in it."""
         logger.error("%s", error.text)
         for entry in read_index(index_path(place.segment)).entries:

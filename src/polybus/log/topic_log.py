@@ -22,10 +22,10 @@ from polybus.log.history.topic_history import History
 from polybus.log.journal import commit as commits
 from polybus.log.journal.cache import CommitCache, RecentBatches
 from polybus.log.journal.commit import Damaged
-from polybus.log.journal.places import Place, Places
 from polybus.log.journal.segment import read_message
+from polybus.log.journal.topic_commits import CommitRows, TopicCommits
 
-_PLACES_MAX = 64
+_COMMITS_MAX = 64
 _RECENT_BATCHES_MAX = 1024
 _RETRIES_MAX = 5
 _BATCH_BYTES_MIN = 1024
@@ -39,9 +39,9 @@ class Shared:
         self.lock = threading.Lock()
         self.recent = RecentBatches(bytes_max=recent_bytes_max)
         self.reread = CommitCache(bytes_max=reread_bytes_max)
-        self.on_damage: Callable[[Place, StorageError], None] = lambda place, error: None
+        self.on_damage: Callable[[CommitRows, StorageError], None] = lambda place, error: None
 
-    def rows(self, place: Place) -> pa.RecordBatch:
+    def rows(self, place: CommitRows) -> pa.RecordBatch:
         """The commit's rows. Raises Damaged, or FileNotFoundError if the segment is gone."""
         rows = self.reread.get(place.segment, place.position)
         if rows is None:
@@ -54,11 +54,11 @@ class TopicLog(scan.TopicEnd):
     """A topic's messages. The module docstring says who may touch what."""
 
     __slots__ = ("_shared", "history", "name")
-    places: Places
+    places: TopicCommits
     frozen: StorageError | None
 
     def __init__(self, name: str, epoch: int, history: History | None, shared: Shared) -> None:
-        super().__init__(epoch, 0, Places())
+        super().__init__(epoch, 0, TopicCommits())
         self.name = name
         self.history = history
         self.stop = self.handed_over
@@ -110,7 +110,7 @@ class TopicLog(scan.TopicEnd):
             if tail is not None:
                 return list(_limited(tail, bytes_max))
             with self._shared.lock:
-                places = self.places.find(offset, places_max=_PLACES_MAX)
+                places = self.places.find(offset, commits_max=_COMMITS_MAX)
             # A hand-over may come between any two of these lines: then history has it now.
             if places:
                 try:
@@ -130,7 +130,7 @@ class TopicLog(scan.TopicEnd):
             offset += rows.num_rows
         return found
 
-    def _read_places(self, places: list[Place], offset: int, *, bytes_max: int) -> list[Batch]:
+    def _read_places(self, places: list[CommitRows], offset: int, *, bytes_max: int) -> list[Batch]:
         found: list[Batch] = []
         for place in places:
             try:
@@ -144,12 +144,12 @@ class TopicLog(scan.TopicEnd):
             found.append(batch)
             offset = batch.last_offset + 1
             bytes_max -= max(batch.value_bytes, _BATCH_BYTES_MIN)
-            if bytes_max <= 0 or offset < place.first_offset + place.row_count:
+            if bytes_max <= 0 or offset < place.stop_offset:
                 break
         return found
 
     def _batch_at(
-        self, place: Place, rows: pa.RecordBatch, offset: int, *, bytes_max: int
+        self, place: CommitRows, rows: pa.RecordBatch, offset: int, *, bytes_max: int
     ) -> Batch:
         skipped = offset - place.first_offset
         part = rows.slice(place.first_row + skipped, place.row_count - skipped)
@@ -158,8 +158,8 @@ class TopicLog(scan.TopicEnd):
         part = stored_rows.cut(part, bytes_max=bytes_max)
         return stored_rows.batch_of(part, topic=self.name, epoch=self.epoch, first_offset=offset)
 
-    def _damage(self, place: Place, reason: str) -> StorageError:
-        last = place.first_offset + place.row_count - 1
+    def _damage(self, place: CommitRows, reason: str) -> StorageError:
+        last = place.stop_offset - 1
         text = (
             f"journal segment {place.segment.name}, byte {place.position}: topic {self.name!r}, "
             f"offsets {place.first_offset} to {last}: {reason}"
@@ -227,7 +227,7 @@ class TopicLog(scan.TopicEnd):
             row = stored_rows.row_at(rows.slice(place.first_row, place.row_count), timestamp_us)
             if row is not None and place.first_offset + row >= offset:
                 return place.first_offset + row
-            offset = place.first_offset + place.row_count
+            offset = place.stop_offset
         for batch in tail:
             if batch.timestamp_us >= timestamp_us:
                 # The tail is ahead of `stop` for a moment when a batch is appended.

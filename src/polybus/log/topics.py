@@ -139,18 +139,11 @@ class TopicStore:
 
     def _read_format(self, data: Path) -> None:
         self._disk.make_folder(data)
-        path = data / "polybus.json"
-        if not path.exists():
+        note = read_data_note(data)
+        if note is None:
             self._write_format(data)
-            return
-        try:
-            note = msgspec.json.decode(path.read_bytes(), type=DataNote)
-        except msgspec.DecodeError as error:
-            raise StorageError("log.damaged", f"{path}: {error}") from error
-        if note.format != FORMAT:
-            text = f"{path} says format {note.format}; this version knows format {FORMAT}"
-            raise StorageError("log.format", text)
-        self._epoch_max = note.epoch_max
+        else:
+            self._epoch_max = note.epoch_max
 
     def _write_format(self, data: Path) -> None:
         note = DataNote(format=FORMAT, epoch_max=self._epoch_max)
@@ -167,6 +160,25 @@ class TopicStore:
         )
         self._topics[note.name] = (note.epoch, settings)
         self._epoch_max = max(self._epoch_max, note.epoch)
+
+
+def read_data_note(data: Path) -> DataNote | None:
+    """What polybus.json says; None if the folder has none.
+
+    Raises:
+        StorageError: `log.format`, a newer version wrote the data; `log.damaged`.
+    """
+    path = data / "polybus.json"
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=DataNote)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except msgspec.DecodeError as error:
+        raise StorageError("log.damaged", f"{path}: {error}") from error
+    if note.format != FORMAT:
+        text = f"{path} has format {note.format}; this version reads format {FORMAT}"
+        raise StorageError("log.format", text)
+    return note
 
 
 def unknown(topic: str) -> UsageError:

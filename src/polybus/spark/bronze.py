@@ -23,10 +23,10 @@ from pyspark.sql import types as T
 
 from polybus import names
 from polybus.errors import StorageError
-from polybus.log.history.handover_topic import SMALL_FILE_BYTES
+from polybus.log.history.manifest import Manifest
 from polybus.log.history.parquet import HISTORY
 from polybus.log.layout import topic_folder
-from polybus.log.reading.reader import HistoryPath, LogReader, TopicHistory
+from polybus.log.reading.reader import LogReader
 from polybus.spark.native import read_files
 from polybus.spark.where import where
 
@@ -78,7 +78,7 @@ def history_and_rest(spark: SparkSession, reader: LogReader, topic: str) -> Data
     for _ in range(_ATTEMPTS_MAX):
         history = reader.history(topic)
         try:
-            return _of_snapshot(spark, history, reader.data)
+            return _of_snapshot(spark, topic, history, reader.data)
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
@@ -88,31 +88,21 @@ def history_and_rest(spark: SparkSession, reader: LogReader, topic: str) -> Data
     raise StorageError("log.damaged", text)
 
 
-def _of_snapshot(spark: SparkSession, history: TopicHistory, data: Path) -> DataFrame:
-    settled = settled_files(history)
+def _of_snapshot(spark: SparkSession, topic: str, history: Manifest, data: Path) -> DataFrame:
+    settled = history.settled_files
     start = settled[-1].last + 1 if settled else history.start
-    starting = json.dumps({history.topic: {"0": start}})
+    starting = json.dumps({topic: {"0": start}})
     options = {"data": str(data), "startingOffsets": starting if settled else "earliest"}
-    rest = _with_date(_source(spark, history.topic, options))
+    rest = _with_date(_source(spark, topic, options))
     if not settled:
         return rest
-    base = topic_folder(data, history.topic).absolute() / HISTORY
-    rows = read_files(spark, _FILE_SCHEMA, base, [file.path.absolute() for file in settled])
+    folder = topic_folder(data, topic).absolute()
+    paths = [folder / file.path for file in settled]
+    rows = read_files(spark, _FILE_SCHEMA, folder / HISTORY, paths)
     native = rows.withColumn("partition", F.lit(0)).withColumn(
         "epoch", F.lit(history.epoch).cast("long")
     )
     return native.select(*COLUMNS).unionAll(rest)
-
-
-def settled_files(history: TopicHistory) -> list[HistoryPath]:
-    """The files that the hand-over will not touch again: all, but a small last one.
-
-    The next hand-over may merge that one with the rows that follow, and take it away.
-    """
-    files = history.files
-    if files and files[-1].bytes < SMALL_FILE_BYTES:
-        return files[:-1]
-    return list(files)
 
 
 def data_folder(data: Path | None) -> Path:

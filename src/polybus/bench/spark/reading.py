@@ -15,6 +15,7 @@ from typing import Any
 from polybus.bench.errors import BenchError
 from polybus.bench.spark.corpus import TOPIC
 from polybus.bench.spark.figures import Figure
+from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
 
 # The columns that history files have too: the others are the same in all rows.
@@ -72,8 +73,9 @@ def _source(spark: Any, data: Path, columns: Sequence[str] = ()) -> Any:
 
 
 def _native(spark: Any, corpus: Corpus) -> Any:
+    folder = topic_folder(corpus.history, TOPIC)
     files = LogReader(corpus.history).history(TOPIC).files
-    return spark.read.parquet(*[str(file.path) for file in files]).select(*COLUMNS)
+    return spark.read.parquet(*[str(folder / file.path) for file in files]).select(*COLUMNS)
 
 
 def _table(spark: Any, data: Path) -> Any:

@@ -18,9 +18,6 @@ from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.history.parquet import contiguous
 from polybus.log.journal.commit import SCHEMA, TopicRows
 
-SMALL_FILE_BYTES = 16 << 20
-"""A day's last file below this size is merged with the rows that follow it."""
-
 
 class TopicHandover:
     """A topic's rows on their way from one segment to its history.
@@ -185,7 +182,7 @@ class TopicHandover:
     def _merge_last_file(self, writer: parquet.FileWriter) -> None:
         """Begin with the rows of the day's last file if it is small, to replace it."""
         last = self._manifest.files[-1] if self._manifest.files else None
-        if last is None or last.bytes >= min(SMALL_FILE_BYTES, self._file_bytes_max):
+        if last is None or last.bytes >= min(manifests.SMALL_FILE_BYTES, self._file_bytes_max):
             return
         path = self._folder / last.path
         # A damaged file stays as it is, named by the manifest, for `verify` to find.

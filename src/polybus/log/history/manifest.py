@@ -25,6 +25,8 @@ from polybus.log.disk import replace_file
 from polybus.log.topics import TopicNote
 
 NAME = "manifest.json"
+SMALL_FILE_BYTES = 16 << 20
+"""The hand-over merges a day's last file below this size with the rows that follow it."""
 _BLANK = b"0" * 16
 _TAIL = re.compile(rb'"xxh3":"([0-9a-f]{16})"}\n\Z')
 _DIGITS_END = len(b'"}\n')
@@ -55,6 +57,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
+
+    @property
+    def settled_files(self) -> tuple[HistoryFile, ...]:
+        """The files without a small last one, which the next hand-over may replace."""
+        if self.files and self.files[-1].bytes < SMALL_FILE_BYTES:
+            return self.files[:-1]
+        return self.files
 
 
 def load(folder: Path) -> Manifest | None:

@@ -1,11 +1,11 @@
-"""A topic's history: reading its Parquet files by offset and by time.
+"""A topic's history: its Parquet files, read by offset and by time.
 
 A reader works on one immutable snapshot of the manifest. The hand-over may replace a small file by
-a larger one at any time; a reader that finds a file gone loads the manifest again and goes on with
-the file that has the rows now.
+a larger one at any time. A reader whose file is missing loads the manifest again and continues with
+the file that holds the rows now.
 
-Parquet can only be decoded from the start of a row group, so a reader that comes back for the next
-megabyte would decode all before it again. `Cursors` keeps the few last readers where they stopped.
+Parquet is decoded from the start of a row group, so a reader that comes back for the next megabyte
+would decode everything before it again. `Cursors` keeps the last readers open where they stopped.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +21,9 @@ import pyarrow.compute as pc
 from polybus.errors import StorageError, UsageError
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
+from polybus.log.history.file_reader import FileRange, TimeRange, read_file
 from polybus.log.history.manifest import HistoryFile, Manifest
+from polybus.log.journal.commit import Damaged
 
 _BATCH_BYTES_MIN = 256 << 10
 _BATCH_BYTES_MAX = 1 << 20
@@ -33,33 +33,23 @@ _RETRIES_MAX = 5
 
 
 class Cursor:
-    """A reader's place in one file; `offset` is the next one it gives."""
+    """A reader's position in one file; `offset` is the next one it returns."""
 
     def __init__(self, path: Path, file: HistoryFile, offset: int, *, bytes_max: int) -> None:
         self.offset = offset
-        self._last = file.last
         self._rest: pa.RecordBatch | None = None
-        parquet_file = parquet.open_file(path)
-        metadata = parquet_file.metadata
-        if metadata.num_rows != file.rows:
-            raise pa.ArrowInvalid(f"{metadata.num_rows} rows, the manifest says {file.rows}")
-        group, group_first = _group_with(metadata, file.first, offset)
-        row_bytes = metadata.row_group(group).total_byte_size // metadata.row_group(group).num_rows
-        # Not smaller than this even for small reads: what is before the offset is decoded too.
+        # Not smaller even for small reads: everything before the offset is decoded too.
         batch_bytes = max(_BATCH_BYTES_MIN, min(bytes_max, _BATCH_BYTES_MAX))
-        batch_rows = max(1, min(_BATCH_ROWS_MAX, batch_bytes // (row_bytes + 1)))
-        self._batches: Iterator[pa.RecordBatch] = parquet_file.iter_batches(
-            batch_size=batch_rows,
-            row_groups=list(range(group, metadata.num_row_groups)),
-            use_threads=False,
+        wanted = FileRange(
+            first=offset, stop=file.last + 1, rows_max=_BATCH_ROWS_MAX, bytes_max=batch_bytes
         )
-        self._skip = offset - group_first
+        self._batches = read_file(path, file, wanted)
 
     def next(self, *, bytes_max: int) -> pa.RecordBatch | None:
         """The next rows, at least one, about `bytes_max` at most; None at the end of the file."""
         rows = self._rest
         if rows is None:
-            rows = self._decode()
+            _, rows = next(self._batches, (0, None))
         if rows is None:
             return None
         count = _rows_within(rows, bytes_max)
@@ -67,25 +57,11 @@ class Cursor:
         self.offset += count
         return rows.slice(0, count)
 
-    def _decode(self) -> pa.RecordBatch | None:
-        for rows in self._batches:
-            if self._skip >= rows.num_rows:
-                self._skip -= rows.num_rows
-                continue
-            rows = rows.slice(self._skip)
-            self._skip = 0
-            if parquet.offset_range(rows) != (self.offset, self.offset + rows.num_rows - 1):
-                raise pa.ArrowInvalid(f"its rows do not go on at offset {self.offset}")
-            return rows
-        if self.offset != self._last + 1:
-            raise pa.ArrowInvalid(f"its rows end before offset {self._last}")
-        return None
-
 
 class Cursors:
-    """The places of the last readers, oldest dropped first. Each holds a file open and some pages.
+    """The cursors of the last readers, an LRU cache. Each holds a file open and some pages.
 
-    A cursor in use is not in here, so no two threads share one.
+    A cursor in use is not in the cache, so no two threads share one.
     """
 
     def __init__(self, cursors_max: int = 16) -> None:
@@ -111,20 +87,19 @@ class History:
     """One topic's history. Any number of threads may read; each read sees one snapshot."""
 
     def __init__(self, folder: Path, *, cursors: Cursors = _shared_cursors) -> None:
-        """Read the manifest in the topic's folder; without one the history is empty.
+        """Read the manifest in the topic's folder; a missing one means an empty history.
 
         Raises:
             StorageError: `log.damaged`, manifest.json or topic.json cannot be trusted.
         """
         self.folder = folder
         self._cursors = cursors
-        self._checked: dict[str, tuple[str, int, int]] = {}
         self._snapshot: tuple[Manifest, list[int]] = (Manifest(epoch=0), [])
         self.reload()
 
     @property
     def manifest(self) -> Manifest:
-        """The snapshot that reads use now."""
+        """The snapshot that reads use."""
         return self._snapshot[0]
 
     @property
@@ -134,23 +109,20 @@ class History:
 
     @property
     def handed_over(self) -> int:
-        """The first offset that is not in history: the journal takes over here."""
+        """The first offset that is not in history but in the journal."""
         return self.manifest.handed_over
 
     def reload(self) -> None:
-        """Take the manifest as it is now; on StorageError the snapshot stays as it was."""
+        """Load the manifest again; on StorageError the snapshot stays as it was."""
         epoch = manifests.epoch_of(self.folder)
         if epoch is None:
             found = manifests.load(self.folder) or Manifest(epoch=0)
         else:
             found = manifests.load_for_epoch(self.folder, epoch)
-        named = {file.path for file in found.files}
-        for path in self._checked.keys() - named:
-            self._checked.pop(path, None)
         self._snapshot = (found, [file.first for file in found.files])
 
     def read(self, offset: int, *, bytes_max: int) -> list[pa.RecordBatch]:
-        """Rows from `offset` on, in order: at least one below `handed_over`, about `bytes_max`.
+        """Rows from `offset` on: at least one if it is below `handed_over`, about `bytes_max`.
 
         Raises:
             UsageError: `log.offset-unknown`, the offset is below `start`.
@@ -173,7 +145,7 @@ class History:
                 continue
             except StorageError:
                 if found:
-                    # What is intact is served; the next read, at the damage, raises.
+                    # Serve what is intact. The next read begins at the damage and raises.
                     break
                 raise
             found += rows
@@ -182,7 +154,7 @@ class History:
         return found
 
     def offset_at(self, timestamp_us: int) -> int | None:
-        """The first offset with a timestamp at or after the time; None if history has none.
+        """The first offset with a timestamp at or after the time, or None.
 
         Raises:
             StorageError: `log.damaged`.
@@ -198,14 +170,16 @@ class History:
                 self.reload()
                 if file in self.manifest.files:
                     raise _damage(self.folder, file, "is missing") from error
-        raise StorageError("log.damaged", f"{self.folder}: history files vanish while being read")
+        raise StorageError(
+            "log.damaged", f"{self.folder}: history files disappear while they are read"
+        )
 
     def _file_with(self, offset: int) -> HistoryFile | None:
         found, firsts = self._snapshot
         if offset >= found.handed_over:
             return None
         if offset < found.start:
-            text = f"offset {offset} is not kept any more; the log starts at {found.start}"
+            text = f"offset {offset} was removed by retention; the log starts at {found.start}"
             raise UsageError("log.offset-unknown", text)
         return found.files[bisect_right(firsts, offset) - 1]
 
@@ -216,7 +190,6 @@ class History:
         try:
             cursor = self._cursors.take(path, file, offset)
             if cursor is None:
-                self._check_file(path, file)
                 cursor = Cursor(path, file, offset, bytes_max=bytes_max)
             while rows_bytes < bytes_max:
                 batch = cursor.next(bytes_max=bytes_max - rows_bytes)
@@ -224,64 +197,36 @@ class History:
                     return rows
                 rows.append(batch)
                 rows_bytes += batch.nbytes
-        except FileNotFoundError:
-            raise
-        except (OSError, pa.ArrowException) as error:
+        except Damaged as error:
             raise _damage(self.folder, file, str(error)) from error
         if cursor.offset <= file.last:
             self._cursors.keep(path, file, cursor)
         return rows
 
     def _offset_in(self, file: HistoryFile, timestamp_us: int) -> int:
-        path = self.folder / file.path
+        wanted = FileRange(
+            first=file.first,
+            stop=file.last + 1,
+            rows_max=_BATCH_ROWS_MAX,
+            bytes_max=_BATCH_BYTES_MAX,
+            columns=("offset", "timestamp"),
+            times=TimeRange(since_us=timestamp_us),
+        )
         try:
-            self._check_file(path, file)
-            parquet_file = parquet.open_file(path)
-            first = file.first
-            for group in range(parquet_file.metadata.num_row_groups):
-                metadata = parquet_file.metadata.row_group(group)
-                if _latest_us(metadata) >= timestamp_us:
-                    column = parquet_file.read_row_group(group, columns=["timestamp"]).column(0)
-                    late = pc.greater_equal(column.cast(pa.int64()), timestamp_us)
-                    return first + int(pc.index(late, True).as_py())
-                first += metadata.num_rows
-        except FileNotFoundError:
-            raise
-        except (OSError, pa.ArrowException) as error:
+            for _, rows in read_file(self.folder / file.path, file, wanted):
+                found = offset_at(rows, timestamp_us)
+                if found is not None:
+                    return found
+        except Damaged as error:
             raise _damage(self.folder, file, str(error)) from error
         raise _damage(self.folder, file, "its timestamps are not those of the manifest")
 
-    def _check_file(self, path: Path, file: HistoryFile) -> None:
-        """Compare the checksum of the whole file, once for as long as it stays untouched.
 
-        Pages have checksums of their own, but their headers and the footer do not.
-        """
-        status = path.stat()
-        seen = (file.xxh3, status.st_mtime_ns, status.st_ino)
-        if self._checked.get(file.path) == seen:
-            return
-        if status.st_size != file.bytes or parquet.xxh3_of(path) != file.xxh3:
-            raise _damage(self.folder, file, "its checksum is wrong")
-        self._checked[file.path] = seen
-
-
-def _group_with(metadata: Any, first: int, offset: int) -> tuple[int, int]:
-    """The row group that has the offset, and the group's first offset."""
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group).num_rows
-        if offset < first + rows:
-            return group, first
-        first += rows
-    raise pa.ArrowInvalid(f"it has no offset {offset}")
-
-
-def _latest_us(metadata: Any) -> int:
-    """The largest timestamp of a row group, from its statistics."""
-    for index in range(metadata.num_columns):
-        column = metadata.column(index)
-        if column.path_in_schema == "timestamp":
-            return parquet.timestamp_us_of(column.statistics.max)
-    raise pa.ArrowInvalid("it has no column `timestamp`")
+def offset_at(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
+    """The offset of the first row at or after a time; the columns are offset and timestamp."""
+    late = pc.greater_equal(rows.column(1).cast(pa.int64()), timestamp_us)
+    row = pc.index(late, True).as_py()
+    return int(rows.column(0)[row].as_py()) if row >= 0 else None
 
 
 def _rows_within(rows: pa.RecordBatch, bytes_max: int) -> int:

@@ -1,7 +1,7 @@
-"""Pieces: which files hold a range of a topic, and reading one of them.
+"""Pieces: which files held a range of a topic when it was planned, and how one is read.
 
-A piece is what a plan is made of: it says where rows were when the plan was made, is small and can
-be sent to another process. Reading finds out whether they still are there.
+A plan and its pieces are small and can be sent to another process. Reading finds out whether the
+files are still there.
 """
 
 from __future__ import annotations
@@ -11,43 +11,29 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from polybus.log.history import parquet
-from polybus.log.history.manifest import HistoryFile
+from polybus.errors import StorageError
+from polybus.log.history import file_reader
+from polybus.log.history.file_reader import ALWAYS, FileRange, NextAndRows, TimeRange, read_file
+from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.journal import commit as commits
 from polybus.log.journal.commit import Damaged
-from polybus.log.reading.index import CommitRows, TopicKey
+from polybus.log.journal.topic_commits import CommitRows, SegmentCommits
+from polybus.log.reading.index import JournalIndex, TopicKey
 
 WINDOW_BYTES = 4 << 20
-"""So much of a segment is read at once, or one commit."""
-_CHECKED_MAX = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Rows outside of these times, in microseconds, are not wanted; both ends are inside."""
-
-    since_us: int = -(1 << 63)
-    until_us: int = (1 << 63) - 1
-
-    def meet(self, earliest_us: int, latest_us: int) -> bool:
-        return earliest_us <= self.until_us and latest_us >= self.since_us
-
-
-ALWAYS = Times()
+"""How much of a segment is read at once, unless one commit is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Offsets `first` (inclusive) to `stop` (exclusive) of a topic, in one file.
+    """Offsets `first` (included) to `stop` (excluded) of a topic, in one file.
 
     Attributes:
         bytes: about how much of the file that is.
-        file: what the manifest says of a history file; None for a segment of the journal.
+        file: the manifest's entry of a history file; None for a segment of the journal.
         commits: the commits of a segment that have the rows, in order.
     """
 
@@ -63,7 +49,7 @@ class Piece:
         return self.stop - self.first
 
     def cut(self, first: int, stop: int) -> Piece:
-        """The same with fewer rows."""
+        """The part of the piece within these offsets."""
         first, stop = max(first, self.first), min(stop, self.stop)
         kept = self.commits
         if kept and (first, stop) != (self.first, self.stop):
@@ -72,32 +58,114 @@ class Piece:
         size = self.bytes * (stop - first) // max(1, self.rows)
         return replace(self, first=first, stop=stop, bytes=size, commits=kept)
 
+    def row_group_starts(self) -> list[int]:
+        """The offsets of a history piece at which row groups begin; [] if they are unknown."""
+        if self.file is None:
+            return []
+        starts = file_reader.row_group_starts(self.path, self.file)
+        return [start for start in starts if self.first <= start < self.stop]
 
-Rows = tuple[int, pa.RecordBatch]
-"""Rows of a topic and the offset after them. Offsets before the rows may have been left out."""
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Where offsets `start` to `stop` of a topic are; the pieces are in offset order.
+
+    Rows outside `times` may be missing from the pieces.
+    """
+
+    topic: str
+    epoch: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+    times: TimeRange = ALWAYS
+
+
+def history_pieces(
+    folder: Path, manifest: Manifest, start: int, stop: int, times: TimeRange
+) -> Iterator[Piece]:
+    """The history files with offsets from `start` to `stop`, each cut to them."""
+    files = manifest.files
+    number = max(0, bisect_right(files, start, key=lambda file: file.first) - 1)
+    for file in files[number:]:
+        if file.first >= stop:
+            return
+        if file.last >= start and times.overlaps(file.min_timestamp_us, file.max_timestamp_us):
+            whole = Piece(folder / file.path, file.first, file.last + 1, file.bytes, file)
+            yield whole.cut(start, stop)
+
+
+def journal_pieces(journal: JournalIndex, plan: ReadPlan, start: int) -> Iterator[Piece]:
+    """The segments with the plan's offsets from `start` on.
+
+    Raises:
+        StorageError: `log.damaged`, naming offsets that are in no segment.
+    """
+    for found in journal.commits((plan.topic, plan.epoch)):
+        if found.stop_offset() <= start or start >= plan.stop:
+            continue
+        if found.first_offset() > start:
+            break
+        stop = min(found.stop_offset(), plan.stop)
+        for run in _runs(plan, found, start, stop):
+            size = sum(one.size for one in run)
+            first, last = run[0].first_offset, run[-1].stop_offset
+            yield Piece(found.segment, first, last, size, None, tuple(run)).cut(start, stop)
+        start = stop
+    if start < plan.stop:
+        text = f"topic {plan.topic!r}: offsets {start} to {plan.stop - 1} are in no file of the log"
+        raise StorageError("log.damaged", f"{text}; run polybus verify")
+
+
+def _runs(
+    plan: ReadPlan, found: SegmentCommits, start: int, stop: int
+) -> Iterator[list[CommitRows]]:
+    """The commits from `start` to `stop` in runs that the plan's times do not exclude.
+
+    Raises:
+        StorageError: `log.damaged`, the offsets of the commits have a gap.
+    """
+    run: list[CommitRows] = []
+    expected = None
+    for index in found.within(start, stop):
+        commit = found.commit(index)
+        if expected not in (None, commit.first_offset):
+            text = f"{commit.segment.name}: topic {plan.topic!r} continues at offset"
+            text = f"{text} {commit.first_offset}, not at {expected}; run polybus verify"
+            raise StorageError("log.damaged", text)
+        expected = commit.stop_offset
+        if plan.times.overlaps(found.earliest[index], found.latest_us(index)):
+            run.append(commit)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def read_piece(
-    piece: Piece,
-    topic: TopicKey,
-    columns: Sequence[str],
-    *,
-    rows_max: int,
-    bytes_max: int,
-    times: Times,
-) -> Iterator[Rows]:
-    """The piece's rows, checked, in order; what `times` excludes may be left out.
+    piece: Piece, plan: ReadPlan, columns: Sequence[str], *, rows_max: int, bytes_max: int
+) -> Iterator[NextAndRows]:
+    """The piece's rows in order, checked; rows outside the plan's times may be left out.
 
     Raises:
-        FileNotFoundError: the file is gone: handed over, replaced or expired.
-        Damaged: what is there is not what the plan says.
+        FileNotFoundError: the file was handed over, replaced or removed by retention.
+        Damaged: its content is not what the plan says.
     """
     if piece.file is None:
-        return _read_commits(piece, topic, columns)
-    return _read_history(piece, piece.file, columns, (rows_max, bytes_max), times)
+        return _read_commits(piece, (plan.topic, plan.epoch), columns)
+    wanted = FileRange(
+        first=piece.first,
+        stop=piece.stop,
+        columns=columns,
+        rows_max=rows_max,
+        bytes_max=bytes_max,
+        times=plan.times,
+    )
+    return read_file(piece.path, piece.file, wanted, mapped=True)
 
 
-def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterator[Rows]:
+def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterator[NextAndRows]:
     epoch_is_known = False
     with piece.path.open("rb", buffering=0) as file:
         for window in _windows(piece.commits):
@@ -111,8 +179,8 @@ def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterat
                 message = content[one.position - position : one.position - position + one.size]
                 rows = _topic_rows(message, one, key[0])
                 if not epoch_is_known:
-                    # A journal that begins again may have a topic of the name at the same place.
-                    # One look is enough: what follows is in the same file.
+                    # A journal that began again may have a topic of this name at the same place.
+                    # One check is enough: the other commits are in the same file.
                     _check_epoch(message, one, key)
                     epoch_is_known = True
                 low = max(0, piece.first - one.first_offset)
@@ -121,7 +189,7 @@ def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterat
 
 
 def _windows(wanted: Sequence[CommitRows]) -> Iterator[list[CommitRows]]:
-    """Commits that lie one after the other and are read at once."""
+    """Adjacent commits that are read at once."""
     window: list[CommitRows] = []
     for one in wanted:
         if window:
@@ -142,8 +210,8 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
     try:
         rows = commits.rows_of(message).slice(place.first_row, place.row_count)
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"its rows are unreadable: {error}") from error
-    # A checksum says that the bytes are whole, not that they are the ones that were meant.
+        raise Damaged(f"its rows cannot be decoded: {error}") from error
+    # The checksum proves that the commit is intact, not that it is the one the plan means.
     if (
         rows.num_rows != place.row_count
         or rows.column(1)[0].as_py() != topic
@@ -157,111 +225,4 @@ def _check_epoch(message: memoryview, place: CommitRows, key: TopicKey) -> None:
     for rows in commits.note_of(message).topics:
         if rows.first_row == place.first_row and (rows.topic, rows.epoch) == key:
             return
-    raise Damaged("its messages are of another topic of the same name")
-
-
-def _read_history(
-    piece: Piece, file: HistoryFile, columns: Sequence[str], maxima: tuple[int, int], times: Times
-) -> Iterator[Rows]:
-    try:
-        _check_file(piece.path, file)
-        # Its bytes were just checked and are in the system's cache.
-        opened = pq.ParquetFile(piece.path, memory_map=True)
-        for first, groups in _group_runs(opened.metadata, piece, file, times):
-            batch_rows = _batch_rows(opened.metadata, groups, *maxima)
-            found = opened.iter_batches(
-                batch_size=batch_rows, row_groups=groups, columns=list(columns), use_threads=False
-            )
-            yield from _cut_batches(found, piece, first, columns)
-    except FileNotFoundError:
-        raise
-    except (OSError, pa.ArrowException) as error:
-        raise Damaged(str(error)) from error
-
-
-def _cut_batches(
-    found: Iterator[pa.RecordBatch], piece: Piece, offset: int, columns: Sequence[str]
-) -> Iterator[Rows]:
-    """What of batches is the piece's; the first one begins at `offset`."""
-    for rows in found:
-        low = max(0, piece.first - offset)
-        high = min(rows.num_rows, piece.stop - offset)
-        offset += rows.num_rows
-        if low < high:
-            yield min(offset, piece.stop), rows.select(list(columns)).slice(low, high - low)
-        if offset >= piece.stop:
-            return
-
-
-def _group_runs(
-    metadata: Any, piece: Piece, file: HistoryFile, times: Times
-) -> list[tuple[int, list[int]]]:
-    """The row groups to read, in runs that follow each other, each with its first offset."""
-    if metadata.num_rows != file.rows:
-        raise Damaged(f"it has {metadata.num_rows} rows, the manifest says {file.rows}")
-    runs: list[tuple[int, list[int]]] = []
-    offset = file.first
-    for group in range(metadata.num_row_groups):
-        found = metadata.row_group(group)
-        first, offset = offset, offset + found.num_rows
-        if first >= piece.stop or offset <= piece.first:
-            continue
-        if times != ALWAYS and not times.meet(*_times_of(found)):
-            continue
-        if runs and runs[-1][1][-1] == group - 1:
-            runs[-1][1].append(group)
-        else:
-            runs.append((first, [group]))
-    return runs
-
-
-def row_group_starts(piece: Piece) -> list[int]:
-    """The offsets of a history piece at which row groups begin; none if it cannot be told now."""
-    if piece.file is None:
-        return []
-    try:
-        metadata = pq.read_metadata(piece.path)
-    except (OSError, pa.ArrowException):
-        return []
-    starts = [piece.file.first]
-    for group in range(metadata.num_row_groups - 1):
-        starts.append(starts[-1] + metadata.row_group(group).num_rows)
-    return [start for start in starts if piece.first <= start < piece.stop]
-
-
-def _times_of(group: Any) -> tuple[int, int]:
-    """The earliest and the latest timestamp of a row group, from its statistics."""
-    for index in range(group.num_columns):
-        column = group.column(index)
-        if column.path_in_schema == "timestamp" and column.statistics is not None:
-            found = column.statistics
-            return parquet.timestamp_us_of(found.min), parquet.timestamp_us_of(found.max)
-    return ALWAYS.since_us, ALWAYS.until_us
-
-
-def _batch_rows(metadata: Any, groups: list[int], rows_max: int, bytes_max: int) -> int:
-    """How many rows a batch may have so that its bytes stay within about `bytes_max`."""
-    found = [metadata.row_group(group) for group in groups]
-    row_bytes = max(one.total_byte_size // max(1, one.num_rows) for one in found)
-    return int(max(1, min(rows_max, bytes_max // (row_bytes + 1))))
-
-
-_checked: dict[tuple[Path, str], tuple[int, int]] = {}
-
-
-def _check_file(path: Path, file: HistoryFile) -> None:
-    """Compare the checksum of a whole file, once for as long as it stays untouched.
-
-    Raises:
-        FileNotFoundError: it is gone.
-        Damaged: it is another file, or not whole.
-    """
-    status = path.stat()
-    seen = (status.st_mtime_ns, status.st_ino)
-    if _checked.get((path, file.xxh3)) == seen:
-        return
-    if status.st_size != file.bytes or parquet.xxh3_of(path) != file.xxh3:
-        raise Damaged("its checksum is wrong")
-    if len(_checked) >= _CHECKED_MAX:
-        _checked.clear()
-    _checked[path, file.xxh3] = seen
+    raise Damaged("its messages belong to an older topic of the same name")

@@ -1,116 +1,74 @@
-"""LogReader: a data folder read by another process than the bus, which may run or not.
+"""LogReader: reads a data folder from another process than the bus, which may run or not.
 
-It takes no lock and writes nothing. What it shows is durable: messages whose commit is indexed, and
-history. Messages that subscribers saw live but that no fsync has reached are not there yet; after a
-crash their offsets may be given to others.
+It takes no lock and writes nothing. It shows durable messages only: history, and commits that are
+indexed. Messages that subscribers saw live before their fsync are not visible yet; after a crash
+their offsets may be given to other messages.
 
-The hand-over moves rows from the journal to history and replaces small history files by larger
-ones, retention removes old ones, all while we read. So a plan is a guess: when a file is gone, or
-is not what the plan says, the rest of the range is planned again from what is there now. The order
-of looking makes that safe: journal first, manifest second, because rows are in the manifest before
-their segment goes.
+While we read, the hand-over moves rows from the journal to history and replaces small history files
+by larger ones, and retention removes old ones. So a plan is a guess: when a file is missing, or is
+not what the plan says, the rest of the range is planned again. The order of looking makes that
+safe: journal first, manifest second, because rows are in the manifest before their segment is
+deleted.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.columns import SCHEMA
+from polybus.log.history.file_reader import ALWAYS, TimeRange
 from polybus.log.history.manifest import Manifest
+from polybus.log.history.topic_history import offset_at
 from polybus.log.interface import Bounds
 from polybus.log.journal.commit import Damaged
-from polybus.log.reading.batches import joined
 from polybus.log.reading.index import JournalIndex
 from polybus.log.reading.notes import TopicNotes
-from polybus.log.reading.pieces import ALWAYS, Piece, Rows, Times, read_piece, row_group_starts
-from polybus.log.reading.plan import Plan, history_pieces, journal_pieces
-from polybus.log.topics import DataNote
-
-__all__ = [
-    "ALWAYS",
-    "HistoryPath",
-    "LogReader",
-    "Lost",
-    "Piece",
-    "Plan",
-    "Times",
-    "TopicHistory",
-    "joined",
-    "row_group_starts",
-]
+from polybus.log.reading.pieces import (
+    Piece,
+    ReadPlan,
+    history_pieces,
+    journal_pieces,
+    read_piece,
+)
+from polybus.log.topics import read_data_note
 
 Lost = Callable[[UsageError], None]
-"""Is told that messages that were to be read are gone."""
+"""Called when messages of a plan no longer exist."""
 
 ROWS_MAX = 65_536
 BATCH_BYTES_MAX = 32 << 20
 _ATTEMPTS_MAX = 5
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryPath:
-    """One Parquet file of a topic's history: offsets `first` to `last`, both included."""
-
-    path: Path
-    first: int
-    last: int
-    min_timestamp_us: int
-    max_timestamp_us: int
-    rows: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicHistory:
-    """A topic's history by one manifest: offsets `start` (included) to `handed_over` (excluded)."""
-
-    topic: str
-    epoch: int
-    start: int
-    handed_over: int
-    files: list[HistoryPath]
-
-
 class LogReader:
-    """The topics of a data folder. Not for several threads at once."""
+    """The topics of a data folder. For one thread at a time."""
 
     def __init__(self, data: Path) -> None:
-        """Look at the folder.
+        """Open a data folder.
 
         Raises:
-            UsageError: `data.not-found`, it is no data folder.
+            UsageError: `data.not-found`, it is not a data folder.
             StorageError: `log.format`, a newer version wrote it.
         """
         self.data = data
-        note = data / "polybus.json"
-        try:
-            found = msgspec.json.decode(note.read_bytes(), type=DataNote)
-        except OSError as error:
-            text = f"{data} is not a data folder of polybus ({note.name} is not in it)"
-            raise UsageError("data.not-found", text) from error
-        except msgspec.DecodeError as error:
-            raise StorageError("log.damaged", f"{note}: {error}") from error
-        if found.format != layout.FORMAT:
-            text = f"{note} says format {found.format}; this version knows {layout.FORMAT}"
-            raise StorageError("log.format", text)
+        if read_data_note(data) is None:
+            text = f"{data} is not a data folder of polybus (it has no polybus.json)"
+            raise UsageError("data.not-found", text)
         self._notes = TopicNotes(data)
         self._journal = JournalIndex(data)
 
     def topics(self, *, system: bool = False) -> list[str]:
-        """The names of all topics, sorted; the system's own (`$…`) only when asked for."""
+        """The names of all topics, sorted; system topics (`$…`) only on request."""
         return self._notes.names(system=system)
 
     def bounds(self, topic: str) -> Bounds:
-        """What the topic holds, durable messages only.
+        """The offsets of the topic's durable messages.
 
         Raises:
             UsageError: `topic.unknown`.
@@ -120,7 +78,7 @@ class LogReader:
         return self._bounds(topic, self._notes.manifest(topic))
 
     def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
-        """The bounds of many topics by one look at the journal; unknown ones are left out."""
+        """The bounds of many topics by one look at the journal; unknown topics are left out."""
         self._journal.refresh()
         found = {}
         for topic in topics:
@@ -134,33 +92,12 @@ class LogReader:
         stop = max(manifest.handed_over, self._journal.stop((topic, manifest.epoch)))
         return Bounds(manifest.epoch, manifest.start, stop)
 
-    def history(self, topic: str) -> TopicHistory:
-        """The topic's history, all of one manifest. Raises as `bounds`."""
-        manifest = self._notes.manifest(topic)
-        folder = layout.topic_folder(self.data, topic)
-        files = [
-            HistoryPath(
-                path=folder / file.path,
-                first=file.first,
-                last=file.last,
-                min_timestamp_us=file.min_timestamp_us,
-                max_timestamp_us=file.max_timestamp_us,
-                rows=file.rows,
-                bytes=file.bytes,
-            )
-            for file in manifest.files
-        ]
-        return TopicHistory(topic, manifest.epoch, manifest.start, manifest.handed_over, files)
+    def history(self, topic: str) -> Manifest:
+        """The manifest of the topic's history. Raises as `bounds`."""
+        return self._notes.manifest(topic)
 
-    def pieces(self, topic: str, start: int, stop: int) -> list[Piece]:
-        """The history files and journal segments that hold the offsets `start` to `stop`.
-
-        Raises as `plan`.
-        """
-        return list(self.plan(topic, start, stop).pieces)
-
-    def plan(self, topic: str, start: int, stop: int, *, times: Times = ALWAYS) -> Plan:
-        """Where the offsets `start` to `stop` are; what lies outside of the times is left out.
+    def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
+        """Where the offsets `start` to `stop` are; files outside `times` are left out.
 
         Raises:
             UsageError: `topic.unknown`; `log.offset-unknown`, the range is outside the bounds.
@@ -170,14 +107,14 @@ class LogReader:
         manifest = self._notes.manifest(topic)
         bounds = self._bounds(topic, manifest)
         if start < bounds.start or stop > bounds.stop or start > stop:
-            text = f"offsets {start} to {stop} of topic {topic!r} are wanted; the log holds"
+            text = f"offsets {start} to {stop} of topic {topic!r} were requested; the log holds"
             raise UsageError("log.offset-unknown", f"{text} {bounds.start} to {bounds.stop}")
-        plan = Plan(topic, manifest.epoch, start, stop, (), times)
+        plan = ReadPlan(topic, manifest.epoch, start, stop, (), times)
         folder = layout.topic_folder(self.data, topic)
         pieces = list(history_pieces(folder, manifest, start, stop, times))
         if stop > manifest.handed_over:
             pieces += journal_pieces(self._journal, plan, max(start, manifest.handed_over))
-        return Plan(topic, manifest.epoch, start, stop, tuple(pieces), times)
+        return ReadPlan(topic, manifest.epoch, start, stop, tuple(pieces), times)
 
     def read(
         self,
@@ -188,29 +125,29 @@ class LogReader:
         columns: Sequence[str] | None = None,
         rows_max: int = ROWS_MAX,
     ) -> Iterator[pa.RecordBatch]:
-        """The offsets `start` to `stop`, each once and in order, with the log's columns or some.
+        """The offsets `start` to `stop`, each once and in order, with all columns or some.
 
-        Batches have up to `rows_max` rows and about 32 MiB. Raises as `plan` when it is called,
-        and while it is read as `read_plan`.
+        Batches have up to `rows_max` rows and about 32 MiB. The call raises as `plan`, the
+        iterator as `read_plan`.
         """
         plan = self.plan(topic, start, stop)
         return self.read_plan(plan, columns=columns, rows_max=rows_max)
 
     def read_plan(
         self,
-        plan: Plan,
+        plan: ReadPlan,
         *,
         columns: Sequence[str] | None = None,
         rows_max: int = ROWS_MAX,
         bytes_max: int = BATCH_BYTES_MAX,
         lost: Lost | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """What a plan is for, also if it was made by another process some time ago.
+        """The rows of a plan, which another process may have made some time ago.
 
         Raises:
-            UsageError: `log.offset-unknown`, some of it expired meanwhile; `topic.unknown` or
-                `topic.recreated`, the topic is not the one that was planned. With `lost`, that is
-                told the error instead, and reading goes on with what is still there.
+            UsageError: `log.offset-unknown`, retention removed a part of it; `topic.unknown` or
+                `topic.recreated`, the topic is not the one that was planned. With `lost`, `lost`
+                is called with the error instead, and reading continues with what is left.
             StorageError: `log.damaged`, naming file, topic and offsets.
         """
         wanted = SCHEMA.names if columns is None else list(columns)
@@ -218,7 +155,7 @@ class LogReader:
         return joined(found, rows_max=rows_max, bytes_max=bytes_max)
 
     def _rows(
-        self, plan: Plan, columns: Sequence[str], maxima: tuple[int, int], lost: Lost | None
+        self, plan: ReadPlan, columns: Sequence[str], maxima: tuple[int, int], lost: Lost | None
     ) -> Iterator[pa.RecordBatch]:
         pieces = deque(plan.pieces)
         attempts = 0
@@ -226,7 +163,8 @@ class LogReader:
             piece = pieces.popleft()
             offset = piece.first
             try:
-                for following, rows in self._read_piece(piece, plan, columns, maxima):
+                found = read_piece(piece, plan, columns, rows_max=maxima[0], bytes_max=maxima[1])
+                for following, rows in found:
                     offset, attempts = following, 0
                     yield rows
             except (FileNotFoundError, Damaged) as error:
@@ -240,21 +178,10 @@ class LogReader:
                     lost(gone)
                     pieces.extendleft(reversed(self._kept(plan, rest)))
 
-    def _read_piece(
-        self, piece: Piece, plan: Plan, columns: Sequence[str], maxima: tuple[int, int]
-    ) -> Iterator[Rows]:
-        rows_max, bytes_max = maxima
-        return read_piece(
-            piece,
-            (plan.topic, plan.epoch),
-            columns,
-            rows_max=rows_max,
-            bytes_max=bytes_max,
-            times=plan.times,
-        )
-
-    def _again(self, plan: Plan, rest: Piece, error: Exception, attempts: int) -> tuple[Piece, ...]:
-        """Where the rest of a piece is now. Raises what is wrong if it is still there."""
+    def _again(
+        self, plan: ReadPlan, rest: Piece, error: Exception, attempts: int
+    ) -> tuple[Piece, ...]:
+        """Where the rest of a piece is now. Raises StorageError if it is damaged there."""
         fresh = self.plan(plan.topic, rest.first, rest.stop, times=plan.times)
         if fresh.epoch != plan.epoch:
             text = f"topic {plan.topic!r} was deleted and created again while it was read"
@@ -268,8 +195,8 @@ class LogReader:
             raise StorageError("log.damaged", text + reason) from error
         return fresh.pieces
 
-    def _kept(self, plan: Plan, rest: Piece) -> tuple[Piece, ...]:
-        """What is still there of a piece of which some was lost; nothing if the topic is not."""
+    def _kept(self, plan: ReadPlan, rest: Piece) -> tuple[Piece, ...]:
+        """What is left of a piece after a loss; nothing if the topic is gone."""
         try:
             bounds = self.bounds(plan.topic)
             start, stop = max(rest.first, bounds.start), min(rest.stop, bounds.stop)
@@ -280,21 +207,58 @@ class LogReader:
             return ()
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
-        """The first offset whose timestamp is at or after the time; `stop` if there is none.
+        """The first offset whose timestamp is at or after the time, else `stop`.
 
         Raises as `bounds`.
         """
         bounds = self.bounds(topic)
         try:
-            plan = self.plan(topic, bounds.start, bounds.stop, times=Times(since_us=timestamp_us))
+            plan = self.plan(
+                topic, bounds.start, bounds.stop, times=TimeRange(since_us=timestamp_us)
+            )
             for rows in self.read_plan(plan, columns=("offset", "timestamp")):
-                late = pc.greater_equal(rows.column(1).cast(pa.int64()), timestamp_us)
-                row = pc.index(late, True).as_py()
-                if row >= 0:
-                    return int(rows.column(0)[row].as_py())
+                found = offset_at(rows, timestamp_us)
+                if found is not None:
+                    return found
         except UsageError as error:
-            # What expires while we look is older than what is looked for, or comes first now.
+            # Retention moved the start meanwhile: look again from there.
             if error.code != "log.offset-unknown" or self.bounds(topic).start <= bounds.start:
                 raise
             return self.offset_at(topic, timestamp_us)
         return bounds.stop
+
+
+def joined(
+    batches: Iterable[pa.RecordBatch], *, rows_max: int, bytes_max: int
+) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to `rows_max` rows and about `bytes_max` bytes.
+
+    Small batches are joined and large ones cut, but a row is never cut. Joining copies, so batches
+    of a useful size are passed on as they are.
+    """
+    held: list[pa.RecordBatch] = []
+    held_rows = held_bytes = 0
+    for batch in batches:
+        for part in _cut(batch, rows_max, bytes_max):
+            size = part.nbytes
+            if held and (held_rows + part.num_rows > rows_max or held_bytes + size > bytes_max):
+                yield _one(held)
+                held, held_rows, held_bytes = [], 0, 0
+            held.append(part)
+            held_rows += part.num_rows
+            held_bytes += size
+    if held:
+        yield _one(held)
+
+
+def _one(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return held[0] if len(held) == 1 else pa.concat_batches(held)
+
+
+def _cut(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows <= rows_max and (batch.num_rows <= 1 or batch.nbytes <= bytes_max):
+        yield batch
+        return
+    half = min(rows_max, batch.num_rows // 2 or 1)
+    for start in range(0, batch.num_rows, half):
+        yield from _cut(batch.slice(start, half), rows_max, bytes_max)

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from polybus.log.reading.reader import ALWAYS, Times
+from polybus.log.history.file_reader import ALWAYS, TimeRange
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OFFSET_MAX = (1 << 63) - 1
@@ -37,7 +37,7 @@ class Narrowed:
     stop: int = _OFFSET_MAX
     topics: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
-    times: Times = ALWAYS
+    times: TimeRange = ALWAYS
 
     def has_topic(self, topic: str) -> bool:
         named = self.topics is None or topic in self.topics
@@ -105,7 +105,7 @@ def _timestamp(now: Narrowed, one: Any) -> Narrowed:
             low = max(low, moment_us)
         case LessThan() | LessThanOrEqual():
             high = min(high, moment_us)
-    return replace(now, times=Times(low, high))
+    return replace(now, times=TimeRange(low, high))
 
 
 _RULES: dict[str, Callable[[Narrowed, Any], Narrowed]] = {

@@ -7,8 +7,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from polybus.log.history.file_reader import ALWAYS, TimeRange
 from polybus.log.interface import Bounds
-from polybus.log.reading.reader import ALWAYS, LogReader, Lost, Plan, Times
+from polybus.log.reading.pieces import ReadPlan
+from polybus.log.reading.reader import LogReader, Lost
 from polybus.spark.where import Where
 
 ROWS_MAX = 10_000
@@ -29,12 +31,12 @@ class Origin(Protocol):
         """The first offset at or after a time, else the end."""
         ...
 
-    def plan(self, topic: str, start: int, stop: int, *, times: Times = ALWAYS) -> Plan:
+    def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
         """Where a range is. Raises UsageError `topic.unknown` or `log.offset-unknown`."""
         ...
 
     def read(
-        self, plan: Plan, columns: Sequence[str], lost: Lost | None
+        self, plan: ReadPlan, columns: Sequence[str], lost: Lost | None
     ) -> Iterator[pa.RecordBatch]:
         """A plan's rows, each once; raises as LogReader.read_plan."""
         ...
@@ -56,11 +58,11 @@ class LocalOrigin:
     def offset_at(self, topic: str, timestamp_us: int) -> int:
         return self._log.offset_at(topic, timestamp_us)
 
-    def plan(self, topic: str, start: int, stop: int, *, times: Times = ALWAYS) -> Plan:
+    def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
         return self._log.plan(topic, start, stop, times=times)
 
     def read(
-        self, plan: Plan, columns: Sequence[str], lost: Lost | None
+        self, plan: ReadPlan, columns: Sequence[str], lost: Lost | None
     ) -> Iterator[pa.RecordBatch]:
         return self._log.read_plan(
             plan, columns=columns, rows_max=ROWS_MAX, bytes_max=BATCH_BYTES_MAX, lost=lost

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import InputPartition
 
-from polybus.log.reading.reader import Piece, Plan, row_group_starts
+from polybus.log.reading.pieces import Piece, ReadPlan
 from polybus.spark.where import Where
 
 ROWS_MIN = 20_000
@@ -29,12 +29,12 @@ class LogPartition(InputPartition):
     """What one task reads."""
 
     where: Where
-    plans: tuple[Plan, ...]
+    plans: tuple[ReadPlan, ...]
 
 
 def partitions(
     where: Where,
-    plans: Sequence[Plan],
+    plans: Sequence[ReadPlan],
     *,
     count_min: int | None = None,
     rows_max: int | None = None,
@@ -71,11 +71,11 @@ class _Parts:
     def __init__(self, rows: int, *, snap: int) -> None:
         self._rows = rows
         self._snap = snap
-        self._parts: list[tuple[Plan, ...]] = []
-        self._plans: list[Plan] = []
+        self._parts: list[tuple[ReadPlan, ...]] = []
+        self._plans: list[ReadPlan] = []
         self._room = rows
 
-    def add(self, plan: Plan) -> None:
+    def add(self, plan: ReadPlan) -> None:
         pieces: list[Piece] = []
         for piece in plan.pieces:
             rest = piece
@@ -91,7 +91,7 @@ class _Parts:
                     pieces = []
         self._keep(plan, pieces)
 
-    def finished(self) -> list[tuple[Plan, ...]]:
+    def finished(self) -> list[tuple[ReadPlan, ...]]:
         self._close()
         return self._parts
 
@@ -100,13 +100,13 @@ class _Parts:
         if piece.stop <= at + self._snap:
             return piece.stop
         if self._snap and piece.file is not None:
-            starts = row_group_starts(piece)
+            starts = piece.row_group_starts()
             near = min(starts, key=lambda start: abs(start - at), default=at)
             if near > piece.first and abs(near - at) <= self._snap:
                 return near
         return at
 
-    def _keep(self, plan: Plan, pieces: list[Piece]) -> None:
+    def _keep(self, plan: ReadPlan, pieces: list[Piece]) -> None:
         if pieces:
             start, stop = pieces[0].first, pieces[-1].stop
             self._plans.append(replace(plan, start=start, stop=stop, pieces=tuple(pieces)))

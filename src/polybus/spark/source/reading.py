@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polybus.errors import UsageError
-from polybus.log.reading.reader import Plan
+from polybus.log.reading.pieces import ReadPlan
 from polybus.spark.source.losses import Losses
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.origin import open_origin
@@ -70,7 +70,7 @@ def read_partition(partition: Any, shape: Shape) -> Iterator[pa.RecordBatch]:
 class _Made:
     """A batch's columns: read ones as they are, others repeated."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReadPlan) -> None:
         self._values = {
             "topic": pa.scalar(plan.topic, pa.string()),
             "partition": pa.scalar(PARTITION, pa.int32()),
@@ -92,7 +92,7 @@ class _Made:
         return repeated if len(repeated) == rows.num_rows else repeated.slice(0, rows.num_rows)
 
 
-def _check_values(rows: pa.RecordBatch, plan: Plan, bytes_max: int) -> None:
+def _check_values(rows: pa.RecordBatch, plan: ReadPlan, bytes_max: int) -> None:
     """Refuse a value that would not fit in Spark's memory: an overflow there ends the session."""
     if rows.nbytes <= bytes_max or "value" not in rows.schema.names:
         return

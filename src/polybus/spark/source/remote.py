@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from polybus.client.http import blocking as bus_http
 from polybus.errors import BusyError, PolybusError, StorageError, UsageError
+from polybus.log.history.file_reader import ALWAYS, TimeRange
 from polybus.log.interface import Bounds
-from polybus.log.reading.reader import ALWAYS, Lost, Piece, Plan, Times, joined
+from polybus.log.reading.pieces import Piece, ReadPlan
+from polybus.log.reading.reader import Lost, joined
 from polybus.spark.source.origin import BATCH_BYTES_MAX, ROWS_MAX
 from polybus.spark.where import Where
 
@@ -72,22 +74,22 @@ class RemoteOrigin:
         self._known_at_s = -BOUNDS_AGE_S
         return self._bounds_of(topic).stop
 
-    def plan(self, topic: str, start: int, stop: int, *, times: Times = ALWAYS) -> Plan:
+    def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
         bounds = self._bounds_of(topic)
         if start < bounds.start or stop > bounds.stop or start > stop:
             text = f"offsets {start} to {stop} of topic {topic!r} are wanted; the log holds"
             raise UsageError("log.offset-unknown", f"{text} {bounds.start} to {bounds.stop}")
         piece = Piece(Path(self._url), start, stop, (stop - start) * ROW_BYTES)
-        return Plan(topic, bounds.epoch, start, stop, (piece,) if start < stop else (), times)
+        return ReadPlan(topic, bounds.epoch, start, stop, (piece,) if start < stop else (), times)
 
     def read(
-        self, plan: Plan, columns: Sequence[str], lost: Lost | None
+        self, plan: ReadPlan, columns: Sequence[str], lost: Lost | None
     ) -> Iterator[pa.RecordBatch]:
         found = self._rows(plan, columns, lost)
         return joined(found, rows_max=ROWS_MAX, bytes_max=BATCH_BYTES_MAX)
 
     def _rows(
-        self, plan: Plan, columns: Sequence[str], lost: Lost | None
+        self, plan: ReadPlan, columns: Sequence[str], lost: Lost | None
     ) -> Iterator[pa.RecordBatch]:
         offset, failures = plan.start, 0
         while offset < plan.stop:
@@ -117,7 +119,7 @@ class RemoteOrigin:
                 raise PolybusError(error.code, f"{text}, tried {failures} times: {error.text}")
             time.sleep(PAUSE_FIRST_S * 2 ** (failures - 1))
 
-    def _after_loss(self, plan: Plan, offset: int) -> int:
+    def _after_loss(self, plan: ReadPlan, offset: int) -> int:
         """Where there is something of the plan again; its end if nowhere."""
         self._known_at_s = -BOUNDS_AGE_S
         bounds = self.bounds([plan.topic]).get(plan.topic)

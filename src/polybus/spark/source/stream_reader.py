@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from polybus.log.interface import Bounds
-from polybus.log.reading.reader import Plan
+from polybus.log.reading.pieces import ReadPlan
 from polybus.spark.source.damage import HeldTopics
 from polybus.spark.source.losses import Losses
 from polybus.spark.source.offsets import (
@@ -178,7 +178,7 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = open_origin(self._options.where)
         return self._opened
 
-    def _plan(self, topic: str, epoch: int, first: int, stop: int) -> Plan | None:
+    def _plan(self, topic: str, epoch: int, first: int, stop: int) -> ReadPlan | None:
         """Where a batch's messages of a topic are; what of them is lost is noted."""
         bounds = self._origin.bounds([topic]).get(topic)
         place = resumed_in(topic, TopicOffset(epoch, first), bounds, self._losses)
