@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from bad_input_kit import MEBI, START, Growth
+from bad_input_kit import MEBI, START, Growth, ResidentGrowth
 from edge_kit import frame, is_alive, line, open_connections, properties, until
 
 from polybus.edges.node import Node
@@ -23,7 +23,7 @@ async def test_a_million_one_byte_parts_meet_the_limit_of_parts(protocol: str, f
     else:
         part = properties(("hbff", bytes([flag])), ("topic", b"news"), ("content", b"x"))
     async with run_bus("news", "alive", durability="memory") as node:
-        with Growth() as growth:
+        with ResidentGrowth() as growth:
             async with ScriptedPeer(node.tcp_port, timeout_s=50) as peer:
                 sending = asyncio.create_task(flood(peer, part * 10_000, 100))
                 await until(lambda: node.server.connections)

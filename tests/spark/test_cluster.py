@@ -328,7 +328,11 @@ def test_the_zip_holds_all_that_a_worker_imports_and_is_made_once() -> None:
     assert shipping.package() == path
     with zipfile.ZipFile(path) as packed:
         names = set(packed.namelist())
-    assert {"pyspark_polybus.py", "polybus/__init__.py", "polybus/spark/source.py"} <= names
+    assert {
+        "pyspark_polybus.py",
+        "polybus/__init__.py",
+        "polybus/spark/source/__init__.py",
+    } <= names
     assert not any(name.startswith("polybus/cli/") for name in names)
     code = "import polybus, pyspark_polybus; print(polybus.__file__)"
     run = subprocess.run(
