@@ -92,7 +92,7 @@ def _views_of(spark: SparkSession, folder: Path) -> _Views:
 
 def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
     """Run a query over topics and lake tables as they are now."""
-    from polybus.spark.pipelines.standard.views import register_typed
+    from polybus.spark.pipelines.standard.decode import register_typed
 
     folder = data_folder(data)
     names = named_in(query)

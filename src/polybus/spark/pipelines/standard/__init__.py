@@ -1,4 +1,4 @@
-"""The standard pipeline: every topic decoded, counted and watched, without a line of set-up."""
+"""The standard pipeline: decodes, counts and watches every topic, without any set-up."""
 
 from __future__ import annotations
 

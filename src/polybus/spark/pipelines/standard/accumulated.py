@@ -1,4 +1,4 @@
-"""A small table of sums to which every batch adds, exactly once, by Arrow and without Spark."""
+"""A small table of sums to which every batch is added exactly once, by Arrow and without Spark."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from polybus.lake.table import LakeTable
 
 TIME = pa.timestamp("us", "UTC")
 CLOSED_ROWS = 20_000
-"""A file of more rows is split: rows of old times need not be written again and again."""
+"""A larger file is split, so that batches do not rewrite rows of old times."""
 OPEN_S = 7200
 VACUUM_EVERY = 256
 
 
 class Accumulated:
-    """Sums by key, one of which is a time: only files that hold the times of a batch are touched.
+    """Sums by key. If a key is a time, a batch rewrites only the files that have its times.
 
-    `combine` makes one row of all rows that have the same keys. A batch that is done again adds
-    nothing: the table knows the last batch of each writer.
+    `combine` merges all rows of the same keys into one. A batch that runs again adds nothing: the
+    table stores the last batch of each writer.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Accumulated:
         self._cached: dict[str, pa.Table] = {}
 
     def add(self, rows: pa.Table, *, writer: str, batch_id: int) -> bool:
-        """Add rows; False if the batch was there already, or has none."""
+        """Add rows; False if the table has the batch already, or it has no rows."""
         last = self.table.last_batch(writer)
         if rows.num_rows == 0 or (last is not None and batch_id <= last):
             return False
@@ -49,7 +49,7 @@ class Accumulated:
         return True
 
     def recent(self, since_us: int) -> pa.Table | None:
-        """The rows from a time on; None when there are none."""
+        """The rows from a time on; None if there are none."""
         assert self._time is not None
         files = self.table.files(**{self._time: (since_us, None)})
         if not files:

@@ -1,23 +1,29 @@
-"""Messages decoded, as Spark expressions: what a value is, its id, its time, what is wrong with it.
+"""Decoding as Spark expressions: format, id and time of a value, and why it is quarantined.
 
-A value that begins with `{` or `[` is meant to be JSON. Other values are text if they are UTF-8,
-else binary; a message of headers alone is `properties`. A topic may declare more (config.Topic):
-that all its values are JSON, the columns they must have, and where id and time are in them.
+A value that begins with `{` or `[` must be JSON. Other values are text if they are UTF-8, else
+binary; a message with headers and no value is `properties`. A topic may declare more
+(config.Topic): that all its values are JSON, the columns they must have, and the paths of id and
+time in them.
 
-The expressions are SQL text because a micro-batch has no time to build them piece by piece: each
-function of PySpark's is a call to the JVM.
+The expressions are SQL text: every function of PySpark is a call to the JVM, for which a
+micro-batch has no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from polybus.config import Topic
 from polybus.errors import UsageError
+from polybus.lake import settings as pipeline_settings
 from polybus.lake.settings import PipelineSettings
+from polybus.lake.table import open_table
+from polybus.spark.native import read
 
 ID_HEADER = "message-id"
 TIME_HEADER = "event-time"
@@ -30,15 +36,21 @@ QUARANTINE_COLUMNS = (
     *("topic", "epoch", "offset", "timestamp", "protocol", "sender", "key", "value", "headers"),
     "reason",
 )
+VIEW_PREFIX = "silver."
+MESSAGE_COLUMNS = (
+    *("epoch", "offset", "timestamp", "event_time", "late", "protocol", "sender", "key"),
+    *("message_id", "properties"),
+)
 TEXT = "CAST(value AS STRING)"
-NOT_JSON = "is not JSON, or has a key twice"
+DECLARED = "the topic is declared as JSON, but the value"
+NOT_JSON = "is not valid JSON, or has a duplicate key"
 
 
 class Decoder:
     """The expressions for one set of settings.
 
     Raises:
-        UsageError: `pipeline.schema`, a topic's schema is none.
+        UsageError: `pipeline.schema`, a topic's schema is invalid.
     """
 
     def __init__(self, settings: PipelineSettings) -> None:
@@ -54,7 +66,7 @@ class Decoder:
 
 
 def columns(settings: PipelineSettings) -> list[str]:
-    """The new columns; each may name those before it."""
+    """The new columns; each may use those before it."""
     topics = settings.topics
     limit = settings.pipeline.value_bytes_max
     declared = [literal(one.name) for one in topics if one.format == "json" or one.schema]
@@ -83,7 +95,7 @@ def columns(settings: PipelineSettings) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """A text as SQL writes it."""
+    """An SQL string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -91,10 +103,9 @@ def reason(topics: Sequence[Topic], limit: int) -> str:
     cases = [
         f"WHEN bytes > {limit} THEN "
         f"CONCAT('the value has ', bytes, ' bytes; value-bytes-max is {limit}')",
-        "WHEN is_declared AND NOT is_text THEN 'the topic is declared as JSON; this is no UTF-8'",
+        f"WHEN is_declared AND NOT is_text THEN '{DECLARED} is not UTF-8'",
         "WHEN meant_as_json AND payload IS NULL THEN "
-        f"CONCAT(IF(is_declared, 'the topic is declared as JSON; this ', 'begins like JSON and '), "
-        f"'{NOT_JSON}')",
+        f"CONCAT(IF(is_declared, '{DECLARED}', 'begins like JSON, but'), ' {NOT_JSON}')",
     ]
     for topic in topics:
         if topic.schema is not None:
@@ -107,25 +118,30 @@ def reason(topics: Sequence[Topic], limit: int) -> str:
 
 
 def broken_fields(topic: str, schema: str) -> str:
-    """What is wrong with the fields of a value, in one text; empty if nothing is."""
+    """What is wrong with the fields of a value; empty if they match the schema."""
     begins = literal(r"^[ \t\r\n]*[{]")
     texts = [f"IF({TEXT} RLIKE {begins}, NULL, 'not an object')"]
     for name, kind, is_required in schema_fields(topic, schema):
-        path = literal(f"$['{name}']")
-        found = f"TRY_VARIANT_GET(payload, {path}, {literal(kind)})"
+        found = field_of(name, kind)
         if is_required:
-            text = literal(f"{name} is missing or no {kind}")
+            text = literal(f"{name} is missing or not of type {kind}")
             texts.append(f"IF({found} IS NULL, {text}, NULL)")
         else:
-            there = f"TRY_VARIANT_GET(payload, {path}, 'variant')"
+            there = field_of(name, "variant")
             is_there = f"{there} IS NOT NULL AND NOT IS_VARIANT_NULL({there})"
-            text = literal(f"{name} is no {kind}")
+            text = literal(f"{name} is not of type {kind}")
             texts.append(f"IF({is_there} AND {found} IS NULL, {text}, NULL)")
     return f"CONCAT_WS('; ', {', '.join(texts)})"
 
 
+def field_of(name: str, kind: str) -> str:
+    """A field of a JSON value; null if it is missing or not of the type."""
+    path = literal(f"$['{name}']")
+    return f"TRY_VARIANT_GET(payload, {path}, {literal(kind)})"
+
+
 def schema_fields(topic: str, schema: str) -> list[tuple[str, str, bool]]:
-    """Name, type and whether it must be there, of each column of a declared schema.
+    """Name, type and whether it is required, for each column of a declared schema.
 
     Raises:
         UsageError: `pipeline.schema`.
@@ -134,19 +150,19 @@ def schema_fields(topic: str, schema: str) -> list[tuple[str, str, bool]]:
     try:
         parsed = StructType.fromDDL(schema)
     except Exception as error:
-        text = f"{where} is not columns as Spark writes them: {str(error).splitlines()[0]}"
+        text = f"{where} is not a list of Spark columns: {str(error).splitlines()[0]}"
         raise UsageError("pipeline.schema", text) from error
     fields = [(one.name, one.dataType.simpleString(), not one.nullable) for one in parsed.fields]
     if len(fields) > FIELDS_MAX:
-        raise UsageError("pipeline.schema", f"{where} has over {FIELDS_MAX} columns")
+        raise UsageError("pipeline.schema", f"{where} has more than {FIELDS_MAX} columns")
     for name, _, _ in fields:
         if not set(name).isdisjoint("'\"\\`"):
-            raise UsageError("pipeline.schema", f"{where}: the name {name} has a quote in it")
+            raise UsageError("pipeline.schema", f"{where}: the name {name} contains a quote")
     return fields
 
 
 def first_of(topics: Sequence[Topic], path_of: Callable[[Topic], str | None], header: str) -> str:
-    """The text at a topic's declared path, else the header's."""
+    """The text at a topic's declared path, else that of the header."""
     from_header = f"TRY_VALIDATE_UTF8(CAST(TRY_ELEMENT_AT(headers, {literal(header)}) AS STRING))"
     cases = [
         f"WHEN topic = {literal(topic.name)} "
@@ -158,8 +174,33 @@ def first_of(topics: Sequence[Topic], path_of: Callable[[Topic], str | None], he
 
 
 def time_of(text: str) -> str:
-    """A time: ISO, or seconds, milliseconds or microseconds since 1970, told by their size."""
+    """A time: ISO 8601, or seconds, milliseconds or microseconds since 1970, by magnitude."""
     number = f"TRY_CAST({text} AS DOUBLE)"
     unit = f"CASE WHEN {number} < 1e11 THEN 1e6 WHEN {number} < 1e14 THEN 1e3 ELSE 1 END"
     since_1970 = f"TIMESTAMP_MICROS(TRY_CAST({number} * {unit} AS BIGINT))"
     return f"IF({number} BETWEEN 0 AND 2e17, {since_1970}, TRY_CAST({text} AS TIMESTAMP))"
+
+
+def register_typed(spark: Any, data: Path, names: Collection[str]) -> None:
+    """Create the views `silver.<topic>` among `names`, for topics that declare a schema.
+
+    Silver stores JSON as VARIANT, so that a declared schema can change without changing the table.
+    A view has the declared columns with their types, and all else in the struct `_message`.
+
+    Raises:
+        UsageError: `pipeline.schema`, a schema is invalid.
+    """
+    if not any(name.startswith(VIEW_PREFIX) for name in names):
+        return
+    silver = open_table(data, "silver")
+    for topic in pipeline_settings.read(data).topics:
+        name = VIEW_PREFIX + topic.name
+        if topic.schema is not None and name in names and silver.exists:
+            about = ", ".join(f"`{column}`" for column in MESSAGE_COLUMNS)
+            rows = read(spark, silver).where(f"topic = {literal(topic.name)}")
+            columns = [
+                f"{field_of(field, kind)} AS `{field}`"
+                for field, kind, _ in schema_fields(topic.name, topic.schema)
+            ]
+            typed = rows.selectExpr(*columns, f"STRUCT({about}) AS _message")
+            typed.createOrReplaceTempView(f"`{name}`")

@@ -1,7 +1,7 @@
-"""The delivery report of sessions, from what the bus tells in `$events`: the table `deliveries`.
+"""The table `deliveries`: what the bus reports in `$events` about each session.
 
-One row a session: packs sent, sent again and confirmed, the time from sending to confirmation, and
-how many still wait. The bus tells the mean time of the confirmations of a moment together, so the
+One row per session: packs sent, sent again and confirmed, the time from sending to confirmation,
+and the number that still wait. The bus reports the mean time of simultaneous confirmations, so the
 percentiles are those of such means, weighted by their packs; a histogram keeps them within 1 %.
 """
 
@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame
 
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.accumulated import Accumulated
-from polybus.spark.pipelines.standard.histograms import Groups, buckets_of, one_each
+from polybus.spark.pipelines.standard.histograms import Groups, as_lists, buckets_of
 
 SESSIONS_MAX = 50_000
-"""Sessions kept, those that were heard of last."""
+"""Sessions kept: those with the latest events."""
 COUNTS = ("sent", "messages", "sent_again", "confirmed")
 QUANTILES = {"confirm_ms_p50": 0.5, "confirm_ms_p95": 0.95}
 SCHEMA = (
@@ -34,7 +34,7 @@ def deliveries_table(data: Path) -> Accumulated:
 
 
 def events_of(frame: DataFrame) -> pa.Table:
-    """What messages of `$events` tell of sessions, in their order."""
+    """The events about sessions in messages of `$events`, in order."""
     events = frame.selectExpr(
         "offset", f"POSEXPLODE(FROM_JSON(CAST(value AS STRING), '{SCHEMA}').events) AS (at, event)"
     ).selectExpr("offset", "at", "event.*")
@@ -44,7 +44,7 @@ def events_of(frame: DataFrame) -> pa.Table:
 
 
 def deliveries_of(events: pa.Table) -> pa.Table:
-    """Rows of `deliveries`, one per event; `combine_deliveries` joins them."""
+    """Rows of `deliveries`, one per event; `combine_deliveries` merges them."""
     kind = events["kind"]
     none = pa.nulls(events.num_rows, pa.int64())
     count = pc.fill_null(events["count"], 0)
@@ -63,11 +63,11 @@ def deliveries_of(events: pa.Table) -> pa.Table:
         "messages": of("delivered", pc.fill_null(events["messages"], 0)),
         "sent_again": of("repeated", count),
         "confirmed": of("confirmed", count),
-        # Null where an event does not tell; the last that does counts.
+        # Null if the event does not say; the last one that does counts.
         "waiting": events["waiting"],
         "is_open": pc.not_equal(kind, "session-ended"),
-        "wait_buckets": one_each(bucket),
-        "wait_counts": one_each(pc.if_else(is_timed, count, none)),
+        "wait_buckets": as_lists(bucket),
+        "wait_counts": as_lists(pc.if_else(is_timed, count, none)),
     }
     for name in QUANTILES:
         columns[name] = pa.nulls(events.num_rows, pa.float64())
@@ -75,19 +75,15 @@ def deliveries_of(events: pa.Table) -> pa.Table:
 
 
 def combine_deliveries(rows: pa.Table) -> pa.Table:
-    """Rows of one session become one; what came last says how many packs wait."""
+    """One row per session."""
     groups = Groups(rows, ("session",))
+    columns = groups.aggregate(
+        {"session": "first", "first_seen": "min", "last_seen": "max"}
+        | dict.fromkeys(COUNTS, "sum")
+        | {"waiting": "last", "is_open": "last"}
+    )
     waits = groups.histogram("wait_buckets", "wait_counts")
-    columns = {
-        "session": groups.first("session"),
-        "first_seen": groups.min("first_seen"),
-        "last_seen": groups.max("last_seen"),
-        **{name: groups.sum(name) for name in COUNTS},
-        "waiting": groups.last_known("waiting"),
-        "is_open": groups.last("is_open"),
-        "wait_buckets": waits.buckets(),
-        "wait_counts": waits.counts(),
-    }
+    columns["wait_buckets"], columns["wait_counts"] = waits.lists()
     for name, quantile in QUANTILES.items():
         columns[name] = pc.divide(waits.percentile(quantile).cast(pa.float64()), 1000.0)
     combined = pa.table(columns)

@@ -1,9 +1,9 @@
-"""Duplicates: a message is one if its id was seen on its topic within the watermark before it.
+"""Duplicates: messages whose id was seen on the same topic within the watermark before them.
 
-The ids of the last minutes are a small table of the lake, `recent_ids`, and a copy in memory: two
-64-bit hashes of topic, epoch and id (together they do not collide in practice), the time the bus
-took the message, and the micro-batch it came in. A batch that is done again after a failure leaves
-out the ids it has itself put there.
+Recent ids are in a small lake table, `recent_ids`, with a copy in memory: two 64-bit hashes of
+topic, epoch and id (together they do not collide in practice), the time the bus received the
+message, and its micro-batch. A batch that runs again after a failure ignores the ids that it stored
+itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 
 
 class RecentIds:
-    """The ids of the last minutes. For one thread, that of the flow that writes them."""
+    """The recent ids. For one thread, that of the flow that writes them."""
 
     def __init__(self, data: Path, writer: str) -> None:
         self._table: LakeTable = open_table(data, TABLE)
@@ -50,7 +50,7 @@ class RecentIds:
     def of(messages: pa.Table) -> pa.Table:
         """The ids of messages that have one, in the same order."""
         parts = [messages["topic"], messages["epoch"].cast(pa.string()), messages["message_id"]]
-        # A topic has no line break in its name and an epoch is digits: no two ids join to the same.
+        # Neither topic nor epoch contains a line break, so different ids stay different.
         joined = pc.binary_join_element_wise(*parts, "\n").to_numpy(zero_copy_only=False)
         hashes = [hash_array(joined, hash_key=key, categorize=False) for key in HASH_KEYS]
         return pa.table(
@@ -65,7 +65,7 @@ class RecentIds:
     def duplicates(
         self, fresh: pa.Table, batch_id: int, *, watermark_s: float
     ) -> npt.NDArray[np.bool_]:
-        """Which of a batch's ids are duplicates."""
+        """A flag for each id of a batch."""
         near = self._rows.filter(
             pc.and_(
                 pc.is_in(self._rows["hash_a"], value_set=pc.unique(fresh["hash_a"])),
@@ -86,7 +86,7 @@ class RecentIds:
         return flags[known:]
 
     def remember(self, fresh: pa.Table, batch_id: int, *, watermark_s: float, ids_max: int) -> None:
-        """Keep a batch's ids, in the table first, and forget what is older than the watermark."""
+        """Store a batch's ids and forget those older than the watermark."""
         last = self._table.last_batch(self._writer)
         if last is not None and batch_id <= last:
             return

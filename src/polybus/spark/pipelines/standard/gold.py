@@ -1,4 +1,4 @@
-"""Gold: traffic per topic, protocol and minute, and who sent it, added up batch by batch."""
+"""Gold: traffic per topic, protocol and minute, and its senders, added up batch by batch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.accumulated import Accumulated
-from polybus.spark.pipelines.standard.histograms import Groups, buckets_of, one_each
+from polybus.spark.pipelines.standard.histograms import Groups, as_lists, buckets_of
 
 TRAFFIC_KEYS = ("topic", "protocol", "minute")
 TRAFFIC_COUNTS = ("messages", "bytes", "late", "duplicates", "quarantined")
 QUANTILES = {"size_p50": 0.5, "size_p95": 0.95, "size_p99": 0.99}
 SENDER_KEYS = ("topic", "hour", "sender")
 SENDERS_MAX = 1000
-"""Senders kept of a topic and hour, those with the most messages."""
+"""Senders kept per topic and hour: those with the most messages."""
 
 
 def traffic_table(data: Path) -> Accumulated:
@@ -32,9 +32,9 @@ def senders_table(data: Path) -> Accumulated:
 def facts_of(
     rows: pa.Table, *, duplicate: npt.NDArray[np.bool_] | None = None, quarantined: bool = False
 ) -> pa.Table:
-    """What is counted of messages, one row each."""
-    none = np.zeros(rows.num_rows, dtype=bool)
-    late = rows["late"] if "late" in rows.column_names else pa.array(none)
+    """What is counted: one row per message."""
+    no = np.zeros(rows.num_rows, dtype=bool)
+    late = rows["late"] if "late" in rows.column_names else pa.array(no)
     return pa.table(
         {
             "topic": rows["topic"],
@@ -44,21 +44,21 @@ def facts_of(
             "messages": pa.array(np.ones(rows.num_rows, dtype=np.int64)),
             "bytes": rows["bytes"].cast(pa.int64()),
             "late": late.cast(pa.int64()),
-            "duplicates": pa.array(none if duplicate is None else duplicate).cast(pa.int64()),
-            "quarantined": pa.array(none | quarantined).cast(pa.int64()),
+            "duplicates": pa.array(no if duplicate is None else duplicate).cast(pa.int64()),
+            "quarantined": pa.array(no | quarantined).cast(pa.int64()),
         }
     )
 
 
 def traffic_of(facts: pa.Table, batch_id: int) -> pa.Table:
-    """Traffic rows of a batch, one per key and size bucket; `combine_traffic` joins them."""
+    """Rows of `traffic`, one per key and size bucket; `combine_traffic` merges them."""
     buckets = pa.array(buckets_of(facts["bytes"].to_numpy()), pa.int32())
     groups = facts.append_column("bucket", buckets).group_by([*TRAFFIC_KEYS, "bucket"])
     added = groups.aggregate([(name, "sum") for name in TRAFFIC_COUNTS])
     columns = {name: added[name] for name in TRAFFIC_KEYS}
     columns |= {name: added[f"{name}_sum"] for name in TRAFFIC_COUNTS}
-    columns["size_buckets"] = one_each(added["bucket"])
-    columns["size_counts"] = one_each(added["messages_sum"])
+    columns["size_buckets"] = as_lists(added["bucket"])
+    columns["size_counts"] = as_lists(added["messages_sum"])
     columns["batch"] = pa.array(np.full(added.num_rows, batch_id, dtype=np.int64))
     for name in QUANTILES:
         columns[name] = pa.nulls(added.num_rows, pa.int64())
@@ -66,14 +66,14 @@ def traffic_of(facts: pa.Table, batch_id: int) -> pa.Table:
 
 
 def combine_traffic(rows: pa.Table) -> pa.Table:
-    """Rows of the same topic, protocol and minute become one, with percentiles of all of them."""
+    """One row per topic, protocol and minute, with percentiles of the sizes."""
     groups = Groups(rows, TRAFFIC_KEYS)
-    columns = {name: groups.first(name) for name in TRAFFIC_KEYS}
-    columns |= {name: groups.sum(name) for name in TRAFFIC_COUNTS}
+    columns = groups.aggregate(
+        dict.fromkeys(TRAFFIC_KEYS, "first") | dict.fromkeys(TRAFFIC_COUNTS, "sum")
+    )
     sizes = groups.histogram("size_buckets", "size_counts")
-    columns["size_buckets"] = sizes.buckets()
-    columns["size_counts"] = sizes.counts()
-    columns["batch"] = groups.max("batch")
+    columns["size_buckets"], columns["size_counts"] = sizes.lists()
+    columns |= groups.aggregate({"batch": "max"})
     columns |= {name: sizes.percentile(quantile) for name, quantile in QUANTILES.items()}
     return pa.table(columns)
 
@@ -84,10 +84,10 @@ def senders_of(facts: pa.Table) -> pa.Table:
 
 
 def combine_senders(rows: pa.Table) -> pa.Table:
-    """One row per topic, hour and sender; of each topic and hour the SENDERS_MAX busiest."""
-    groups = Groups(rows, SENDER_KEYS)
-    columns = {name: groups.first(name) for name in SENDER_KEYS}
-    columns |= {name: groups.sum(name) for name in ("messages", "bytes")}
+    """One row per topic, hour and sender; the SENDERS_MAX busiest of each topic and hour."""
+    columns = Groups(rows, SENDER_KEYS).aggregate(
+        dict.fromkeys(SENDER_KEYS, "first") | {"messages": "sum", "bytes": "sum"}
+    )
     order = [("topic", "ascending"), ("hour", "ascending"), ("messages", "descending")]
     added = pa.table(columns).sort_by([*order, ("sender", "ascending")])
     of_topic = Groups(added, ("topic", "hour"))
