@@ -41,7 +41,7 @@ BROKEN = {
         "@dp.materialized_view\ndef a():\n    return spark.range(1)\n\n"
         "@dp.materialized_view(name='a')\ndef b():\n    return spark.range(1)\n",
         8,
-        "named a is there already, at",
+        "named a exists already, at",
     ),
     "unknown input": (
         "@dp.table\ndef t():\n    x = 1\n    return spark.readStream.table('nowhere')\n",
@@ -51,7 +51,7 @@ BROKEN = {
     "unknown input in SQL": (
         "@dp.materialized_view\ndef t():\n    return spark.sql('SELECT * FROM nowhere')\n",
         6,
-        "nothing is named nowhere",
+        "or topic is named nowhere",
     ),
     "unknown column": (
         "@dp.table\ndef t():\n    rows = spark.readStream.table('orders')\n"
@@ -65,7 +65,11 @@ BROKEN = {
         4,
         "a depends on itself: a → b → a",
     ),
-    "no data frame": ("@dp.table\ndef t():\n    return 5\n", 4, "t gives int"),
+    "no data frame": (
+        "@dp.table\ndef t():\n    return 5\n",
+        4,
+        "returns int; it must return a DataFrame",
+    ),
     "batch into a table": (
         "@dp.table\ndef t():\n    return spark.range(3)\n",
         4,
@@ -94,7 +98,7 @@ BROKEN = {
         5,
         "auto CDC",
     ),
-    "name": ("@dp.table(name='a b')\ndef t():\n    pass\n", 4, "'a b' cannot be a name"),
+    "name": ("@dp.table(name='a b')\ndef t():\n    pass\n", 4, "'a b' is not a valid name"),
     "format": ("@dp.table(format='delta')\ndef t():\n    pass\n", 4, "asks for format delta"),
 }
 
@@ -120,7 +124,7 @@ SQL = {
     "unknown name": (
         "CREATE MATERIALIZED VIEW a AS\nSELECT * FROM nowhere",
         1,
-        "nothing is named nowhere",
+        "or topic is named nowhere",
     ),
     "dots": (
         "CREATE STREAMING TABLE a AS\nSELECT * FROM STREAM(`other.orders`);\n"

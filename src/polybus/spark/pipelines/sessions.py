@@ -86,6 +86,11 @@ def jvm_pid(spark: Any) -> int:
     return 0
 
 
+def scala_list(sequence: Any) -> list[Any]:
+    """The items of a Scala sequence in the JVM."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
 def is_jvm(pid: int) -> bool:
     """Whether the process is alive and a JVM: another process may have its id by now."""
     try:

@@ -1,102 +1,212 @@
-"""What changed in a pipeline since its last run, and starting over where that is asked for."""
+"""What changed in a pipeline since its last run, and starting over where that is asked for.
+
+A changed query may continue from an old checkpoint only if its sources, its state and its output
+are the same. Spark notices late, or not at all: a flow that reads another topic would use the old
+topic's offsets. So a fingerprint of each flow is stored beside its checkpoint (`flow.json`) and
+compared before the flow starts.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import StreamingTable
 
-from polybus.spark.pipelines.declared import fingerprint
+from polybus.log.disk import replace_file
+from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared.names import Names
 from polybus.spark.pipelines.declared.problems import PipelineError, place_of
+from polybus.spark.pipelines.sessions import scala_list
+
+FILE = "flow.json"
+# Options that select what is read. Others (rates, locations, names) may change at any time.
+_SELECTING = ("subscribe", "subscribepattern", "assign", "path", "columns", "includeheaders")
+_STATEFUL = (
+    "Aggregate",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPandas",
+    "TransformWithStateInPySpark",
+    "GlobalLimit",
+)
+_EXPRESSION_IDS = re.compile(r"#\d+L?|-T\d+ms|\bplan_id=\d+")
+_STRING_FIELDS_MAX = 1000
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The sources, the stateful operators, the output and its columns of a flow."""
+
+    flow: str
+    target: str
+    sources: tuple[str, ...]
+    state: tuple[str, ...]
+    columns: dict[str, str]
+    partition_by: tuple[str, ...] = ()
+
+
+def fingerprint(
+    flow: str, target: str, frame: Any, partition_by: Sequence[str] = ()
+) -> Fingerprint:
+    """The fingerprint of a stream that is analysed and not started."""
+    sources: list[str] = []
+    state: list[str] = []
+    plan = getattr(frame, "_jdf", None)
+    if plan is not None:  # Spark Connect keeps its plans on the server
+        _walk(plan.queryExecution().analyzed(), sources, state)
+    return Fingerprint(
+        flow=flow,
+        target=target,
+        sources=tuple(sources),
+        state=tuple(state),
+        columns={field.name: field.dataType.simpleString() for field in frame.schema},
+        partition_by=tuple(partition_by),
+    )
+
+
+def _walk(node: Any, sources: list[str], state: list[str]) -> None:
+    if not node.isStreaming():
+        return
+    name, children = node.nodeName(), scala_list(node.children())
+    if name.startswith("StreamingRelation"):
+        sources.append(_source(node))
+    joins_streams = name == "Join" and all(child.isStreaming() for child in children)
+    if name in _STATEFUL or joins_streams:
+        state.append(_EXPRESSION_IDS.sub("", node.simpleString(_STRING_FIELDS_MAX)).lstrip("~'"))
+    for child in children:
+        _walk(child, sources, state)
+
+
+def _source(node: Any) -> str:
+    """`polybus subscribe=orders`: the format, and the options that select what is read."""
+    if node.getClass().getSimpleName() == "StreamingRelation":
+        options = node.dataSource().options()
+        given = {key: options.get(key).get() for key in _SELECTING if options.contains(key)}
+    else:
+        options = node.extraOptions()
+        given = {key: options.get(key) for key in _SELECTING if options.containsKey(key)}
+    if "subscribe" in given:
+        topics = sorted(topic.strip().lower() for topic in given["subscribe"].split(","))
+        given["subscribe"] = ",".join(topics)
+    return " ".join([str(node.sourceName()), *(f"{key}={value}" for key, value in given.items())])
+
+
+def differences(old: Fingerprint, new: Fingerprint) -> list[str]:
+    """Why a flow cannot continue from its checkpoint; empty if it can."""
+    found = []
+    if old.target != new.target:
+        found.append(f"it wrote to {old.target} and now writes to {new.target}")
+    if old.sources != new.sources:
+        found.append(f"it read {_listed(old.sources)} and now reads {_listed(new.sources)}")
+    if old.state != new.state:
+        found.append(f"its state was for {_listed(old.state)} and is now for {_listed(new.state)}")
+    if old.partition_by != new.partition_by:
+        was, now = _listed(old.partition_by), _listed(new.partition_by)
+        found.append(f"its table was partitioned by {was} and now is by {now}")
+    for name, kind in old.columns.items():
+        if new.columns.get(name, kind) != kind:
+            found.append(f"column {name} was {kind} and now is {new.columns[name]}")
+    return found
+
+
+def _listed(items: tuple[str, ...]) -> str:
+    return "; ".join(item if len(item) <= 200 else f"{item[:200]}…" for item in items) or "nothing"
+
+
+def read_fingerprint(checkpoint: Path) -> Fingerprint | None:
+    """The fingerprint of the flow that created a checkpoint; None if it never began a batch."""
+    try:
+        stored = msgspec.json.decode((checkpoint / FILE).read_bytes(), type=Fingerprint)
+        return stored if Checkpoint(checkpoint).has_batches() else None
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 class Changes:
-    """The flows of one pipeline beside their checkpoints.
+    """The flows of one pipeline, compared with their checkpoints.
 
     `prints` are the fingerprints of its streams as they are now.
     """
 
-    def __init__(
-        self, names: Names, checkpoints: Path, prints: Mapping[str, fingerprint.Fingerprint]
-    ) -> None:
+    def __init__(self, names: Names, checkpoints: Path, prints: Mapping[str, Fingerprint]) -> None:
         self._names = names
         self._pipeline = names.pipeline
         self._checkpoints = checkpoints
         self._prints = prints
 
-    def keep(self) -> None:
+    def store(self) -> None:
         """Write the fingerprints beside the checkpoints, for the next run."""
         for name, made in self._prints.items():
-            fingerprint.write(self._checkpoints / name, made)
+            (self._checkpoints / name).mkdir(parents=True, exist_ok=True)
+            replace_file(self._checkpoints / name / FILE, msgspec.json.encode(made))
 
     def check(self, queries: list[Query]) -> None:
-        """Raise PipelineError `pipeline.changed` if one of them cannot go on where it was."""
+        """Raise PipelineError `pipeline.changed` if a query cannot continue."""
         for query in queries:
             made = self._prints.get(query.name)
             if made is None:
                 continue
-            kept = fingerprint.kept(self._checkpoints / query.name)
-            if kept is None:
-                self._check_renamed(query, made)
-                self._check_lost(query)
-                continue
-            found = fingerprint.differences(kept, made)
-            if found:
-                text = f"flow {query.name} cannot go on where it was: {'; '.join(found)}"
-                raise PipelineError(
-                    "pipeline.changed", f"{text}. {self._what_to_do(query)}", **place_of(query)
-                )
+            stored = read_fingerprint(self._checkpoints / query.name)
+            found = None
+            if stored is None:
+                found = self._renamed(query, made) or self._lost(query)
+            elif changes := differences(stored, made):
+                text = f"flow {query.name} cannot go on where it was: {'; '.join(changes)}"
+                found = f"{text}. Undo the change, or {self._start_over_hint(query)}"
+            if found is not None:
+                raise PipelineError("pipeline.changed", found, **place_of(query))
 
-    def _check_renamed(self, query: Query, made: fingerprint.Fingerprint) -> None:
-        """A flow that takes the place of one that is gone would bring its rows again."""
-        if not self._checkpoints.is_dir():
-            return
-        for folder in sorted(self._checkpoints.iterdir()):
-            kept = fingerprint.kept(folder)
-            if kept is None or kept.flow in self._pipeline.queries:
-                continue
-            if kept.target == made.target:
-                text = (
-                    f"flow {query.name} is new and writes to {query.target}, as flow {kept.flow} "
-                    f"did, which is gone: it would bring the same rows again. Name it "
-                    f"{kept.flow} to go on, or {self._what_to_do(query, lower=True)}"
+    def _renamed(self, query: Query, made: Fingerprint) -> str | None:
+        """A flow that replaces one that no longer exists would write the same rows again."""
+        for _, gone in self._gone():
+            if gone.target == made.target:
+                return (
+                    f"flow {query.name} is new and writes to {query.target}, as flow {gone.flow} "
+                    f"did, which no longer exists: it would write the same rows again. Name it "
+                    f"{gone.flow} to go on, or undo the change, or {self._start_over_hint(query)}"
                 )
-                raise PipelineError("pipeline.changed", text, **place_of(query))
+        return None
 
-    def _check_lost(self, query: Query) -> None:
-        """A table with rows whose flows have no checkpoint: they would bring the rows again."""
-        if not isinstance(self._pipeline.outputs[query.target], StreamingTable):
-            return
+    def _lost(self, query: Query) -> str | None:
+        """A table with rows whose flows have no checkpoint: they would write the rows again."""
+        if not self._fills_table(query):
+            return None
         table = self._names.table(query.target)
-        others = self._pipeline.queries_into(query.target)
-        known = any(fingerprint.kept(self._checkpoints / other.name) for other in others)
-        if table.rows and not known:
-            text = (
-                f"table {table.name} has {table.rows} rows, but the checkpoint of flow "
-                f"{query.name} is gone ({self._checkpoints / query.name}): it would bring them "
-                f"again. Put it back, or start over with --reset {query.name}"
-            )
-            raise PipelineError("pipeline.changed", text, **place_of(query))
+        fillers = self._pipeline.queries_into(query.target)
+        if not table.rows or any(read_fingerprint(self._checkpoints / one.name) for one in fillers):
+            return None
+        return (
+            f"table {table.name} has {table.rows} rows, but the checkpoint of flow {query.name} "
+            f"is missing ({self._checkpoints / query.name}): the flow would write them again. "
+            f"Restore the checkpoint, or start over with --reset {query.name}"
+        )
 
-    def _what_to_do(self, query: Query, *, lower: bool = False) -> str:
-        into_table = isinstance(self._pipeline.outputs[query.target], StreamingTable)
-        what = f"table {query.target} anew" if into_table else "from the start of its topics"
-        text = f"Undo the change, or start over with --reset {query.name} ({what})"
-        return text[0].lower() + text[1:] if lower else text
+    def _start_over_hint(self, query: Query) -> str:
+        what = f"table {query.target} anew" if self._fills_table(query) else "all messages again"
+        return f"start over with --reset {query.name} ({what})"
+
+    def _fills_table(self, query: Query) -> bool:
+        return isinstance(self._pipeline.outputs[query.target], StreamingTable)
+
+    def _gone(self) -> Iterator[tuple[Path, Fingerprint]]:
+        """The checkpoints of flows that no longer exist."""
+        for folder in sorted(self._checkpoints.glob("*/")):
+            stored = read_fingerprint(folder)
+            if stored is not None and stored.flow not in self._pipeline.queries:
+                yield folder, stored
 
     def is_reset(self, query: Query, resets: set[str]) -> bool:
-        """A table starts over with all the flows that fill it."""
-        names = {
-            name
-            for other in self._pipeline.queries_into(query.target)
-            for name in self.spellings(other)
-        }
-        own = isinstance(self._pipeline.outputs[query.target], StreamingTable)
-        return bool(resets & (names if own else self.spellings(query)))
+        """Whether a flow starts over: a table does so with all flows that fill it."""
+        queries = self._pipeline.queries_into(query.target) if self._fills_table(query) else [query]
+        return any(resets & self.spellings(one) for one in queries)
 
     def spellings(self, query: Query) -> set[str]:
         """The names by which `--reset` knows a flow."""
@@ -104,22 +214,13 @@ class Changes:
         return short | {f"{self._pipeline.name}.{name}" for name in short}
 
     def start_over(self, queries: list[Query]) -> None:
-        """Forget the checkpoints, then the rows: what is cut off in between is found by `check`."""
+        """Remove the checkpoints, then the rows. After a crash in between, `check` fails."""
+        tables = {query.target for query in queries if self._fills_table(query)}
         targets = {query.target for query in queries}
-        for query in queries:
-            shutil.rmtree(self._checkpoints / query.name, ignore_errors=True)
-        self._forget_gone(targets)
-        for target in targets:
-            table = self._names.table(target)
-            if isinstance(self._pipeline.outputs[target], StreamingTable) and table.exists:
+        gone = [folder for folder, stored in self._gone() if stored.target in targets]
+        for folder in [*(self._checkpoints / query.name for query in queries), *gone]:
+            shutil.rmtree(folder, ignore_errors=True)
+        for table in map(self._names.table, tables):
+            if table.exists:
                 files = [str(path.relative_to(table.path)) for path in table.files()]
                 table.commit([], remove=files, writer="reset", batch_id=None)
-
-    def _forget_gone(self, targets: set[str]) -> None:
-        """Remove checkpoints of flows that are gone and filled what now starts over."""
-        for folder in self._checkpoints.iterdir() if self._checkpoints.is_dir() else ():
-            kept = fingerprint.kept(folder)
-            if kept is None or kept.flow in self._pipeline.queries:
-                continue
-            if kept.target in targets:
-                shutil.rmtree(folder, ignore_errors=True)

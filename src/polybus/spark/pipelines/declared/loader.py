@@ -1,11 +1,11 @@
-"""Finds pipelines in a folder, and loads the files of each.
+"""Finds the pipelines in a folder, and loads the files of each.
 
     pipelines/orders/…          a pipeline named `orders`: its .py and .sql files at any depth, or
                                 those that its spark-pipeline.yml names (Spark's own spec)
     pipelines/clicks.py         a pipeline of one file, named `clicks`
 
-A file is run as Spark's own runner does it: with `spark` as a global, the pipeline's folder as the
-working folder, and not as an importable module, so functions travel to workers by value.
+A file runs as in Spark's own runner: with `spark` as a global, in the pipeline's folder, and not as
+an importable module, so that functions are sent to workers by value.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from polybus.spark.pipelines.declared.registry import (
     DeclaredPipeline,
     check_targets,
 )
+from polybus.spark.pipelines.declared.sql_files import SqlFile
 from polybus.spark.pipelines.flows import BusLocation
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
@@ -34,13 +35,13 @@ _NAME = re.compile(r"[A-Za-z_][\w-]{0,63}", re.ASCII)
 
 
 def find_pipelines(folder: Path) -> dict[str, Path]:
-    """Name → folder or file of each pipeline in `folder`, in order of names.
+    """Name → folder or file of each pipeline in `folder`, sorted by name.
 
     Raises:
-        UsageError: `pipeline.folder`, there is no such folder; `pipeline.duplicate`.
+        UsageError: `pipeline.folder`, the folder does not exist; `pipeline.duplicate`.
     """
     if not folder.is_dir():
-        text = f"there is no folder {folder}; polybus pipeline init NAME makes one with a template"
+        text = f"folder {folder} does not exist; polybus pipeline init NAME creates it"
         raise UsageError("pipeline.folder", text)
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -48,20 +49,18 @@ def find_pipelines(folder: Path) -> dict[str, Path]:
             continue
         name = path.stem.lower() if path.is_file() else path.name.lower()
         if name in found:
-            text = f"{path} and {found[name]} are both the pipeline {name}; rename one"
+            text = f"{path} and {found[name]} are both named {name}; rename one"
             raise UsageError("pipeline.duplicate", text)
         found[name] = path
     return found
 
 
 def choose(found: dict[str, Path], names: tuple[str, ...]) -> dict[str, Path]:
-    """Those of the pipelines that are named; all if none is. UsageError `pipeline.unknown`."""
+    """The pipelines with these names, or all without names. UsageError `pipeline.unknown`."""
     unknown = [name for name in names if name.lower() not in found]
     if unknown:
-        known = ", ".join(found) or "none"
-        raise UsageError(
-            "pipeline.unknown", f"no pipeline {', '.join(unknown)}; there are: {known}"
-        )
+        text = f"no pipeline {', '.join(unknown)}; there are: {', '.join(found) or 'none'}"
+        raise UsageError("pipeline.unknown", text)
     chosen = {name.lower() for name in names}
     return {name: path for name, path in found.items() if not names or name in chosen}
 
@@ -75,7 +74,7 @@ def _is_pipeline(path: Path) -> bool:
 
 
 def source_files(folder: Path) -> Iterator[Path]:
-    """The Python and SQL files of a pipeline, in order of their names."""
+    """The Python and SQL files of a pipeline, sorted by name."""
     if folder.is_file():
         yield folder
     for path in sorted(folder.rglob("*")):
@@ -88,21 +87,16 @@ def load_pipeline(spark: Any, name: str, path: Path, bus: BusLocation) -> Declar
     """Run the files of a pipeline and return what they declare.
 
     Raises:
-        PipelineError: the first thing that is wrong, with file and line.
+        PipelineError: the first error, with file and line.
     """
     path = path.resolve()
     folder = path.parent if path.is_file() else path
     pipeline = DeclaredPipeline(name, folder)
     files = [path] if path.is_file() else _listed_files(pipeline)
     if not files:
-        raise PipelineError("pipeline.file", "no .py or .sql file belongs to it", file=str(path))
+        raise PipelineError("pipeline.file", "it has no .py or .sql file", file=str(path))
 
-    def read_sql(text: str, file: Path, registry: DeclarationRegistry) -> None:
-        from polybus.spark.pipelines.declared.sql_files import SqlFile
-
-        SqlFile(spark, file, registry).read(text)
-
-    registry = DeclarationRegistry(pipeline, read_sql)
+    registry = DeclarationRegistry(pipeline)
     readers.install(type(spark))
     with readers.active(spark), readers.using(_WhileLoading(bus)), _working_in(folder):
         for file in files:
@@ -135,7 +129,7 @@ def _load_file(spark: Any, registry: DeclarationRegistry, file: Path) -> None:
     with graph_element_registration_context(registry):
         try:
             if file.suffix == ".sql":
-                registry.register_sql(file.read_text(encoding="utf-8"), file)
+                SqlFile(spark, file, registry).read(file.read_text(encoding="utf-8"))
             else:
                 _run_python(spark, file)
         except PipelineError:
@@ -153,7 +147,7 @@ def _run_python(spark: Any, file: Path) -> None:
 
 
 def _listed_files(pipeline: DeclaredPipeline) -> list[Path]:
-    """The files that the spec names, or all; the spec's configuration goes into the pipeline."""
+    """The files that the spec names, else all; adds the spec's configuration to the pipeline."""
     specs = [path for name in SPEC_NAMES if (path := pipeline.folder / name).is_file()]
     if not specs:
         return list(source_files(pipeline.folder))

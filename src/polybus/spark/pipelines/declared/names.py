@@ -1,8 +1,8 @@
 """What names mean in a pipeline: its own datasets, then lake tables, then topics.
 
-A stream of a streaming table of the same pipeline is the stream of the queries that fill it: the
-query is put into the place of its name, so both flows read the topics themselves, neither waits for
-the other's files, and each keeps its own checkpoint.
+A stream of a streaming table of the same pipeline is replaced by the queries that fill the table.
+Both flows then read the topics, neither waits for files of the other, and each has its own
+checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, TemporaryView
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import LakeTable, open_table, table_names
@@ -27,8 +27,8 @@ from polybus.spark.pipelines.declared.table_source import FORMAT, LakeTableSourc
 from polybus.spark.pipelines.flows import BusLocation
 
 _STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
-# RocksDB's files are saved by a call that takes Hadoop's checksummed file system for granted, and
-# our sessions use the raw one. Uncached, so that it stays with the flow that needs it.
+# RocksDB's files are saved by a call that requires Hadoop's checksummed file system, and our
+# sessions use the raw one. Uncached, so that only the flow that needs it gets it.
 _ROCKSDB_FILES = {
     "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
     "fs.file.impl.disable.cache": "true",
@@ -46,7 +46,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Analysed:
-    """A query's DataFrame, resolved but not run, and everything it reads, also through views."""
+    """A query's DataFrame, resolved but not run, and all that it reads, also through views."""
 
     frame: Any
     inputs: frozenset[Input]
@@ -66,10 +66,10 @@ class Names:
         spark.dataSource.register(LakeTableSource)
 
     def analyse(self, query: Query, *, run: bool = False) -> Analysed:
-        """Call a query's function. With `run` the tables it reads are read; else they are empty.
+        """Call a query's function. Without `run`, the tables that it reads are empty.
 
         Raises:
-            PipelineError: what is wrong with it, with file and line.
+            PipelineError: what is wrong, with file and line.
         """
         with readers.active(self.spark), self.settings_of(query):
             self._topics = None
@@ -78,7 +78,7 @@ class Names:
 
     @contextmanager
     def settings_of(self, query: Query) -> Iterator[None]:
-        """The session with the settings of the pipeline and of a query, for one thread a time."""
+        """Give the session the settings of the pipeline and a query, for one thread at a time."""
         conf = {**self.pipeline.conf, **query.spark_conf}
         if conf.get(_STATE_STORE, "").endswith("RocksDBStateStoreProvider"):
             conf |= _ROCKSDB_FILES
@@ -96,7 +96,7 @@ class Names:
                         self.spark.conf.set(name, value)
 
     def is_streaming(self, query: Query) -> bool:
-        """Whether a stream is what the query's output takes."""
+        """Whether the query's output takes a stream."""
         return not isinstance(self.pipeline.outputs[query.target], MaterializedView)
 
     def table(self, output: str) -> LakeTable:
@@ -108,7 +108,7 @@ class Names:
         return self._topics
 
     def schema_of(self, output: str, call: _Call) -> StructType:
-        """The columns of a table of the pipeline: those of the queries that fill it."""
+        """The columns of a table of the pipeline, from the queries that fill it."""
         if output not in self._schemas:
             frames = [call.inner(query) for query in self.pipeline.queries_into(output)]
             self._schemas[output] = united(frames, self.pipeline.outputs[output]).schema
@@ -117,7 +117,7 @@ class Names:
 
 @dataclasses.dataclass(slots=True)
 class _Call:
-    """One function that runs, within the functions that asked for it."""
+    """The call of one function, within the calls of the functions that need it (`stack`)."""
 
     names: Names
     root: Query
@@ -127,8 +127,8 @@ class _Call:
 
     def frame_of(self, query: Query) -> Any:
         if query.name in self.stack:
-            way = " → ".join([*self.stack[self.stack.index(query.name) :], query.name])
-            text = f"{query.name} depends on itself: {way}"
+            path = " → ".join([*self.stack[self.stack.index(query.name) :], query.name])
+            text = f"{query.name} depends on itself: {path}"
             raise PipelineError("pipeline.cycle", text, **place_of(query))
         call = dataclasses.replace(self, stack=(*self.stack, query.name))
         place = place_of(query)
@@ -138,14 +138,13 @@ class _Call:
         except Exception as error:
             raise _explained(error, place) from error
         if not isinstance(frame, DataFrame):
-            text = (
-                f"{query.name} gives {type(frame).__name__}; its function must return a DataFrame"
-            )
+            kind = type(frame).__name__
+            text = f"the function of {query.name} returns {kind}; it must return a DataFrame"
             raise PipelineError("pipeline.query", text, **place)
         return frame
 
     def inner(self, query: Query) -> Any:
-        """A query that this one needs; what it reads is not an input of ours."""
+        """A query that this one needs only for its columns: its inputs are not ours."""
         return dataclasses.replace(self, inputs=set()).frame_of(query)
 
     def stream(self, name: str, options: dict[str, Any]) -> Any:
@@ -153,7 +152,7 @@ class _Call:
         if isinstance(output, MaterializedView | Sink):
             kind = "sink" if isinstance(output, Sink) else "materialized view"
             text = f"{name} is a {kind} and cannot be read as a stream"
-            raise UsageError("pipeline.query", f"{text}; spark.read.table reads a view")
+            raise UsageError("pipeline.query", f"{text}; read a view with spark.read.table")
         if output is not None:
             queries = self.names.pipeline.queries_into(name)
             self._note("dataset", name, streaming=True)
@@ -205,7 +204,7 @@ class _Call:
         return tables.table(self.names.spark, topic, bus.data)
 
     def _unknown(self, name: str) -> Any:
-        """Spark's catalog may know the name: only if it does not either is it an error."""
+        """Leave the name to Spark's catalog if that knows it."""
         if "." in name or self.names.spark.catalog.tableExists(name):
             return None
         raise readers.unknown_relation(name)
@@ -217,8 +216,7 @@ class _Call:
         added = self.names.bus.missing_options(given)
         if not streaming:
             return load(added)
-        # Spark asks a process of Python's about every stream of ours that is declared; flows that
-        # read the same may share one.
+        # Spark starts a Python process to analyse each stream of ours; equal ones are shared.
         streams = self.names.streams
         key = tuple(sorted(lowered.items()))
         if key not in streams:
@@ -230,18 +228,15 @@ class _Call:
 
 
 def _explained(error: Exception, place: dict[str, Any]) -> PolybusError:
-    """The error with the line it is at, and with our word for a name that Spark does not know."""
-    from pyspark.errors import AnalysisException
-
-    if isinstance(error, AnalysisException):
-        name = readers.missing_relation(error)
-        if name is not None:
-            error = readers.unknown_relation(name).with_traceback(error.__traceback__)
+    """The error with its line, and with our text for a name that Spark does not know."""
+    name = readers.missing_relation(error)
+    if name is not None:
+        error = readers.unknown_relation(name).with_traceback(error.__traceback__)
     return located("pipeline.query", error, **place)
 
 
 def united(frames: list[Any], output: Any) -> Any:
-    """What several queries bring to one output, in the columns that it declares."""
+    """The union of the queries of one output, in the columns that the output declares."""
     shaped = [in_schema_of(frame, output) for frame in frames]
     whole = shaped[0]
     for frame in shaped[1:]:
@@ -250,7 +245,7 @@ def united(frames: list[Any], output: Any) -> Any:
 
 
 def in_schema_of(frame: Any, output: Any) -> Any:
-    """The frame in the columns and types that a table declares, if it does."""
+    """The frame with the columns and types that a table declares, if it declares any."""
     schema = getattr(output, "schema", None)
     if schema is None:
         return frame
@@ -260,11 +255,9 @@ def in_schema_of(frame: Any, output: Any) -> Any:
 
 
 def _nullable(schema: StructType) -> StructType:
-    from pyspark.sql.types import StructField
-
     return StructType([StructField(one.name, one.dataType, True, one.metadata) for one in schema])
 
 
 def writes_rows(output: Any) -> bool:
-    """Whether the output has flows of its own: a temporary view only lives within others."""
+    """Whether the output has flows of its own; a temporary view is part of other queries."""
     return isinstance(output, StreamingTable | MaterializedView | Sink)

@@ -1,11 +1,11 @@
-"""From a folder of pipeline files to flows that can start, and a list of what cannot.
+"""From a folder of pipeline files to flows that can start, and the problems of those that cannot.
 
     prepared = prepare(spark, Path("pipelines"), BusLocation(data))
     for flow in prepared.flows: runner.start(flow)
 
-Everything that can be known before anything runs is found here: broken files, unknown names,
-cycles, columns that do not exist, streams that Spark cannot run, and changes since the last run
-that a checkpoint cannot follow. A pipeline with a problem does not start; the others do.
+This finds all problems that can be found before anything runs: broken files, unknown names, cycles,
+columns that do not exist, streams that Spark cannot run, and changes since the last run that do not
+fit the checkpoint. A pipeline with a problem does not start; the others do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pyspark.pipelines.output import MaterializedView, StreamingTable
 
 from polybus.errors import PolybusError, UsageError
 from polybus.spark.causes import clean_cause
-from polybus.spark.pipelines.declared import fingerprint
-from polybus.spark.pipelines.declared.changes import Changes
+from polybus.spark.pipelines.declared.changes import Changes, Fingerprint, fingerprint
 from polybus.spark.pipelines.declared.loader import choose, find_pipelines, load_pipeline
 from polybus.spark.pipelines.declared.names import (
     Analysed,
@@ -48,14 +47,14 @@ class PipelineProblem:
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """Flows that can start, in an order in which they may, and the problems of other pipelines."""
+    """Flows that can start, in a valid order, and the problems of other pipelines."""
 
     flows: list[Flow] = dataclasses.field(default_factory=list)
     problems: list[PipelineProblem] = dataclasses.field(default_factory=list)
     inputs: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    """Full name of a flow → what it reads, for people."""
+    """Full name of a flow → what it reads, for display."""
     outputs: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Full name of a flow → where its rows go, for people."""
+    """Full name of a flow → where its rows go, for display."""
 
 
 def prepare(
@@ -70,12 +69,12 @@ def prepare(
     """Load and analyse the pipelines in `folder`.
 
     `only` names pipelines. `reset` names flows or tables (`NAME` or `PIPELINE.NAME`) that start
-    over: with a new checkpoint and, for tables, from a new version without rows. With `check_only`
+    over: with a new checkpoint and, for tables, a new version without rows. With `check_only`
     nothing on disk changes.
 
     Raises:
-        UsageError: `pipeline.folder`, `pipeline.unknown`, `pipeline.duplicate`; or
-            `pipeline.unknown` for a name in `reset` that no flow has.
+        UsageError: `pipeline.folder`, `pipeline.duplicate`, or `pipeline.unknown`, for a name in
+            `only` or `reset`.
     """
     found = choose(find_pipelines(folder), only)
     prepared = Prepared()
@@ -83,13 +82,13 @@ def prepare(
     used: set[str] = set()
     for name, path in found.items():
         try:
-            one = _One(spark, name, path, bus)
+            one = _Preparation(spark, name, path, bus)
             used |= one.prepare(prepared, resets, check_only=check_only)
         except PolybusError as error:
             prepared.problems.append(PipelineProblem(name, error))
-        except Exception as error:  # whatever a user's code or Spark may raise is this one's
-            unforeseen = PipelineError("pipeline.query", clean_cause(error), file=str(path))
-            prepared.problems.append(PipelineProblem(name, unforeseen))
+        except Exception as error:  # the user's code and Spark may raise anything
+            problem = PipelineError("pipeline.query", clean_cause(error), file=str(path))
+            prepared.problems.append(PipelineProblem(name, problem))
     unknown = resets - used
     if unknown and not prepared.problems:
         known = ", ".join(flow.full_name for flow in prepared.flows)
@@ -98,18 +97,18 @@ def prepare(
     return prepared
 
 
-class _One:
-    """The preparation of one pipeline, on a session of its own."""
+class _Preparation:
+    """Prepares one pipeline, in its own session."""
 
     def __init__(self, spark: Any, name: str, path: Path, bus: BusLocation) -> None:
         session = another_session(spark)
         self._pipeline = load_pipeline(session, name, path, bus)
         self._names = Names(session, self._pipeline, bus)
         self._checkpoints = bus.data / "pipeline" / "checkpoints" / name
-        self._prints: dict[str, fingerprint.Fingerprint] = {}
+        self._prints: dict[str, Fingerprint] = {}
 
     def prepare(self, prepared: Prepared, resets: set[str], *, check_only: bool) -> set[str]:
-        """Add the flows; returns which names in `resets` are ours. Raises PipelineError."""
+        """Add the flows; returns the names in `resets` that are ours. Raises PipelineError."""
         queries = [
             query
             for query in self._pipeline.queries.values()
@@ -136,7 +135,7 @@ class _One:
         if not check_only:
             self._report_positions()
             changes.start_over(chosen)
-            changes.keep()
+            changes.store()
         prepared.flows.extend(in_order(flows))
         for query in queries:
             full = f"{self._pipeline.name}.{query.name}"
@@ -146,7 +145,7 @@ class _One:
         return {name for query in chosen for name in changes.spellings(query)} & resets
 
     def _report_positions(self) -> None:
-        """Let the bus list the flows as consumers: listeners hear of their own session only."""
+        """Let the bus list the flows as consumers; a listener sees one session only."""
         from polybus.spark.listener import install
 
         if is_connect(self._names.spark):
@@ -161,24 +160,22 @@ class _One:
         streaming = analysed.frame.isStreaming
         if isinstance(output, MaterializedView) and streaming:
             text = f"{query.name} is a materialized view, and its query is a stream"
-            hint = "; read with spark.read, or declare a table"
-            raise PipelineError("pipeline.query", text + hint, **place_of(query))
+            advice = "read with spark.read, or declare a table"
+            raise PipelineError("pipeline.query", f"{text}; {advice}", **place_of(query))
         if writes_rows(output) and not isinstance(output, MaterializedView):
             if not streaming:
                 text = f"{query.name} writes to {query.target}, which takes a stream"
-                hint = "; read with spark.readStream (SQL: STREAM(name)), or declare a "
-                raise PipelineError(
-                    "pipeline.query", f"{text}{hint}materialized view", **place_of(query)
-                )
+                advice = "read a stream (spark.readStream, STREAM(name)), or declare a view"
+                raise PipelineError("pipeline.query", f"{text}; {advice}", **place_of(query))
             self._check_stream(query, analysed.frame)
             shaped = in_schema_of(analysed.frame, output)
-            self._prints[query.name] = fingerprint.fingerprint(
+            self._prints[query.name] = fingerprint(
                 query.name, query.target, shaped, getattr(output, "partition_cols", None) or ()
             )
         return analysed
 
     def _check_stream(self, query: Query, frame: Any) -> None:
-        """Let Spark say now what it would say when the stream starts."""
+        """Let Spark check now what it would check when the stream starts."""
         plan = getattr(frame, "_jdf", None)
         if plan is None:
             return
@@ -202,7 +199,7 @@ class _One:
             raise PipelineError("pipeline.query", text, **place_of(queries[-1])) from error
 
     def _after(self, analysed: Analysed) -> tuple[str, ...]:
-        """The flows that fill the tables that a query reads as they are."""
+        """The flows that fill the tables that a query reads as tables."""
         tables = [one for one in analysed.inputs if one.kind == "dataset" and not one.streaming]
         return tuple(
             sorted(

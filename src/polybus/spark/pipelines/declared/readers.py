@@ -2,8 +2,8 @@
 
 A pipeline's names are not tables of Spark's catalog: they are datasets of the same pipeline, lake
 tables and topics. Spark's own runner resolves names on its server while it runs the user's
-functions. Here the session's methods ask the pipeline whose function runs (`using`), and outside of
-such a function they are Spark's, untouched.
+functions. Here the session's methods ask the resolver of the function that runs (`using`). Outside
+of such functions they behave as Spark's own.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from pyspark.errors import AnalysisException
+
 from polybus.errors import UsageError
 from polybus.spark.pipelines.declared.sql_text import STREAM_MARK, relation_of, with_stream_names
 from polybus.spark.pipelines.sessions import use_in_thread
 
 FORMAT = "polybus"
 _NAMES_IN_A_QUERY_MAX = 100
-_TAUGHT: set[type] = set()
-# The active session belongs to the process, and a session's views to all its threads: one
-# pipeline's functions run at a time. They only describe work, so they are quick.
+_INSTALLED: set[type] = set()
+# The active session is global, and a session's views are shared by its threads. So the functions of
+# one pipeline run at a time; they only describe work, which is quick.
 _ACTIVE = threading.RLock()
 
 
@@ -31,16 +33,16 @@ Load = Callable[[dict[str, Any]], Any]
 
 
 class Resolver(Protocol):
-    """Who knows what names mean in the function that runs."""
+    """Knows what names mean in the function that runs."""
 
     def stream(self, name: str, options: dict[str, Any]) -> Any:
-        """The stream of that name; None if it is no name of ours."""
+        """The stream of that name; None leaves the name to Spark."""
 
     def batch(self, name: str, options: dict[str, Any]) -> Any:
-        """The rows of that name now; None if it is no name of ours."""
+        """The current rows of that name; None leaves the name to Spark."""
 
     def source(self, given: dict[str, Any], load: Load, *, streaming: bool) -> Any:
-        """What `format("polybus")` gives; `load` takes options to add to those given."""
+        """The result of `format("polybus")`; `load` takes options to add to those given."""
 
 
 _resolver: ContextVar[Resolver | None] = ContextVar("polybus-pipeline-names", default=None)
@@ -48,7 +50,7 @@ _resolver: ContextVar[Resolver | None] = ContextVar("polybus-pipeline-names", de
 
 @contextmanager
 def using(resolver: Resolver) -> Iterator[None]:
-    """Names mean what `resolver` says, for this thread, until the end of the block."""
+    """Resolve names with `resolver`, in this thread, until the end of the block."""
     token = _resolver.set(resolver)
     try:
         yield
@@ -58,7 +60,7 @@ def using(resolver: Resolver) -> Iterator[None]:
 
 @contextmanager
 def active(spark: Any) -> Iterator[None]:
-    """`spark` is what SparkSession.active() gives until the end of the block."""
+    """Make `spark` the active session until the end of the block."""
     with _ACTIVE:
         before = type(spark).getActiveSession()
         _make_active(spark)
@@ -73,16 +75,16 @@ def _make_active(spark: Any) -> None:
     if getattr(spark, "_jvm", None) is not None:
         type(spark)._activeSession = spark  # noqa: SLF001
         use_in_thread(spark)
-    else:  # Spark Connect has one for each thread
+    else:  # Spark Connect has one per thread
         type(spark)._active_session.session = spark  # noqa: SLF001
 
 
-# Ours stands before Spark's own, batch or stream, classic or Connect, which this stands for.
+# Stands for Spark's own reader, batch or stream, classic or Connect, which ours is mixed into.
 _SparkReader: Any = object
 
 
 class _Reader(_SparkReader):
-    """What our readers add to Spark's: they remember their options, and know our names."""
+    """Adds our names to Spark's reader, and remembers the options."""
 
     _streaming = False
 
@@ -128,8 +130,8 @@ class _StreamReader(_Reader):
 
 
 def install(session_type: Any) -> None:
-    """Teach the sessions of this type our names; once is enough, more does no harm."""
-    if session_type in _TAUGHT:
+    """Make the sessions of this type resolve our names; idempotent."""
+    if session_type in _INSTALLED:
         return
     for name, mixin in (("read", _Reader), ("readStream", _StreamReader)):
         setattr(session_type, name, _reader_property(getattr(session_type, name), mixin))
@@ -149,7 +151,7 @@ def install(session_type: Any) -> None:
             return _resolved(lambda: sparks_sql(self, text, args, **kwargs), find_name)
 
     session_type.table, session_type.sql = table, sql
-    _TAUGHT.add(session_type)
+    _INSTALLED.add(session_type)
 
 
 def _reader_property(spark: Any, mixin: type) -> property:
@@ -170,7 +172,7 @@ def _reader_property(spark: Any, mixin: type) -> property:
 
 @contextmanager
 def _temporary_names(spark: Any, resolver: Resolver) -> Iterator[Any]:
-    """A function that makes a name known to SQL; all of them are forgotten at the end."""
+    """A function that makes a name known to SQL, until the end of the block."""
     known: list[str] = []
 
     def find_name(name: str) -> bool:
@@ -183,7 +185,7 @@ def _temporary_names(spark: Any, resolver: Resolver) -> Iterator[Any]:
         known.append(name)
         return True
 
-    # Spark logs every name that it does not know; here that is how we learn which are meant.
+    # Spark logs every unknown name, and unknown names are how we learn what a query reads.
     log = logging.getLogger("SQLQueryContextLogger")
     before = log.disabled
     log.disabled = True
@@ -196,9 +198,7 @@ def _temporary_names(spark: Any, resolver: Resolver) -> Iterator[Any]:
 
 
 def _resolved(query: Any, find_name: Any) -> Any:
-    """Analyse a query; each name that Spark does not know is looked for among ours."""
-    from pyspark.errors import AnalysisException
-
+    """Analyse a query; look up each name that Spark does not know among ours."""
     for _ in range(_NAMES_IN_A_QUERY_MAX):
         try:
             return query()
@@ -209,15 +209,17 @@ def _resolved(query: Any, find_name: Any) -> Any:
     return query()
 
 
-def missing_relation(error: Any) -> str | None:
+def missing_relation(error: Exception) -> str | None:
     """The name in Spark's "table or view not found"; None for any other error."""
+    if not isinstance(error, AnalysisException):
+        return None
     if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
         return None
     return relation_of(error.getMessageParameters()["relationName"])
 
 
 def unknown_relation(name: str) -> UsageError:
-    """The error for a name that neither we nor Spark's catalog know."""
+    """The error for a name that is neither ours nor in Spark's catalog."""
     hint = f"; a name with dots needs backticks in SQL: `{name}`" if "." in name else ""
-    text = f"nothing is named {name}: no dataset of the pipeline, no lake table, no topic{hint}"
+    text = f"no dataset of the pipeline, lake table or topic is named {name}{hint}"
     return UsageError("pipeline.unknown-input", text)

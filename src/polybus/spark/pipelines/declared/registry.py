@@ -1,10 +1,10 @@
-"""Collects what pipeline files declare, instead of sending it to a Spark Connect server."""
+"""Collects what pipeline files declare; PySpark's own registry sends it to a server."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,18 @@ from polybus.spark.pipelines.declared.problems import PipelineError, place_of, s
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,99}", re.ASCII)
 FORMATS = (None, "parquet")
+AUTO_CDC = (
+    "an auto CDC flow needs a table format with MERGE; append to a table, and keep the newest row "
+    "of each key in a materialized view (max_by)"
+)
 
 
 @dataclasses.dataclass(slots=True)
 class DeclaredPipeline:
     """What the files of one pipeline declare.
 
-    `outputs` and `queries` are PySpark's own descriptions (a query is what PySpark calls a flow:
-    a function that gives a DataFrame, and the output that takes it).
+    `outputs` and `queries` are PySpark's own descriptions. A query is what PySpark calls a flow: a
+    function that returns a DataFrame, and the name of its output.
     """
 
     name: str
@@ -44,55 +48,34 @@ class DeclaredPipeline:
 class DeclarationRegistry(GraphElementRegistry):
     """Fills a DeclaredPipeline while its files are loaded.
 
-    Two elements of one name, and what we cannot run, are errors at the line that declares them.
+    A duplicate name, and what we cannot run, are errors at the line of the declaration.
     """
 
-    def __init__(
-        self, pipeline: DeclaredPipeline, read_sql: Callable[[str, Path, DeclarationRegistry], None]
-    ) -> None:
+    def __init__(self, pipeline: DeclaredPipeline) -> None:
         self._pipeline = pipeline
-        self._read_sql = read_sql
 
     def register_output(self, output: Output) -> None:
-        there = self._pipeline.outputs.get(output.name)
-        if there is not None:
-            self._twice("an output", output, there)
-        _check_name(output.name, output)
+        _check_name("an output", output, self._pipeline.outputs)
         table_format = None if isinstance(output, Sink) else getattr(output, "format", None)
         if table_format not in FORMATS:
-            text = f"table {output.name} asks for format {table_format}; ours are parquet"
+            text = f"table {output.name} asks for format {table_format}; tables are parquet"
             raise PipelineError("pipeline.unsupported", text, **place_of(output))
         self._pipeline.outputs[output.name] = output
 
     def register_flow(self, flow: Query) -> None:
-        there = self._pipeline.queries.get(flow.name)
-        if there is not None:
-            self._twice("a flow", flow, there)
-        _check_name(flow.name, flow)
+        _check_name("a flow", flow, self._pipeline.queries)
         self._pipeline.queries[flow.name] = flow
 
     def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
-        text = (
-            f"the flow into {flow.target} is an auto CDC flow, which needs a table format with "
-            "MERGE; write to a table with an append flow and keep the newest row of each key in a "
-            "materialized view (max_by)"
-        )
+        text = f"the flow into {flow.target}: {AUTO_CDC}"
         raise PipelineError("pipeline.unsupported", text, **place_of(flow))
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:
-        self._read_sql(sql_text, file_path, self)
-
-    def _twice(self, what: str, element: Any, there: Any) -> None:
-        location = there.source_code_location
-        text = (
-            f"{what} named {element.name} is there already, at "
-            f"{shown_place(location.filename, location.line_number)}; use another name"
-        )
-        raise PipelineError("pipeline.duplicate", text, **place_of(element))
+        raise NotImplementedError("SqlFile reads SQL files")
 
 
 def check_targets(pipeline: DeclaredPipeline) -> None:
-    """Every query has an output that may take it, and every output but a sink has a query.
+    """Check that every query has an output, and every table a query.
 
     Raises:
         PipelineError: `pipeline.unknown-output`, `pipeline.unsupported`, at the line.
@@ -100,11 +83,11 @@ def check_targets(pipeline: DeclaredPipeline) -> None:
     for query in pipeline.queries.values():
         output = pipeline.outputs.get(query.target)
         if output is None:
-            text = f"flow {query.name} writes to {query.target}, which nothing declares"
+            text = f"flow {query.name} writes to {query.target}, which is not declared"
             raise PipelineError("pipeline.unknown-output", text, **place_of(query))
         single = isinstance(output, MaterializedView | TemporaryView)
         if single and len(pipeline.queries_into(output.name)) > 1:
-            text = f"flow {query.name}: {output.name} is a view, and a view has one query"
+            text = f"flow {query.name}: {output.name} is a view, which has exactly one query"
             raise PipelineError("pipeline.unsupported", text, **place_of(query))
     for output in pipeline.outputs.values():
         if isinstance(output, StreamingTable) and not pipeline.queries_into(output.name):
@@ -112,8 +95,13 @@ def check_targets(pipeline: DeclaredPipeline) -> None:
             raise PipelineError("pipeline.unknown-output", text, **place_of(output))
 
 
-def _check_name(name: str, element: Any) -> None:
-    """Names become names of tables and folders."""
+def _check_name(what: str, element: Any, known: Mapping[str, Any]) -> None:
+    """Names become names of tables and folders, and must be unique."""
+    name = element.name
+    if name in known:
+        there = shown_place(**place_of(known[name]))
+        text = f"{what} named {name} exists already, at {there}; use another name"
+        raise PipelineError("pipeline.duplicate", text, **place_of(element))
     if not _NAME.fullmatch(name):
-        text = f"{name[:120]!r} cannot be a name: letters, digits, . _ -, at most 100 of them"
+        text = f"{name[:120]!r} is not a valid name: use up to 100 letters, digits, . _ and -"
         raise PipelineError("pipeline.name", text, **place_of(element))

@@ -1,6 +1,6 @@
 """SQL pipeline files: CREATE STREAMING TABLE, MATERIALIZED VIEW, TEMPORARY VIEW and FLOW.
 
-Spark's own parser reads each statement, so a file means here what it means to Spark's runner.
+Spark's own parser reads each statement, so a file means the same to us and to Spark's runner.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pyspark.pipelines.source_code_location import SourceCodeLocation
 from polybus.spark.causes import clean_cause
 from polybus.spark.pipelines.declared.problems import PipelineError
 from polybus.spark.pipelines.declared.readers import missing_relation, unknown_relation
-from polybus.spark.pipelines.declared.registry import DeclarationRegistry
+from polybus.spark.pipelines.declared.registry import AUTO_CDC, DeclarationRegistry
 from polybus.spark.pipelines.declared.sql_text import Statement, relation_of, statements
+from polybus.spark.pipelines.sessions import scala_list
 from polybus.spark.session.connect import is_connect
 
 _INSERT = re.compile(r"^.*?\bINSERT\s+INTO\s+(?:`[^`]+`|[\w.]+)(?:\s+BY\s+NAME)?\s+", re.I | re.S)
@@ -29,7 +30,7 @@ _KINDS = "CREATE STREAMING TABLE, MATERIALIZED VIEW, TEMPORARY VIEW or FLOW"
 
 
 class SqlFile:
-    """One file on its way into a registry."""
+    """Registers the statements of one file."""
 
     def __init__(self, spark: Any, file: Path, registry: DeclarationRegistry) -> None:
         self._spark = spark
@@ -39,10 +40,8 @@ class SqlFile:
     def read(self, text: str) -> None:
         """Register every statement. Raises PipelineError at the line of the first bad one."""
         if is_connect(self._spark):
-            text = (
-                "SQL files cannot be read over Spark Connect (sc://), whose parser is out of reach"
-            )
-            advice = "declare the same in Python, or run it with another --master"
+            text = "the SQL parser is not reachable over Spark Connect (sc://)"
+            advice = "declare the pipeline in Python, or use another --master"
             raise PipelineError("pipeline.unsupported", f"{text}; {advice}", file=self._file)
         for statement in statements(text):
             plan = self._parsed(statement)
@@ -63,11 +62,11 @@ class SqlFile:
         except ParseException as error:
             line = statement.line + _line_of(error) - 1
             raise PipelineError(
-                "pipeline.file", _said(error), file=self._file, line=line
+                "pipeline.file", _cause(error), file=self._file, line=line
             ) from error
 
     def _table(self, plan: Any, statement: Statement) -> None:
-        name = _identifier(plan.name())
+        name = _dotted(plan.name().nameParts())
         streaming = "StreamingTable" in plan.getClass().getSimpleName()
         kind = StreamingTable if streaming else MaterializedView
         spec = plan.tableSpec()
@@ -97,16 +96,12 @@ class SqlFile:
         operation = plan.flowOperation()
         if operation.getClass().getSimpleName() != "InsertIntoStatement":
             self._auto_cdc(plan, statement)
-        target = relation_of(".".join(f"`{part}`" for part in _parts(operation.table())))
+        target = _dotted(operation.table().multipartIdentifier())
         query = _INSERT.sub("", statement.text, count=1)
-        self._query(_identifier(plan.name()), target, query, statement)
+        self._query(_dotted(plan.name().nameParts()), target, query, statement)
 
     def _auto_cdc(self, plan: Any, statement: Statement) -> None:
-        text = (
-            "an auto CDC flow needs a table format with MERGE; append to a table and keep the "
-            "newest row of each key in a materialized view (max_by)"
-        )
-        raise PipelineError("pipeline.unsupported", text, file=self._file, line=statement.line)
+        raise PipelineError("pipeline.unsupported", AUTO_CDC, file=self._file, line=statement.line)
 
     def _query(self, name: str, target: str, query: str, statement: Statement) -> None:
         before = statement.text.find(query)
@@ -126,14 +121,14 @@ class SqlFile:
             from pyspark.errors import AnalysisException
 
             try:
-                # While names are resolved, `sql` is ours: see names.py.
+                # Inside a pipeline's function, `sql` resolves our names: see readers.py.
                 return self._spark.sql(query)
             except AnalysisException as error:
                 here: dict[str, Any] = {"file": self._file, "line": line + _line_of(error) - 1}
                 if (name := missing_relation(error)) is not None:
                     unknown = unknown_relation(name)
                     raise PipelineError(unknown.code, unknown.text, **here) from error
-                raise PipelineError("pipeline.query", _said(error), **here) from error
+                raise PipelineError("pipeline.query", _cause(error), **here) from error
 
         return run
 
@@ -150,8 +145,8 @@ class SqlFile:
     }
 
 
-def _said(error: Exception) -> str:
-    """Spark's sentence without its position, which counts from the start of the statement."""
+def _cause(error: Exception) -> str:
+    """Spark's text without its position, which counts from the start of the statement."""
     return _POSITION.sub("", clean_cause(error))
 
 
@@ -160,26 +155,18 @@ def _line_of(error: Exception) -> int:
     return int(found.group(1)) if found else 1
 
 
-def _sequence(scala: Any) -> list[Any]:
-    return [scala.apply(index) for index in range(scala.size())]
-
-
-def _parts(relation: Any) -> list[str]:
-    return [str(part) for part in _sequence(relation.multipartIdentifier())]
-
-
-def _identifier(unresolved: Any) -> str:
-    return ".".join(str(part) for part in _sequence(unresolved.nameParts()))
+def _dotted(parts: Any) -> str:
+    return ".".join(map(str, scala_list(parts)))
 
 
 def _partition_columns(partitioning: Any) -> list[str]:
     return [
         ".".join(str(part) for part in reference.fieldNames())
-        for transform in _sequence(partitioning)
+        for transform in scala_list(partitioning)
         for reference in transform.references()
     ]
 
 
 def _schema(columns: Any) -> str | None:
-    fields = [f"`{one.name()}` {one.dataType().sql()}" for one in _sequence(columns)]
+    fields = [f"`{one.name()}` {one.dataType().sql()}" for one in scala_list(columns)]
     return ", ".join(fields) or None

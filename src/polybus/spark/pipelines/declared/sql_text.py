@@ -1,7 +1,6 @@
-"""SQL as text: statements of a file with their lines, and names that are read as streams.
+"""SQL as text: the statements of a file with their lines, and names that are read as streams.
 
-Only as much of SQL is understood here as is needed to leave strings and comments alone; what a
-statement says is for Spark's own parser.
+This module only skips strings and comments. Spark's own parser reads the statements.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _STREAM = re.compile(
 )
 _PIECE = re.compile(rf"{_OPAQUE}|`[^`]*`|;|[^'\"`;/-]+|.", re.DOTALL)
 STREAM_MARK = "@stream"
-"""Ends the name of the temporary view under which a stream is known to a statement."""
+"""The suffix of the temporary view that stands for a stream in a statement."""
 
 
 class Statement(NamedTuple):
@@ -28,7 +27,7 @@ class Statement(NamedTuple):
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """The statements of a file, without the semicolons, each with the line it begins at."""
+    """The statements of a file without semicolons, each with its first line."""
     begin = 0
     for match in _PIECE.finditer(text):
         if match.group() == ";":
@@ -46,7 +45,10 @@ def _statement(text: str, begin: int, end: int) -> Iterator[Statement]:
 
 
 def with_stream_names(text: str) -> str:
-    """`STREAM(orders)` becomes ``STREAM(`orders@stream`)``: one name may be both in a statement."""
+    """Mark streams: a statement may read one name as a stream and as a table.
+
+    `STREAM(orders)` becomes ``STREAM(`orders@stream`)``.
+    """
 
     def renamed(match: re.Match[str]) -> str:
         if match.group("opaque"):

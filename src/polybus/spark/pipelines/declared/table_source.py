@@ -1,9 +1,8 @@
-"""A lake table as it is when each batch of a stream begins: format `polybus-table`.
+"""The format `polybus-table`: a lake table as it is when a batch of a stream begins.
 
-Spark's own Parquet reader lists a table's files once, when a stream starts; a stream that is joined
-with a table of its pipeline would never see what came later. This source asks the table for its
-newest version each time Spark plans a batch. It is for such joins only: everything else reads
-tables natively.
+Spark's own Parquet reader lists a table's files once, when a stream starts, so a stream that is
+joined with a table would never see later rows. This source reads the newest version for each batch.
+It is for such joins only: everything else reads tables natively.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FORMAT = "polybus-table"
 
 
 class LakeTableSource(DataSource):
-    """Options: `path`, the table's folder. The schema must be given."""
+    """Options: `path`, the table's folder. The schema is required."""
 
     @classmethod
     def name(cls) -> str:
@@ -32,7 +31,7 @@ class LakeTableSource(DataSource):
 
 
 class LakeTableReader(DataSourceReader):
-    """Reads the newest version as a whole, in one task: tables to join a stream with are small."""
+    """Reads the newest version in one task: tables that streams are joined with are small."""
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self._path = path
@@ -51,7 +50,7 @@ class LakeTableReader(DataSourceReader):
 
 
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly these columns; one that the table lacks is null."""
+    """The batch with exactly these columns; missing columns are null."""
     columns = [
         batch.column(field.name).cast(field.type)
         if field.name in batch.schema.names

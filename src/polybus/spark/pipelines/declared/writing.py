@@ -1,4 +1,4 @@
-"""How a pipeline's queries become running flows: into lake tables, sinks and views."""
+"""Turns a pipeline's queries into flows that write lake tables, sinks and views."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polybus.spark.pipelines.flows import Flow, FlowContext
 from polybus.spark.pipelines.sessions import use_in_thread
 
 VIEW_INTERVAL_S = 1.0
-"""How often a materialized view looks for changes of its inputs, in continuous mode."""
+"""How often a materialized view checks its inputs for changes, in continuous mode."""
 
 
 def flow_of(
@@ -31,9 +31,9 @@ def flow_of(
     after: tuple[str, ...] = (),
     starts_over: bool = False,
 ) -> Flow:
-    """The flow that runs a query that was analysed.
+    """The flow that runs an analysed query.
 
-    `starts_over` says that its checkpoint is new on purpose: a sink may take its place.
+    `starts_over` says that its checkpoint is new on purpose: a sink may take over its producer.
     """
     output = names.pipeline.outputs[query.target]
     if isinstance(output, MaterializedView):
@@ -87,7 +87,7 @@ class StreamFlow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Append:
-    """Adds the batches of a flow to its table. Spark Connect sends it to the server."""
+    """Appends the batches of a flow to its table. Spark Connect sends it to the server."""
 
     flow: str
     table: LakeTable
@@ -108,7 +108,7 @@ class Append:
 
 
 class ViewFlow:
-    """A materialized view: all of it is made again when what it reads has changed."""
+    """A materialized view, which is computed completely when its inputs have changed."""
 
     def __init__(self, names: Names, query: Query) -> None:
         self._names = names
@@ -117,7 +117,7 @@ class ViewFlow:
         self._refreshing = threading.Lock()
 
     def refresh(self, context: FlowContext) -> None:
-        """Make the table anew, unless nothing that it reads has changed since the last time."""
+        """Replace the table, unless no input has changed since the last time."""
         from polybus.spark import tables
 
         with self._refreshing:
@@ -125,7 +125,7 @@ class ViewFlow:
                 return
             before = self._seen
             analysed = self._names.analyse(self._query, run=True)
-            # Read before the rows are: a change in between makes one refresh too many.
+            # Read before the rows: a change in between causes one unnecessary refresh.
             self._seen = self._versions(analysed.inputs)
             output = self._names.pipeline.outputs[self._query.target]
             table = self._names.table(self._query.target)
@@ -140,13 +140,13 @@ class ViewFlow:
             context.figures.wrote(count)
 
     def _settings(self) -> AbstractContextManager[None]:
-        """Settings belong to the session: with any, other flows of the pipeline start later."""
+        """The settings, if there are any: other flows cannot start while the session has them."""
         if self._names.pipeline.conf or self._query.spark_conf:
             return self._names.settings_of(self._query)
         return nullcontext()
 
     def _versions(self, inputs: Any) -> dict[Input, Any]:
-        """A mark of the state of every input; the same marks mean the same rows."""
+        """The version of every input; the same versions mean the same rows."""
         return {one: self._version(one) for one in inputs}
 
     def _version(self, one: Input) -> Any:
@@ -156,7 +156,7 @@ class ViewFlow:
         if one.kind == "table":
             return open_table(bus.data, one.name).version
         if bus.url is not None:
-            return object()  # not worth a request each second: it counts as changed
+            return object()  # counts as changed, which is cheaper than a request each second
         from polybus.log.reading.reader import LogReader
 
         try:
