@@ -28,11 +28,9 @@ KNOWN_CYCLES = [
 ]
 KNOWN_SHARED_NAMES = set(
     (
-        "Answer Broker Connection Delivered Display Flow History Job Journal Load Message "
-        "Messages Options Outcome Pace Part Piece Pipeline Place Places Plan Position "
-        "Problem Publish Publisher Receipts Refused Registry Request Row Rows "
-        "SegmentPlaces Source Staged State Stream Topic TopicState Traffic Transport "
-        "Where _Base64 _Body _Broken _File "
+        "Answer Broker Connection Delivered Flow Journal Load Message Messages Piece Position "
+        "Publish Publisher Receipts Refused Row Source Staged Topic TopicState Traffic "
+        "_Base64 _Body _Broken"
     ).split()
 )
 

@@ -306,15 +306,15 @@ _DRIVER = {
         "a pipeline runs on the data folder already", "polybus pipeline stop ends it"
     ),
     "pipeline.unreachable": Meaning(
-        "the running pipeline does not answer on its socket", "is it stopping? try again"
+        "the running pipeline does not answer on its socket", "try again; it may be stopping"
     ),
     "pipeline.request-invalid": Meaning("a request on the pipeline's socket is malformed"),
     "pipeline.schema": Meaning(
-        "a declared topic's schema cannot be understood", "mend `schema` of the topic it names"
+        "the schema that a topic declares is invalid", "correct `schema` of the topic it names"
     ),
     "pipeline.checkpoint": Meaning(
-        "the standard tables and their checkpoint do not belong together",
-        "put the checkpoint back, or remove both",
+        "the standard tables were not filled from this checkpoint",
+        "restore the checkpoint, or remove both",
     ),
     "pipeline.storage": Meaning(
         "the pipeline cannot write its lock, or sync a checkpoint",
@@ -325,36 +325,36 @@ _DRIVER = {
         "restart the bus, which writes them again",
     ),
     "pipeline.busy": Meaning("too many connections to the pipeline's socket", "try again later"),
-    "sql.failed": Meaning("an engine gave a query up; the text is its own", "mend the query"),
+    "sql.failed": Meaning("an SQL engine failed to run a query", "correct the query"),
 }
 
 _PIPELINE = {
     "pipeline.folder": Meaning(
-        "there is no folder of pipelines", "polybus pipeline init NAME makes one; see --folder"
+        "the folder of pipelines does not exist", "polybus pipeline init NAME creates it"
     ),
     "pipeline.unknown": Meaning(
         "no pipeline or flow has that name", "polybus pipeline list; polybus pipeline check"
     ),
-    "pipeline.exists": Meaning("there is something at the pipeline's place", "use another name"),
-    "pipeline.name": Meaning("a name is not possible for a pipeline or dataset", "rename it"),
-    "pipeline.file": Meaning("a pipeline file cannot be loaded", "mend the line it names"),
-    "pipeline.duplicate": Meaning("two elements of a pipeline have one name", "rename one"),
+    "pipeline.exists": Meaning("a pipeline of that name exists already", "use another name"),
+    "pipeline.name": Meaning("the name of a pipeline or dataset is invalid", "rename it"),
+    "pipeline.file": Meaning("a pipeline file cannot be loaded", "correct the line it names"),
+    "pipeline.duplicate": Meaning("two pipelines, or elements of one, have one name", "rename one"),
     "pipeline.unknown-input": Meaning(
-        "a flow reads what is neither dataset, table nor topic",
+        "a flow reads something that is not a dataset, table or topic",
         "polybus topics list; polybus pipeline check",
     ),
     "pipeline.unknown-output": Meaning(
-        "a flow and the table or sink it writes to do not fit together",
+        "a flow has no output, or an output has no flow",
         "declare the output, or a flow into it",
     ),
-    "pipeline.cycle": Meaning("datasets depend on each other in a circle", "break the circle"),
-    "pipeline.query": Meaning("Spark cannot run a flow's query", "mend the line it names"),
-    "pipeline.unsupported": Meaning("our runner does not do this", "do what the text says"),
+    "pipeline.cycle": Meaning("datasets depend on each other in a cycle", "break the cycle"),
+    "pipeline.query": Meaning("Spark cannot run a flow's query", "correct the line it names"),
+    "pipeline.unsupported": Meaning("Polybus cannot run this declaration", "follow the text"),
     "pipeline.changed": Meaning(
-        "a flow was changed so that its checkpoint does not fit",
+        "a flow was changed and does not fit its checkpoint any more",
         "undo the change, or start the flow over with --reset",
     ),
-    "pipeline.not-running": Meaning("no pipeline runs on the data folder", "is --data right?"),
+    "pipeline.not-running": Meaning("no pipeline runs on the data folder", "check --data"),
 }
 
 _SQL = {

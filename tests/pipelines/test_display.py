@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ FLOW: dict[str, Any] = {
 
 def test_without_a_terminal_only_changes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     failed = {**FLOW, "state": "failed", "error": "no [luck]"}
-    with RunDisplay() as display:
+    with closing(RunDisplay()) as display:
         display.show({"event": "starting", "text": "reading [x]"})
         display.show({"event": "problem", "code": "pipeline.file", "text": "a.py:3: bad"})
         for flow in (FLOW, FLOW, failed, failed):

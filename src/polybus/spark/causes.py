@@ -1,4 +1,4 @@
-"""Why a flow failed, in the words of whoever raised it, without Java's stack."""
+"""The cause of a failure in a streaming query, as one short text without the Java stack trace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from polybus.errors import PolybusError
 
-# What passes by itself: the bus is restarting, a worker process was killed.
+# Failures that pass: the bus is restarting, a worker process was killed.
 _TRANSIENT = re.compile(
     r"client\.(unreachable|timeout|disconnected)|lake\.(busy|conflict)"
     r"|Connection (refused|reset)|Broken pipe"
@@ -19,17 +19,18 @@ _PREFIX = re.compile(
     r"|^(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ",
     re.DOTALL,
 )
-# Where the sentence ends and a stack, or a picture of the query, begins.
+# Where the message ends and a stack trace, or a rendering of the query, begins.
 _REST = re.compile(
     r"\n\s*(?:at |\.\.\. \d+ more|Caused by|== SQL|=== Streaming Query|Driver stacktrace)"
 )
 _PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: (.*))?$")
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w+")
 _TEXT_MAX = 2000
 _NO_CAUSE = "(no cause message)"
 
 
 def clean_cause(error: BaseException | str) -> str:
-    """One short paragraph: the Python error if there was one, else Spark's own first sentence."""
+    """The Python error if there is one, else the message of Spark's own."""
     if isinstance(error, PolybusError):
         return str(error)
     text = _with_cause(error) or type(error).__name__
@@ -42,12 +43,11 @@ def clean_cause(error: BaseException | str) -> str:
         before, text = text, _PREFIX.sub("", text.strip())
     text = _REST.split(text)[0]
     text = re.sub(r";\n(?:'|[A-Z+]).*", "", text, flags=re.DOTALL)  # the logical plan
-    text = re.sub(r"\s*SQLSTATE: \w+", "", text)
-    return " ".join(text.split())[:_TEXT_MAX] or "no reason given"
+    return " ".join(_SQL_STATE.sub("", text).split())[:_TEXT_MAX] or "no cause given"
 
 
 def _python_error(text: str) -> str | None:
-    """The last line of the last Python traceback in `text`, with what belongs to it."""
+    """The error of the last Python traceback in `text`."""
     _, mark, trace = text.rpartition("Traceback (most recent call last):")
     if not mark:
         return None
@@ -57,25 +57,21 @@ def _python_error(text: str) -> str | None:
         match = _PYTHON_ERROR.match(line.strip())
         if match is None:
             continue
-        name, said = match.group(1), match.group(2) or ""
-        if name.startswith("polybus."):  # our errors begin with their code
-            return said
+        name, message = match.group(1), match.group(2) or ""
+        if name.startswith("polybus."):  # our messages begin with their code
+            return message
         short = name.rpartition(".")[2]
-        return f"{short}: {_without_state(said)}" if said else short
+        return f"{short}: {_SQL_STATE.sub('', message)}" if message else short
     return None
 
 
-def _without_state(text: str) -> str:
-    return re.sub(r"\s*SQLSTATE: \w+", "", text)
-
-
 def is_transient(error: BaseException | str) -> bool:
-    """True if trying again may help although nobody changed anything."""
+    """Whether trying again may help without any change."""
     return _TRANSIENT.search(_with_cause(error)) is not None
 
 
 def _with_cause(error: BaseException | str) -> str:
-    """The text; where Spark had none, what Java calls the cause (an end of file says no more)."""
+    """The text; if Spark has none, the class of the Java cause, as for an end of file."""
     text = str(error)
     if _NO_CAUSE not in text:
         return text

@@ -1,7 +1,8 @@
-"""`polybus pipeline`: the user's own pipelines, from a template to live figures."""
+"""`polybus pipeline`: create, check, run, watch and stop the user's own pipelines."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -10,9 +11,9 @@ from typing import Any
 
 import click
 
-from polybus.cli.options import F, json_option, load_config
+from polybus.cli.options import F, data_option, existing_data, json_option, load_config
 from polybus.cli.output import echo_json, echo_table
-from polybus.cli.pipeline.display import JsonDisplay, RunDisplay, flow_rows
+from polybus.cli.pipeline.display import RunDisplay, flow_rows
 from polybus.cli.pipeline.template import write_template
 from polybus.errors import PolybusError, UsageError
 
@@ -23,9 +24,8 @@ _folder_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("pipelines"),
     show_default=True,
-    help="Where the pipelines are.",
+    help="Folder of the pipelines.",
 )
-_data_option = click.option("--data", help="Folder of the log.  [default: ./polybus-data]")
 
 
 def _spark_options(command: F) -> F:
@@ -36,13 +36,13 @@ def _spark_options(command: F) -> F:
         show_default=True,
         help="Spark master: local[…], spark://host:port, or sc://host:port (Spark Connect).",
     )(command)
-    command = click.option(
-        "--token", envvar="POLYBUS_TOKEN", help="For --url, if it asks for one."
-    )(command)
-    command = click.option(
-        "--url", help="The bus, where its files are not on this machine: http://host:port."
-    )(command)
-    return _data_option(_folder_option(command))
+    command = click.option("--token", envvar="POLYBUS_TOKEN", help="Token for the bus at --url.")(
+        command
+    )
+    command = click.option("--url", help="The bus, if it is on another machine: http://host:port.")(
+        command
+    )
+    return data_option(_folder_option(command))
 
 
 @click.group(
@@ -56,8 +56,8 @@ Examples:
 def pipeline() -> None:
     """Run your own pipelines: tables and topics from topics, in Python or SQL.
 
-    A pipeline is a folder, or a file, in pipelines/, written with pyspark.pipelines.
-    docs/howto/pipelines.md says how.
+    A pipeline is a folder or a file in pipelines/, written with pyspark.pipelines or in SQL. See
+    docs/howto/pipelines.md.
     """
 
 
@@ -65,7 +65,7 @@ def pipeline() -> None:
 @click.argument("name")
 @_folder_option
 def init(name: str, folder: Path) -> None:
-    """Write a pipeline that runs as it is, to be changed."""
+    """Create a small pipeline that runs, as a template."""
     path = write_template(folder, name)
     click.echo(f"{path} is a pipeline that counts the messages of every topic. Run it:")
     click.echo(f"  polybus pipeline run {name.lower()}")
@@ -73,10 +73,10 @@ def init(name: str, folder: Path) -> None:
 
 @pipeline.command("list", epilog="Example: polybus pipeline list --json")
 @_folder_option
-@_data_option
+@data_option
 @json_option
 def list_pipelines(folder: Path, data: str | None, as_json: bool) -> None:
-    """List the pipelines of the folder, and how their flows are."""
+    """List the pipelines of the folder, and the last known states of their flows."""
     from polybus.spark.pipelines.declared.loader import find_pipelines, source_files
 
     flows = _last_status(_data(data))[1].get("flows", [])
@@ -105,8 +105,8 @@ def list_pipelines(folder: Path, data: str | None, as_json: bool) -> None:
 def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Load pipelines and analyse every flow, without running anything.
 
-    Says file and line of what is wrong: syntax, unknown names and columns, cycles, and changes
-    that a running flow could not follow. Exit code 1 if anything is.
+    Reports errors with file and line: syntax, unknown names and columns, cycles, and changes that
+    do not fit a flow's checkpoint. The exit code is 1 if there are any.
     """
     from polybus.spark.pipelines.running import supervisor
 
@@ -131,28 +131,30 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
 @pipeline.command(epilog="Example: polybus pipeline run orders --continuous")
 @click.argument("names", nargs=-1)
-@click.option("--continuous", is_flag=True, help="Go on until stopped, with low latency.")
+@click.option("--continuous", is_flag=True, help="Run until stopped, with low latency.")
 @click.option(
     "--reset",
     multiple=True,
     metavar="FLOW",
-    help="Start this flow or table over: a new checkpoint, and the table without its old rows.",
+    help="Start this flow or table over, with a new checkpoint and without its old rows.",
 )
 @_spark_options
 @json_option
 def run(
     names: tuple[str, ...], continuous: bool, reset: tuple[str, ...], as_json: bool, **given: Any
 ) -> None:
-    """Run pipelines: one pass over what is new, or without end.
+    """Run pipelines: one pass over new messages, or continuously.
 
-    With --json each event is a line: starting, ready, progress (each second), problem, done or
-    stopped. Exit code 1 if a pipeline did not start or a flow failed.
+    With --json each event is a line: starting, ready, progress (each second), waiting, warning,
+    failed, problem, done or stopped. The exit code is 1 if a pipeline did not start or a flow
+    failed.
     """
     from polybus.spark.pipelines.running.supervisor import Supervisor
 
     options = _options(names, given, continuous=continuous, reset=reset)
-    with JsonDisplay() if as_json else RunDisplay() as display:
-        supervisor = Supervisor(options, display.show)
+    display = RunDisplay()
+    with contextlib.closing(display):
+        supervisor = Supervisor(options, echo_json if as_json else display.show)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: supervisor.stop())
         is_good = supervisor.run()
@@ -160,10 +162,10 @@ def run(
 
 
 @pipeline.command(epilog="Example: polybus pipeline status --json")
-@_data_option
+@data_option
 @json_option
 def status(data: str | None, as_json: bool) -> None:
-    """Show how far every flow is: of the pipeline that runs, else of the last that did."""
+    """Show the progress of every flow of the running pipeline, else of the last run."""
     state, found = _last_status(_data(data))
     if as_json:
         echo_json({"state": state, **found})
@@ -180,9 +182,9 @@ def status(data: str | None, as_json: bool) -> None:
 
 
 @pipeline.command(epilog="Example: polybus pipeline stop")
-@_data_option
+@data_option
 def stop(data: str | None) -> None:
-    """Stop the pipeline that runs on the data folder; what it did is safe."""
+    """Stop the pipeline that runs on the data folder; its results are safe."""
     from polybus.spark.pipelines.running import service
 
     folder = _data(data)
@@ -191,7 +193,7 @@ def stop(data: str | None) -> None:
         raise UsageError("pipeline.not-running", f"no pipeline runs on {folder}")
     service.ask(note, "stop")
     until_s = time.monotonic() + STOP_TIMEOUT_S
-    while not _is_free(folder):
+    while _is_locked(folder):
         if time.monotonic() > until_s:
             text = f"the pipeline (process {note.pid}) was asked to stop and still runs"
             raise PolybusError("pipeline.unreachable", text)
@@ -199,19 +201,18 @@ def stop(data: str | None) -> None:
     click.echo(f"stopped (process {note.pid})")
 
 
-def _is_free(data: Path) -> bool:
-    """Whether a pipeline may start on the data folder now."""
+def _is_locked(data: Path) -> bool:
     from polybus.spark.pipelines.running.service import only_one
 
     try:
         with only_one(data):
-            return True
+            return False
     except UsageError:
-        return False
+        return True
 
 
 def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
-    """`running`, or how the last run ended, and what is known of the flows."""
+    """`running` or how the last run ended, and the last known progress."""
     from polybus.spark.pipelines.running import service
 
     note = service.running(data)
@@ -221,21 +222,20 @@ def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
     if last is None:
         return "never run", {}
     state = last.pop("state")
-    # A run that was killed could not say so.
+    # A run that was killed could not write how it ended.
     return ("killed" if state == "running" else state), last
 
 
 def _data(data: str | None) -> Path:
-    return Path(load_config(data, None).data)
+    return Path(load_config(data).data)
 
 
 def _options(names: tuple[str, ...], given: dict[str, Any], **more: Any) -> Any:
     from polybus.spark.pipelines.declared.loader import choose, find_pipelines
     from polybus.spark.pipelines.running.supervisor import PipelineOptions
 
-    data = _data(given.pop("data"))
-    if given["url"] is None and not data.is_dir():
-        raise UsageError("log.no-data", f"there is no data folder {data}")
+    config = load_config(given.pop("data"))
+    data = Path(config.data) if given["url"] else existing_data(config)
     folder = given.pop("folder")
     choose(find_pipelines(folder), names)  # fails before Spark starts
     return PipelineOptions(

@@ -1,8 +1,7 @@
-"""What `polybus pipeline run` shows: a live table in a terminal, lines elsewhere, or JSON."""
+"""What `polybus pipeline run` shows: a live table in a terminal, else a line per change."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from rich.console import Console
@@ -10,15 +9,13 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from polybus.cli.output import echo_json
-
 COLUMNS = ("flow", "state", "rows", "rows/s", "lag", "batch ms", "error")
 _COLOURS = {"failed": "red", "waiting": "yellow", "running": "green", "done": "green"}
 _ERROR_CHARS_MAX = 200
 
 
 def flow_rows(flows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[object]]]:
-    """The columns and rows of a table of flows."""
+    """The headings and rows of a table of flows."""
     rows: list[list[object]] = [
         [
             f"{flow['pipeline']}.{flow['flow']}",
@@ -34,38 +31,18 @@ def flow_rows(flows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[o
     return COLUMNS, rows
 
 
-class JsonDisplay:
-    """Every event as a line of JSON."""
-
-    def __enter__(self) -> JsonDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def show(self, event: dict[str, Any]) -> None:
-        echo_json(event)
-        sys.stdout.flush()
-
-
 class RunDisplay:
-    """Events for people: the table changes in place in a terminal, else changes are lines."""
+    """Shows the events of a run."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
         self._live: Live | None = None
         self._states: dict[str, tuple[str, str | None]] = {}
 
-    def __enter__(self) -> RunDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end_live()
-
     def show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind in ("done", "stopped"):
-            self._end_live()
+            self.close()
             self._console.print(_table(event["flows"]))
         elif kind == "progress":
             self._progress(event["flows"])
@@ -95,7 +72,7 @@ class RunDisplay:
                 said = f": {flow['error']}" if flow["error"] else ""
                 self._console.print(escape(f"{name} {flow['state']}{said}"), soft_wrap=True)
 
-    def _end_live(self) -> None:
+    def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -1,4 +1,4 @@
-"""The pipeline that `polybus pipeline init` writes: small, and it runs on any bus."""
+"""The small pipeline that `polybus pipeline init` writes; it runs on any bus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polybus.errors import UsageError
 
-FLOWS = '''"""How much comes in on every topic. Change it to what you need."""
+FLOWS = '''"""Counts the messages of every topic. Change it as you need."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -23,13 +23,13 @@ def messages() -> DataFrame:
     rows = topics.option("startingOffsets", "earliest").load()
     return rows.select("topic", "offset", "timestamp", F.length("value").alias("bytes"))
 '''
-TOTALS = """-- Messages and bytes of every topic: a materialized view, made anew when messages come.
+TOTALS = """-- Messages and bytes per topic: a materialized view, replaced when messages arrive.
 CREATE MATERIALIZED VIEW totals AS
 SELECT topic, count(*) AS messages, sum(bytes) AS bytes, max(timestamp) AS last
 FROM messages
 GROUP BY topic
 """
-# Spark's own runner needs it, ours takes it: spark-pipelines run --spec …
+# Required by Spark's own runner (spark-pipelines run --spec …), and used by ours too.
 SPEC = """name: {name}
 storage: file://{storage}
 libraries:
@@ -40,20 +40,20 @@ _NAME = re.compile(r"[A-Za-z_][\w-]{0,63}", re.ASCII)
 
 
 def write_template(folder: Path, name: str) -> Path:
-    """Write the pipeline's folder and return it.
+    """Create the pipeline's folder and return it.
 
     Raises:
         UsageError: `pipeline.name`, `pipeline.exists`.
     """
     if not _NAME.fullmatch(name):
-        text = f"{name!r} cannot be a pipeline's name: a letter, then letters, digits, _ or -"
+        text = f"{name!r} is not a valid name: use a letter, then letters, digits, _ and -"
         raise UsageError("pipeline.name", text)
     path = folder / name.lower()
     files = path / "transformations"
     try:
         files.mkdir(parents=True)
     except FileExistsError as error:
-        raise UsageError("pipeline.exists", f"{path} is there already") from error
+        raise UsageError("pipeline.exists", f"{path} exists already; use another name") from error
     (files / "messages.py").write_text(FLOWS)
     (files / "totals.sql").write_text(TOTALS)
     storage = path.absolute() / "pipeline-storage"
