@@ -24,7 +24,6 @@ EVERYTHING = [*MODULES, *sorted(TESTS.rglob("*.py"))]
 KNOWN_CYCLES = [
     {"polybus.spark.session", "polybus.spark.session.connect"},
     {"polybus.spark.session.archive", "polybus.spark.session.gateway"},
-    {"polybus.spark.source.origin", "polybus.spark.source.remote"},
 ]
 KNOWN_SHARED_NAMES = set(
     (

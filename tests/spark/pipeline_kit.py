@@ -11,8 +11,8 @@ from typing import Any
 from spark_kit import RunningBus
 
 from polybus.lake.table import open_table
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.prepare import Prepared, prepare
-from polybus.spark.pipelines.flows import BusLocation
 from polybus.spark.pipelines.running.runner import FlowRunner
 
 PASS_TIMEOUT_S = 120.0

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from spark_kit import RunningBus, running_bus
 
-from polybus.client.http.blocking import bus_url, persist, read_token, request, request_json
+from polybus.client.http.blocking import bus_url, read_token, request, request_json
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.spark.location import retried
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ def test_only_a_bus_that_is_away_is_waited_for() -> None:
             raise PolybusError("client.disconnected", "away")
         return "done"
 
-    assert persist(away_at_first, timeout_s=5) == "done"
+    assert retried(away_at_first, patience_s=5) == "done"
     assert len(tries) == 3
 
     def refused() -> str:
@@ -118,11 +119,11 @@ def test_only_a_bus_that_is_away_is_waited_for() -> None:
         raise UsageError("topic.unknown", "no")
 
     with pytest.raises(UsageError):
-        persist(refused, timeout_s=5)
+        retried(refused, patience_s=5)
     assert len(tries) == 4
 
     def gone() -> str:
         raise PolybusError("client.unreachable", "away")
 
     with pytest.raises(PolybusError):
-        persist(gone, timeout_s=0.1)
+        retried(gone, patience_s=0.1)

@@ -24,7 +24,7 @@ from polybus.errors import UsageError
 from polybus.lake.table import open_table
 from polybus.log import layout
 from polybus.spark import checkpoint
-from polybus.spark.pipelines.flows import BusLocation
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.running import service, supervisor
 from polybus.spark.pipelines.running.runner import FlowRunner
 from polybus.spark.pipelines.running.service import only_one, write_status

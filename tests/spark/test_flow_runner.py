@@ -11,7 +11,8 @@ from spark_kit import eventually
 
 from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause, is_transient
-from polybus.spark.pipelines.flows import BusLocation, Flow, FlowContext, in_order
+from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.flows import Flow, FlowContext, in_order
 from polybus.spark.pipelines.progress import our_offset
 from polybus.spark.pipelines.running.runner import FlowRunner
 

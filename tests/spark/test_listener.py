@@ -12,8 +12,13 @@ import pytest
 from spark_kit import RunningBus, eventually, running_bus
 
 from polybus.client.http.blocking import request_json
-from polybus.spark.listener import ConsumerListener, install, positions_by_group
-from polybus.spark.reporting import WAITING_MAX, Reporter
+from polybus.spark.listener import (
+    WAITING_MAX,
+    ConsumerListener,
+    Reporter,
+    install,
+    positions_by_group,
+)
 
 
 def source(group: str, **topics: int) -> SimpleNamespace:

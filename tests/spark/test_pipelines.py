@@ -12,7 +12,7 @@ from spark_kit import RunningBus, eventually, running_bus
 
 from polybus.client.http.blocking import read_token, request_json
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.flows import BusLocation
+from polybus.spark.location import BusLocation
 
 ORDERS = as_json([{"id": n, "customer": f"c{n % 2}", "amount": n * 10} for n in range(6)])
 

@@ -127,7 +127,7 @@ def test_tasks_that_are_tried_again_add_nothing_twice(spark: Any, bus: RunningBu
     ("columns", "options", "says"),
     [
         (["id AS value"], {"topic": "bad"}, "column value is bigint"),
-        (["'x' AS value"], {"topic": "nobody"}, "option topic: there is no topic 'nobody'"),
+        (["'x' AS value"], {"topic": "nobody"}, "option topic: topic 'nobody' does not exist"),
         (
             ["'x' AS value", "if(id = 1, 'nobody', 'bad') AS topic"],
             {},

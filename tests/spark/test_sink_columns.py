@@ -15,11 +15,10 @@ from pyspark.sql import types
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.transactions.staging import StagedLimits, inspect
 from polybus.spark import sink
-from polybus.spark.checkpoint import Checkpoint
+from polybus.spark.location import BusLocation
 from polybus.spark.sink import staging
 from polybus.spark.sink.columns import BATCH_BYTES, SinkColumns, sink_columns
 from polybus.spark.source.schema import COLUMNS, spark_schema
-from polybus.spark.where import Where
 
 LIMITS = StagedLimits(
     message_bytes_max=64 << 20, transaction_bytes_max=1 << 30, part_bytes=1 << 30, headers_max=99
@@ -169,7 +168,7 @@ def test_rows_with_many_headers_are_staged_so_that_the_bus_takes_them(data: Path
     headers = pa.array([[(f"name-{n}", b"x" * 50) for n in range(20)]] * 10_000, HEADERS)
     rows = pa.record_batch({"value": ["1"] * 10_000, "headers": headers})
     columns = SinkColumns("out", False, True)
-    name, _ = staging.stage(iter([rows]), columns, Where(data=data), "p", 0)
+    name, _ = staging.stage(iter([rows]), columns, BusLocation(data=data), "p", 0)
     assert name is not None
     assert inspect([data / "staging" / "p" / name], LIMITS).rows == 10_000
 
@@ -179,7 +178,7 @@ def test_rows_with_unequal_headers_are_staged_so_that_the_bus_takes_them(data: P
     headers = pa.array([large if n < 20 else small for n in range(9000)], HEADERS)
     rows = pa.record_batch({"value": ["1"] * 9000, "headers": headers})
     columns = SinkColumns("out", False, True)
-    name, _ = staging.stage(iter([rows]), columns, Where(data=data), "p", 0)
+    name, _ = staging.stage(iter([rows]), columns, BusLocation(data=data), "p", 0)
     assert name is not None
     assert inspect([data / "staging" / "p" / name], LIMITS).rows == 9000
 
@@ -203,18 +202,18 @@ def left(data: Path) -> list[Path]:
 
 
 def test_what_is_staged_is_what_the_bus_reads(data: Path) -> None:
-    name, count = staging.stage(some(), VALUE, Where(data=data), "p", 7)
+    name, count = staging.stage(some(), VALUE, BusLocation(data=data), "p", 7)
     assert name is not None
     assert (count, name.partition("-")[0]) == (2, "7")
     found = inspect([data / "staging" / "p" / name], LIMITS)
     assert (found.topics, found.rows) == ({"out"}, 2)
-    assert staging.stage(iter(()), VALUE, Where(data=data), "p", 7) == (None, 0)
+    assert staging.stage(iter(()), VALUE, BusLocation(data=data), "p", 7) == (None, 0)
     assert len(left(data)) == 1
 
 
 def test_a_task_that_fails_leaves_nothing_behind(data: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        staging.stage(some(ZeroDivisionError()), VALUE, Where(data=data), "p", 0)
+        staging.stage(some(ZeroDivisionError()), VALUE, BusLocation(data=data), "p", 0)
     assert left(data) == []
 
 
@@ -226,7 +225,7 @@ def test_a_full_disk_is_said_with_the_file_and_leaves_nothing_behind(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError) as caught:
-        staging.stage(some(), VALUE, Where(data=data), "p", 0)
+        staging.stage(some(), VALUE, BusLocation(data=data), "p", 0)
     assert caught.value.code == "log.full"
     assert "staging/p/0-" in caught.value.text
     assert left(data) == []
@@ -234,17 +233,22 @@ def test_a_full_disk_is_said_with_the_file_and_leaves_nothing_behind(
 
 def test_a_folder_that_is_not_the_bus_s_is_said_to_the_task(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        staging.stage(some(), VALUE, Where(data=tmp_path / "elsewhere"), "p", 0)
+        staging.stage(some(), VALUE, BusLocation(data=tmp_path / "elsewhere"), "p", 0)
     assert caught.value.code == "data.not-found"
     assert "option url" in caught.value.text
 
 
-def test_the_checkpoint_s_record_of_a_batch_must_be_there(tmp_path: Path) -> None:
+def test_nothing_is_committed_unless_the_checkpoint_has_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "PATIENCE_S", 0.0)
     (tmp_path / "offsets").mkdir()
     (tmp_path / "metadata").write_text("{}")
+    options = sink.parse({"url": "http://127.0.0.1:9", "checkpointLocation": str(tmp_path)})
     with pytest.raises(StorageError) as caught:
-        sink.sync_checkpoint(Checkpoint(tmp_path), 0)
+        sink.commit(options, "p", "q", 0, [])
     assert caught.value.code == "sink.checkpoint"
     assert "checkpointLocation" in caught.value.text
     (tmp_path / "offsets" / "0").write_text("v1")
-    sink.sync_checkpoint(Checkpoint(tmp_path), 0)
+    with pytest.raises(PolybusError, match="client.unreachable"):
+        sink.commit(options, "p", "q", 0, [])

@@ -192,7 +192,7 @@ def test_a_recreated_topic_ends_a_stream_with_a_clear_error(
     [
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
         ({"subscribePattern": "n.*"}, "options subscribe and subscribePattern"),
-        ({"subscribe": "nothing"}, "option subscribe: there is no topic 'nothing'"),
+        ({"subscribe": "nothing"}, "option subscribe: topic 'nothing' does not exist"),
         ({"data": "/nowhere/at/all"}, "data.not-found: /nowhere/at/all"),
     ],
 )

@@ -23,7 +23,6 @@ from polybus.spark.source.batch_reader import FilteringReader, PolybusReader, ba
 from polybus.spark.source.filters import narrow
 from polybus.spark.source.planning import partitions
 from polybus.spark.source.schema import COLUMNS, spark_schema
-from polybus.spark.where import Where
 
 
 @pytest.fixture
@@ -182,7 +181,7 @@ def test_large_values_come_in_batches_of_bounded_size(written: WrittenLog) -> No
 def parts_of(written: WrittenLog, **limits: Any) -> list[list[tuple[str, int, int]]]:
     reader = LogReader(written.data)
     plans = [reader.plan(topic, 0, reader.bounds(topic).stop) for topic in reader.topics()]
-    found = partitions(Where(data=written.data), plans, **limits)
+    found = partitions(plans, **limits)
     return [[(one.topic, one.start, one.stop) for one in part.plans] for part in found]
 
 

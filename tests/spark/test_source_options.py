@@ -9,7 +9,7 @@ import pytest
 from source_kit import NOON_US
 
 from polybus.errors import UsageError
-from polybus.spark.source.option_values import EARLIEST, LATEST
+from polybus.spark.option_values import EARLIEST, LATEST
 from polybus.spark.source.options import NAMES, SourceOptions, parse
 from polybus.spark.source.schema import COLUMNS
 
@@ -142,7 +142,7 @@ def test_a_value_that_cannot_be_names_its_option(given: dict[str, str]) -> None:
 def test_topics_to_leave_out_are_a_list(text: str) -> None:
     error = refusal("stream", leaveOut=text)
     assert error.code == "spark.option-invalid"
-    assert "option leaveOut: it is a JSON list of topics" in error.text
+    assert "option leaveOut: it must be a JSON list of topics" in error.text
 
 
 def test_a_pattern_that_is_none_names_its_option() -> None:
@@ -189,12 +189,12 @@ def test_the_environment_then_the_folder_here_say_where_the_log_is(
     assert caught.value.code == "data.not-found"
     (tmp_path / "polybus-data").mkdir()
     found = parse({"subscribe": "news"}, streaming=False)
-    assert found.where.data == tmp_path / "polybus-data"
+    assert found.location.data == tmp_path / "polybus-data"
     monkeypatch.setenv("POLYBUS_DATA", str(tmp_path / "other"))
-    assert parse({"subscribe": "news"}, streaming=False).where.data == tmp_path / "other"
+    assert parse({"subscribe": "news"}, streaming=False).location.data == tmp_path / "other"
     remote = parse({"subscribe": "news", "url": "http://h:1/", "token": "t"}, streaming=False)
-    assert (remote.where.url, remote.where.token) == ("http://h:1", "t")
-    assert "t'" not in repr(remote.where), "a token is not for logs"
+    assert (remote.location.url, remote.location.token) == ("http://h:1", "t")
+    assert "t'" not in repr(remote.location), "a token is not for logs"
 
 
 def test_every_option_is_on_the_page_about_spark() -> None:

@@ -19,12 +19,12 @@ from spark_kit import RunningBus, running_bus
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.columns import SCHEMA
-from polybus.spark.source import remote
+from polybus.spark.location import BusLocation
+from polybus.spark.source import origin as remote
 from polybus.spark.source.batch_reader import PolybusReader
 from polybus.spark.source.options import parse
-from polybus.spark.source.remote import RemoteOrigin
+from polybus.spark.source.origin import RemoteLog
 from polybus.spark.source.stream_reader import PolybusStreamReader
-from polybus.spark.where import Where
 
 VALUES = [f"news:{number}" for number in range(500)]
 
@@ -94,17 +94,20 @@ def test_a_damaged_topic_is_an_error_and_never_taken_for_a_new_one(
         {"name": "fine", "epoch": 5, "start": 0, "stop": 3},
         {"name": "bad", "epoch": 0, "start": 0, "stop": 0, "damaged": "history/1 is broken"},
     ]
-    monkeypatch.setattr(
-        "polybus.client.http.blocking.request_json", lambda *_, **__: {"topics": topics}
-    )
-    origin = RemoteOrigin(Where(url="http://127.0.0.1:1"))
-    assert origin.bounds(["fine"])["fine"].stop == 3
+    monkeypatch.setattr(BusLocation, "call", lambda *_, **__: {"topics": topics})
+    origin = RemoteLog(BusLocation(url="http://127.0.0.1:1"))
+    assert origin.all_bounds(["fine"])["fine"].stop == 3
     with pytest.raises(StorageError, match="history/1 is broken"):
-        origin.bounds(["fine", "bad"])
+        origin.all_bounds(["fine", "bad"])
+    given = {"subscribePattern": ".*", "startingOffsets": "latest", "failOnDamage": "false"}
+    reader = PolybusStreamReader(source_options("http://127.0.0.1:1", streaming=True, **given))
+    place = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert list(place["topics"]) == ["fine"]
+    assert "history/1 is broken" in place["damaged"]["bad"]
 
 
 def test_a_time_after_the_end_is_the_end(bus: RunningBus) -> None:
-    origin = RemoteOrigin(Where(url=bus.url))
+    origin = RemoteLog(BusLocation(url=bus.url))
     assert origin.offset_at("news", 1 << 51) == 500
     assert origin.offset_at("empty", 0) == 0
     assert origin.offset_at("news", 0) == 0
@@ -140,7 +143,7 @@ def test_a_recreated_topic_is_never_read_as_the_old_one(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             rows_of(reader, parts)
         assert caught.value.code == "spark.data-loss"
-        assert "created again" in caught.value.text
+        assert "recreated" in caught.value.text
         tolerant = batch(bus.url, failOnDataLoss="false")
         assert offsets_of(tolerant, parts) == []
 
@@ -220,7 +223,6 @@ def cut_after(first: int, stop: int) -> Answer:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PAUSE_FIRST_S", 0.001)
     monkeypatch.setattr(remote, "AWAY_S", 0.2)
 
 

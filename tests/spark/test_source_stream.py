@@ -18,7 +18,7 @@ from polybus.log import layout
 from polybus.log.history.retention import retain
 from polybus.spark.source import damage as held_topics
 from polybus.spark.source import stream_reader
-from polybus.spark.source.offsets import shares
+from polybus.spark.source.positions import shares
 from polybus.spark.source.stream_reader import PolybusStreamReader
 
 ALL = ReadAllAvailable()
@@ -231,7 +231,7 @@ def test_expired_offsets_are_an_error_that_names_topic_and_offset(written: Writt
     start = stream(written).initialOffset()
     expire_first_half(written)
     text = lost(written, stream(written), start)
-    assert "topic 'news': offset 0, where to go on, expired; the log holds 5 to 10" in text
+    assert "topic 'news': the next offset to read, 0, has expired; the log holds 5 to 10" in text
 
 
 def test_expired_offsets_are_left_out_and_told_if_so_wanted(

@@ -18,7 +18,8 @@ from polybus.errors import ConfigError, PolybusError, UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.checkpoint import Checkpoint
-from polybus.spark.pipelines.flows import BusLocation, FlowContext
+from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import alerts, gold, watch
 from polybus.spark.pipelines.standard.deliveries import deliveries_of, deliveries_table, events_of
 from polybus.spark.pipelines.standard.flow import check_tables, writer_of

@@ -27,8 +27,8 @@ from polybus.log.history.manifest import Manifest
 from polybus.log.history.parquet import HISTORY
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
+from polybus.spark.location import find_location
 from polybus.spark.native import read_files
-from polybus.spark.where import where
 
 _ATTEMPTS_MAX = 3
 DAY_US = 86_400_000_000
@@ -106,16 +106,12 @@ def _of_snapshot(spark: SparkSession, topic: str, history: Manifest, data: Path)
 
 
 def data_folder(data: Path | None) -> Path:
-    """The log's folder: the one named, else found as the source finds it (`where`).
+    """The log's folder: the one named, else found as the source finds it.
 
     Raises:
         UsageError: `data.not-found`.
     """
-    if data is not None:
-        return Path(data)
-    found = where({}).data
-    assert found is not None, "without options it is a folder"
-    return found
+    return find_location({}).data if data is None else Path(data)
 
 
 def _source(spark: SparkSession, topic: str, options: dict[str, str]) -> DataFrame:

@@ -1,8 +1,11 @@
-"""Spark's queries as consumers: their position, lag, speed and last error, told to the bus.
+"""Spark queries as consumers of the bus: their position, lag, speed and last error.
 
-A stream of `format("polybus")` is known by its offsets. Each progress of its query is reported
-under the source's `groupId`, or else the query's name or id, and so `polybus topics consumers`,
-GET /v1/consumers and the metrics show it beside all others.
+A stream of `format("polybus")` is recognised by its offsets. Each progress of its query is reported
+under the source's `groupId`, or else under the query's name or id. So `polybus topics consumers`,
+GET /v1/consumers and the metrics show it beside other consumers.
+
+A thread sends the reports, so they never delay a query. Only the newest report of each group waits
+to be sent, also while the bus is away; if too many groups wait, the oldest reports are dropped.
 """
 
 from __future__ import annotations
@@ -10,38 +13,46 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from polybus.errors import UsageError
+from polybus.client.http.blocking import GONE
+from polybus.errors import PolybusError, UsageError
 from polybus.spark.causes import clean_cause
-from polybus.spark.reporting import Report, Reporter
+from polybus.spark.location import find_location
 from polybus.spark.source.offsets import from_json
 
 logger = logging.getLogger("polybus.spark.consumers")
 
 KIND = "spark"
-QUERIES_MAX = 1000
 OURS = "polybus"
+QUERIES_MAX = 1000
+WAITING_MAX = 1000
+RETRY_S = 1.0
+SEND_TIMEOUT_S = 5.0
+
+Report = dict[str, Any]
 
 
 def install(
     spark: Any, *, data: Path | None = None, url: str | None = None, token: str | None = None
 ) -> ConsumerListener:
-    """Report the session's queries, now and later, to the bus of a folder or at an address."""
+    """Report the session's queries from now on to the bus of a folder or at a URL."""
     listener = ConsumerListener(Reporter(data=data, url=url, token=token))
     spark.streams.addListener(listener)
     return listener
 
 
 class ConsumerListener(StreamingQueryListener):
-    """Turns what Spark tells of queries into reports. Never blocks a query and never fails one."""
+    """Turns Spark's events into reports. Never blocks a query and never fails one."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
-        # By a query's id: its name, and the groups it reported as.
+        # By query id: the query's name, and the groups under which it was reported.
         self._names: dict[str, str] = {}
         self._groups: dict[str, list[str]] = {}
 
@@ -54,7 +65,7 @@ class ConsumerListener(StreamingQueryListener):
         try:
             self._progress(event.progress)
         except Exception:
-            logger.exception("a query's progress could not be reported")
+            logger.exception("cannot report the progress of a query")
 
     def onQueryIdle(self, event: Any) -> None:
         for group in self._groups.get(str(event.id), ()):
@@ -66,19 +77,18 @@ class ConsumerListener(StreamingQueryListener):
         groups = self._groups.pop(query, [])
         error = event.exception
         if not groups and error and OURS in error:
-            # It failed before its first batch, and the reason is ours.
+            # It failed before its first batch, because of our source or sink.
             groups = [name]
+        report: Report = {"rows-per-s": 0.0}
+        if error:
+            report |= {"kind": KIND, "query-id": query, "run-id": str(event.runId)}
+            report["last-error"] = clean_cause(error)
         for group in groups:
-            report: Report = {"rows-per-s": 0.0}
-            if error:
-                about = {"kind": KIND, "query-id": query, "run-id": str(event.runId)}
-                report |= about | {"last-error": clean_cause(error)}
             self.reporter.put(group, report)
 
     def _progress(self, progress: Any) -> None:
         query = str(progress.id)
-        name = progress.name or query
-        groups = positions_by_group(progress.sources, name)
+        groups = positions_by_group(progress.sources, progress.name or query)
         if len(self._groups) >= QUERIES_MAX:
             self._groups.clear()
         if groups:
@@ -98,18 +108,18 @@ class ConsumerListener(StreamingQueryListener):
 
 
 def positions_by_group(sources: Any, name: str) -> dict[str, dict[str, dict[str, int]]]:
-    """Where a query's sources of ours stand; of two that read one topic, the one behind counts."""
+    """The positions of our sources in a query; if two read one topic, the lower offset counts."""
     groups: dict[str, dict[str, dict[str, int]]] = {}
     for source in sources:
         try:
             offset = from_json(json.loads(source.endOffset))
         except (UsageError, ValueError, TypeError):
-            continue  # another's source
+            continue  # a source of another format
         positions = groups.setdefault(offset.group or name, {})
-        for topic, place in offset.topics.items():
-            before = positions.get(topic)
-            if before is None or place.offset < before["offset"]:
-                positions[topic] = {"epoch": place.epoch, "offset": place.offset}
+        for topic, end in offset.topics.items():
+            known = positions.get(topic)
+            if known is None or end.offset < known["offset"]:
+                positions[topic] = {"epoch": end.epoch, "offset": end.offset}
     return groups
 
 
@@ -119,3 +129,79 @@ def _finite(figure: Any) -> float:
     except (TypeError, ValueError):
         return 0.0
     return number if math.isfinite(number) and number >= 0 else 0.0
+
+
+class Reporter:
+    """Sends reports to the bus of a folder or at a URL, or to the one that the source finds."""
+
+    def __init__(
+        self, *, data: Path | None = None, url: str | None = None, token: str | None = None
+    ) -> None:
+        given = {"data": data, "url": None if data else url, "token": token}
+        self._options = {name: str(value) for name, value in given.items() if value is not None}
+        self._waiting: dict[str, Report] = {}
+        self._is_sending = False
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._is_failing = False
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="polybus-consumers", daemon=True)
+        self._thread.start()
+
+    def put(self, group: str, report: Report) -> None:
+        """Send a report soon. Fields that it lacks keep the values of the last report."""
+        with self._changed:
+            self._waiting[group] = self._waiting.pop(group, {}) | report
+            while len(self._waiting) > WAITING_MAX:
+                self._waiting.pop(next(iter(self._waiting)))
+                self.dropped += 1
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float = 2.0) -> bool:
+        """Wait until everything is sent, or the time is over; return whether it is sent."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not (self._waiting or self._is_sending), timeout_s
+            )
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what waits if that takes no longer than the timeout, and stop."""
+        self.flush(timeout_s)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if self._is_closed:
+                    return
+                group = next(iter(self._waiting))
+                report = self._waiting.pop(group)
+                self._is_sending = True
+            is_settled = self._send(group, report)
+            with self._changed:
+                self._is_sending = False
+                if not is_settled:
+                    # A report that arrived meanwhile is newer.
+                    self._waiting[group] = report | self._waiting.get(group, {})
+                    self._changed.wait_for(lambda: self._is_closed, RETRY_S)
+                self._changed.notify_all()
+
+    def _send(self, group: str, report: Report) -> bool:
+        """Return whether the report is settled: accepted, or refused for good."""
+        try:
+            location = find_location(self._options)
+            path = f"/v1/consumers/{quote(group, safe='')}"
+            location.call("PUT", path, report, timeout_s=SEND_TIMEOUT_S)
+        except PolybusError as error:
+            if not self._is_failing:
+                logger.info("cannot report positions for now: %s", error.text)
+            self._is_failing = True
+            return error.code not in (*GONE, "data.not-found")
+        except Exception:
+            logger.exception("cannot report a position")
+            return True
+        self._is_failing = False
+        return True

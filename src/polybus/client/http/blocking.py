@@ -13,25 +13,21 @@ import contextlib
 import http.client
 import json
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
-RETRY_FIRST_S = 0.05
-RETRY_LAST_S = 1.0
 JSON = "application/json"
 GONE = ("client.unreachable", "client.disconnected")
 """The codes of a bus that is not there, as against one that says no."""
 RUN_NOTE = "run.json"
 TOKEN_FILE = "admin.token"
 
-T = TypeVar("T")
 Body = bytes | BinaryIO | None
 
 
@@ -134,23 +130,6 @@ def opened(
         yield answer
     finally:
         connection.close()
-
-
-def persist(work: Callable[[], T], *, timeout_s: float) -> T:
-    """Do work that may be done again, until the bus is there to do it: for `timeout_s` at most.
-
-    Only a bus that is away is waited for; what it refuses is raised at once.
-    """
-    deadline = time.monotonic() + timeout_s
-    pause_s = RETRY_FIRST_S
-    while True:
-        try:
-            return work()
-        except PolybusError as error:
-            if error.code not in GONE or time.monotonic() + pause_s > deadline:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, RETRY_LAST_S)
 
 
 def _head(headers: dict[str, str], token: str | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Flows: the units of work of a pipeline, and the bus that they read from and write to.
+"""Flows: the units of work of a pipeline.
 
 A flow is a streaming query, or batch work that is repeated when its inputs change.
 """
@@ -6,44 +6,12 @@ A flow is a streaming query, or batch work that is repeated when its inputs chan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.progress import FlowFigures
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BusLocation:
-    """The data folder, which has the lake and the checkpoints, and the bus.
-
-    The log is in the data folder too, unless `url` says that the bus is on another machine.
-    """
-
-    data: Path
-    url: str | None = None
-    token: str | None = dataclasses.field(default=None, repr=False)
-
-    def options(self) -> dict[str, str]:
-        """Options of our source and sink."""
-        if self.url is None:
-            return {"data": str(self.data)}
-        return {"url": self.url} | ({"token": self.token} if self.token else {})
-
-    def missing_options(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """The options that say where the bus is, unless those given already do."""
-        return {} if {key.lower() for key in given} & {"data", "url"} else self.options()
-
-    def topics(self) -> list[str]:
-        """All topics, including system topics."""
-        if self.url is None:
-            from polybus.log.reading.reader import LogReader
-
-            return LogReader(self.data).topics(system=True)
-        from polybus.client.http.blocking import request_json
-
-        answer = request_json(self.url, "GET", "/v1/topics?system=true", token=self.token)
-        return [topic["name"] for topic in answer["topics"]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""A task's rows on their way to the bus: staged under a name nobody else has, safe on disk.
+"""Staging: the rows of a task, durable in a file of their own, not yet visible.
 
-With the bus's data folder at hand the file is written into it; else it is written here and
-uploaded. Either way nothing is visible to anybody until the driver commits it.
+If the data folder of the bus is on this machine, the file is written into it. Otherwise it is
+written to a temporary file and uploaded. The driver's commit makes the rows visible.
 """
 
 from __future__ import annotations
@@ -18,50 +18,39 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from polybus.client.http.blocking import bus_url, persist, read_token, request
 from polybus.errors import PolybusError, UsageError
+from polybus.log.disk import OsDisk
 from polybus.log.topics import storage_error
 from polybus.services.transactions.staging import SCHEMA, staging_folder
+from polybus.spark.location import BusLocation
 from polybus.spark.sink.columns import SinkColumns
-from polybus.spark.where import Where
 
 PIECE_BYTES = 4 << 20
 PATIENCE_S = 30.0
 """How long a task, or the driver, waits for a bus that is away."""
-_TRIES = 5
-OCTETS = "application/octet-stream"
+_CREATE_ATTEMPTS = 5
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What a task has staged: a file, or none if it had no rows."""
+class StagedFile(WriterCommitMessage):
+    """What a task has staged: a file, or None if it had no rows."""
 
-    file: str | None
+    name: str | None
     rows: int
     query: str
     batch: int
 
 
-def url_of(where: Where) -> str:
-    """The bus's address now; a bus that is started again may have another."""
-    if where.url is not None:
-        return where.url
-    assert where.data is not None
-    return bus_url(where.data)
-
-
-def token_of(where: Where) -> str | None:
-    if where.token is not None or where.data is None:
-        return where.token
-    return read_token(where.data)
-
-
 def stage(
-    rows: Iterator[pa.RecordBatch], columns: SinkColumns, where: Where, producer: str, batch: int
+    rows: Iterator[pa.RecordBatch],
+    columns: SinkColumns,
+    location: BusLocation,
+    producer: str,
+    batch: int,
 ) -> tuple[str | None, int]:
-    """Stage all rows; return the file's name, None if there are no rows, and how many there are.
+    """Stage all rows; return the name of the file, None if there are no rows, and their number.
 
-    When this returns they survive a power cut. If it raises, nothing is left behind.
+    When this returns, the rows survive a power cut. If it raises, nothing is left behind.
 
     Raises:
         UsageError: `sink.column`; `topic.invalid`; `data.not-found`.
@@ -69,20 +58,20 @@ def stage(
         PolybusError: the bus is away.
     """
     name = f"{batch}-{uuid4().hex}.arrows"
-    if where.data is None:
+    if location.url is not None:
         with tempfile.TemporaryFile() as file:
             count = _write(file, Path(tempfile.gettempdir()), rows, columns)
             if count:
                 file.seek(0)
-                _upload(file, where, f"/v1/staging/{producer}/{name}")
+                _upload(file, location, f"/v1/staging/{producer}/{name}")
         return (name if count else None), count
-    if not (where.data / "polybus.json").exists():
+    if not (location.data / "polybus.json").exists():
         text = (
-            f"{where.data} is no data folder on this machine; where tasks run elsewhere, write "
-            "with the option url of the bus instead of data"
+            f"{location.data} is not a data folder on this machine; if tasks run on other machines,"
+            " set option url instead of data"
         )
         raise UsageError("data.not-found", text)
-    folder = staging_folder(where.data) / producer
+    folder = staging_folder(location.data) / producer
     path = folder / name
     try:
         with _created(path) as file:
@@ -92,37 +81,28 @@ def stage(
             path.unlink()
             return None, 0
         for one in (folder, folder.parent):
-            sync_folder(one)
-    except OSError as error:
+            OsDisk().sync_folder(one)
+    except BaseException as error:
         path.unlink(missing_ok=True)
-        raise storage_error(error, f"cannot stage {path}") from error
-    except BaseException:
-        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise storage_error(error, f"cannot stage {path}") from error
         raise
     return name, count
 
 
-def unstage(where: Where, producer: str, file: str) -> None:
-    """Remove a staged file that will not be committed, through the bus: it knows if that is so.
+def unstage(location: BusLocation, producer: str, name: str) -> None:
+    """Ask the bus to remove a staged file; it does not if the file is committed.
 
-    One that stays because the bus is away is removed by it later.
+    While the bus is away the file stays, and the bus removes it later.
     """
     with contextlib.suppress(PolybusError):
-        request(url_of(where), "DELETE", f"/v1/staging/{producer}/{file}", token=token_of(where))
-
-
-def sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        location.call("DELETE", f"/v1/staging/{producer}/{name}")
 
 
 def _created(path: Path) -> IO[bytes]:
-    for _ in range(_TRIES):
+    for _ in range(_CREATE_ATTEMPTS):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The bus removes a producer's folder when it is empty, just now perhaps.
+        # The bus removes the empty folder of a producer, perhaps at this moment.
         with contextlib.suppress(FileNotFoundError):
             return path.open("xb")
     return path.open("xb")
@@ -144,20 +124,13 @@ def _write(
     return count
 
 
-def _upload(file: IO[bytes], where: Where, path: str) -> None:
+def _upload(file: IO[bytes], location: BusLocation, path: str) -> None:
     position = 0
     piece = file.read(PIECE_BYTES)
     while piece:
-        more = file.read(PIECE_BYTES)
-        query = f"?position={position}&end={'false' if more else 'true'}"
-        _send(where, path + query, piece)
+        following = file.read(PIECE_BYTES)
+        query = f"?position={position}&end={'false' if following else 'true'}"
+        # Idempotent: the bus ignores a piece that it has at that position.
+        location.call("POST", path + query, piece, patience_s=PATIENCE_S)
         position += len(piece)
-        piece = more
-
-
-def _send(where: Where, path: str, piece: bytes) -> None:
-    def send() -> bytes:
-        token = token_of(where)
-        return request(url_of(where), "POST", path, piece, token=token, content_type=OCTETS)
-
-    persist(send, timeout_s=PATIENCE_S)
+        piece = following

@@ -1,4 +1,4 @@
-"""`spark.read.format("polybus")`: plans in a worker of its own, reads in the tasks."""
+"""`spark.read.format("polybus")`: plans in a worker process of its own, reads in the tasks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from polybus.spark.source.filters import Narrowed, narrow
-from polybus.spark.source.losses import Losses
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.origin import open_origin
 from polybus.spark.source.planning import partitions
-from polybus.spark.source.positions import begin_of, end_of, matching
-from polybus.spark.source.reading import Shape, read_partition
+from polybus.spark.source.positions import ChosenOffsets, DataLoss, matching
+from polybus.spark.source.reading import read_partition
 
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -25,37 +24,30 @@ class PolybusReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._shape = Shape.of(options)
         self._narrowed = Narrowed()
 
     def partitions(self) -> list[InputPartition]:
-        options = self._options
-        origin = open_origin(options.where)
-        losses = Losses(fail=options.fail_on_data_loss)
+        options, narrowed = self._options, self._narrowed
+        origin = open_origin(options.location)
+        chosen = ChosenOffsets(options, origin, DataLoss(fail=options.fail_on_data_loss))
         plans = []
         for topic, bounds in sorted(matching(options, origin, strict=True).items()):
-            if not self._narrowed.has_topic(topic):
+            if not narrowed.has_topic(topic):
                 continue
-            start = begin_of(topic, bounds, options, origin, losses)
-            stop = end_of(topic, bounds, options, origin, losses)
-            start, stop = max(start, self._narrowed.start), min(stop, self._narrowed.stop)
+            start = max(chosen.begin(topic, bounds), narrowed.start)
+            stop = min(chosen.end(topic, bounds), narrowed.stop)
             if start < stop:
-                plans.append(origin.plan(topic, start, stop, times=self._narrowed.times))
+                plans.append(origin.plan(topic, start, stop, times=narrowed.times))
         return list(
-            partitions(
-                options.where,
-                plans,
-                count_min=options.min_partitions,
-                rows_max=options.max_records,
-            )
+            partitions(plans, count_min=options.min_partitions, rows_max=options.max_records)
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._shape)
+        return read_partition(partition, self._options)
 
 
 class FilteringReader(PolybusReader):
-    """The same, leaving out what filters on offset, timestamp and topic exclude."""
+    """Also leaves out what filters on offset, timestamp and topic exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._narrowed = narrow(filters)
@@ -65,15 +57,15 @@ class FilteringReader(PolybusReader):
 def batch_reader(options: SourceOptions) -> PolybusReader:
     """The reader for this process.
 
-    Filters are taken only if the option says so. Spark 4.3 keeps what a reader has planned with
-    the DataFrame: a second query over the same DataFrame, or a second use of it in one query, is
-    answered with the filters of the last one that had any, and so gives too little.
+    Filters are pushed down only if the option says so. Spark 4.3 keeps the plan of a reader with
+    the DataFrame: a second query over the same DataFrame, or a second use of it in one query, gets
+    the filters of the last one that had any, and so returns too few rows.
 
     Spark refuses a reader that takes filters while spark.sql.python.filterPushdown.enabled is off,
-    which a source is not told. It only asks for filters in a kind of worker that it starts when
-    the setting is on, so that is where there is a reader that takes them.
+    and does not tell a source whether it is. But it starts the worker process that asks for
+    filters only when the setting is on, so only that process makes a FilteringReader.
     """
     main: Any = sys.modules.get("__main__")
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    asked = _FILTER_WORKER in sys.modules or name == _FILTER_WORKER
-    return FilteringReader(options) if asked and options.push_filters else PolybusReader(options)
+    asks = _FILTER_WORKER in sys.modules or name == _FILTER_WORKER
+    return FilteringReader(options) if asks and options.push_filters else PolybusReader(options)

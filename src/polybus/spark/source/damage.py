@@ -16,7 +16,7 @@ from time import monotonic
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Bounds
-from polybus.spark.source.origin import Origin
+from polybus.spark.source.origin import BATCH_BYTES_MAX, ROWS_MAX, Origin
 
 logger = logging.getLogger("polybus.spark")
 
@@ -51,19 +51,21 @@ class HeldTopics:
 
     def bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
         """The bounds of the topics whose bounds can be read."""
-        asked = [topic for topic in topics if not self._has_unknown_bounds(topic)]
+        selected = list(topics)
+        asked = [topic for topic in selected if not self._has_unknown_bounds(topic)]
         try:
-            found = self._origin.bounds(asked)
+            found = self._origin.all_bounds(asked)
         except StorageError as error:
             _check_is_damage(error)
             found = {}
             for topic in asked:
                 try:
-                    found |= self._origin.bounds([topic])
+                    found |= self._origin.all_bounds([topic])
                 except StorageError as damage:
                     self._hold(topic, damage, None)
-        for topic in found:
-            if topic in self._damages and self._damages[topic].offset is None:
+        for topic, known in list(self._damages.items()):
+            # Its bounds can be read again, or it was deleted.
+            if (known.offset is None) == (topic in found) or topic not in selected:
                 del self._damages[topic]
         return found
 
@@ -81,7 +83,9 @@ class HeldTopics:
         offset = first
         try:
             plan = self._origin.plan(topic, first, stop)
-            for rows in self._origin.read(plan, ("offset",), None):
+            for rows in self._origin.read_plan(
+                plan, columns=("offset",), rows_max=ROWS_MAX, bytes_max=BATCH_BYTES_MAX
+            ):
                 offset += rows.num_rows
         except StorageError as error:
             self._hold(topic, error, offset)

@@ -1,32 +1,22 @@
-"""Filters that Spark hands down: what of the log need not be looked at.
+"""Filters that Spark pushes down: which part of the log needs no reading.
 
-Spark applies all of them again: a filter here only says which topics, offsets, files, row groups
-and commits cannot have a row that meets it.
+Spark applies every filter again. Here a filter only excludes topics, offsets, files, row groups
+and commits that cannot have a row that passes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
-)
+from pyspark.sql import datasource as ds
 
 from polybus.log.history.file_reader import ALWAYS, TimeRange
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_OFFSET_MAX = (1 << 63) - 1
+_NUMBER_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -34,82 +24,72 @@ class Narrowed:
     """What is left to read: offsets `start` to `stop`, some topics, some times."""
 
     start: int = 0
-    stop: int = _OFFSET_MAX
+    stop: int = _NUMBER_MAX
     topics: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
     times: TimeRange = ALWAYS
 
     def has_topic(self, topic: str) -> bool:
-        named = self.topics is None or topic in self.topics
-        return named and all(topic.startswith(prefix) for prefix in self.prefixes)
+        is_named = self.topics is None or topic in self.topics
+        return is_named and all(topic.startswith(prefix) for prefix in self.prefixes)
 
 
-def narrow(filters: Iterable[Filter]) -> Narrowed:
-    """What the filters, all of them together, leave to read."""
+def narrow(filters: Iterable[ds.Filter]) -> Narrowed:
+    """What the conjunction of the filters leaves to read."""
     narrowed = Narrowed()
     for one in filters:
-        attribute: tuple[str, ...] = getattr(one, "attribute", ())
-        rule = _RULES.get(attribute[0]) if len(attribute) == 1 else None
-        if rule is not None:
-            narrowed = rule(narrowed, one)
+        match getattr(one, "attribute", ()):
+            case ("offset",):
+                low, high = _interval(one)
+                start, stop = max(narrowed.start, low), min(narrowed.stop, high + 1)
+                narrowed = replace(narrowed, start=start, stop=stop)
+            case ("timestamp",):
+                low, high = _interval(one)
+                times = narrowed.times
+                times = TimeRange(max(times.since_us, low), min(times.until_us, high))
+                narrowed = replace(narrowed, times=times)
+            case ("topic",):
+                narrowed = _with_topic(narrowed, one)
     return narrowed
 
 
-def _offset(now: Narrowed, one: Any) -> Narrowed:
-    value = getattr(one, "value", None)
-    if isinstance(one, In) and value and all(type(item) is int for item in value):
-        return _between(now, min(value), max(value) + 1)
-    if type(value) is not int:
-        return now
+def _interval(one: Any) -> tuple[int, int]:
+    """The smallest and the largest number that can pass a filter."""
+    value: Any = getattr(one, "value", None)
+    values = [_integer(item) for item in (value if isinstance(one, ds.In) else (value,))]
+    numbers = [number for number in values if number is not None]
+    low, high = -_NUMBER_MAX - 1, _NUMBER_MAX
+    if not numbers or len(numbers) < len(values):
+        return low, high
     match one:
-        case EqualTo() | EqualNullSafe():
-            return _between(now, value, value + 1)
-        case GreaterThan():
-            return _between(now, value + 1, _OFFSET_MAX)
-        case GreaterThanOrEqual():
-            return _between(now, value, _OFFSET_MAX)
-        case LessThan():
-            return _between(now, 0, value)
-        case LessThanOrEqual():
-            return _between(now, 0, value + 1)
-    return now
+        case ds.EqualTo() | ds.EqualNullSafe() | ds.In():
+            return min(numbers), max(numbers)
+        case ds.GreaterThan():
+            return numbers[0] + 1, high
+        case ds.GreaterThanOrEqual():
+            return numbers[0], high
+        case ds.LessThan():
+            return low, numbers[0] - 1
+        case ds.LessThanOrEqual():
+            return low, numbers[0]
+    return low, high
 
 
-def _between(now: Narrowed, start: int, stop: int) -> Narrowed:
-    return replace(now, start=max(now.start, start), stop=min(now.stop, stop))
+def _integer(value: Any) -> int | None:
+    """An offset, or a time in microseconds since 1970; None for anything else."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return (value - _EPOCH) // timedelta(microseconds=1)
+    return value if type(value) is int else None
 
 
-def _topic(now: Narrowed, one: Any) -> Narrowed:
+def _with_topic(now: Narrowed, one: Any) -> Narrowed:
     value = getattr(one, "value", None)
-    if isinstance(one, StringStartsWith) and isinstance(value, str):
+    if isinstance(one, ds.StringStartsWith) and isinstance(value, str):
         return replace(now, prefixes=(*now.prefixes, value))
-    if isinstance(one, EqualTo | EqualNullSafe) and isinstance(value, str):
+    if isinstance(one, ds.EqualTo | ds.EqualNullSafe) and isinstance(value, str):
         found = frozenset((value,))
-    elif isinstance(one, In) and value and all(isinstance(item, str) for item in value):
+    elif isinstance(one, ds.In) and value and all(isinstance(item, str) for item in value):
         found = frozenset(value)
     else:
         return now
     return replace(now, topics=found if now.topics is None else now.topics & found)
-
-
-def _timestamp(now: Narrowed, one: Any) -> Narrowed:
-    value = getattr(one, "value", None)
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        return now
-    moment_us = (value - _EPOCH) // timedelta(microseconds=1)
-    low, high = now.times.since_us, now.times.until_us
-    match one:
-        case EqualTo() | EqualNullSafe():
-            low, high = max(low, moment_us), min(high, moment_us)
-        case GreaterThan() | GreaterThanOrEqual():
-            low = max(low, moment_us)
-        case LessThan() | LessThanOrEqual():
-            high = min(high, moment_us)
-    return replace(now, times=TimeRange(low, high))
-
-
-_RULES: dict[str, Callable[[Narrowed, Any], Narrowed]] = {
-    "offset": _offset,
-    "topic": _topic,
-    "timestamp": _timestamp,
-}

@@ -1,78 +1,207 @@
-"""Where a reader's messages come from: a data folder, or a bus over HTTP, behind the same calls."""
+"""Where messages are read from: a data folder (LogReader), or a bus over HTTP (RemoteLog).
+
+Over HTTP, rows arrive as Arrow streams, a page at a time. The bus answers with stop offsets that
+are durable, so what Spark has planned once is still there after a crash of the bus. While the bus
+is away, reading waits some seconds and then goes on at the message where it stopped.
+"""
 
 from __future__ import annotations
 
+import http.client
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
+from polybus.client.http import blocking as bus_http
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.history.file_reader import ALWAYS, TimeRange
 from polybus.log.interface import Bounds
-from polybus.log.reading.pieces import ReadPlan
-from polybus.log.reading.reader import LogReader, Lost
-from polybus.spark.where import Where
+from polybus.log.reading.pieces import Piece, ReadPlan
+from polybus.log.reading.reader import LogReader, Lost, joined
+from polybus.spark.location import BusLocation, Retry, retried
 
 ROWS_MAX = 10_000
-"""Rows in a batch: more are no faster, fewer are slower."""
+"""Rows in a record batch: more are no faster, fewer are slower."""
 BATCH_BYTES_MAX = 8 << 20
+ARROW = "application/vnd.apache.arrow.stream"
+PAGE_ROWS = 100_000
+"""How much one request asks for, so that a single answer does not occupy the bus for long."""
+ROW_BYTES = 200
+"""The assumed size of a row when work is split: the bus does not report sizes."""
+AWAY_S = 10.0
+BOUNDS_AGE_S = 0.05
+"""Spark asks for the end up to a hundred times a second; the bus is asked less often."""
+LOSSES = ("log.offset-unknown", "topic.unknown", "topic.recreated")
+"""The codes with which a bus says that planned messages no longer exist."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Origin(Protocol):
-    """A log that can be read by offset, its durable messages only."""
+    """A log that is read by offset. Only durable messages are visible."""
 
     def topics(self, *, system: bool) -> list[str]: ...
 
-    def bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
-        """What topics hold; those that do not exist are left out."""
+    def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
+        """The bounds of the topics that exist. Raises StorageError `log.damaged`."""
         ...
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
-        """The first offset at or after a time, else the end."""
+        """The first offset at or after a time, or the stop offset."""
         ...
 
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
-        """Where a range is. Raises UsageError `topic.unknown` or `log.offset-unknown`."""
+        """Locate a range. Raises UsageError `topic.unknown` or `log.offset-unknown`."""
         ...
 
-    def read(
-        self, plan: ReadPlan, columns: Sequence[str], lost: Lost | None
+    def read_plan(
+        self,
+        plan: ReadPlan,
+        *,
+        columns: Sequence[str],
+        rows_max: int,
+        bytes_max: int,
+        lost: Lost | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """A plan's rows, each once; raises as LogReader.read_plan."""
+        """The rows of a plan, each once; raises as LogReader.read_plan."""
         ...
 
 
-class LocalOrigin:
-    """A data folder that this machine can read."""
+def open_origin(location: BusLocation) -> Origin:
+    """Raises UsageError `data.not-found`. A remote bus is only called when it is needed."""
+    return LogReader(location.data) if location.url is None else RemoteLog(location)
 
-    def __init__(self, where: Where) -> None:
-        assert where.data is not None
-        self._log = LogReader(where.data)
+
+class RemoteLog:
+    """The log of a bus at a URL. The pieces of its plans have no file."""
+
+    def __init__(self, location: BusLocation) -> None:
+        self._location = location
+        self._bounds: dict[str, Bounds] = {}
+        self._damaged: dict[str, str] = {}
+        self._asked_at_s = -BOUNDS_AGE_S
 
     def topics(self, *, system: bool) -> list[str]:
-        return self._log.topics(system=system)
+        self._ask()
+        return sorted(topic for topic in self._bounds if system or not topic.startswith("$"))
 
-    def bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
-        return self._log.all_bounds(topics)
+    def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
+        self._ask()
+        wanted = list(topics)
+        for topic in wanted:
+            if topic in self._damaged:
+                raise StorageError("log.damaged", f"at {self._location}: {self._damaged[topic]}")
+        return {topic: self._bounds[topic] for topic in wanted if topic in self._bounds}
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
-        return self._log.offset_at(topic, timestamp_us)
+        moment = (_EPOCH + timedelta(microseconds=timestamp_us)).isoformat()
+        query = {"time": moment, "limit": 1, "columns": "offset"}
+        # The bus may know messages that are not durable yet, but then their offset is the end.
+        for rows in retried(lambda: list(self._fetch(topic, query)), patience_s=AWAY_S):
+            return int(rows.column(0)[0].as_py())
+        self._asked_at_s = -BOUNDS_AGE_S
+        return self._bounds_of(topic).stop
 
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
-        return self._log.plan(topic, start, stop, times=times)
+        bounds = self._bounds_of(topic)
+        if start < bounds.start or stop > bounds.stop or start > stop:
+            text = f"offsets {start} to {stop} of topic {topic!r} are not all in the log, which has"
+            raise UsageError("log.offset-unknown", f"{text} {bounds.start} to {bounds.stop}")
+        piece = Piece(Path(str(self._location)), start, stop, (stop - start) * ROW_BYTES)
+        return ReadPlan(topic, bounds.epoch, start, stop, (piece,) if start < stop else (), times)
 
-    def read(
+    def read_plan(
+        self,
+        plan: ReadPlan,
+        *,
+        columns: Sequence[str],
+        rows_max: int,
+        bytes_max: int,
+        lost: Lost | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        return joined(self._rows(plan, columns, lost), rows_max=rows_max, bytes_max=bytes_max)
+
+    def _rows(
         self, plan: ReadPlan, columns: Sequence[str], lost: Lost | None
     ) -> Iterator[pa.RecordBatch]:
-        return self._log.read_plan(
-            plan, columns=columns, rows_max=ROWS_MAX, bytes_max=BATCH_BYTES_MAX, lost=lost
-        )
+        offset, retry = plan.start, Retry(AWAY_S)
+        while offset < plan.stop:
+            first, stop = offset, min(plan.stop, offset + PAGE_ROWS)
+            query = {"offset": first, "stop": stop, "epoch": plan.epoch}
+            try:
+                for rows in self._fetch(plan.topic, query | {"columns": ",".join(columns)}):
+                    yield rows
+                    offset += rows.num_rows
+                    retry.reset()
+                if offset == first:
+                    raise PolybusError("client.disconnected", "the answer was empty")
+            except PolybusError as error:
+                if lost is not None and error.code in LOSSES and isinstance(error, UsageError):
+                    lost(error)
+                    offset = self._after_loss(plan, offset)
+                    continue
+                error.text = (
+                    f"topic {plan.topic!r} at {self._location}, offset {offset}: {error.text}"
+                )
+                retry.wait(error)
+
+    def _after_loss(self, plan: ReadPlan, offset: int) -> int:
+        """The offset at which messages of the plan exist again; its end if there are none."""
+        self._asked_at_s = -BOUNDS_AGE_S
+        bounds = self.all_bounds([plan.topic]).get(plan.topic)
+        if bounds is None or bounds.epoch != plan.epoch or bounds.start <= offset:
+            return plan.stop
+        return min(bounds.start, plan.stop)
+
+    def _fetch(self, topic: str, query: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        """One request. Raises the errors of the bus, or one of bus_http.GONE."""
+        path = f"/v1/topics/{quote(topic, safe='')}/messages?{urlencode(query)}"
+        url, token = self._location.address()
+        headers = {"accept": ARROW}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        with bus_http.opened(url, "GET", path, headers=headers) as answer:
+            try:
+                yield from pa.ipc.open_stream(_ArrowBody(answer))
+            except (OSError, http.client.HTTPException, pa.ArrowException) as error:
+                text = f"the bus at {url} disconnected during an answer: {error}"
+                raise PolybusError("client.disconnected", text) from error
+
+    def _bounds_of(self, topic: str) -> Bounds:
+        found = self.all_bounds([topic]).get(topic)
+        if found is None:
+            raise UsageError("topic.unknown", f"topic {topic!r} does not exist at {self._location}")
+        return found
+
+    def _ask(self) -> None:
+        """Fetch the bounds of all topics, unless they are recent."""
+        if time.monotonic() - self._asked_at_s < BOUNDS_AGE_S:
+            return
+        path = "/v1/topics?system=true&durable=true"
+        topics = self._location.call("GET", path, patience_s=AWAY_S)["topics"]
+        self._bounds = {
+            one["name"]: Bounds(one["epoch"], one["start"], one["stop"]) for one in topics
+        }
+        self._damaged = {one["name"]: one["damaged"] for one in topics if one.get("damaged")}
+        self._asked_at_s = time.monotonic()
 
 
-def open_origin(where: Where) -> Origin:
-    """Raises UsageError `data.not-found`; a bus is first called when something is asked."""
-    if where.data is not None:
-        return LocalOrigin(where)
-    from polybus.spark.source.remote import RemoteOrigin
+class _ArrowBody:
+    """The body of an answer as pyarrow reads it: HTTPResponse closes itself at its end."""
 
-    return RemoteOrigin(where)
+    closed = False
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self._answer = answer
+
+    def read(self, size: int = -1) -> bytes:
+        return self._answer.read(None if size < 0 else size)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""Partitions: which task reads what.
+"""Partitions: how many tasks a batch has, and which task reads what.
 
-Ranges of all topics are laid end to end and cut into parts of about the same size, so that a
-thousand small topics do not become a thousand tasks and one large topic is read by all cores. A
-history file is cut between its row groups where that is near enough: whoever begins inside of one
-decodes all that comes before.
+The ranges of all topics are laid end to end and cut into parts of about the same size, so that a
+thousand small topics do not become a thousand tasks, and all cores read one large topic. A history
+file is cut between row groups if one ends nearby: a task that begins inside of a row group decodes
+all rows before its own.
 """
 
 from __future__ import annotations
@@ -15,32 +15,29 @@ from dataclasses import dataclass, replace
 from pyspark.sql.datasource import InputPartition
 
 from polybus.log.reading.pieces import Piece, ReadPlan
-from polybus.spark.where import Where
 
 ROWS_MIN = 20_000
 """Fewer rows are not worth a task of their own."""
 ROWS_MAX = 2_000_000
 BYTES_MAX = 128 << 20
-"""What a task reads is bounded, so that a failed one does not cost much."""
+"""Both bound what a task reads, so that a failed task costs little."""
 
 
 @dataclass(frozen=True)
 class LogPartition(InputPartition):
     """What one task reads."""
 
-    where: Where
     plans: tuple[ReadPlan, ...]
 
 
 def partitions(
-    where: Where,
     plans: Sequence[ReadPlan],
     *,
     count_min: int | None = None,
     rows_max: int | None = None,
     cores: int | None = None,
 ) -> list[LogPartition]:
-    """The plans as tasks: at least `count_min` if there are as many rows, each of `rows_max`."""
+    """Split the plans: at least `count_min` tasks of at least one row, each up to `rows_max`."""
     rows = sum(piece.rows for plan in plans for piece in plan.pieces)
     size = sum(piece.bytes for plan in plans for piece in plan.pieces)
     if not rows:
@@ -55,18 +52,18 @@ def partitions(
     exact = count_min is not None or rows_max is not None
     if rows_max is not None:
         per_task = min(per_task, rows_max)
-    parts = _Parts(per_task, snap=0 if exact else per_task // 3)
+    cutter = _Cutter(per_task, snap=0 if exact else per_task // 3)
     for plan in plans:
-        parts.add(plan)
-    return [LogPartition(where, part) for part in parts.finished()]
+        cutter.add(plan)
+    return [LogPartition(part) for part in cutter.finished()]
 
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Parts:
-    """Cuts plans into parts of so many rows; `snap` is how far a cut may move to a better place."""
+class _Cutter:
+    """Cuts plans into parts of `rows` rows; a cut may move by `snap` rows to a row group's end."""
 
     def __init__(self, rows: int, *, snap: int) -> None:
         self._rows = rows

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polybus.errors import UsageError
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared import readers
 from polybus.spark.pipelines.declared.problems import PipelineError, located
 from polybus.spark.pipelines.declared.registry import (
@@ -27,7 +28,6 @@ from polybus.spark.pipelines.declared.registry import (
     check_targets,
 )
 from polybus.spark.pipelines.declared.sql_files import SqlFile
-from polybus.spark.pipelines.flows import BusLocation
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 SUFFIXES = (".py", ".sql")

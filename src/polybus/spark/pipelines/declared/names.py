@@ -20,11 +20,12 @@ from pyspark.sql.types import StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import LakeTable, open_table, table_names
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared import readers
 from polybus.spark.pipelines.declared.problems import PipelineError, located, place_of
 from polybus.spark.pipelines.declared.registry import DeclaredPipeline
 from polybus.spark.pipelines.declared.table_source import FORMAT, LakeTableSource
-from polybus.spark.pipelines.flows import BusLocation
+from polybus.spark.source.origin import open_origin
 
 _STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 # RocksDB's files are saved by a call that requires Hadoop's checksummed file system, and our
@@ -104,7 +105,7 @@ class Names:
 
     def topics(self) -> set[str]:
         if self._topics is None:
-            self._topics = set(self.bus.topics())
+            self._topics = set(open_origin(self.bus).topics(system=True))
         return self._topics
 
     def schema_of(self, output: str, call: _Call) -> StructType:

@@ -21,6 +21,7 @@ from pyspark.pipelines.output import MaterializedView, StreamingTable
 
 from polybus.errors import PolybusError, UsageError
 from polybus.spark.causes import clean_cause
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.changes import Changes, Fingerprint, fingerprint
 from polybus.spark.pipelines.declared.loader import choose, find_pipelines, load_pipeline
 from polybus.spark.pipelines.declared.names import (
@@ -32,7 +33,7 @@ from polybus.spark.pipelines.declared.names import (
 )
 from polybus.spark.pipelines.declared.problems import PipelineError, place_of
 from polybus.spark.pipelines.declared.writing import flow_of
-from polybus.spark.pipelines.flows import BusLocation, Flow, in_order
+from polybus.spark.pipelines.flows import Flow, in_order
 from polybus.spark.pipelines.sessions import another_session
 from polybus.spark.session.connect import is_connect
 

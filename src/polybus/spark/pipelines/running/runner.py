@@ -13,7 +13,8 @@ import time
 from typing import Any
 
 from polybus.spark.causes import clean_cause, is_transient
-from polybus.spark.pipelines.flows import BusLocation, Flow, FlowContext
+from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.flows import Flow, FlowContext
 from polybus.spark.pipelines.progress import FlowFigures, FlowProgress, FlowState
 from polybus.spark.pipelines.sessions import use_in_thread
 

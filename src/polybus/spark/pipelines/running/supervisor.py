@@ -32,7 +32,7 @@ from typing import Any
 from polybus.client.http import blocking as bus_http
 from polybus.errors import PolybusError, UsageError
 from polybus.spark.causes import is_transient
-from polybus.spark.pipelines.flows import BusLocation
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.running import service
 from polybus.spark.pipelines.running.runner import FlowRunner
 from polybus.spark.pipelines.sessions import (

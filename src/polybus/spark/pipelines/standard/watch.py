@@ -27,7 +27,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polybus.client.http.blocking import request_json
 from polybus.config import Pipeline
 from polybus.errors import PolybusError
 from polybus.lake import settings as pipeline_settings
@@ -35,13 +34,13 @@ from polybus.lake.compact import tidy
 from polybus.lake.table import open_table
 from polybus.log.disk import replace_file
 from polybus.log.reading.reader import LogReader
-from polybus.spark.pipelines.flows import BusLocation, FlowContext
+from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import alerts
 from polybus.spark.pipelines.standard.accumulated import TIME
 from polybus.spark.pipelines.standard.gold import QUANTILES, TRAFFIC_COUNTS, traffic_table
 from polybus.spark.sink.columns import SinkColumns
-from polybus.spark.sink.staging import stage, token_of, url_of
-from polybus.spark.where import where
+from polybus.spark.sink.staging import stage
 
 STATS = "$stats"
 ALERTS = "$alerts"
@@ -214,10 +213,9 @@ def publish(rows: pa.Table, bus: BusLocation, *, query: str, batch_id: int) -> N
     Raises:
         PolybusError: `client.unreachable`; publishing again is safe.
     """
-    location = where(bus.options())
-    url = url_of(location)
+    bus.address()  # fails before anything is staged
     columns = SinkColumns(topic=None, has_key=True, has_headers=False)
-    file, _ = stage(iter(rows.to_batches()), columns, location, PRODUCER, batch_id)
+    file, _ = stage(iter(rows.to_batches()), columns, bus, PRODUCER, batch_id)
     body = {
         "producer": PRODUCER,
         "query": query,
@@ -227,4 +225,4 @@ def publish(rows: pa.Table, bus: BusLocation, *, query: str, batch_id: int) -> N
         # Only one pipeline runs on a data folder: another query is a new life of this one.
         "take-over": True,
     }
-    request_json(url, "POST", "/v1/commits", body, token=token_of(location))
+    bus.call("POST", "/v1/commits", body)
