@@ -1,10 +1,10 @@
-"""A queue program, a goMS client and a browser talk through the bus, which is started here too.
+"""A queue program, a goMS client and a browser exchange messages through a bus started here.
 
     python examples/queues/bridge.py
 
-The program knows queues and nothing else: it connects to port 1 of "bus" and sends. The bus has a
-queue connector there, whose topic is `readings`, so that a goMS client and a browser hear what the
-program sends and can answer, each in its own protocol.
+The program uses only queues: it connects to port 1 of "bus" and sends. At that port the bus has a
+queue connector for the topic `readings`. A goMS client and a browser therefore receive the messages
+of the program and can answer, each in its own protocol.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READINGS = (b"21.5", b"21.7", b"22.0")
 
 
 class Sensor(ConnectListener, MessageListener):
-    """Sends its readings, listens, and ends when it has heard enough."""
+    """Sends its readings, and ends after it has received the expected number of messages."""
 
     def __init__(self, pump: EventPump) -> None:
         self._pump = pump
@@ -53,7 +53,7 @@ class Sensor(ConnectListener, MessageListener):
 
 
 class Browser:
-    """The requests that a page makes with fetch(); here they wait in a thread."""
+    """The requests that a page makes with fetch(); here they block in a thread."""
 
     def __init__(self, port: int) -> None:
         self._base = f"http://127.0.0.1:{port}"
@@ -61,7 +61,7 @@ class Browser:
         self._poll = f"/msgstream?transport=longpolling&sessionKey={session['sessionKey']}"
 
     def hear(self, count: int) -> list[object]:
-        """Poll until so many messages are there; each poll confirms what the one before gave."""
+        """Poll until this many messages have arrived; each poll confirms the previous one."""
         heard: list[object] = []
         confirmed = ""
         while len(heard) < count:
@@ -84,7 +84,7 @@ class Browser:
 
 
 def start_sensor(queue_port: int) -> asyncio.Future[None]:
-    """Run the queue program beside everything else on this loop; done when it has ended."""
+    """Run the queue program on this event loop until it ends."""
     registry = Registry()
     registry.add("bus", "127.0.0.1", {1: queue_port})
     pump = EventPump()

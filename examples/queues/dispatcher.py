@@ -1,9 +1,9 @@
-"""A dispatcher that spreads jobs over workers, and survives one of them leaving.
+"""A dispatcher that distributes jobs to workers and tolerates a worker that disconnects.
 
     python examples/queues/dispatcher.py [--tcp]
 
-A worker has at most one job. When it answers it gets the next; when it leaves, its job goes to
-another. Here worker 2 leaves in the middle of its third job.
+A worker has at most one job. After its answer it gets the next job. If it disconnects, another
+worker gets its job. In this example worker 2 disconnects during its third job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JOBS = range(1, 21)
 
 
 class Dispatcher(AcceptListener):
-    """Keeps the jobs, and who has which."""
+    """Holds the waiting jobs, and which worker has which job."""
 
     def __init__(self, pump: EventPump) -> None:
         self._pump = pump
@@ -87,7 +87,7 @@ class Hand(MessageListener):
 
 
 class Worker(ConnectListener, MessageListener):
-    """Squares numbers; may leave instead of answering."""
+    """Squares numbers; can disconnect instead of answering."""
 
     def __init__(self, leaves_at_job: int | None = None) -> None:
         self._leaves_at_job = leaves_at_job

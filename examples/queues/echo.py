@@ -26,7 +26,7 @@ WORDS = (b"hello", b"", b"x" * 2_000_000, b"goodbye")
 
 
 class EchoServer(AcceptListener):
-    """Gives each client a listener of its own."""
+    """Creates a listener for each client."""
 
     def accepted(self, queue: MessageQueue) -> None:
         queue.set_listener(Echo(queue))
@@ -41,7 +41,7 @@ class Echo(MessageListener):
 
 
 class EchoClient(ConnectListener, MessageListener):
-    """Sends all words at once, and leaves when all have come back in order."""
+    """Sends all words at once, and disconnects after all have come back in order."""
 
     def __init__(self, name: str, done: list[str], pump: EventPump) -> None:
         self._name = name
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
             client.connect("server", PORT, EchoClient(client.name, done, pump))
 
     Task(pump).post(start)
-    pump.run()  # last: nothing happens before it, and it returns when a client calls stop
+    pump.run()  # last: no event runs before this call; it returns when a client calls stop
     print("\n".join(sorted(done)))
 
 

@@ -1,4 +1,4 @@
-"""Sample data: customers, orders of a morning, some of them late. Sends them to a running bus.
+"""Sample data: customers and the orders of a morning, some late. Sends them to a running bus.
 
 python sample.py [URL]
 """
@@ -16,7 +16,7 @@ TOPICS = ("shop.customers", "shop.orders")
 
 
 def customers(count: int = 6) -> list[dict[str, Any]]:
-    """The last of them moves to another country in a second message."""
+    """One message per customer, and a second one in which the last customer changes country."""
     rows = [
         {"customer": f"c{n}", "name": f"Customer {n}", "country": COUNTRIES[n % 3]}
         for n in range(count)
@@ -25,7 +25,7 @@ def customers(count: int = 6) -> list[dict[str, Any]]:
 
 
 def orders(count: int = 60, *, first: int = 0, hour: int = 8) -> Iterator[dict[str, Any]]:
-    """One order a minute from `hour` on, in the order of their times."""
+    """One order per minute, starting at `hour`, in the order of their times."""
     for n in range(count):
         time = f"2026-03-01T{hour + n // 60:02d}:{n % 60:02d}:00Z"
         yield {"id": first + n, "customer": f"c{n % 7}", "amount": 10 + n % 5, "time": time}

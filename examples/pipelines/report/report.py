@@ -2,7 +2,7 @@
 
     python report.py [--data polybus-data] [--out .]
 
-Tables of the lake are Parquet: no Spark is needed to read them.
+Lake tables are Parquet files, so this script needs no Spark.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from polybus.lake.table import open_table
 
 
 def draw(daily: pa.Table) -> str:
-    """Revenue per day, one bar a product, as SVG."""
+    """Revenue per day, one bar per product, as SVG."""
     rows = daily.to_pylist()
     days = sorted({row["day"] for row in rows})
     columns: dict[str, list[object]] = {"day": list(days)}
@@ -27,7 +27,7 @@ def draw(daily: pa.Table) -> str:
 
 
 def page(daily: pa.Table, chart: str) -> str:
-    """One file that can be sent by mail: the chart is inside."""
+    """A self-contained HTML page with the chart."""
     rows = daily.sort_by([("day", "ascending"), ("product", "ascending")]).to_pylist()
     lines = "\n".join(
         f"<tr><td>{row['day']}<td>{html.escape(row['product'])}<td>{row['pieces']}"

@@ -15,7 +15,7 @@ PRICES = {"lamp": 20, "desk": 150, "chair": 45}
 
 
 def sales(days: int = 4) -> list[dict[str, Any]]:
-    """Every hour of the working day something is sold, more each day."""
+    """Sales for every hour of the working day, increasing each day."""
     return [
         {
             "product": product,

@@ -1,4 +1,4 @@
-"""Sample data: devices that report every ten seconds; the last of them runs hot.
+"""Sample data: devices that report every ten seconds; the last device overheats.
 
 python sample.py [URL]
 """
@@ -14,7 +14,7 @@ TOPICS = ("telemetry", "device.alerts")
 
 
 def readings(device: str, celsius: list[float], *, minute: int = 0) -> list[dict[str, Any]]:
-    """A reading every ten seconds from a minute on."""
+    """One reading every ten seconds, starting at the given minute."""
     return [
         {
             "device": device,

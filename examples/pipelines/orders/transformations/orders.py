@@ -1,8 +1,8 @@
-"""Orders, enriched by what is known of the customer, and revenue per hour and country.
+"""Orders joined with their customers, and revenue per hour and country.
 
-Orders come late: a till that was offline sends what it has when it is back. An order that is up to
-ten minutes late still counts for its hour; one that is later is kept in `enriched` but no longer
-changes a figure that was given out.
+Orders can be late: a till that was offline sends its orders when it is online again. An order that
+is up to ten minutes late still counts for its hour. A later order is in `enriched`, but does not
+change revenue that was already published.
 """
 
 from pyspark import pipelines as dp
@@ -16,7 +16,7 @@ ORDER = "id BIGINT, customer STRING, amount DECIMAL(10, 2), time TIMESTAMP"
 
 
 def json_topic(topic: str, schema: str) -> DataFrame:
-    """A topic of JSON objects as typed columns, with each message's offset."""
+    """A topic of JSON objects as typed columns, with the offset of each message."""
     stream = spark.readStream.format("polybus").option("subscribe", topic)
     messages = stream.option("startingOffsets", "earliest").load()
     fields = F.from_json(F.col("value").cast("string"), schema)
@@ -38,9 +38,9 @@ def customers() -> DataFrame:
 
 
 def enriched_orders() -> DataFrame:
-    """Orders with name and country; an order of an unknown customer is kept too.
+    """Orders with name and country; orders of unknown customers are kept.
 
-    The watermark is set on the topic itself: Spark's own runner can set it nowhere else.
+    The watermark is set on the topic, because Spark's own runner accepts it only there.
     """
     orders = json_topic("shop.orders", ORDER).drop("offset").where("id IS NOT NULL")
     known = spark.read.table("customers")
@@ -54,7 +54,7 @@ def enriched() -> DataFrame:
 
 @dp.table
 def revenue() -> DataFrame:
-    """Revenue per hour and country, given out once: when no more orders of the hour count."""
+    """Revenue per hour and country, published once the watermark has passed the hour."""
     hour = F.window("time", "1 hour").alias("hour")
     sums = (
         enriched_orders()

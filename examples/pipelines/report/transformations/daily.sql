@@ -1,4 +1,4 @@
--- What report.py draws: one row a day and product, made anew when sales come in.
+-- The input of report.py: one row per day and product, computed again when sales arrive.
 CREATE MATERIALIZED VIEW daily AS
 SELECT day, product, sum(pieces) AS pieces, sum(pieces * price) AS revenue
 FROM sales

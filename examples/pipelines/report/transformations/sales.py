@@ -1,4 +1,4 @@
-"""Sales as they come in: a streaming table with typed columns."""
+"""Sales: a streaming table with typed columns."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession

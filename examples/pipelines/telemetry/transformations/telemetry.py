@@ -1,7 +1,7 @@
-"""Telemetry of devices: sessions of each device, and an alert to devices that run hot.
+"""Telemetry of devices: sessions of each device, and alerts to devices that overheat.
 
-A session is a time in which a device reports at least every thirty seconds. A device gets an alert
-when three readings in a row are above the limit, and the next one only after it has cooled down.
+A session is a period in which a device reports at least every thirty seconds. A device gets an
+alert after three consecutive readings above the limit, and another only after it has cooled down.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 
 def readings() -> DataFrame:
-    """What devices send. State and watermarks begin at the topic itself: see the orders example."""
+    """Readings of devices. State and watermarks start at the topic: see the orders example."""
     stream = spark.readStream.format("polybus").option("subscribe", "telemetry")
     messages = stream.option("startingOffsets", "earliest").load()
     fields = F.from_json(F.col("value").cast("string"), READING)
@@ -31,7 +31,7 @@ def readings() -> DataFrame:
 
 @dp.table
 def sessions() -> DataFrame:
-    """One row for each session, when it is over."""
+    """One row for each session, added when the session ends."""
     rows = readings().withWatermark("time", "10 seconds")
     session = F.session_window("time", "30 seconds").alias("session")
     found = rows.groupBy("device", session).agg(
@@ -47,7 +47,7 @@ def sessions() -> DataFrame:
 
 
 class HotDevices(StatefulProcessor):
-    """Counts the hot readings in a row of each device."""
+    """Counts consecutive hot readings of each device."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._hot = handle.getValueState("hot", "n INT")
@@ -59,8 +59,8 @@ class HotDevices(StatefulProcessor):
         count = 0 if state is None else state[0]
         readings = pd.concat(list(rows)).sort_values("time")
         hot = readings["celsius"] > LIMIT_CELSIUS
-        # How long the row of hot readings is that each reading ends: counted from the last cool
-        # one, or from before this batch where there is none.
+        # The number of consecutive hot readings up to each reading: counted from the last cool
+        # reading, or from the state of the previous batch if this batch has no cool reading.
         cool_before = (~hot).cumsum()
         runs = hot.groupby(cool_before).cumsum() + (cool_before == 0) * count * hot
         alarms = readings[runs == HOT_IN_A_ROW]
@@ -74,7 +74,7 @@ class HotDevices(StatefulProcessor):
 dp.create_sink("device_alerts", format="polybus", options={"topic": "device.alerts"})
 
 
-# Spark's own runner takes a stateful function of Python's only outside of a flow's function.
+# Spark's own runner accepts a stateful Python function only outside the function of a flow.
 alarms = (
     readings()
     .groupBy("device")
