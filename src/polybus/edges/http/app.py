@@ -1,4 +1,4 @@
-"""The ASGI application: every HTTP route, errors, and cross-origin requests."""
+"""The ASGI application: routes the API's operations, msgstream and the page; reports errors."""
 
 from __future__ import annotations
 
@@ -18,32 +18,15 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polybus.edges.http import (
-    commits_api,
-    consumers_api,
-    fetching,
-    health,
-    publishing,
-    sessions_api,
-    topics_api,
-)
 from polybus.edges.http.calls import ENCODED, Operation, perform
 from polybus.edges.http.openapi import describe
 from polybus.edges.http.polls import Polls
 from polybus.edges.http.problems import problem
+from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.http.state import HttpState
 
 logger = logging.getLogger("polybus.requests")
 
-OPERATIONS: tuple[Operation, ...] = (
-    *sessions_api.OPERATIONS,
-    *topics_api.OPERATIONS,
-    *publishing.OPERATIONS,
-    *fetching.OPERATIONS,
-    *consumers_api.OPERATIONS,
-    *commits_api.OPERATIONS,
-    *health.OPERATIONS,
-)
 MSGSTREAM_METHODS = ("GET", "HEAD", "OPTIONS")
 # The page shows untrusted messages: it may run only its own script and load nothing.
 PAGE_POLICY = (

@@ -5,8 +5,8 @@ A request's query and JSON body are decoded into the same types that the descrip
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -21,34 +21,33 @@ from polybus.wire.msgstream import deeper_than
 
 T = TypeVar("T")
 JSON = "application/json"
+TEXT = "text/plain"
+OCTETS = "application/octet-stream"
 ENCODED = "polybus.path-is-encoded"
 """In a request's scope: its path was routed undecoded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A possible answer of an operation, by status."""
-
-    text: str
-    type: Any = None
-    media: str = JSON
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of one path.
 
-    `body` is the type of a JSON body; `media` are the content types that it accepts.
+    Attributes:
+        answer: the type of the body of a successful answer; None if it has none.
+        fails: the statuses of problems that it may answer.
+        body: the type of a JSON body; `media` are the content types that it accepts.
+        produces: the content type of its answers; problems are JSON unless it is plain text.
     """
 
     method: str
     path: str
     run: Callable[[Call], Awaitable[Response]]
-    summary: str
+    answer: Any = None
+    status: int = 200
+    fails: Sequence[int] = ()
     query: type[msgspec.Struct] | None = None
     body: Any = None
     media: tuple[str, ...] = (JSON,)
-    answers: Mapping[int, Answer] = field(default_factory=dict)
+    produces: str = JSON
 
 
 class Call:

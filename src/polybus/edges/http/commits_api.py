@@ -13,9 +13,7 @@ from typing import Annotated
 import msgspec
 from starlette.responses import Response
 
-from polybus.edges.http.calls import Answer, Call, Operation, answer
-from polybus.edges.http.problems import Problem
-from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.calls import Call, answer
 from polybus.errors import PeerError, UsageError
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import Offsets, TransactionKey
@@ -26,7 +24,6 @@ PIECE_BYTES_MAX = 8 << 20
 WRITE_BYTES = 128 << 10
 FILES_MAX = 10_000
 QUERY_BYTES_MAX = 128
-OCTETS = "application/octet-stream"
 
 BatchNumber = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 # A list and not a tuple: tools that read OpenAPI handle lists better.
@@ -73,6 +70,7 @@ class Staged(msgspec.Struct):
 
 
 async def commit(call: Call) -> Response:
+    """Publish staged files, all or nothing, once for each producer, query and batch."""
     asked = await call.json(NewCommit)
     key = TransactionKey(staging.check_producer(asked.producer), asked.query, asked.batch)
     wanted = CommitRequest(key, asked.files, asked.take_over, asked.gaps)
@@ -81,6 +79,7 @@ async def commit(call: Call) -> Response:
 
 
 async def last_commit(call: Call) -> Response:
+    """The last transaction of a producer."""
     known = call.state.transactions.producer(call.path["producer"])
     return _committed(TransactionKey(known.name, known.query, known.batch), True, known.offsets)
 
@@ -91,6 +90,7 @@ def _committed(key: TransactionKey, already: bool, offsets: Offsets) -> Response
 
 
 async def stage(call: Call) -> Response:
+    """Upload a piece of a file to be committed."""
     path = _staged_path(call)
     query = call.query(PieceQuery)
     _check_size(call.content_length)
@@ -110,6 +110,7 @@ async def stage(call: Call) -> Response:
 
 
 async def unstage(call: Call) -> Response:
+    """Delete a staged file, unless an unfinished transaction needs it."""
     path = _staged_path(call)
     # An unfinished transaction keeps its files: it will be finished.
     if not call.state.transactions.is_wanted(path):
@@ -144,59 +145,3 @@ async def _pieces(call: Call) -> AsyncIterator[bytes]:
             gathered, waiting = [], 0
     if waiting:
         yield b"".join(gathered)
-
-
-REFUSED = Answer("The producer belongs to another query, or batches are missing", Problem, PROBLEM)
-NO_ROOM = Answer("The disk or the log takes no writes", Problem, PROBLEM)
-STAGED_PATH = "/v1/staging/{producer}/{file}"
-
-OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/commits",
-        run=commit,
-        summary="Publish staged files, all or nothing, once for each producer, query and batch",
-        body=NewCommit,
-        answers={
-            200: Answer("Published, now or before, and safe", Committed),
-            400: INVALID,
-            403: Answer("A topic is a system topic", Problem, PROBLEM),
-            404: NO_TOPIC,
-            409: REFUSED,
-            503: NO_ROOM,
-        },
-    ),
-    Operation(
-        method="GET",
-        path="/v1/commits/{producer}",
-        run=last_commit,
-        summary="The last transaction of a producer",
-        answers={
-            200: Answer("The transaction", Committed),
-            404: Answer("There is none", Problem, PROBLEM),
-        },
-    ),
-    Operation(
-        method="POST",
-        path=STAGED_PATH,
-        run=stage,
-        summary="Upload a piece of a file to be committed",
-        query=PieceQuery,
-        media=(OCTETS,),
-        answers={
-            200: Answer("The piece is there", Staged),
-            400: INVALID,
-            409: Answer("The file is in use, or the piece does not join it", Problem, PROBLEM),
-            413: Answer("The piece is too large", Problem, PROBLEM),
-            507: Answer("Too much is staged", Problem, PROBLEM),
-            503: NO_ROOM,
-        },
-    ),
-    Operation(
-        method="DELETE",
-        path=STAGED_PATH,
-        run=unstage,
-        summary="Delete a staged file that will not be committed",
-        answers={204: Answer("It is deleted, or an unfinished transaction needs it"), 400: INVALID},
-    ),
-)

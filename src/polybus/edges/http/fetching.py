@@ -15,9 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from polybus.batch import Batch
 from polybus.bus.subscriptions import Publisher, Subscriber
-from polybus.edges.http.calls import Answer, Call, Operation
-from polybus.edges.http.problems import Problem
-from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.calls import Call
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.topics_api import topic_of
 from polybus.errors import PeerError, UsageError
@@ -96,6 +94,7 @@ class TopicWaiter(Subscriber):
 
 
 async def fetch(call: Call) -> Response:
+    """Read a topic by offset or time, as JSON or, by Accept, as an Arrow stream."""
     topic = topic_of(call)
     query = call.query(FetchQuery)
     state = call.state
@@ -266,21 +265,3 @@ def _take(sink: io.BytesIO) -> bytes:
     sink.seek(0)
     sink.truncate()
     return data
-
-
-OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/v1/topics/{topic}/messages",
-        run=fetch,
-        summary="Read a topic by offset or time",
-        query=FetchQuery,
-        answers={
-            200: Answer("Messages, also as an Arrow stream by Accept", Messages),
-            400: INVALID,
-            404: NO_TOPIC,
-            409: Answer("The topic was recreated and has another epoch", Problem, PROBLEM),
-            416: Answer("The offset is outside what the topic holds", Problem, PROBLEM),
-        },
-    ),
-)

@@ -12,9 +12,7 @@ from starlette.responses import Response
 
 from polybus import names
 from polybus.batch import Batch, Headers
-from polybus.edges.http.calls import Answer, Call, Operation, answer
-from polybus.edges.http.problems import Problem
-from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.calls import Call, answer
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.topics_api import topic_of
 from polybus.errors import PeerError, PolybusError, UsageError
@@ -96,6 +94,7 @@ class RequestPublisher:
 
 
 async def publish(call: Call) -> Response:
+    """Publish one message, or one per line."""
     topic = topic_of(call)
     query = call.query(PublishQuery)
     limits = call.state.config.limits
@@ -164,24 +163,3 @@ def _value(message: NewMessage) -> bytes:
 
 def _bytes(value: str | Base64) -> bytes:
     return value.encode() if isinstance(value, str) else b64decode(value.base64, validate=True)
-
-
-OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/topics/{topic}/messages",
-        run=publish,
-        summary="Publish one message, or one per line",
-        query=PublishQuery,
-        body=NewMessage,
-        media=(NDJSON, "*/*"),
-        answers={
-            200: Answer("Stored; durable unless receipt=memory", Published),
-            400: INVALID,
-            403: Answer("Only the administrator writes to system topics", Problem, PROBLEM),
-            404: NO_TOPIC,
-            413: Answer("The body is too large", Problem, PROBLEM),
-            503: Answer("The log takes no writes", Problem, PROBLEM),
-        },
-    ),
-)

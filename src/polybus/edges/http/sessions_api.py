@@ -7,13 +7,12 @@ from typing import Annotated, Any
 import msgspec
 from starlette.responses import Response
 
-from polybus.edges.http.calls import Answer, Call, Operation, answer
-from polybus.edges.http.problems import Problem, unknown_session
+from polybus.edges.http.calls import Call, answer
+from polybus.edges.http.problems import unknown_session
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import parse_pack
 
 TTL_S_MAX = 30 * 86_400
-PROBLEM = "application/problem+json"
 
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=TTL_S_MAX)]
 Topics = Annotated[list[str], msgspec.Meta(description="Names of topics; capitals are folded.")]
@@ -61,12 +60,14 @@ def _session(call: Call) -> Session:
 
 
 async def create(call: Call) -> Response:
+    """Open a session."""
     wanted = await call.json(NewSession)
     key = await call.state.inboxes.create(wanted.topics, wanted.ttl_s, wanted.from_)
     return answer(SessionCreated(key), 201)
 
 
 async def put_topics(call: Call) -> Response:
+    """Replace the topics a session follows."""
     session = _session(call)
     wanted = await call.json(SessionTopics)
     await call.state.inboxes.replace_topics(session, wanted.topics)
@@ -74,6 +75,7 @@ async def put_topics(call: Call) -> Response:
 
 
 async def post_pack(call: Call) -> Response:
+    """Put one pack into a session."""
     session = _session(call)
     pack = parse_pack(await call.json_bytes())
     await call.state.inboxes.post([session], pack)
@@ -81,61 +83,12 @@ async def post_pack(call: Call) -> Response:
 
 
 async def broadcast(call: Call) -> Response:
+    """Put one pack into every session."""
     pack = parse_pack(await call.json_bytes())
     return answer(Broadcast(await call.state.inboxes.broadcast(pack)), 202)
 
 
 async def delete(call: Call) -> Response:
+    """End a session."""
     await call.state.inboxes.delete(_session(call))
     return Response(status_code=204)
-
-
-UNKNOWN = Answer("No such session, or it has expired", Problem, PROBLEM)
-INVALID = Answer("The request is malformed", Problem, PROBLEM)
-NO_TOPIC = Answer("No such topic", Problem, PROBLEM)
-
-OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/sessions",
-        run=create,
-        summary="Open a session",
-        body=NewSession,
-        answers={201: Answer("The session's key", SessionCreated), 400: INVALID, 404: NO_TOPIC},
-    ),
-    Operation(
-        method="PUT",
-        path="/v1/sessions/{key}/topics",
-        run=put_topics,
-        summary="Replace the topics a session follows",
-        body=SessionTopics,
-        answers={
-            200: Answer("The topics it follows", SessionTopics),
-            400: INVALID,
-            404: UNKNOWN,
-        },
-    ),
-    Operation(
-        method="POST",
-        path="/v1/sessions/{key}/packs",
-        run=post_pack,
-        summary="Put one pack into a session",
-        body=Pack,
-        answers={202: Answer("It is stored, and will be delivered"), 400: INVALID, 404: UNKNOWN},
-    ),
-    Operation(
-        method="POST",
-        path="/v1/broadcast",
-        run=broadcast,
-        summary="Put one pack into every session",
-        body=Pack,
-        answers={202: Answer("It is stored, and will be delivered", Broadcast), 400: INVALID},
-    ),
-    Operation(
-        method="DELETE",
-        path="/v1/sessions/{key}",
-        run=delete,
-        summary="End a session",
-        answers={204: Answer("It is deleted"), 404: UNKNOWN},
-    ),
-)

@@ -13,9 +13,7 @@ from starlette.responses import Response
 
 from polybus import names
 from polybus.bus.bus import unknown_topic
-from polybus.edges.http.calls import JSON, Answer, Call, Operation, answer
-from polybus.edges.http.problems import Problem
-from polybus.edges.http.sessions_api import INVALID, NO_TOPIC, PROBLEM
+from polybus.edges.http.calls import JSON, Call, answer
 from polybus.errors import StorageError
 from polybus.log.interface import Bounds, TopicSettings
 from polybus.services.consumers.book import TopicConsumer
@@ -103,6 +101,7 @@ def _state(call: Call, name: str, bounds: Bounds) -> TopicState:
 
 
 async def list_topics(call: Call) -> Response:
+    """All topics; system topics too with system=true."""
     query = call.query(ListQuery)
     bus = call.state.bus
     pieces = []
@@ -130,6 +129,7 @@ async def _in_order(found: list[str]) -> AsyncIterator[list[str]]:
 
 
 async def create(call: Call) -> Response:
+    """Create a topic."""
     wanted = await call.json(NewTopic)
     settings = TopicSettings(
         retention_age_s=wanted.retention_age_s, retention_bytes=wanted.retention_bytes
@@ -139,58 +139,13 @@ async def create(call: Call) -> Response:
 
 
 async def show(call: Call) -> Response:
+    """One topic."""
     name = topic_of(call)
     fields = msgspec.structs.asdict(state_of(call, name))
     return answer(TopicDetail(**fields, consumers=call.state.consumers.of_topic(name)))
 
 
 async def delete(call: Call) -> Response:
+    """Delete a topic and its messages."""
     call.state.bus.delete_topic(topic_of(call))
     return Response(status_code=204)
-
-
-OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/v1/topics",
-        run=list_topics,
-        summary="All topics; system topics too with system=true",
-        query=ListQuery,
-        answers={
-            200: Answer("The topics", TopicList),
-            400: INVALID,
-            503: Answer("The log cannot be written", Problem, PROBLEM),
-        },
-    ),
-    Operation(
-        method="POST",
-        path="/v1/topics",
-        run=create,
-        summary="Create a topic",
-        body=NewTopic,
-        answers={
-            201: Answer("The topic", TopicState),
-            400: INVALID,
-            403: Answer("The name is reserved", Problem, PROBLEM),
-            409: Answer("A topic of that name exists", Problem, PROBLEM),
-        },
-    ),
-    Operation(
-        method="GET",
-        path="/v1/topics/{topic}",
-        run=show,
-        summary="One topic",
-        answers={200: Answer("The topic", TopicDetail), 404: NO_TOPIC},
-    ),
-    Operation(
-        method="DELETE",
-        path="/v1/topics/{topic}",
-        run=delete,
-        summary="Delete a topic and its messages",
-        answers={
-            204: Answer("It is deleted"),
-            403: Answer("It is a system topic", Problem, PROBLEM),
-            404: NO_TOPIC,
-        },
-    ),
-)
