@@ -244,6 +244,18 @@ async def test_health_is_red_while_the_log_takes_no_writes() -> None:
         assert (await http.client.get("/readyz")).text == "log.full: no space\n"
 
 
+async def test_the_topic_list_counts_messages_in_and_out_and_names_their_protocols() -> None:
+    async with http_bus("news") as http:
+        key = await http.open_session("news")
+        await http.publish("news", b"1", b"2")
+        await http.packs(key)
+
+        (topic,) = (await http.client.get("/v1/topics")).json()["topics"]
+
+        assert (topic["messages-in"], topic["messages-out"]) == (2, 2)
+        assert topic["published-on"] == ["http"]
+
+
 async def test_metrics_count_messages_and_bytes_by_protocol_and_topic() -> None:
     async with http_bus("news") as http:
         key = await http.open_session("news")

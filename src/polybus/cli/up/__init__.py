@@ -1,4 +1,4 @@
-"""`polybus up`: the bus and the data pipeline in one process tree, with live figures."""
+"""`polybus up`: run the bus and the data pipeline as child processes, and show live figures."""
 
 from __future__ import annotations
 
@@ -19,29 +19,35 @@ import click
 import msgspec
 
 from polybus import config as configuration
-from polybus.cli.options import load_config
-from polybus.cli.up import config as up_config
-from polybus.cli.up.addresses import addresses_text
+from polybus.cli import exits
+from polybus.cli.options import (
+    config_option,
+    data_option,
+    load_config,
+    port_option,
+    topics_option,
+)
 from polybus.cli.up.children import Child
-from polybus.cli.up.demo_traffic import Ports, Traffic
-from polybus.cli.up.display import STARTING, Display, display
+from polybus.cli.up.demo import BusPorts, DemoTraffic, with_demo
+from polybus.cli.up.display import STARTING, PlainDisplay, display, first_steps
 from polybus.cli.up.figures import Figures, Watcher
 from polybus.config import Config
 
-LOOK_EVERY_S = 1.0
+UPDATE_EVERY_S = 1.0
 STOP_TIMEOUT_S = 30.0
-# One that has not come up yet has nothing to finish.
-START_PATIENCE_S = 5.0
-# An archive of classes makes the next start faster; making it must not slow this one.
+# A child that was never ready has nothing to finish.
+START_STOP_TIMEOUT_S = 5.0
+# A class-data archive makes the next start faster; creating it must not slow this one.
 ARCHIVE_AFTER_S = 30.0
 PIPELINES = "pipelines"
 DRIVER_VARIABLE = "POLYBUS_SPARK_DRIVER"
-"""Another program to run in the driver's place, for tests."""
+"""Another program to run as the driver, for tests."""
+READY = "polybus ready: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What `polybus up` was asked for."""
+class UpRequest:
+    """What the command line asked for."""
 
     config: Config
     config_file: Path
@@ -53,10 +59,6 @@ class Plan:
     seconds: float | None
     driver: str | None
 
-    @property
-    def data(self) -> Path:
-        return Path(self.config.data)
-
 
 @click.command(
     epilog="""\b
@@ -66,14 +68,10 @@ Examples:
   polybus up --data /var/lib/polybus --master spark://cluster:7077
 """
 )
-@click.option("--config", "config_path", type=click.Path(dir_okay=False), help="TOML or JSON file.")
-@click.option("--data", help="Folder of the log.  [default: ./polybus-data]")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    help="Port of all connectors but queues'; 0 = any free.",
-)
-@click.option("--topic", "topics", multiple=True, help="Declare a topic; may be repeated.")
+@config_option
+@data_option
+@port_option
+@topics_option
 @click.option("--demo", is_flag=True, help="Send traffic on every protocol.")
 @click.option(
     "--no-pipeline", is_flag=True, help="Run the bus alone; needs neither Java nor Spark."
@@ -82,77 +80,74 @@ Examples:
 @click.option(
     "--pipelines",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help=f"Folder of your own pipelines.  [default: ./{PIPELINES} if it is there]",
+    help=f"Folder of your own pipelines.  [default: ./{PIPELINES} if it exists]",
 )
 @click.option(
     "--for",
     "seconds",
     type=click.FloatRange(0),
-    help="Stop so many seconds after the bus is ready.",
+    help="Stop this many seconds after the bus is ready.",
 )
 def up(
     config_path: str | None,
     data: str | None,
-    port: int | None,
     topics: tuple[str, ...],
     demo: bool,
     no_pipeline: bool,
-    master: str | None,
     pipelines: Path | None,
-    seconds: float | None,
+    **given: Any,
 ) -> None:
     """Run the bus and the data pipeline, and show what they do.
 
-    One Ctrl-C stops all of it: the pipeline first, then the bus. Without Java or PySpark the bus
-    runs alone, and says what is missing.
+    One Ctrl-C stops both: the pipeline first, then the bus. Without Java or PySpark the bus runs
+    alone, and the output says what is missing.
     """
-    config = load_config(data, config_path)
-    config = msgspec.structs.replace(config, topics=[*config.topics, *topics])
+    config = load_config(data, config_path, topics)
     if demo:
-        config = up_config.with_demo(config)
+        config = with_demo(config)
     configuration.check(config)
     if pipelines is None and Path(PIPELINES).is_dir():
         pipelines = Path(PIPELINES)
     with tempfile.TemporaryDirectory(prefix="polybus-up-") as folder:
         config_file = Path(folder) / "polybus.json"
-        up_config.write(config, config_file)
-        plan = Plan(
+        # `load` has copied the topics file into `topics`.
+        written = msgspec.structs.replace(config, topic_config=None)
+        config_file.write_bytes(msgspec.json.encode(written))
+        request = UpRequest(
             config=config,
             config_file=config_file,
-            port=port,
             demo=demo,
             pipeline=not no_pipeline,
-            master=master,
             pipelines=pipelines,
-            seconds=seconds,
             driver=os.environ.get(DRIVER_VARIABLE),
+            **given,
         )
         with display() as screen:
-            code = asyncio.run(Up(plan, screen).run())
+            code = asyncio.run(Up(request, screen).run())
     sys.exit(code)
 
 
 class Up:
     """One run, from the first process to the last."""
 
-    def __init__(self, plan: Plan, screen: Display) -> None:
-        self._plan = plan
+    def __init__(self, request: UpRequest, screen: PlainDisplay) -> None:
+        self._request = request
         self._screen = screen
         self._began = time.monotonic()
         self._figures = Figures()
-        self._ports: Ports | None = None
-        self._first_result = False
+        self._ports: BusPorts | None = None
+        self._has_rows = False
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Future[Any]] = []
-        self._bus = Child("bus", self._bus_command, on_line=self._bus_said, say=screen.say)
+        self._bus = Child("bus", self._bus_command, on_line=self._on_bus_line, say=screen.say)
         self._driver: Child | None = None
         self._traffic: asyncio.Future[None] | None = None
 
     async def run(self) -> int:
-        """Run until Ctrl-C, SIGTERM or the end of the time given; return the exit code."""
+        """Run until Ctrl-C, SIGTERM or the end of `--for`; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupted)
+            loop.add_signal_handler(number, self._interrupt)
         try:
             return await self._run()
         finally:
@@ -160,127 +155,133 @@ class Up:
             self._screen.step("stopping", what)
             for task in self._tasks:
                 task.cancel()
-            children = [child for child in (self._driver, self._bus) if child is not None]
-            for child in children:
-                patience_s = STOP_TIMEOUT_S if child.was_ready else START_PATIENCE_S
-                await child.stop(timeout_s=patience_s)
+            for child in self._children():
+                timeout_s = STOP_TIMEOUT_S if child.was_ready else START_STOP_TIMEOUT_S
+                await child.stop(timeout_s=timeout_s)
             self._screen.step("stopping", "done", done=True)
 
     async def _run(self) -> int:
-        plan = self._plan
+        request = self._request
         self._screen.step("bus", STARTING)
         self._background(self._bus.run())
-        if not await self._settled(self._bus):
-            return 0
+        waits = [asyncio.ensure_future(one.wait()) for one in (self._bus.settled, self._stop)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self._stop.is_set():
+            return exits.DONE
         if self._ports is None:
-            return self._bus.exit_code or 1
-        if plan.seconds is not None:
-            asyncio.get_running_loop().call_later(plan.seconds, self._stop.set)
+            return self._bus.exit_code or exits.FAILED
+        if request.seconds is not None:
+            asyncio.get_running_loop().call_later(request.seconds, self._stop.set)
         missing = self._start_pipeline()
-        self._say_addresses(self._ports)
+        self._screen.say(
+            first_steps(
+                self._ports,
+                request.config,
+                demo=request.demo,
+                pipeline=self._driver is not None,
+            )
+        )
         if missing:
             self._screen.say(missing)
-        watcher = Watcher(self._figures, port=self._ports.tcp, data=plan.data)
+        watcher = Watcher(self._figures, port=self._ports.tcp, data=Path(request.config.data))
         self._background(watcher.follow_alerts())
-        if plan.demo:
+        if request.demo:
             self._send_traffic(self._ports)
         while not self._stop.is_set():
-            await watcher.look()
-            self._tell_first_result()
-            self._tell_trouble()
+            await watcher.update()
+            self._report_changes()
             self._screen.show(self._figures)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), LOOK_EVERY_S)
-        return 0
+                await asyncio.wait_for(self._stop.wait(), UPDATE_EVERY_S)
+        return exits.DONE
 
-    async def _settled(self, child: Child) -> bool:
-        """Wait until the child is ready or down; False if we are to stop before."""
-        waits = [
-            asyncio.ensure_future(child.until_settled()),
-            asyncio.ensure_future(self._stop.wait()),
-        ]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for one in waits:
-            one.cancel()
-        return not self._stop.is_set()
-
-    def _interrupted(self) -> None:
+    def _interrupt(self) -> None:
         if self._stop.is_set():
-            # The second Ctrl-C: no more patience.
-            for child in (self._driver, self._bus):
-                if child is not None:
-                    child.kill()
+            # The second Ctrl-C does not wait.
+            for child in self._children():
+                child.kill()
         self._stop.set()
 
-    def _background(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _children(self) -> list[Child]:
+        """In the order in which they are stopped."""
+        return [child for child in (self._driver, self._bus) if child is not None]
+
+    def _background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
         self._tasks.append(asyncio.ensure_future(work))
+        return self._tasks[-1]
+
+    def _report_changes(self) -> None:
+        if not self._has_rows and any(self._figures.tables.values()):
+            self._has_rows = True
+            seconds = time.monotonic() - self._began
+            self._screen.say(f"first rows in a table after {seconds:.1f} s")
+        for child in self._children():
+            if child.state in ("restarting", "down"):
+                self._screen.step(child.name, child.state)
 
     # The bus.
 
     def _bus_command(self) -> list[str]:
-        plan = self._plan
         command = [sys.executable, "-m", "polybus.cli", "serve", "--stop-with-stdin"]
-        command += ["--config", str(plan.config_file)]
-        port = plan.port
+        command += ["--config", str(self._request.config_file)]
+        port = self._request.port
         if port == 0 and self._ports is not None:
-            # Started again: clients look for it where it was.
+            # A restarted bus keeps its port, because clients reconnect to it.
             port = self._ports.tcp
         return command if port is None else [*command, "--port", str(port)]
 
-    def _bus_said(self, line: str) -> None:
-        if not line.startswith("polybus ready: "):
+    def _on_bus_line(self, line: str) -> None:
+        if not line.startswith(READY):
             return
-        addresses = line.removeprefix("polybus ready: ").partition(" data=")[0].split()
-        connectors = self._plan.config.connectors
-        queue = next(
-            (index for index, one in enumerate(connectors) if "queue" in one.protocols), None
-        )
-        self._ports = Ports.of(addresses, queue)
+        addresses = line.removeprefix(READY).partition(" data=")[0].split()
+        self._ports = BusPorts.of(addresses, self._request.config)
         if self._traffic is not None:
-            # Started again, perhaps with another port for the queue.
+            # The queue of a restarted bus may have another port.
             self._send_traffic(self._ports)
         self._bus.ready()
         self._screen.step("bus", f"ready at {' '.join(addresses)}", done=True)
 
-    def _send_traffic(self, ports: Ports) -> None:
+    def _send_traffic(self, ports: BusPorts) -> None:
         if self._traffic is not None:
             self._traffic.cancel()
-        self._traffic = asyncio.ensure_future(Traffic(ports).run())
-        self._tasks.append(self._traffic)
+        self._traffic = self._background(DemoTraffic(ports).run())
 
     # The pipeline.
 
     def _start_pipeline(self) -> str:
         """Start the driver, or return what is missing for it."""
-        plan = self._plan
-        if not plan.pipeline:
+        request = self._request
+        if not request.pipeline:
             return ""
-        if plan.driver is None:
-            missing = what_is_missing(plan.master)
+        if request.driver is None:
+            from polybus.cli.doctor import missing_for_pipeline
+
+            missing = missing_for_pipeline(request.master)
             if missing:
                 return missing
-        where = f"on {plan.master}" if plan.master else "in this machine"
+        where = f"on {request.master}" if request.master else "in this machine"
         self._screen.step("pipeline", f"starting Spark {where}: this takes some seconds")
         self._driver = Child(
-            "pipeline", self._driver_command, on_line=self._driver_said, say=self._screen.say
+            "pipeline", self._driver_command, on_line=self._on_driver_line, say=self._screen.say
         )
         self._background(self._driver.run())
         return ""
 
     def _driver_command(self) -> list[str]:
-        plan = self._plan
-        command = [
-            sys.executable,
-            *([plan.driver] if plan.driver else ["-m", "polybus.spark.pipelines.running.driver"]),
-        ]
-        command += ["--data", str(plan.data)]
-        if plan.master is not None:
-            command += ["--master", plan.master]
-        if plan.pipelines is not None:
-            command += ["--pipelines", str(plan.pipelines)]
+        request = self._request
+        program = ["-m", "polybus.spark.pipelines.running.driver"]
+        if request.driver is not None:
+            program = [request.driver]
+        command = [sys.executable, *program, "--data", request.config.data]
+        if request.master is not None:
+            command += ["--master", request.master]
+        if request.pipelines is not None:
+            command += ["--pipelines", str(request.pipelines)]
         return command
 
-    def _driver_said(self, line: str) -> None:
+    def _on_driver_line(self, line: str) -> None:
         try:
             event = json.loads(line)
             kind, text = event["event"], event.get("text", "")
@@ -288,9 +289,8 @@ class Up:
             return
         assert self._driver is not None
         if kind == "progress":
-            self._figures.flows = [
-                flow for flow in event.get("flows", []) if isinstance(flow, dict)
-            ]
+            flows = event.get("flows", [])
+            self._figures.flows = [flow for flow in flows if isinstance(flow, dict)]
         elif kind == "ready":
             self._driver.ready()
             seconds = time.monotonic() - self._began
@@ -301,20 +301,9 @@ class Up:
         elif kind in ("failed", "problem", "warning"):
             self._screen.say(f"pipeline: {text}")
 
-    def _tell_first_result(self) -> None:
-        if not self._first_result and any(self._figures.tables.values()):
-            self._first_result = True
-            seconds = time.monotonic() - self._began
-            self._screen.say(f"first rows in a table after {seconds:.1f} s")
-
-    def _tell_trouble(self) -> None:
-        for child in (self._bus, self._driver):
-            if child is not None and child.state in ("restarting", "down"):
-                self._screen.step(child.name, child.state)
-
     async def _make_archive(self) -> None:
-        """Once, make what lets Spark start faster the next time."""
-        if self._plan.driver is not None or self._plan.master is not None:
+        """Create the class-data archive of Spark if it does not exist."""
+        if self._request.driver is not None or self._request.master is not None:
             return
         from polybus.spark.session import archive
 
@@ -326,17 +315,3 @@ class Up:
             await asyncio.to_thread(process.wait)
         finally:
             process.terminate()
-
-    # What to try.
-
-    def _say_addresses(self, ports: Ports) -> None:
-        plan, pipeline = self._plan, self._driver is not None
-        for line in addresses_text(ports, plan.config, demo=plan.demo, pipeline=pipeline):
-            self._screen.say(line)
-
-
-def what_is_missing(master: str | None) -> str:
-    """What the pipeline lacks to run here, and how to get it; empty if nothing."""
-    from polybus.cli.doctor import missing_for_pipeline
-
-    return missing_for_pipeline(master)

@@ -1,8 +1,8 @@
-"""The processes under `polybus up`: started, listened to, restarted, and ended with their parent.
+"""The child processes of `polybus up`: how they start, restart and end.
 
-A child has a pipe from us as its standard input and stops when that closes, so it ends with us
-even when we are killed. It is in a process group of its own: Ctrl-C in the terminal reaches only
-us, and we end the children in the right order.
+The standard input of a child is a pipe from us, and a child stops when that closes: so it ends with
+us even if we are killed. Each child is in a process group of its own: Ctrl-C in the terminal
+reaches only us, and we end the children in the right order.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ RESTARTS_MAX = 5
 STEADY_AFTER_S = 60.0
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
-State = Literal["starting", "ready", "restarting", "down", "stopped"]
+ChildState = Literal["starting", "ready", "restarting", "down", "stopped"]
 
 
 class Child:
-    """One child process, started again with growing pauses if it dies.
+    """One child process, restarted with exponential back-off if it ends by itself.
 
     Attributes:
-        state: `down` is for good; the user has been told.
-        last_lines: the last it said on standard error.
+        state: `down` means that it will not be restarted.
+        was_ready: whether it was ever ready.
+        settled: set while the child is ready, or down.
     """
 
     def __init__(
@@ -44,43 +45,32 @@ class Child:
         say: Callable[[str], None],
     ) -> None:
         self.name = name
-        self.state: State = "starting"
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.state: ChildState = "starting"
         self.exit_code: int | None = None
         self.was_ready = False
-        self.hopeless = False
+        self.settled = asyncio.Event()
         self._command = command
         self._on_line = on_line
         self._say = say
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
-        self._changed = asyncio.Event()
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        self._stopping = asyncio.Event()
 
     def ready(self) -> None:
-        """The child said that it is."""
+        """Called when the child has reported that it is ready."""
         self.was_ready = True
         self._set("ready")
 
-    async def until_settled(self) -> None:
-        """Wait until it is ready, or down for good."""
-        while self.state in ("starting", "restarting"):
-            self._changed.clear()
-            await self._changed.wait()
-
     async def run(self) -> None:
-        """Keep it running until `stop`, or until it died too often."""
+        """Keep it running until `stop`, or until it has ended by itself too often."""
         failures = 0
-        while not self._stopping:
+        while not self._stopping.is_set():
             began = time.monotonic()
             await self._run_once()
-            if self._stopping:
+            if self._stopping.is_set():
                 break
             failures = 1 if time.monotonic() - began > STEADY_AFTER_S else failures + 1
-            if self.hopeless or not self.was_ready or failures > RESTARTS_MAX:
+            if not self.was_ready or failures > RESTARTS_MAX:
                 self._say(self._obituary())
                 self._set("down")
                 return
@@ -88,13 +78,12 @@ class Child:
             self._say(f"{self._obituary()}\n  starting it again in {pause_s:.0f} s")
             self._set("restarting")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._until_stopping(), pause_s)
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
         self._set("stopped")
 
     async def stop(self, *, timeout_s: float) -> None:
-        """Ask it to end, and after the timeout make it."""
-        self._stopping = True
-        self._changed.set()
+        """Ask it to end; kill it after the timeout."""
+        self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -108,62 +97,55 @@ class Child:
             await process.wait()
 
     def kill(self) -> None:
-        """End it and whatever it started, at once."""
-        self._stopping = True
+        """Kill it and every process it started."""
+        self._stopping.set()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _run_once(self) -> None:
+        # Without settings in the environment: they are in the config file of the bus already.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("POLYBUS_") or name in NOT_SETTINGS
+        }
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=_environment(),
+            env=environment,
             limit=LINE_BYTES_MAX,
             process_group=0,
         )
         assert process.stdout is not None and process.stderr is not None
         await asyncio.gather(
-            _each_line(process.stdout, self._heard), _each_line(process.stderr, self._complained)
+            _each_line(process.stdout, self._on_line),
+            _each_line(process.stderr, self._keep_line),
         )
         self.exit_code = await process.wait()
 
-    async def _until_stopping(self) -> None:
-        while not self._stopping:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _heard(self, line: str) -> None:
-        self._on_line(line)
-
-    def _complained(self, line: str) -> None:
+    def _keep_line(self, line: str) -> None:
         if line.strip():
-            self.last_lines.append(line)
+            self._last_lines.append(line)
 
     def _obituary(self) -> str:
         code = self.exit_code
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exit {code}"
-        last = "".join(f"\n  | {line}" for line in self.last_lines)
+        last = "".join(f"\n  | {line}" for line in self._last_lines)
         return f"{self.name} ended by itself ({how}){last}"
 
-    def _set(self, state: State) -> None:
+    def _set(self, state: ChildState) -> None:
         self.state = state
-        self._changed.set()
-
-
-def _environment() -> dict[str, str]:
-    """Without settings: ours are in the config file already, with what we changed of them."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("POLYBUS_") or name in NOT_SETTINGS
-    }
+        if state in ("ready", "down", "stopped"):
+            self.settled.set()
+        else:
+            self.settled.clear()
 
 
 async def _each_line(stream: asyncio.StreamReader, use: Callable[[str], None]) -> None:
-    """Hand over each line; one that is over the limit is dropped, not the stream."""
+    """Pass on each line, except lines over the limit."""
     while True:
         try:
             line = await stream.readline()

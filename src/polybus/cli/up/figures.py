@@ -1,40 +1,39 @@
-"""The live figures of `polybus up`: what the bus, the pipeline and the tables say of themselves."""
+"""The live figures of `polybus up`: from the HTTP API of the bus, the pipeline and the tables."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import re
 import time
-import urllib.request
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polybus.client import connect
+from polybus.client.http.blocking import request_json
 from polybus.errors import PolybusError
 
 ALERTS_SHOWN = 5
-METRICS_TIMEOUT_S = 5.0
+ALERT_CHARS_MAX = 200
+ANSWER_TIMEOUT_S = 5.0
 RETRY_S = 1.0
-SAMPLE = re.compile(r'polybus_messages_(in|out)_total\{protocol="(.*)",topic="(.*)"\} (\d+)')
 
 
 @dataclass(slots=True)
 class TopicFigures:
-    """Messages of one topic since the bus started; the rate is that of the last look."""
+    """Messages of one topic since the bus started; the rate is that of the last interval."""
 
     messages_in: int = 0
     messages_out: int = 0
-    protocols: set[str] = field(default_factory=set)
+    published_on: list[str] = field(default_factory=list)
     rate_per_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Figures:
-    """All that is shown; filled by a `Watcher` and by what the driver says."""
+    """Everything that is displayed. `flows` are the pipeline's own figures."""
 
     topics: dict[str, TopicFigures] = field(default_factory=dict)
     flows: list[dict[str, Any]] = field(default_factory=list)
@@ -52,48 +51,43 @@ class Figures:
 
 
 class Watcher:
-    """Looks at a bus and its data folder again and again."""
+    """Updates the figures of a bus and its data folder."""
 
     def __init__(self, figures: Figures, *, port: int, data: Path) -> None:
         self.figures = figures
         self._port = port
         self._data = data
-        self._seen_s = 0.0
+        self._updated_s = 0.0
         self._tables: dict[Path, Any] = {}
 
-    async def look(self) -> None:
-        """Take new figures; a bus that does not answer just now leaves the old ones."""
-        with contextlib.suppress(OSError):
-            text = await asyncio.to_thread(self._metrics)
-            self._count(text)
+    async def update(self) -> None:
+        """Read new figures; while the bus does not answer, the old ones stay."""
+        with contextlib.suppress(PolybusError, OSError):
+            self._count(await asyncio.to_thread(self._topics))
         self.figures.tables = await asyncio.to_thread(self._table_rows)
 
-    def _metrics(self) -> str:
-        url = f"http://127.0.0.1:{self._port}/metrics"
-        with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as answer:
-            content: bytes = answer.read()
-        return content.decode()
+    def _topics(self) -> list[dict[str, Any]]:
+        url = f"http://127.0.0.1:{self._port}"
+        answer = request_json(url, "GET", "/v1/topics?system=true", timeout_s=ANSWER_TIMEOUT_S)
+        found: list[dict[str, Any]] = answer["topics"]
+        return found
 
-    def _count(self, text: str) -> None:
+    def _count(self, found: list[dict[str, Any]]) -> None:
         now_s = time.monotonic()
-        before = {name: one.messages_in for name, one in self.figures.topics.items()}
+        seconds = now_s - self._updated_s if self._updated_s else 0.0
         topics: dict[str, TopicFigures] = {}
-        for direction, protocol, name, count in SAMPLE.findall(text):
-            topic = topics.setdefault(name, TopicFigures())
-            if direction == "in":
-                topic.messages_in += int(count)
-                topic.protocols.add(protocol)
-            else:
-                topic.messages_out += int(count)
-        for name, topic in topics.items():
-            # After a restart of the bus its counters begin anew.
-            new = max(0, topic.messages_in - before.get(name, 0))
-            topic.rate_per_s = new / (now_s - self._seen_s) if self._seen_s else 0.0
+        for one in found:
+            name, messages_in, messages_out = one["name"], one["messages-in"], one["messages-out"]
+            if messages_in or messages_out:
+                before = self.figures.topics.get(name, TopicFigures()).messages_in
+                # The counters of a restarted bus begin at 0.
+                rate = max(0, messages_in - before) / seconds if seconds else 0.0
+                topics[name] = TopicFigures(messages_in, messages_out, one["published-on"], rate)
         self.figures.topics = topics
-        self._seen_s = now_s
+        self._updated_s = now_s
 
     def _table_rows(self) -> dict[str, int]:
-        """Rows of each table; a table that is damaged is left to those who read it."""
+        """The rows of each table that can be read."""
         from polybus.lake.table import LakeTable
 
         rows = {}
@@ -106,7 +100,7 @@ class Watcher:
         return rows
 
     async def follow_alerts(self) -> None:
-        """Take each alert as it comes, until cancelled."""
+        """Add each alert as it arrives, until cancelled."""
         while True:
             try:
                 async with connect(f"boson://127.0.0.1:{self._port}") as client:
@@ -114,12 +108,12 @@ class Watcher:
                         self.figures.alert_count += 1
                         self.figures.alerts.append(alert_text(message.value))
             except PolybusError:
-                # The bus is just starting again, or is an older one without alerts.
+                # The bus is restarting, or its version has no alerts.
                 await asyncio.sleep(RETRY_S)
 
 
 def alert_text(value: bytes) -> str:
-    """An alert on one line, whatever is in it."""
+    """Any alert as one printable line."""
     try:
         alert = json.loads(value)
     except ValueError:
@@ -128,4 +122,4 @@ def alert_text(value: bytes) -> str:
         return repr(value[:100])
     text = alert.get("text")
     shown = text if isinstance(text, str) else json.dumps(alert)
-    return "".join(char if char.isprintable() else "?" for char in shown)[:200]
+    return "".join(char if char.isprintable() else "?" for char in shown)[:ALERT_CHARS_MAX]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from polybus.edges.http.state import HttpState
-from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
@@ -90,13 +89,8 @@ def _traffic(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]
     given: dict[str, list[Sample]] = {"messages": [], "bytes": []}
     listeners: list[Sample] = []
     for topic in state.bus.topics(system=True):
-        topic.traffic.settle(topic.subscribers)
         listeners.append(({"topic": topic.name}, len(topic.subscribers)))
-        delivered = {**topic.traffic.delivered}
-        # A feed is one subscriber for all its sessions: their deliveries are counted separately.
-        delivered.pop(MSGSTREAM, None)
-        if topic.name in state.inboxes.delivered:
-            delivered[MSGSTREAM] = state.inboxes.delivered[topic.name]
+        delivered = state.delivered(topic)
         for flows, samples in ((topic.traffic.taken, taken), (delivered, given)):
             for protocol, flow in flows.items():
                 labels = {"protocol": protocol, "topic": topic.name}

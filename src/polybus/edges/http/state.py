@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from polybus.bus.bus import Topic
 from polybus.config import Config
 from polybus.edges.admin.token import AdminToken
 from polybus.edges.edge import Edge
 from polybus.edges.http.frames import Frames
+from polybus.scan import Flow
 from polybus.services.services import Services
+from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
 
 
 class OpenWebSocket(Protocol):
@@ -54,6 +57,16 @@ class HttpState:
         self.polls_hanging = 0
         self._frames = Frames()
         self._frames_scheduled = False
+
+    def delivered(self, topic: Topic) -> dict[str, Flow]:
+        """What was delivered of a topic since the bus started, by protocol."""
+        topic.traffic.settle(topic.subscribers)
+        delivered = {**topic.traffic.delivered}
+        # A feed is one subscriber for all its sessions: their deliveries are counted separately.
+        delivered.pop(MSGSTREAM, None)
+        if topic.name in self.inboxes.delivered:
+            delivered[MSGSTREAM] = self.inboxes.delivered[topic.name]
+        return delivered
 
     def frame(self, packs: list[tuple[int, bytes]]) -> bytes:
         """The packs as a WebSocket frame, encoded once per loop turn for equal packs."""

@@ -35,7 +35,8 @@ class NewTopic(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=True):
     """A topic holds the offsets `start` (inclusive) to `stop` (exclusive) of its epoch.
 
-    For a `damaged` topic epoch, start and stop are 0.
+    For a `damaged` topic epoch, start and stop are 0. Messages are counted since the bus started;
+    `published_on` names the protocols on which they came in.
     """
 
     name: str
@@ -43,6 +44,8 @@ class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=Tru
     start: int
     stop: int
     messages_in: int
+    messages_out: int
+    published_on: list[str]
     subscribers: int
     damaged: str = ""
 
@@ -96,6 +99,8 @@ def _state(call: Call, name: str, bounds: Bounds) -> TopicState:
         start=bounds.start,
         stop=bounds.stop,
         messages_in=topic.messages_in,
+        messages_out=sum(one.messages for one in call.state.delivered(topic).values()),
+        published_on=sorted(topic.traffic.taken),
         subscribers=len(topic.subscribers),
     )
 
