@@ -27,7 +27,7 @@ KNOWN_CYCLES = [
 ]
 KNOWN_SHARED_NAMES = set(
     (
-        "Answer Broker Connection Delivered Flow Journal Load Message Messages Piece Position "
+        "Answer Broker Connection Delivered Journal Load Message Messages Piece Position "
         "Publish Publisher Receipts Refused Row Source Staged Topic TopicState Traffic "
         "_Base64 _Body _Broken"
     ).split()

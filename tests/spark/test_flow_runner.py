@@ -12,7 +12,7 @@ from spark_kit import eventually
 from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.flows import Flow, FlowContext, in_order
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow, in_order
 from polybus.spark.pipelines.progress import our_offset
 from polybus.spark.pipelines.running.runner import FlowRunner
 
@@ -53,9 +53,9 @@ def test_a_failing_flow_is_marked_and_the_others_go_on(spark: Any, tmp_path: Pat
     tried: list[int] = []
     batches: list[int] = []
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
-    runner.start(Flow("p", "bad", stream(fail)))
-    runner.start(Flow("p", "patient", stream(unreachable_once)))
-    runner.start(Flow("p", "broken", lambda context: 1 / 0))
+    runner.start(PipelineFlow("p", "bad", stream(fail)))
+    runner.start(PipelineFlow("p", "patient", stream(unreachable_once)))
+    runner.start(PipelineFlow("p", "broken", lambda context: 1 / 0))
     eventually(lambda: batches[1:] and len(runner.failures) == 2, timeout_s=120)
     assert {one.flow: one.error for one in runner.failures} == {
         "bad": "ValueError: the colour is wrong",
@@ -79,7 +79,7 @@ def test_a_row_counts_once_however_often_its_batch_is_read(spark: Any, tmp_path:
         return stream(take)(context)
 
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
-    runner.start(Flow("p", "eager", start))
+    runner.start(PipelineFlow("p", "eager", start))
     (eager,) = eventually(
         lambda: [one for one in runner.progress() if (one.batch_id or 0) >= 2], timeout_s=120
     )
@@ -94,7 +94,7 @@ def test_a_flow_that_is_stopped_before_its_next_try_keeps_its_error(
         raise PolybusError("client.unreachable", "no bus answers")
 
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
-    runner.start(Flow("p", "hurt", start))
+    runner.start(PipelineFlow("p", "hurt", start))
     eventually(lambda: states(runner) == {"hurt": "waiting"}, timeout_s=30)
     assert runner.stop(60)
     (hurt,) = runner.progress()
@@ -104,9 +104,9 @@ def test_a_flow_that_is_stopped_before_its_next_try_keeps_its_error(
 def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None:
     order: list[str] = []
     flows = [
-        Flow("p", "last", lambda context: order.append("last"), after=("middle", "first")),
-        Flow("p", "middle", lambda context: order.append("middle"), after=("first",)),
-        Flow("p", "first", lambda context: order.append("first")),
+        PipelineFlow("p", "last", lambda context: order.append("last"), after=("middle", "first")),
+        PipelineFlow("p", "middle", lambda context: order.append("middle"), after=("first",)),
+        PipelineFlow("p", "first", lambda context: order.append("first")),
     ]
     assert [flow.name for flow in in_order(flows)] == ["first", "middle", "last"]
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=False)
@@ -119,8 +119,8 @@ def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None
 
 def test_what_comes_after_a_failed_flow_says_so(spark: Any, tmp_path: Path) -> None:
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=False)
-    runner.start(Flow("p", "first", lambda context: 1 / 0))
-    runner.start(Flow("p", "second", lambda context: None, after=("first",)))
+    runner.start(PipelineFlow("p", "first", lambda context: 1 / 0))
+    runner.start(PipelineFlow("p", "second", lambda context: None, after=("first",)))
     assert runner.wait(30)
     (second,) = (one for one in runner.progress() if one.flow == "second")
     assert (second.state, second.error) == ("stopped", "not run, because first failed")
@@ -132,7 +132,7 @@ def test_a_batch_flow_is_done_again_and_again_in_continuous_mode(
 ) -> None:
     runs: list[int] = []
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
-    runner.start(Flow("p", "view", lambda context: runs.append(1), repeat_s=0.01))
+    runner.start(PipelineFlow("p", "view", lambda context: runs.append(1), repeat_s=0.01))
     eventually(lambda: len(runs) >= 3)
     assert runner.stop()
     assert states(runner) == {"view": "stopped"}

@@ -28,7 +28,7 @@ class FlowContext:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Flow:
+class PipelineFlow:
     """One unit of work of a pipeline.
 
     `start` starts the flow's streaming query and returns it, or does all work of a batch flow and
@@ -49,12 +49,12 @@ class Flow:
         return f"{self.pipeline}.{self.name}"
 
 
-def in_order(flows: Sequence[Flow]) -> list[Flow]:
+def in_order(flows: Sequence[PipelineFlow]) -> list[PipelineFlow]:
     """The flows, each behind those it comes after; otherwise in the given order."""
     by_name = {(flow.pipeline, flow.name): flow for flow in flows}
-    ordered: dict[str, Flow] = {}
+    ordered: dict[str, PipelineFlow] = {}
 
-    def add(flow: Flow) -> None:
+    def add(flow: PipelineFlow) -> None:
         if flow.full_name not in ordered:
             for name in flow.after:
                 if (first := by_name.get((flow.pipeline, name))) is not None:

@@ -98,29 +98,13 @@ def load_pipeline(spark: Any, name: str, path: Path, bus: BusLocation) -> Declar
 
     registry = DeclarationRegistry(pipeline)
     readers.install(type(spark))
-    with readers.active(spark), readers.using(_WhileLoading(bus)), _working_in(folder):
+    with readers.active(spark), readers.using(readers.Resolver(bus)), _working_in(folder):
         for file in files:
             _load_file(spark, registry, file)
     check_targets(pipeline)
     if not pipeline.outputs:
         raise PipelineError("pipeline.file", "it declares no table, view or sink", file=str(path))
     return pipeline
-
-
-class _WhileLoading:
-    """Resolves names outside of the pipeline's functions: only `format("polybus")` is ours."""
-
-    def __init__(self, bus: BusLocation) -> None:
-        self._bus = bus
-
-    def stream(self, name: str, options: dict[str, Any]) -> Any:
-        return None
-
-    def batch(self, name: str, options: dict[str, Any]) -> Any:
-        return None
-
-    def source(self, given: dict[str, Any], load: readers.Load, *, streaming: bool) -> Any:
-        return load(self._bus.missing_options(given))
 
 
 def _load_file(spark: Any, registry: DeclarationRegistry, file: Path) -> None:

@@ -74,7 +74,7 @@ class Names:
         """
         with readers.active(self.spark), self.settings_of(query):
             self._topics = None
-            call = _Call(self, root=query, run=run, inputs=set(), stack=())
+            call = _Call(self.bus, self, root=query, run=run, inputs=set(), stack=())
             return Analysed(call.frame_of(query), frozenset(call.inputs))
 
     @contextmanager
@@ -117,7 +117,7 @@ class Names:
 
 
 @dataclasses.dataclass(slots=True)
-class _Call:
+class _Call(readers.Resolver):
     """The call of one function, within the calls of the functions that need it (`stack`)."""
 
     names: Names
@@ -174,9 +174,9 @@ class _Call:
             self._note("dataset", name, streaming=False)
             schema = self.names.schema_of(name, self)
             return self._table(self.names.table(name), schema)
-        if name.lower() in table_names(self.names.bus.data):
+        if name.lower() in table_names(self.bus.data):
             self._note("table", name.lower(), streaming=False)
-            return self._table(open_table(self.names.bus.data, name.lower()), None)
+            return self._table(open_table(self.bus.data, name.lower()), None)
         if name.lower() in self.names.topics():
             return self._topic(name.lower(), options)
         return self._unknown(name)
@@ -196,13 +196,12 @@ class _Call:
 
     def _topic(self, topic: str, options: dict[str, Any]) -> Any:
         self._note("topic", topic, streaming=False)
-        bus = self.names.bus
-        if options or bus.url is not None or self.names.is_streaming(self.root):
+        if options or self.bus.url is not None or self.names.is_streaming(self.root):
             given = {"subscribe": topic, **options}
             return self.names.spark.read.format(readers.FORMAT).options(**given).load()
         from polybus.spark import tables
 
-        return tables.table(self.names.spark, topic, bus.data)
+        return tables.table(self.names.spark, topic, self.bus.data)
 
     def _unknown(self, name: str) -> Any:
         """Leave the name to Spark's catalog if that knows it."""
@@ -214,7 +213,7 @@ class _Call:
         lowered = {key.lower(): str(value) for key, value in given.items()}
         for topic in filter(None, lowered.get("subscribe", "").lower().split(",")):
             self._note("topic", topic.strip(), streaming=streaming)
-        added = self.names.bus.missing_options(given)
+        added = self.bus.missing_options(given)
         if not streaming:
             return load(added)
         # Spark starts a Python process to analyse each stream of ours; equal ones are shared.

@@ -33,7 +33,7 @@ from polybus.spark.pipelines.declared.names import (
 )
 from polybus.spark.pipelines.declared.problems import PipelineError, place_of
 from polybus.spark.pipelines.declared.writing import flow_of
-from polybus.spark.pipelines.flows import Flow, in_order
+from polybus.spark.pipelines.flows import PipelineFlow, in_order
 from polybus.spark.pipelines.sessions import another_session
 from polybus.spark.session.connect import is_connect
 
@@ -50,7 +50,7 @@ class PipelineProblem:
 class Prepared:
     """Flows that can start, in a valid order, and the problems of other pipelines."""
 
-    flows: list[Flow] = dataclasses.field(default_factory=list)
+    flows: list[PipelineFlow] = dataclasses.field(default_factory=list)
     problems: list[PipelineProblem] = dataclasses.field(default_factory=list)
     inputs: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     """Full name of a flow → what it reads, for display."""

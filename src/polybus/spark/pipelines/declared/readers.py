@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from pyspark.errors import AnalysisException
 
 from polybus.errors import UsageError
+from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.sql_text import STREAM_MARK, relation_of, with_stream_names
 from polybus.spark.pipelines.sessions import use_in_thread
 
@@ -32,17 +34,23 @@ _ACTIVE = threading.RLock()
 Load = Callable[[dict[str, Any]], Any]
 
 
-class Resolver(Protocol):
-    """Knows what names mean in the function that runs."""
+@dataclass(slots=True)
+class Resolver:
+    """Knows what names mean. This one is for code outside of a pipeline's functions."""
+
+    bus: BusLocation
 
     def stream(self, name: str, options: dict[str, Any]) -> Any:
         """The stream of that name; None leaves the name to Spark."""
+        return None
 
     def batch(self, name: str, options: dict[str, Any]) -> Any:
         """The current rows of that name; None leaves the name to Spark."""
+        return None
 
     def source(self, given: dict[str, Any], load: Load, *, streaming: bool) -> Any:
         """The result of `format("polybus")`; `load` takes options to add to those given."""
+        return load(self.bus.missing_options(given))
 
 
 _resolver: ContextVar[Resolver | None] = ContextVar("polybus-pipeline-names", default=None)

@@ -40,7 +40,7 @@ class SqlFile:
     def read(self, text: str) -> None:
         """Register every statement. Raises PipelineError at the line of the first bad one."""
         if is_connect(self._spark):
-            text = "the SQL parser is not reachable over Spark Connect (sc://)"
+            text = "SQL files cannot be read over Spark Connect (sc://)"
             advice = "declare the pipeline in Python, or use another --master"
             raise PipelineError("pipeline.unsupported", f"{text}; {advice}", file=self._file)
         for statement in statements(text):

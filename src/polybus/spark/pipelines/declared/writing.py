@@ -16,7 +16,7 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared.names import Analysed, Input, Names, in_schema_of
 from polybus.spark.pipelines.declared.readers import FORMAT
-from polybus.spark.pipelines.flows import Flow, FlowContext
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
 from polybus.spark.pipelines.sessions import use_in_thread
 
 VIEW_INTERVAL_S = 1.0
@@ -30,59 +30,51 @@ def flow_of(
     *,
     after: tuple[str, ...] = (),
     starts_over: bool = False,
-) -> Flow:
+) -> PipelineFlow:
     """The flow that runs an analysed query.
 
     `starts_over` says that its checkpoint is new on purpose: a sink may take over its producer.
     """
-    output = names.pipeline.outputs[query.target]
-    if isinstance(output, MaterializedView):
-        view = ViewFlow(names, query)
-        return Flow(names.pipeline.name, query.name, view.refresh, after, VIEW_INTERVAL_S)
-    stream = StreamFlow(names, query, analysed.frame, starts_over=starts_over)
-    return Flow(names.pipeline.name, query.name, stream.start, after)
-
-
-class StreamFlow:
-    """A flow into a streaming table or a sink."""
-
-    def __init__(self, names: Names, query: Query, frame: Any, *, starts_over: bool) -> None:
-        self._names = names
-        self._query = query
-        self._starts_over = starts_over
-        self._output = names.pipeline.outputs[query.target]
-        self._frame = in_schema_of(frame, self._output)
-
-    def start(self, context: FlowContext) -> Any:
-        """Start the streaming query."""
-        name = f"{self._names.pipeline.name}.{self._query.name}"
-        writer = (
-            self._frame.writeStream.queryName(name)
-            .outputMode("append")
-            .option("checkpointLocation", str(context.checkpoint))
-            .trigger(**context.trigger)
+    name = names.pipeline.name
+    if isinstance(names.pipeline.outputs[query.target], MaterializedView):
+        return PipelineFlow(
+            name, query.name, ViewFlow(names, query).refresh, after, VIEW_INTERVAL_S
         )
-        if isinstance(self._output, Sink):
-            writer = self._into_sink(writer, name)
-        else:
-            columns = tuple(self._output.partition_cols or ())
-            table = self._names.table(self._query.target)
-            append = Append(self._query.name, table, context.checkpoint, columns)
-            writer = writer.foreachBatch(append)
-        use_in_thread(self._names.spark)
-        with self._names.settings_of(self._query):
-            return writer.start()
 
-    def _into_sink(self, writer: Any, name: str) -> Any:
-        options = dict(self._output.options)
-        given = {key.lower() for key in options}
-        if self._output.format == FORMAT:
-            options |= self._names.bus.missing_options(options)
-            if "producer" not in given:
+    def start(context: FlowContext) -> Any:
+        return _start_stream(context, names, query, analysed.frame, starts_over)
+
+    return PipelineFlow(name, query.name, start, after)
+
+
+def _start_stream(
+    context: FlowContext, names: Names, query: Query, frame: Any, starts_over: bool
+) -> Any:
+    """Start the streaming query of a flow into a table or a sink."""
+    name = f"{names.pipeline.name}.{query.name}"
+    output = names.pipeline.outputs[query.target]
+    writer = (
+        in_schema_of(frame, output)
+        .writeStream.queryName(name)
+        .outputMode("append")
+        .option("checkpointLocation", str(context.checkpoint))
+        .trigger(**context.trigger)
+    )
+    if isinstance(output, Sink):
+        options = dict(output.options)
+        if output.format == FORMAT:
+            options |= names.bus.missing_options(options)
+            if "producer" not in {key.lower() for key in options}:
                 options["producer"] = name
-            if self._starts_over:
+            if starts_over:
                 options["takeOver"] = "true"
-        return writer.format(self._output.format).options(**options)
+        writer = writer.format(output.format).options(**options)
+    else:
+        table, columns = names.table(query.target), tuple(output.partition_cols or ())
+        writer = writer.foreachBatch(Append(query.name, table, context.checkpoint, columns))
+    use_in_thread(names.spark)
+    with names.settings_of(query):
+        return writer.start()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

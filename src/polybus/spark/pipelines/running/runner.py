@@ -14,7 +14,7 @@ from typing import Any
 
 from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.flows import Flow, FlowContext
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
 from polybus.spark.pipelines.progress import FlowFigures, FlowProgress, FlowState
 from polybus.spark.pipelines.sessions import use_in_thread
 
@@ -27,7 +27,7 @@ _BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 class _FlowRun:
     """A flow with its query and its figures."""
 
-    def __init__(self, flow: Flow, context: FlowContext) -> None:
+    def __init__(self, flow: PipelineFlow, context: FlowContext) -> None:
         self.flow = flow
         # A stream has read nothing yet; a batch flow reports what it wrote.
         rows = 0 if flow.repeat_s is None else None
@@ -74,7 +74,7 @@ class FlowRunner:
         self._stopping = threading.Event()
         self._starts = threading.Semaphore(_STARTS_AT_ONCE_MAX)
 
-    def start(self, *flows: Flow) -> None:
+    def start(self, *flows: PipelineFlow) -> None:
         """Run flows, each as soon as those that it comes after allow it; returns at once."""
         runs = [_FlowRun(flow, self._context(flow)) for flow in flows]
         with self._changed:
@@ -86,7 +86,7 @@ class FlowRunner:
             self._threads.append(thread)
             thread.start()
 
-    def _context(self, flow: Flow) -> FlowContext:
+    def _context(self, flow: PipelineFlow) -> FlowContext:
         return FlowContext(
             spark=self._spark,
             bus=self._bus,

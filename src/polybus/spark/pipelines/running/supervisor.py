@@ -91,9 +91,7 @@ class Supervisor:
         self._runner: FlowRunner | None = None
         self._problems: dict[str, str] = {}
         self._retried: tuple[str, ...] = ()
-        self._retry_due_s = 0.0
-        self._retry_pause_s = BACKOFF_FIRST_S
-        self._reported: dict[tuple[str, str], tuple[str, str | None]] = {}
+        self._reported: dict[str, set[tuple[str, str]]] = {}
 
     def stop(self) -> None:
         """Ask for the end, from any thread or signal handler."""
@@ -177,8 +175,6 @@ class Supervisor:
                 about = {"pipeline": one.pipeline, "code": one.error.code, "text": one.error.text}
                 self._say({"event": "waiting" if is_waiting else "problem", **about})
         self._retried = tuple(waiting)
-        self._retry_pause_s = min(2 * self._retry_pause_s, BACKOFF_LAST_S)
-        self._retry_due_s = time.monotonic() + self._retry_pause_s
         self._runner.start(*prepared.flows)
 
     @property
@@ -190,17 +186,13 @@ class Supervisor:
 
     def _report_until_end(self, spark: Any, runner: FlowRunner) -> None:
         while self._pause(runner):
-            if self._retried and time.monotonic() >= self._retry_due_s:
+            if self._retried:
                 self._load(spark, self._retried)
             flows = self._flows()
             self._say({"event": "progress", "flows": flows})
             service.write_status(self._options.data, "running", flows, self.problems)
             for flow in flows:
-                if flow["state"] in ("waiting", "failed"):
-                    self._report_once(flow, flow["state"], flow["error"])
-                else:
-                    self._reported.pop((_full_name(flow), "trouble"), None)
-                self._report_once(flow, "warning", flow["warning"])
+                self._report_news(flow)
 
     def _pause(self, runner: FlowRunner) -> bool:
         """Wait until the next report is due; False at the end."""
@@ -211,12 +203,15 @@ class Supervisor:
                 return False
         return True
 
-    def _report_once(self, flow: dict[str, Any], event: str, text: str | None) -> None:
-        """Say what is new about a flow."""
-        key = (_full_name(flow), "warning" if event == "warning" else "trouble")
-        if text and self._reported.get(key) != (event, text):
-            self._say({"event": event, "flow": key[0], "text": text})
-        self._reported[key] = (event, text)
+    def _report_news(self, flow: dict[str, Any]) -> None:
+        """Say once why a flow waits, has failed or has a warning."""
+        name = f"{flow['pipeline']}.{flow['flow']}"
+        found = {("warning", flow["warning"])} if flow["warning"] else set()
+        if flow["state"] in ("waiting", "failed") and flow["error"]:
+            found.add((flow["state"], flow["error"]))
+        for event, text in sorted(found - self._reported.get(name, set())):
+            self._say({"event": event, "flow": name, "text": text})
+        self._reported[name] = found
 
     def status(self) -> dict[str, Any]:
         """The answer of the socket's verb `status`."""
@@ -278,10 +273,6 @@ class Supervisor:
                 self._say({"event": "waiting", "text": text})
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_LAST_S)
-
-
-def _full_name(flow: dict[str, Any]) -> str:
-    return f"{flow['pipeline']}.{flow['flow']}"
 
 
 def answers(url: str) -> bool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polybus.spark.pipelines.flows import Flow
+from polybus.spark.pipelines.flows import PipelineFlow
 
 PIPELINE = "standard"
 LOOK_EVERY_S = 0.2
 
 
-def flows(data: Path) -> list[Flow]:
+def flows(data: Path) -> list[PipelineFlow]:
     """The flows of the standard pipeline for the bus of a data folder."""
     from polybus.spark.pipelines.standard.flow import start_decode
     from polybus.spark.pipelines.standard.watch import Watch
 
     return [
-        Flow(PIPELINE, "decode", start_decode),
-        Flow(PIPELINE, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
+        PipelineFlow(PIPELINE, "decode", start_decode),
+        PipelineFlow(PIPELINE, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
     ]
