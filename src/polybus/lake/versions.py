@@ -7,6 +7,11 @@ Version files are kept back to the checkpoint before the last, and removed oldes
 holds a version whose file is still there, and finds no next one, holds the newest.
 
 Each file ends with a checksum of itself and is put in place by one rename.
+
+Order of writes: the rows' files and their folders, fsynced; the version; every CHECKPOINT_EVERY
+versions the checkpoint, then the removal of versions that the checkpoint before it covers. After a
+crash the table is at the last version in place: files that no version names are not in it, a
+missing checkpoint is made by a later commit, and old versions go with the next checkpoint.
 """
 
 from __future__ import annotations

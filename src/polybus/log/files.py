@@ -18,7 +18,7 @@ from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
 from polybus.log.journal.committer import Journal
 from polybus.log.journal.index import CommitEntry, read_index
 from polybus.log.journal.recovery import recover
-from polybus.log.journal.restore import restore
+from polybus.log.journal.restore import restore, settle_orphans
 from polybus.log.journal.segment import SegmentWriter
 from polybus.log.journal.topic_commits import CommitRows
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
@@ -105,6 +105,7 @@ class FileLog:
             self._topics[topic] = self._topic_log(topic)
         recovered = recover(self.data, self._disk)
         restore(self._topics, recovered)
+        settle_orphans(self._topics, self.data, self._disk)
         self._sealed = [segment.path for segment in recovered.segments if segment.sealed]
         live = recovered.live
         writer = None
@@ -285,6 +286,7 @@ class FileLog:
             # Under the lock, as in `sealed`: the committer may add to the list meanwhile.
             self._sealed = [path for path in self._sealed if path != segment]
         self._shared.reread.forget(segment)
+        # In this order: `settle_orphans` knows an index that a crash leaves alone.
         self._disk.unlink(segment)
         self._disk.unlink(index_path(segment))
 

@@ -63,6 +63,12 @@ def segments(data: Path) -> list[Path]:
     return sorted(path for path in found if path.stem.isdigit())
 
 
+def orphan_indexes(data: Path) -> list[Path]:
+    """Index files of the journal whose segment is not there."""
+    found = sorted(journal_folder(data).glob(f"*{INDEX_SUFFIX}"))
+    return [path for path in found if not path.with_suffix(SEGMENT_SUFFIX).exists()]
+
+
 class DataLock:
     """The lock on a data directory: one writer, or any number of checkers of a stopped bus."""
 

@@ -1,4 +1,15 @@
-"""topic.json: which topics there are, with epoch and settings; shared by all local logs."""
+"""topic.json: which topics there are, with epoch and settings; shared by all local logs.
+
+Order of writes, and what a start makes of each prefix:
+
+- Create: the folder, `topic.json.tmp`, its rename to `topic.json`. The topic exists from the rename
+  on. A folder without anything but the temporary file is removed.
+- Delete: polybus.json with the largest epoch so far, then a rename of the folder into the trash.
+  The topic is gone from that rename on, and the trash is emptied. So a topic of the same name gets
+  a larger epoch, and what the journal still has of the deleted one belongs to nobody.
+
+An epoch is in topic.json before any message of it is in the journal.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +77,9 @@ class TopicStore:
             self._read_format(data)
             self._disk.make_folder(topics_folder(data))
             self._disk.remove_folder(trash_folder(data))
+            for folder in topics_folder(data).iterdir():
+                if is_unfinished(folder):
+                    self._disk.remove_folder(folder)
             for path in sorted(topics_folder(data).glob("*/topic.json")):
                 self._read_topic(path)
 
@@ -179,6 +193,11 @@ def read_data_note(data: Path) -> DataNote | None:
         text = f"{path} has format {note.format}; this version reads format {FORMAT}"
         raise StorageError("log.format", text)
     return note
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether this is the folder of a topic whose creation was cut short."""
+    return folder.is_dir() and all(path.name == "topic.json.tmp" for path in folder.iterdir())
 
 
 def unknown(topic: str) -> UsageError:

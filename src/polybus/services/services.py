@@ -21,7 +21,7 @@ class Services:
 
     async def start(self) -> None:
         """Restore what was saved, and finish transactions. Raises StorageError."""
-        self.inboxes.start(await self._state.open())
+        await self.inboxes.start(await self._state.open())
         await self.consumers.start()
         await self.transactions.start()
 

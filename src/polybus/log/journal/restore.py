@@ -1,9 +1,20 @@
-"""From what recovery found to topics that can be read: their places, and which are damaged."""
+"""From what recovery found to topics that can be read: their places, and which are damaged.
+
+A segment that is handed over is deleted before its index. So an index without a segment is what a
+crash left of that, if history has all its rows; it is deleted. Else the segment was lost, and the
+topics with rows in it are frozen.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from polybus import scan
+from polybus.log.disk import Disk
+from polybus.log.journal.commit import TopicRows
+from polybus.log.journal.index import Index, read_index
 from polybus.log.journal.recovery import Recovered
+from polybus.log.layout import orphan_indexes
 from polybus.log.topic_log import TopicLog
 
 
@@ -37,3 +48,28 @@ def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
         log = topics.get(rows.topic)
         if log is not None and log.epoch == rows.epoch:
             log.freeze(error.text)
+
+
+def settle_orphans(topics: dict[str, TopicLog], data: Path, disk: Disk) -> None:
+    """Delete indexes that a hand-over left; freeze the topics that lost rows with a segment."""
+    for path in orphan_indexes(data):
+        index = read_index(path)
+        lost = []
+        for rows in rows_in(index):
+            log = topics.get(rows.topic)
+            if log is None or log.epoch != rows.epoch:
+                continue
+            if rows.first_offset + rows.row_count > log.handed_over:
+                lost.append(rows)
+                log.freeze(f"offsets from {rows.first_offset} on: segment {path.stem} is missing")
+        if not lost and is_whole(index):
+            disk.unlink(path)
+
+
+def rows_in(index: Index) -> list[TopicRows]:
+    return [rows for entry in index.entries for rows in entry.topics]
+
+
+def is_whole(index: Index) -> bool:
+    """Whether the index lists everything that its segment had."""
+    return index.sealed or not index.file_bytes

@@ -2,6 +2,12 @@
 
 Plain `pyarrow.ipc.open_stream` reads the file, sealed or live. SegmentReader checks what it reads;
 SegmentWriter is the committer's.
+
+Order of writes: the segment's head, its fsync and that of the folder; for each commit its bytes,
+their fsync, its record in the index; at the end the end marker, its fsync, the seal in the index,
+its fsync. recovery.py accepts every prefix: it cuts off a torn write, and takes commits and a seal
+that the index lacks from the segment. A segment that is handed over is deleted before its index
+(restore.py).
 """
 
 from __future__ import annotations

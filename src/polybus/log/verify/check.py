@@ -18,6 +18,7 @@ from polybus.log import layout
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
+from polybus.log.topics import is_unfinished
 from polybus.log.verify.journal import check_journal
 from polybus.log.verify.report import (
     Checked,
@@ -56,8 +57,8 @@ def _check_topics(data: Path, report: VerifyReport, checked: Checked) -> dict[st
     states: dict[str, TopicState] = {}
     folders = layout.topics_folder(data)
     for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
-        if not folder.is_dir() or not any(folder.iterdir()):
-            report.notes.append(f"{folder} is empty: a topic that was never created")
+        if not folder.is_dir() or is_unfinished(folder):
+            report.notes.append(f"{folder}: the creation of a topic was cut short")
             continue
         states[folder.name] = _check_topic(folder, report, checked)
     return states

@@ -14,6 +14,7 @@ from polybus.log.history import parquet
 from polybus.log.journal.commit import HEAD, TopicRows
 from polybus.log.journal.index import CommitEntry, Index, read_index
 from polybus.log.journal.recovery import is_torn
+from polybus.log.journal.restore import is_whole, rows_in
 from polybus.log.journal.segment import Scan, head_bytes, read_rows
 from polybus.log.verify.report import Checked, Damage, TopicState, VerifyReport
 
@@ -28,9 +29,39 @@ def check_journal(
         report.segments += 1
         _check_segment(path, offsets, report, last=path is paths[-1])
         checked.add(f"journal segment {path.name}", path.stat().st_size)
+    for path in layout.orphan_indexes(data):
+        _check_orphan(path, topics, report)
     if offsets.abandoned:
         text = f"{offsets.abandoned} messages of deleted topics are still in the journal"
         report.notes.append(text)
+
+
+def _check_orphan(path: Path, topics: dict[str, TopicState], report: VerifyReport) -> None:
+    """An index without its segment: left by a hand-over cut short, or all that is left of rows."""
+    index = read_index(path)
+    lost = False
+    for rows in rows_in(index):
+        state = topics.get(names.folder_of(rows.topic))
+        last = rows.first_offset + rows.row_count - 1
+        if state is None or state.epoch != rows.epoch or last < (state.handed_over or 0):
+            continue
+        lost = True
+        segment = path.with_suffix(layout.SEGMENT_SUFFIX).name
+        report.add(
+            Damage(
+                file=segment,
+                reason="is missing",
+                topic=rows.topic,
+                first=rows.first_offset,
+                last=last,
+            )
+        )
+    if not lost and is_whole(index):
+        report.notes.append(
+            f"{path.name}: left by a hand-over cut short; the next start removes it"
+        )
+    elif not lost:
+        report.add(Damage(file=path.name, reason="its segment is missing"))
 
 
 class _Offsets:

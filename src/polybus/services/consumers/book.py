@@ -1,8 +1,8 @@
 """The consumers of a running bus: saved over restarts, and asked before retention removes history.
 
-Order of writes: a report is in memory first, and in state.db within SAVE_INTERVAL_S. A crash loses
-the reports since the last save. A consumer's position is then older than the true one, so retention
-keeps more than it must, never less.
+Order of writes: a report is in memory first, in state.db within SAVE_INTERVAL_S, and only then may
+retention remove history below its position. A crash loses the reports since the last save: a
+consumer's position is then older than the true one, and its history is still there.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ConsumerBook:
         changed, self._changed = self._changed, set()
         if not changed:
             return
-        kept = {one.group: one for one in self._consumers.all()}
+        kept = self._consumers.snapshot()
         rows = [
             (group, msgspec.json.encode(kept[group])) for group in sorted(changed & kept.keys())
         ]
@@ -186,3 +186,5 @@ class ConsumerBook:
             logger.warning("consumers could not be saved: %s", error.text)
             # Saved again with the next report.
             self._changed |= changed
+        else:
+            self._consumers.saved(kept)

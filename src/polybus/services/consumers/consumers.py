@@ -114,8 +114,9 @@ class Consumers:
         self._clock_us = clock_us
         self._consumers_max = consumers_max
         self._topics_max = topics_max
-        # Replaced, never mutated: retention reads it on its own thread.
+        # Replaced, never mutated: retention reads them on its own thread. `_saved` is on disk.
         self._consumers: Mapping[str, Consumer] = {}
+        self._saved: Mapping[str, Consumer] = {}
 
     def __len__(self) -> int:
         return len(self._consumers)
@@ -124,7 +125,15 @@ class Consumers:
         return sorted(self._consumers.values(), key=lambda one: one.group)
 
     def restore(self, consumers: list[Consumer]) -> None:
-        self._consumers = {one.group: one for one in consumers}
+        self._consumers = self._saved = {one.group: one for one in consumers}
+
+    def saved(self, consumers: Mapping[str, Consumer]) -> None:
+        """These are on disk, and no others."""
+        self._saved = consumers
+
+    def snapshot(self) -> Mapping[str, Consumer]:
+        """All consumers by group, as they are now."""
+        return self._consumers
 
     def report(self, group: str, report: Report) -> Consumer:
         """Apply a report and return the consumer's new state.
@@ -192,10 +201,13 @@ class Consumers:
         }
 
     def held_from(self, topic: str, epoch: int, *, seen_after_us: int) -> int | None:
-        """The first offset that any consumer seen since then still needs; None if none does."""
+        """The first offset that any consumer seen since then still needs; None if none does.
+
+        A position counts when it is on disk: until then the one before it does too.
+        """
         needed = [
             at.offset
-            for one in self._consumers.values()
+            for one in (*self._consumers.values(), *self._saved.values())
             if one.seen_us >= seen_after_us
             and (at := one.positions.get(topic)) is not None
             and at.epoch == epoch

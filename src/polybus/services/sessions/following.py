@@ -10,7 +10,15 @@ from polybus import names
 from polybus.errors import UsageError
 from polybus.services.context import Context
 from polybus.services.replay import resolve
-from polybus.services.sessions.feeds import Feed, FeedsShared, Follow, Follower, JsonCache, direct
+from polybus.services.sessions.feeds import (
+    Content,
+    Feed,
+    FeedsShared,
+    Follow,
+    Follower,
+    JsonCache,
+    direct,
+)
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import encode_notice
 from polybus.wire.positions import parse_start
@@ -25,6 +33,7 @@ class Following:
         self._bus = context.bus
         self._loop = context.loop
         self._topics_max = context.config.limits.topics_per_request_max
+        self._is_volatile = context.config.durability == "memory"
         self._on_changed = on_changed
         self._feeds: dict[str, Feed] = {}
         self._shared = FeedsShared(
@@ -72,13 +81,26 @@ class Following:
             follows.append(Follow(feed, offset))
         return follows
 
-    def restore(self, session: Session, topic: str, epoch: int, offset: int) -> None:
-        """Follow a topic from the session's last position, if the topic still exists."""
-        if self._bus.has_topic(topic):
-            bounds = self._bus.log.bounds(topic)
-            # A crash may have removed the end of the log.
-            at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
-            self.follow(session, Follow(self._feed(topic), at))
+    def restore(self, session: Session, topic: str, epoch: int, offset: int) -> int | None:
+        """Follow a topic from a saved position; the offset, or None if the topic was deleted."""
+        if not self._bus.has_topic(topic):
+            return None
+        bounds = self._bus.log.bounds(topic)
+        # A log in memory begins every topic anew; on disk another epoch is another topic.
+        if epoch != bounds.epoch and not self._is_volatile:
+            return None
+        at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
+        self.follow(session, Follow(self._feed(topic), at))
+        return at
+
+    def stored(self, content: Content) -> int:
+        """How many of the content's messages a crash has left in the log."""
+        if not self._bus.has_topic(content.topic):
+            return content.count
+        bounds = self._bus.log.bounds(content.topic)
+        if bounds.epoch != content.epoch:
+            return content.count
+        return max(0, min(content.count, bounds.stop - content.first_offset))
 
     def follow(self, session: Session, follow: Follow) -> None:
         feed = follow.feed
@@ -145,10 +167,14 @@ class Following:
         # Let others run: ten thousand sessions on one topic take a while.
         self._loop.call_soon(self._wake_some)
 
+    def deletion_notice(self, topic: str) -> Content:
+        """The pack that tells a session that its topic was deleted."""
+        notice = b"[" + encode_notice("topic.deleted", {"topic": topic}) + b"]"
+        return direct(notice, order=self.next_order())
+
     def _on_deleted(self, feed: Feed) -> None:
         self._feeds.pop(feed.topic, None)
-        notice = b"[" + encode_notice("topic.deleted", {"topic": feed.topic}) + b"]"
-        content = direct(notice, order=self.next_order())
+        content = self.deletion_notice(feed.topic)
         for session in [one for one in feed.followers if isinstance(one, Session)]:
             # Number its last packs first, so that losses can still be reported.
             session.cut()

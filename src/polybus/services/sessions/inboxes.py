@@ -56,9 +56,9 @@ class Inboxes:
 
     # Life
 
-    def start(self, saved: SavedSessions) -> None:
-        """Restore the sessions."""
-        for session in self._saver.restore(saved, self._limits, self._following):
+    async def start(self, saved: SavedSessions) -> None:
+        """Restore the sessions. Raises StorageError."""
+        for session in await self._saver.restore(saved, self._limits, self._following):
             session.contact(self._loop.time())
             self._sessions[session.digest] = session
             self._last_number = max(self._last_number, session.number)

@@ -6,15 +6,20 @@ Order of writes: everything of one save is one transaction of state.db, and a pa
 shown only after a save has raised the session's mark above it (write-ahead). A restart restores the
 last save: topics with their offsets, packs by their place in the log, direct packs with their
 content, and losses that no notice has reported. Messages of the log that came later are numbered
-anew from the saved offsets. A deleted topic, and a direct pack whose content is missing, are left
-out; the numbers stay in use.
+anew from the saved offsets. A direct pack whose content is missing is left out; its number stays
+in use.
+
+State.db may be ahead of the log, which loses unsynced messages in a crash, and behind it when a
+topic was deleted. So a restart corrects the sessions by the log: a pack of lost messages is empty,
+a position beyond the log's end moves back to it, and a deleted topic leaves its notice. Corrections
+are saved before anything can be published.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -53,29 +58,58 @@ class Saver:
         self._interval_s = SAVE_INTERVAL_S
         self._is_closing = False
 
-    def restore(
+    async def restore(
         self, saved: SavedSessions, limits: SessionLimits, following: Following
-    ) -> Iterator[Session]:
-        """The sessions as they were last saved, following their topics."""
+    ) -> list[Session]:
+        """The sessions as they were last saved, corrected by the log, following their topics.
+
+        Raises:
+            StorageError: a correction could not be saved.
+        """
         self._direct = {
             number: direct(json, stored_as=number) for number, json in saved.direct.items()
         }
         self._last_direct = max(self._direct, default=0)
+        sessions = []
+        corrected = []
         for row in saved.sessions:
             session = Session(row.number, row.digest, row.ttl_s, limits)
-            for topic, epoch, offset in msgspec.json.decode(row.follows):
-                following.restore(session, topic, epoch, offset)
-            session.restore_lost(LostMessages(*one) for one in msgspec.json.decode(row.lost))
-            packs = {pack[1]: self._content(pack) for pack in row.packs}
-            session.restore(packs, next_id=row.next_id, mark=row.mark)
-            yield session
+            if self._restore(session, row, following):
+                corrected.append(session)
+            sessions.append(session)
+        if corrected:
+            # Before the log grows: another crash would take the old rows for newer messages.
+            await self.save(corrected)
+        return sessions
 
-    def _content(self, pack: PackRow) -> Content:
+    def _restore(self, session: Session, row: SessionRow, following: Following) -> bool:
+        """Fill the session; return whether the log has less than the row says."""
+        deleted = []
+        is_corrected = False
+        for topic, epoch, offset in msgspec.json.decode(row.follows):
+            at = following.restore(session, topic, epoch, offset)
+            if at is None:
+                deleted.append(topic)
+            is_corrected |= at != offset
+        session.restore_lost(LostMessages(*one) for one in msgspec.json.decode(row.lost))
+        packs = {pack[1]: self._content(pack, following) for pack in row.packs}
+        is_corrected |= any(
+            content.count < pack[5] for pack, content in zip(row.packs, packs.values(), strict=True)
+        )
+        session.restore(packs, next_id=row.next_id, mark=row.mark)
+        for topic in deleted:
+            session.add(following.deletion_notice(topic))
+        if is_corrected:
+            session.save_failed()
+        return is_corrected
+
+    def _content(self, pack: PackRow, following: Following) -> Content:
         session, number, topic, epoch, first_offset, count, value_bytes, stored_as = pack
         if topic:
             content = Content(topic, epoch, first_offset, count)
             content.value_bytes = value_bytes
-            return content
+            content.count = following.stored(content)
+            return content if content.count else EMPTY
         if stored_as and stored_as not in self._direct:
             # Its number stays in use: a client may wait for it.
             logger.warning("pack %d of session %d is lost", number, session)

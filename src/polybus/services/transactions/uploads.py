@@ -1,5 +1,9 @@
 """Uploads of staged files: which are being written or committed, and their total size.
 
+Order of writes: the folders, the file, its bytes; then fsyncs of the file and of every folder up to
+DATA, and only then the answer. A file that a crash leaves unfinished is named by no transaction,
+and expires.
+
 A file that is being committed must not change: it is checked as a whole, then read again part by
 part. `StagingRoom` and `Upload` run on the threads of `Uploads`, the rest on the loop's thread.
 """
@@ -140,7 +144,8 @@ class Upload:
         """Make the whole file durable. Raises StorageError."""
         try:
             os.fsync(self._file.fileno())
-            for folder in (self._path.parent, self._path.parent.parent):
+            # The producer's folder, `staging` and DATA: any of them may be new.
+            for folder in self._path.parents[:3]:
                 sync_path(folder)
         except OSError as error:
             raise storage_error(error, f"cannot stage {self._path}") from error

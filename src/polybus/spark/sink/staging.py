@@ -2,6 +2,10 @@
 
 If the data folder of the bus is on this machine, the file is written into it. Otherwise it is
 written to a temporary file and uploaded. The driver's commit makes the rows visible.
+
+Order of writes: the folders, the file, its rows; then fsyncs of the file and of every folder up to
+the data folder, and only then the name goes to the driver. A file that a crash leaves unfinished
+has a name that nobody knows, and the bus removes it after a day.
 """
 
 from __future__ import annotations
@@ -80,7 +84,7 @@ def stage(
         if not count:
             path.unlink()
             return None, 0
-        for one in (folder, folder.parent):
+        for one in (folder, folder.parent, location.data):
             OsDisk().sync_folder(one)
     except BaseException as error:
         path.unlink(missing_ok=True)

@@ -1,0 +1,271 @@
+"""Ends a piece of work before each of its writes, and looks at what the next start makes of it.
+
+The work runs once, in a process of its own. Before each of its writes, and after the last, the disk
+is recorded as each kind of end would leave it (disk_kit.py), with what the work had been promised
+until then. Each of these disks is then laid out, and
+
+    seen     is what a real start shows, which recovers
+    again    is what another start shows: the same, as recovery is idempotent
+    end      is what a start shows when the work, or what `proceed` does, was done after that
+
+A test asserts what it likes of each `Crash`. It is asserted here that everything starts, that the
+second start changes nothing, and that `verify` finds no damage before and after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disk_kit import End, Tree, WatchedDisk
+
+from polybus.log.arrow_alone import leave_pandas_out
+from polybus.log.verify.check import verify
+
+ENDS: tuple[End, ...] = ("kill", "cut", "torn")
+LOOK_S = 20
+MEMORY_DISK = "/dev/shm" if os.path.isdir("/dev/shm") else None
+# The server from which every test is forked has these already.
+PRELOADED = [
+    *("pytest", "polybus.edges.node", "polybus.lake.compact", "polybus.log.verify.check"),
+    *("pyarrow.acero", "pyarrow.dataset", "uvicorn.lifespan.off", "zoneinfo"),
+]
+
+
+@dataclass
+class Run:
+    """What the work is given: its data folder, and a way to say what it was promised."""
+
+    data: Path
+    acknowledged: list[Any] = field(default_factory=list)
+    is_recorded: bool = True
+
+    def acknowledge(self, *fact: Any) -> None:
+        """The work was told that something is safe; `Crash.acknowledged` lists it."""
+        self.acknowledged = [*self.acknowledged, list(fact)]
+
+    def pause(self) -> None:
+        """Do not end before the writes from now on, until `resume`."""
+        self.is_recorded = False
+
+    def resume(self) -> None:
+        self.is_recorded = True
+
+
+@dataclass
+class Crash:
+    """One end of the work.
+
+    Attributes:
+        position: the number of the write that did not happen.
+        before: what that write was; empty if the work came to its end before.
+        acknowledged: what the work had been promised until then.
+        seen: what the next start showed.
+        end: what was shown when the work had been done after that.
+    """
+
+    how: End
+    position: int
+    before: str
+    acknowledged: list[Any]
+    seen: Any = None
+    end: Any = None
+
+    def __str__(self) -> str:
+        where = f"{self.how} at write {self.position}: {self.before or 'the end'}"
+        return f"{where}\nacknowledged: {self.acknowledged}\nseen: {self.seen}\nend: {self.end}"
+
+
+Work = Callable[[Run], None]
+Look = Callable[[Path], Any]
+
+
+@dataclass
+class Scenario:
+    """What is done; `crashes` has the meaning of each."""
+
+    work: Work
+    look: Look
+    start: Work | None
+    proceed: Work
+    ends: tuple[End, ...]
+    verified: bool
+
+
+def crashes(
+    work: Work,
+    look: Look,
+    *,
+    start: Work | None = None,
+    proceed: Work | None = None,
+    ends: tuple[End, ...] = ENDS,
+    verified: bool = True,
+) -> Iterator[Crash]:
+    """Every end of `work` that leaves another disk, or was promised something else.
+
+    `start` makes the state before it, `proceed` is what is done afterwards (the work once more,
+    unless it says otherwise), `look` starts on a folder and says what it shows, as JSON. All are
+    functions of a module.
+    """
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    scenario = Scenario(work, look, start, proceed or work, ends, verified)
+    receive, send = context.Pipe(duplex=False)
+    runner = context.Process(target=_run, args=(scenario, send))
+    runner.start()
+    send.close()
+    count = 0
+    try:
+        while (result := receive.recv()) is not None:
+            crash, problem = result
+            if problem:
+                pytest.fail(f"{crash}\n{problem}", pytrace=False)
+            count += 1
+            yield crash
+    except EOFError:
+        pytest.fail("a start did not end", pytrace=False)
+    finally:
+        runner.kill()
+        runner.join()
+        runner.close()
+        receive.close()
+    assert count > 1, "the work writes nothing"
+
+
+def kill(work: Work, data: Path, *, before: str, nth: int = 1) -> None:
+    """Do the work on a folder, and end it before the nth write that begins with `before`."""
+    found = [
+        tree
+        for crash, tree in _recorded(work, data, ("kill",), every=True)
+        if crash.before.startswith(before)
+    ]
+    shutil.rmtree(data)
+    _lay_out(found[nth - 1], data)
+
+
+# In the runner.
+
+
+def _run(scenario: Scenario, results: Any) -> None:
+    leave_pandas_out()
+    with tempfile.TemporaryDirectory(prefix="polybus-crash-", dir=MEMORY_DISK) as folder:
+        data = Path(folder) / "data"
+        crash = Crash("kill", 0, "the start", [])
+        try:
+            data.mkdir()
+            if scenario.start is not None:
+                scenario.start(Run(data))
+            recorded = _recorded(scenario.work, data, scenario.ends)
+            for crash, tree in recorded:
+                shutil.rmtree(data)
+                _lay_out(tree, data)
+                signal.alarm(LOOK_S)
+                results.send((crash, _look(scenario, crash, data)))
+        except Exception:
+            results.send((crash, traceback.format_exc()))
+    results.send(None)
+
+
+def _look(scenario: Scenario, crash: Crash, data: Path) -> str:
+    """Start on the folder and fill in what that shows; what went wrong, if anything did."""
+    try:
+        if scenario.verified:
+            _verify(data)
+        crash.seen = _as_json(scenario.look(data))
+        again = _as_json(scenario.look(data))
+        if again != crash.seen:
+            return f"the second start shows something else: {again}"
+        scenario.proceed(Run(data))
+        crash.end = _as_json(scenario.look(data))
+        if scenario.verified:
+            _verify(data)
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def _as_json(shown: Any) -> Any:
+    return json.loads(json.dumps(shown))
+
+
+def _verify(data: Path) -> None:
+    report = verify(data)
+    assert report.intact, f"verify: {[str(one) for one in report.damages]}"
+
+
+def _lay_out(tree: Tree, data: Path) -> None:
+    data.mkdir()
+    for relative, content in tree.items():
+        path = data / relative
+        if content is None:
+            path.mkdir(exist_ok=True)
+        else:
+            path.write_bytes(content)
+
+
+def _recorded(
+    work: Work, data: Path, ends: tuple[End, ...], *, every: bool = False
+) -> list[tuple[Crash, Tree]]:
+    """Each end of the work with its disk; `every`: also those that leave the same as another."""
+    spool = data.with_name("recorded")
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            spool.write_bytes(pickle.dumps(_record(work, data, ends, every=every)))
+            code = 0
+        except BaseException:
+            spool.write_bytes(pickle.dumps(traceback.format_exc()))
+        # Not `sys.exit`: threads of the work may still wait for something.
+        os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    recorded = pickle.loads(spool.read_bytes())
+    assert status == 0, f"the work failed: {recorded}"
+    return list(recorded)
+
+
+def _record(
+    work: Work, data: Path, ends: tuple[End, ...], *, every: bool
+) -> list[tuple[Crash, Tree]]:
+    run = Run(data)
+    known: set[tuple[str, bytes]] = set()
+    recorded: list[tuple[Crash, Tree]] = []
+    position = 0
+
+    def record(what: str) -> None:
+        nonlocal position
+        if not run.is_recorded:
+            return
+        position += 1
+        for end in ends:
+            tree = disk.left(end)
+            key = (json.dumps(run.acknowledged), _digest(tree))
+            if every or key not in known:
+                known.add(key)
+                recorded.append((Crash(end, position, what, run.acknowledged), tree))
+
+    disk = WatchedDisk(data, record)
+    disk.install()
+    work(run)
+    record("")
+    return recorded
+
+
+def _digest(tree: Tree) -> bytes:
+    digest = hashlib.blake2b()
+    for path, content in sorted(tree.items()):
+        digest.update(f"{path} {-1 if content is None else len(content)} ".encode())
+        digest.update(content or b"")
+    return digest.digest()
