@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.wire import boson_frames as server
+from polybus.wire.boson import Positioned, Receipt, Refused, Subscribe
 from polybus.wire.boson_frames_client import (
     BosonFramesClientCodec,
     Deliveries,
-    ErrorTold,
     Event,
-    PositionTold,
-    Receipt,
     encode_publish,
     encode_subscribe,
 )
 from polybus.wire.codec import Bad, Publish
+from polybus.wire.positions import Position
 
 TRANSCRIPT = b"".join(
     [
@@ -47,13 +46,13 @@ def flat(events: list[Event]) -> list[object]:
 
 
 EVENTS = [
-    PositionTold("news", 3, 10),
+    Positioned("news", Position(3, 10)),
     ("news", b"a"),
     ("news", b""),
     ("news", b"c" * 300),
     ("sport", b"x"),
-    Receipt("id 7", 3, 14),
-    ErrorTold("topic.unknown", "there is no topic 'x'"),
+    Receipt(b"id 7", Position(3, 14)),
+    Refused("topic.unknown", "there is no topic 'x'"),
     ("news", b"d"),
 ]
 
@@ -125,6 +124,6 @@ def test_the_last_message_of_a_publish_asks_for_the_receipt() -> None:
 def test_a_subscribe_is_understood_by_the_server() -> None:
     data = encode_subscribe({"news": "earliest", "a topic": "3:14"})
     (event,) = server.BosonFramesCodec(Limits()).receive(data)
-    assert isinstance(event, server.Subscribe)
+    assert isinstance(event, Subscribe)
     lines = [(line.topic, line.start, line.tell) for line in event.lines]
     assert lines == [("news", "earliest", True), ("a topic", "3:14", True)]

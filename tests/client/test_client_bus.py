@@ -12,8 +12,8 @@ from client_kit import SCHEMES, take, url_of
 
 import polybus
 from polybus.client.link import Link
-from polybus.client.publisher import Publisher
-from polybus.client.starts import Start
+from polybus.client.message import Start
+from polybus.client.publisher import StreamPublisher
 from polybus.edges.node import Node
 from polybus.errors import PolybusError, UsageError
 from polybus.testing import run_bus
@@ -192,7 +192,7 @@ async def test_what_is_published_in_one_turn_is_one_write(
     writes: list[int] = []
     async with polybus.connect(url_of("boson", bus.tcp_port)) as c:
         publisher = c._publisher
-        assert isinstance(publisher, Publisher) and publisher._connection.link is not None
+        assert isinstance(publisher, StreamPublisher) and publisher._connection.link is not None
         transport = publisher._connection.link._transport
         assert transport is not None
         real = transport.write
@@ -246,7 +246,7 @@ async def test_flush_hands_everything_to_the_system(bus: Node) -> None:
     async with polybus.connect(url_of("boson", bus.tcp_port)) as c:
         await c.publish("news", bytes(4 << 20))
         await c.flush()
-        assert isinstance(c._publisher, Publisher)
+        assert isinstance(c._publisher, StreamPublisher)
         link = c._publisher._connection.link
         assert isinstance(link, Link) and link._transport is not None
         assert link._transport.get_write_buffer_size() == 0

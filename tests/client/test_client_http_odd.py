@@ -12,11 +12,11 @@ from client_kit import url_of
 import polybus
 from polybus.client.http import connection as http_connection
 from polybus.client.http.connection import Answer, HttpConnection, Request
-from polybus.client.http.packs import Event, Pack, parse_packs
-from polybus.client.http.publisher import REQUEST_LINES_MAX, Publish, _parts
+from polybus.client.http.publisher import REQUEST_LINES_MAX, PendingPublish, _parts
 from polybus.client.http.session_stream import SessionStream
+from polybus.client.http.sources import Event, Pack, parse_packs
 from polybus.client.link import Link
-from polybus.client.options import Options
+from polybus.client.options import ClientOptions
 from polybus.client.urls import parse
 from polybus.edges.http import publishing
 from polybus.errors import PeerError, PolybusError, StorageError
@@ -56,7 +56,7 @@ async def test_a_connection_is_used_again_and_made_again() -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"
     )
     async with server(ok(b"1"), chunked, ok(b"3", b"connection: close"), ok(b"4")) as url:
-        http = HttpConnection(parse(url), Options())
+        http = HttpConnection(parse(url), ClientOptions())
         answers = [await http.request(TOPIC) for _ in range(4)]
         http.close()
     assert [answer.body for answer in answers] == [b"1", b"abcd", b"3", b"4"]
@@ -67,7 +67,7 @@ async def test_a_connection_that_rested_for_long_is_not_trusted(
 ) -> None:
     monkeypatch.setattr(http_connection, "IDLE_S_MAX", -1.0)
     async with server(ok(b"1"), ok(b"2")) as url:
-        http = HttpConnection(parse(url), Options())
+        http = HttpConnection(parse(url), ClientOptions())
         await http.request(TOPIC)
         first = http._link
         await http.request(TOPIC)
@@ -86,7 +86,7 @@ async def test_a_connection_that_rested_for_long_is_not_trusted(
 )
 async def test_what_is_no_answer_is_an_error(answer: bytes, code: str) -> None:
     async with server(answer, cut=True) as url:
-        http = HttpConnection(parse(url), Options(message_bytes_max=1000))
+        http = HttpConnection(parse(url), ClientOptions(message_bytes_max=1000))
         with pytest.raises(PolybusError) as caught:
             await http.request(TOPIC)
     assert caught.value.code == code
@@ -173,17 +173,17 @@ def test_what_is_no_packs_is_the_bus_s_fault(text: bytes) -> None:
 
 async def test_packs_that_make_no_sense_end_the_stream() -> None:
     async with server(ok(b"[]")) as url:
-        stream = SessionStream(parse(url), Options(), "key", "longpolling")
+        stream = SessionStream(parse(url), ClientOptions(), key="key")
         with pytest.raises(PeerError):
             await stream.receive()
 
 
 async def test_a_pack_of_the_session_before_confirms_nothing_of_the_next() -> None:
     async with server(ok(b'{"1":[["a"]]}'), ok(b'{"1":[["b"]]}')) as url:
-        stream = SessionStream(parse(url), Options(), "key", "longpolling")
+        stream = SessionStream(parse(url), ClientOptions(), key="key")
         (old,) = await stream.receive()
         await stream.disconnect()
-        stream.renew("other")
+        stream.use("other")
         (new,) = await stream.receive()
         stream.handled(old)
         assert list(stream._unhandled.values()) == [new]
@@ -191,7 +191,7 @@ async def test_a_pack_of_the_session_before_confirms_nothing_of_the_next() -> No
 
 
 async def test_a_publish_is_cut_by_lines_too() -> None:
-    publish = Publish("news", None, wants_receipt=False)
+    publish = PendingPublish("news", None)
     values = [b""] * (2 * REQUEST_LINES_MAX + 1)
     parts = _parts(publish, values)
     assert [len(part.values) for part in parts] == [REQUEST_LINES_MAX, REQUEST_LINES_MAX, 1]

@@ -10,7 +10,7 @@ from client_kit import Proxy, held_packs, take, taken_while_it_breaks, url_of
 
 import polybus
 from polybus.client.http.connection import HttpConnection, Request
-from polybus.client.options import Options
+from polybus.client.options import ClientOptions
 from polybus.client.urls import parse
 from polybus.errors import PolybusError
 from polybus.testing import run_bus
@@ -186,7 +186,7 @@ async def test_messages_wait_for_a_bus_that_is_away(scheme: str, tmp_path: Path)
 async def test_what_could_not_be_sent_before_the_end_is_told(scheme: str) -> None:
     told: list[PolybusError] = []
     async with run_bus("news") as bus:
-        options = Options(on_error=told.append, close_timeout_s=0.1)
+        options = ClientOptions(on_error=told.append, close_timeout_s=0.1)
         c = polybus.Client(parse(url_of(scheme, bus.tcp_port)), options)
         await c.open()
         await c.publish("news", "before", receipt=True)
@@ -197,7 +197,7 @@ async def test_what_could_not_be_sent_before_the_end_is_told(scheme: str) -> Non
 
 async def test_a_request_that_was_given_up_does_not_answer_the_next_one() -> None:
     async with run_bus("news") as bus:
-        http = HttpConnection(parse(url_of("http", bus.tcp_port)), Options())
+        http = HttpConnection(parse(url_of("http", bus.tcp_port)), ClientOptions())
         target = "/v1/topics/news/messages?offset=0&wait-s=1"
         with pytest.raises(PolybusError, match=r"client\.timeout"):
             await http.request(Request(method="GET", target=target), timeout_s=0.05)

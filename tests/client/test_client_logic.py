@@ -9,11 +9,10 @@ import pytest
 
 import polybus
 from polybus.client import transports, urls
-from polybus.client.backoff import Backoff
-from polybus.client.events import refusal
-from polybus.client.message import Message, Position
-from polybus.client.starts import start_text
-from polybus.client.tracker import Tracker
+from polybus.client.message import Message, Position, start_text
+from polybus.client.retry import Backoff
+from polybus.client.stream_subscription import Tracker
+from polybus.client.transports.base import refusal
 from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 
 
@@ -102,39 +101,39 @@ def test_a_message_gives_its_value_as_text_and_json() -> None:
 def test_a_tracker_asks_for_what_follows_the_last_message() -> None:
     tracker = Tracker("earliest")
     assert tracker.resume() == "earliest"
-    assert tracker.took(3, Position(1, 10)) is False
-    assert tracker.took(2, None) is False
+    assert tracker.advance(3, Position(1, 10)) is False
+    assert tracker.advance(2, None) is False
     assert tracker.resume() == "1:15"
 
 
 def test_a_tracker_that_was_told_its_place_resumes_there_before_any_message() -> None:
     tracker = Tracker("latest")
-    tracker.told(Position(1, 7))
+    tracker.expect(Position(1, 7))
     tracker.lost()
     assert tracker.resume() == "1:7"
-    assert tracker.took(1, Position(1, 7)) is False
+    assert tracker.advance(1, Position(1, 7)) is False
 
 
 @pytest.mark.parametrize("place", [Position(1, 6), Position(1, 4), Position(2, 5)])
 def test_a_message_anywhere_else_than_expected_has_a_gap_before_it(place: Position) -> None:
     tracker = Tracker("earliest")
-    tracker.took(1, Position(1, 4))
-    assert tracker.took(1, place) is True
-    assert tracker.took(1, None) is False
+    tracker.advance(1, Position(1, 4))
+    assert tracker.advance(1, place) is True
+    assert tracker.advance(1, None) is False
 
 
 def test_a_gap_that_was_told_is_on_the_next_message() -> None:
     tracker = Tracker("earliest")
-    tracker.took(1, Position(1, 4))
-    tracker.told(Position(1, 9))
-    assert tracker.took(1, Position(1, 9)) is True
+    tracker.advance(1, Position(1, 4))
+    tracker.expect(Position(1, 9))
+    assert tracker.advance(1, Position(1, 9)) is True
 
 
 def test_a_subscription_that_never_knew_its_place_says_so_after_a_break() -> None:
     tracker = Tracker("latest")
     tracker.lost()
     assert tracker.resume() == "latest"
-    assert tracker.took(1, None) is True
+    assert tracker.advance(1, None) is True
 
 
 def test_delays_double_up_to_the_maximum_within_half_of_jitter() -> None:

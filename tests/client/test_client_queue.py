@@ -11,7 +11,7 @@ from client_kit import Proxy, take, url_of
 
 import polybus
 from polybus.client import urls
-from polybus.client.events import Delivered, Refused
+from polybus.client.transports.base import Delivered, Refused
 from polybus.client.transports.queue import QueueTransport
 from polybus.edges.node import Node
 from polybus.errors import PeerError, PolybusError, UsageError

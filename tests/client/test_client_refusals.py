@@ -8,9 +8,9 @@ import pytest
 from client_kit import SCHEMES, url_of
 
 import polybus
-from polybus.client.events import Refused, refusal
 from polybus.client.link import Link
-from polybus.client.receipts import Asked, Receipts
+from polybus.client.receipts import PendingReceipt, PendingReceipts
+from polybus.client.transports.base import Refused, refusal
 from polybus.edges.node import Node
 from polybus.error_codes import CODES
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError
@@ -129,7 +129,7 @@ async def test_after_a_refusal_the_next_message_is_stored(scheme: str) -> None:
 # What an error says when it names no receipt and no topic
 
 
-def outcome(asked: Asked) -> str | None:
+def outcome(asked: PendingReceipt) -> str | None:
     """The code of the error that ended the receipt; None while it is still out."""
     if not asked.receipt.done():
         return None
@@ -140,7 +140,7 @@ def outcome(asked: Asked) -> str | None:
 
 @pytest.mark.parametrize("code", sorted(CODES))
 async def test_every_code_ends_the_only_receipt_but_those_about_reading(code: str) -> None:
-    receipts = Receipts()
+    receipts = PendingReceipts()
     asked = receipts.ask("news", [b"x"])
     about_reading = code.startswith("outbox.")
     assert receipts.refused(Refused(refusal(code, "why"))) is not about_reading
@@ -148,14 +148,14 @@ async def test_every_code_ends_the_only_receipt_but_those_about_reading(code: st
 
 
 async def test_of_several_receipts_none_is_said_to_be_refused_for_sure() -> None:
-    receipts = Receipts()
+    receipts = PendingReceipts()
     several = [receipts.ask("a", [b"x"]), receipts.ask("b", [b"x"])]
     assert receipts.refused(Refused(UNNAMED))
     assert [outcome(asked) for asked in several] == [UNKNOWN, UNKNOWN]
 
 
 async def test_the_largest_of_several_is_the_one_that_is_too_large() -> None:
-    receipts = Receipts()
+    receipts = PendingReceipts()
     several = [receipts.ask("a", values) for values in ([b"12"], [b"1", b"12345"], [b"123"])]
     receipts.refused(Refused(refusal("boson.message-too-large", "over the limit")))
     told = [outcome(asked) for asked in several]
@@ -163,7 +163,7 @@ async def test_the_largest_of_several_is_the_one_that_is_too_large() -> None:
 
 
 async def test_a_message_without_a_receipt_may_be_the_one_that_was_refused() -> None:
-    receipts = Receipts()
+    receipts = PendingReceipts()
     receipts.sent_without("other")
     asked = receipts.ask("news", [b"x"])
     assert not receipts.refused(Refused(UNNAMED)), "on_error is told, too"
@@ -171,7 +171,7 @@ async def test_a_message_without_a_receipt_may_be_the_one_that_was_refused() -> 
 
 
 async def test_a_refusal_that_names_a_topic_sent_to_without_a_receipt_ends_none() -> None:
-    receipts = Receipts()
+    receipts = PendingReceipts()
     receipts.sent_without("it's")
     asked = receipts.ask("news", [b"x"])
     error = refusal("topic.unknown", "there is no topic 'it's'")
@@ -180,7 +180,7 @@ async def test_a_refusal_that_names_a_topic_sent_to_without_a_receipt_ends_none(
 
 
 async def test_a_later_receipt_proves_that_messages_before_it_were_read() -> None:
-    receipts = Receipts()
+    receipts = PendingReceipts()
     early = receipts.ask("news", [b"1"])
     receipts.sent_without("other")
     receipts.stored(early.receipt_id, polybus.Position(1, 0))
@@ -194,7 +194,7 @@ async def test_a_later_receipt_proves_that_messages_before_it_were_read() -> Non
     "error", [PeerError("boson.answer-invalid", "what?"), BusyError("outbox.dropped", "slow")]
 )
 async def test_what_is_no_refusal_of_a_message_ends_no_receipt(error: PolybusError) -> None:
-    receipts = Receipts()
+    receipts = PendingReceipts()
     asked = receipts.ask("news", [b"x"])
     assert not receipts.refused(Refused(error))
     assert outcome(asked) is None

@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 
 from polybus.batch import Batch
-from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed
-from polybus.client.message import Position
-from polybus.client.transports import SCHEMES, Transport, find
+from polybus.client.transports import SCHEMES, find
+from polybus.client.transports.base import (
+    Delivered,
+    Event,
+    EventList,
+    Refused,
+    Stored,
+    Subscribed,
+    Transport,
+)
 from polybus.client.transports.goms import GomsTransport
-from polybus.client.transports.runs import Runs
 from polybus.errors import BusyError, PeerError, UsageError
 from polybus.wire import boson_frames, boson_properties, goms
-from polybus.wire.positions import At
+from polybus.wire.positions import Position
 
 LIMIT = 1 << 20
 
@@ -36,7 +42,7 @@ def told(scheme: str, topic: str, offset: int) -> bytes:
         return boson_frames.encode_position(topic, 3, offset)
     if scheme == "boson+properties":
         return boson_properties.encode_position(topic, 3, offset)
-    return goms.encode_reg_ack([topic], [At(3, offset)])
+    return goms.encode_reg_ack([topic], [Position(3, offset)])
 
 
 def delivered(scheme: str, messages: Batch) -> bytes:
@@ -52,18 +58,18 @@ def receipt(scheme: str, receipt_id: str, offset: int) -> bytes:
         return boson_frames.encode_frame(b"$receipt", f"{receipt_id} 3:{offset}".encode())
     if scheme == "boson+properties":
         return boson_properties.encode_receipt("news", receipt_id.encode(), 3, offset)
-    return goms.encode_send_ack(["news"], [At(3, offset)])
+    return goms.encode_send_ack(["news"], [Position(3, offset)])
 
 
 def subscribed(scheme: str) -> Transport:
-    transport = find(scheme).make(LIMIT)
+    transport = find(scheme)(LIMIT)
     transport.subscribe({"news": "latest"}, positions=True)
     transport.receive(told(scheme, "news", 10))
     return transport
 
 
 def test_a_confirmed_subscription_tells_its_place(scheme: str) -> None:
-    transport = find(scheme).make(LIMIT)
+    transport = find(scheme)(LIMIT)
     transport.subscribe({"news": "latest"}, positions=True)
     assert transport.receive(told(scheme, "news", 10)) == [Subscribed("news", Position(3, 10))]
 
@@ -85,7 +91,7 @@ def test_positions_go_on_from_read_to_read(scheme: str) -> None:
 
 
 def test_a_receipt_is_told_by_the_id_it_was_asked_with(scheme: str) -> None:
-    transport = find(scheme).make(LIMIT)
+    transport = find(scheme)(LIMIT)
     transport.publish("news", [b"a"], None, "first")
     transport.publish("news", [b"b", b"c"], None, "second")
     events = transport.receive(receipt(scheme, "first", 1) + receipt(scheme, "second", 3))
@@ -98,7 +104,7 @@ def test_an_error_is_a_refusal_with_the_code_of_the_bus(scheme: str) -> None:
         "boson+properties": boson_properties.encode_error("topic.unknown", "no topic 'x'"),
         "goms": goms.encode_error("001001", "x"),
     }
-    (event,) = find(scheme).make(LIMIT).receive(encoders[scheme])
+    (event,) = find(scheme)(LIMIT).receive(encoders[scheme])
     assert isinstance(event, Refused)
     assert isinstance(event.error, UsageError)
     assert event.error.code == "topic.unknown"
@@ -116,11 +122,11 @@ def test_headers_come_with_their_messages(scheme: str) -> None:
 
 def test_boson_frames_refuse_headers_rather_than_lose_them() -> None:
     with pytest.raises(UsageError, match="headers.invalid"):
-        find("boson").make(LIMIT).publish("news", [b"a"], {"k": b"v"}, None)
+        find("boson")(LIMIT).publish("news", [b"a"], {"k": b"v"}, None)
 
 
 def test_garbage_ends_with_a_final_refusal(scheme: str) -> None:
-    events = find(scheme).make(LIMIT).receive(b"\x7f\xff\xff\xff garbage, and more of it\n" * 3)
+    events = find(scheme)(LIMIT).receive(b"\x7f\xff\xff\xff garbage, and more of it\n" * 3)
     last = events[-1]
     assert isinstance(last, Refused) and last.final
     assert isinstance(last.error, PeerError)
@@ -130,7 +136,9 @@ def test_goms_acks_of_different_topics_need_not_come_in_order() -> None:
     transport = GomsTransport(LIMIT)
     transport.publish("a", [b"1"], None, "of a")
     transport.publish("b", [b"2"], None, "of b")
-    data = goms.encode_send_ack(["b"], [At(1, 2)]) + goms.encode_send_ack(["a"], [At(1, 1)])
+    data = goms.encode_send_ack(["b"], [Position(1, 2)]) + goms.encode_send_ack(
+        ["a"], [Position(1, 1)]
+    )
     assert transport.receive(data) == [
         Stored("of b", Position(1, 2)),
         Stored("of a", Position(1, 1)),
@@ -162,7 +170,7 @@ def test_a_goms_error_about_anything_else_leaves_the_acks_that_are_due(code: str
     transport = GomsTransport(LIMIT)
     transport.publish("a", [b"1"], None, "1")
     (event, stored) = transport.receive(
-        goms.encode_error(code, "why") + goms.encode_send_ack(["a"], [At(3, 5)])
+        goms.encode_error(code, "why") + goms.encode_send_ack(["a"], [Position(3, 5)])
     )
     assert isinstance(event, Refused) and not event.final
     assert event.registering or isinstance(event.error, BusyError)
@@ -171,7 +179,7 @@ def test_a_goms_error_about_anything_else_leaves_the_acks_that_are_due(code: str
 
 def test_a_boson_properties_error_names_the_receipt_it_ends() -> None:
     data = boson_properties.encode_error("topic.invalid", "no", b"7")
-    (event,) = find("boson+properties").make(LIMIT).receive(data)
+    (event,) = find("boson+properties")(LIMIT).receive(data)
     assert isinstance(event, Refused)
     assert event.receipt_id == "7"
 
@@ -180,31 +188,29 @@ def test_a_goms_registration_in_the_past_waits_for_messages_to_know_its_place() 
     """The ack tells the topic's end, which is not where a replay begins."""
     transport = GomsTransport(LIMIT)
     transport.subscribe({"news": "earliest"}, positions=True)
-    events = transport.receive(goms.encode_reg_ack(["news"], [At(3, 10)]))
+    events = transport.receive(goms.encode_reg_ack(["news"], [Position(3, 10)]))
     assert events == [Subscribed("news", None)]
 
 
 def test_a_goms_message_to_several_topics_is_a_message_of_each() -> None:
-    data = goms.encode_message(["a", "b"], b"x", None, [At(1, 5), At(2, 6)])
+    data = goms.encode_message(["a", "b"], b"x", None, [Position(1, 5), Position(2, 6)])
     events = GomsTransport(LIMIT).receive(data)
     places = [(event.topic, event.position) for event in events if isinstance(event, Delivered)]
     assert places == [("a", Position(1, 5)), ("b", Position(2, 6))]
 
 
 def test_runs_end_where_offsets_jump_or_the_topic_changes() -> None:
-    runs = Runs()
+    runs = EventList()
     for topic, offset in [("a", 1), ("a", 2), ("a", 4), ("b", 5), ("b", 6)]:
-        runs.add(Delivered(topic, [str(offset).encode()], None, Position(1, offset)))
+        runs.add_message(topic, str(offset).encode(), None, Position(1, offset))
     shapes = [(one.topic, len(one.values)) for one in runs.events if isinstance(one, Delivered)]
     assert shapes == [("a", 2), ("a", 1), ("b", 2)]
 
 
 def test_runs_keep_other_events_in_their_place() -> None:
-    runs = Runs()
-    told_between = Subscribed("a", Position(1, 2))
-    first = Delivered("a", [b"1"], None, Position(1, 1))
-    second = Delivered("a", [b"2"], None, Position(1, 2))
-    for event in (first, told_between, second):
-        runs.add(event)
+    runs = EventList()
+    runs.add_message("a", b"1", None, Position(1, 1))
+    runs.add(Subscribed("a", Position(1, 2)))
+    runs.add_message("a", b"2", None, Position(1, 2))
     kinds: list[type[Event]] = [type(event) for event in runs.events]
     assert kinds == [Delivered, Subscribed, Delivered]

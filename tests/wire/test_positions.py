@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from polybus.config import Limits
 from polybus.errors import PeerError
 from polybus.wire.positions import (
-    At,
     Earliest,
     Latest,
+    Position,
     Since,
     Start,
     SubscribeLine,
@@ -28,9 +28,9 @@ NEW_YEAR_US = 1_767_225_600_000_000
     [
         ("earliest", Earliest()),
         ("latest", Latest()),
-        ("0:0", At(0, 0)),
-        ("3:12345", At(3, 12345)),
-        ("1:9223372036854775807", At(1, (1 << 63) - 1)),
+        ("0:0", Position(0, 0)),
+        ("3:12345", Position(3, 12345)),
+        ("1:9223372036854775807", Position(1, (1 << 63) - 1)),
         ("2026-01-01", Since(NEW_YEAR_US)),
         ("2026-01-01T00:00:00", Since(NEW_YEAR_US)),
         ("2026-01-01T00:00:00Z", Since(NEW_YEAR_US)),
@@ -105,5 +105,5 @@ def test_lines_that_are_not_text_are_refused() -> None:
 
 @given(st.text(st.characters(categories=["L", "N", "Zs"]), min_size=1), st.booleans())
 def test_a_written_line_reads_back(topic: str, tell: bool) -> None:
-    line = SubscribeLine(topic.strip() or "x", str(At(1, 2)), tell)
+    line = SubscribeLine(topic.strip() or "x", str(Position(1, 2)), tell)
     assert parse_lines(str(line).encode(), LIMITS) == [line]

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from polybus.client.events import refusal
+from polybus.client.transports.base import refusal
 from polybus.errors import PolybusError
 from polybus.processes import is_alive
 

@@ -1,11 +1,12 @@
 """The asyncio client: `async with polybus.connect(url) as c` over every protocol.
 
-client      connect, Client                  publisher      sending, receipts
-urls        addresses                        subscription   messages, as readers see them
-connection  keeps a link up                  stream_subscription  resuming on a link
-link        one socket                       tracker        positions and gaps
-transports/ one module per stream protocol   http/          the same over HTTP and WebSocket
-msgstream   events by dotted names
+client      connect, Client                  publisher      sending over a stream protocol
+urls        addresses                        receipts       pending receipts, base of publishers
+connection  reconnects one link              subscription   messages for readers
+link        one socket                       stream_subscription  positions, gaps, resuming
+retry       back-off, the retry loop         message        messages, positions, starts
+transports/ the stream protocols             http/          HTTP and WebSocket, async and blocking
+msgstream   events by dotted names           options        settings
 """
 
 from polybus.client.client import Client, connect

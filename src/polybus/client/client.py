@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import ssl
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from polybus import names
 from polybus.batch import Headers
 from polybus.client import transports, urls
-from polybus.client.message import Position
-from polybus.client.options import ErrorListener, Options
-from polybus.client.publisher import Publisher
-from polybus.client.starts import Start, start_text
+from polybus.client.message import Position, Start, start_text
+from polybus.client.options import ClientOptions, ErrorListener
+from polybus.client.publisher import StreamPublisher
+from polybus.client.receipts import Outgoing
 from polybus.client.stream_subscription import StreamSubscription
 from polybus.client.subscription import Subscription
 from polybus.errors import UsageError
@@ -41,24 +41,23 @@ def connect(  # noqa: PLR0913 - all named by the caller
     """A client of the bus at the URL: `async with polybus.connect("goms://host:55545") as c`.
 
     Schemes are `boson`, `boson+properties` and `goms`, each also with `+tls`, and `http`, `https`,
-    `ws` and `wss`, which differ in how messages come: by long polls or by WebSocket. The port is
-    55545 unless said. `?gzip=1` compresses a Boson stream. `queue://host:port` is a queue
-    connector: the topic is the connector's, from now on, and there are no receipts, headers or
-    positions.
+    `ws` and `wss`, which receive messages by long polls or by WebSocket. The default port is 55545.
+    `?gzip=1` compresses a Boson stream. `queue://host:port` is a queue connector: it decides the
+    topic, starts at the latest message, and has no receipts, headers or positions.
 
     Args:
-        reconnect: make a lost connection again, and resume subscriptions where they stood.
-        connect_timeout_s: how long connecting, and the answer to a subscription, may take.
-        receipt_timeout_s: how long a receipt may take once the message is on its way.
-        name: what the client is called in log lines.
-        ssl_context: for `+tls`; the system's certificates are trusted without it.
-        on_error: called with each refusal of a message that was published without a receipt;
-            without it, a refusal is a log line.
+        reconnect: reconnect after a loss, and resume subscriptions at their positions.
+        connect_timeout_s: how long a connect, and the answer to a subscription, may take.
+        receipt_timeout_s: how long a receipt may take after the message is sent.
+        name: the name of the client in log lines.
+        ssl_context: for `+tls`; by default the system's certificates are trusted.
+        on_error: called with each refusal of a message that was published without a receipt; by
+            default a refusal is logged.
 
     Raises:
         UsageError: `client.url` or `client.scheme`.
     """
-    options = Options(
+    options = ClientOptions(
         reconnect=reconnect,
         connect_timeout_s=connect_timeout_s,
         receipt_timeout_s=receipt_timeout_s,
@@ -71,33 +70,15 @@ def connect(  # noqa: PLR0913 - all named by the caller
     return Client(address, options)
 
 
-class Outgoing(Protocol):
-    """What sends a client's messages."""
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def publish(
-        self, topic: str, values: Sequence[bytes], headers: Headers | None
-    ) -> None: ...
-
-    async def publish_safely(
-        self, topic: str, values: Sequence[bytes], headers: Headers | None, *, retry: bool
-    ) -> Position: ...
-
-    async def flush(self) -> None: ...
-
-
 class Client:
     """A connected client; use it with `async with`, from one event loop.
 
-    Publishing has one connection and each subscription another. So a subscription that is read
-    slowly holds up nothing else, and on every protocol a client gets its own messages too if it
-    subscribes to the topic.
+    Publishing has one connection, and each subscription another. So a slow subscription delays
+    nothing else, and on every protocol a client receives its own messages if it subscribes to the
+    topic.
     """
 
-    def __init__(self, address: urls.Address, options: Options) -> None:
+    def __init__(self, address: urls.Address, options: ClientOptions) -> None:
         self._address = address
         self._options = options
         self._publisher: Outgoing | None = None
@@ -120,7 +101,7 @@ class Client:
         self._publisher = publisher
 
     async def close(self) -> None:
-        """End all subscriptions and event streams, send what is still to be sent, disconnect."""
+        """End all subscriptions and event streams, send what is pending, and disconnect."""
         self._closed = True
         for subscription in list(self._subscriptions):
             await subscription.aclose()
@@ -140,22 +121,21 @@ class Client:
         receipt: bool = False,
         retry: bool = False,
     ) -> Position | None:
-        """Publish one message; text goes out as UTF-8.
+        """Publish one message; text is encoded as UTF-8.
 
-        Without a receipt this returns as soon as the message is on its way, usually at once, and a
-        connection that breaks may lose it. With `receipt` it returns the message's position once
-        the bus has it safely on disk.
+        Without a receipt this usually returns at once, and a broken connection may lose the
+        message. With `receipt` it returns the message's position when the message is durable.
 
         Args:
-            retry: with a receipt, publish again when the connection broke before it came. The
-                message is then stored at least once, perhaps twice.
+            retry: with a receipt, publish again if the connection broke before it came. Delivery
+                is then at least once.
 
         Raises:
             PolybusError: the bus refused the message (its code, such as `topic.unknown`), or
-                `client.receipt-unknown`: it may be stored or not, as the connection broke, no
-                receipt came in time, or the bus did not say which message it refused.
+                `client.receipt-unknown`: it may be stored or not, because the connection broke, no
+                receipt came in time, or the bus refused a message without naming it.
             UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`, or
-                `client.unsupported`, a receipt on a protocol that has none.
+                `client.unsupported`, the protocol has no receipts.
         """
         publisher = self._open_publisher()
         name, value = _publishable(topic), _bytes(data)
@@ -175,8 +155,8 @@ class Client:
     ) -> Position | None:
         """Publish many messages at once, all with the same headers.
 
-        The receipt, if asked for, covers them all; the position is the last one's. As `publish`
-        otherwise.
+        The receipt, if requested, covers them all; the position is that of the last one. Otherwise
+        like `publish`.
         """
         publisher = self._open_publisher()
         name = _publishable(topic)
@@ -189,9 +169,9 @@ class Client:
         return None
 
     async def flush(self) -> None:
-        """Wait until everything published so far has been handed to the operating system.
+        """Wait until everything published so far is passed to the operating system.
 
-        That is no promise of the bus: ask for a receipt for one.
+        This does not mean that it is durable: request a receipt for that.
 
         Raises:
             PolybusError: `client.disconnected`, the connection ended and `reconnect` is off.
@@ -202,15 +182,15 @@ class Client:
         """Messages of a topic, or of several: `async for message in c.subscribe("news")`.
 
         `async with c.subscribe(...) as s` (or `s = await c.subscribe(...)`) waits until the bus has
-        confirmed the subscription, so that nothing published afterwards is missed.
+        confirmed the subscription, so that no message published afterwards is missed.
 
         Args:
             start: `"latest"`, `"earliest"`, a Position or `"EPOCH:OFFSET"`, or a time: a datetime
                 or ISO text, with a time zone.
 
         Raises:
-            UsageError: `position.invalid`, `topic.invalid`, `client.closed`; when it begins,
-                `client.unsupported`: on a queue, several topics or the past.
+            UsageError: `position.invalid`, `topic.invalid`, `client.closed`; when it starts,
+                `client.unsupported`: several topics or another start on a queue.
         """
         self._open_publisher()
         wanted = [topics] if isinstance(topics, str) else topics
@@ -234,26 +214,33 @@ class Client:
         """Events of a session, by their dotted names; only on `http://` and `ws://`.
 
         Args:
-            topics, start: what a session of its own follows; it ends with the stream.
-            session_key: a session that is there already, and stays; it has its topics.
-            transport: `"websocket"`, `"longpolling"` or `"shortpolling"`; as the URL if not said.
-            on_failure: told of each exception of a handler; says what to do (client/msgstream.py).
+            topics, start: for a session of its own, which ends with the stream.
+            session_key: an existing session, which keeps its topics and stays.
+            transport: `"websocket"`, `"longpolling"` or `"shortpolling"`; by default as the URL.
+            on_failure: decides what to do after an exception of a handler (client/msgstream.py).
 
         Raises:
             UsageError: `client.unsupported`, `client.closed`.
         """
-        from polybus.client.msgstream import EventStream, Source
+        from polybus.client.msgstream import EventStream
 
         self._open_publisher()
         self._need_http("events")
-        source = Source(topics=tuple(topics), start=start, key=session_key, transport=transport)
-        stream = EventStream(self._address, self._options, source, on_failure=on_failure)
+        stream = EventStream(
+            self._address,
+            self._options,
+            topics=topics,
+            start=start,
+            session_key=session_key,
+            transport=transport,
+            on_failure=on_failure,
+        )
         self._streams.add(stream)
         return stream
 
     @property
     def sessions(self) -> Sessions:
-        """Sessions of the bus: made, filled, ended. Only on `http://` and `ws://`.
+        """The sessions of the bus. Only on `http://` and `ws://`.
 
         Raises:
             UsageError: `client.unsupported`, `client.closed`.
@@ -268,7 +255,7 @@ class Client:
 
     def _make_publisher(self) -> Outgoing:
         if not self._speaks_http:
-            return Publisher(self._address, self._options)
+            return StreamPublisher(self._address, self._options)
         from polybus.client.http.publisher import HttpPublisher
 
         return HttpPublisher(self._address, self._options)
@@ -298,10 +285,10 @@ class Client:
 
 @functools.lru_cache(maxsize=1024)
 def _publishable(topic: str) -> str:
-    """The topic's name as the bus spells it. Raises UsageError if nobody may publish there."""
+    """The canonical name of a topic. Raises UsageError if clients may not publish there."""
     name = names.canonical(topic)
     if names.is_reserved(name):
-        raise UsageError("topic.reserved", f"{name}: names that begin with $ are the system's")
+        raise UsageError("topic.reserved", f"{name}: topics that begin with $ are reserved")
     return name
 
 

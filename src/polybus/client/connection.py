@@ -1,9 +1,9 @@
-"""Connection: keeps one link to the bus up, and tells its owner what happens on it.
+"""ClientConnection: keeps one link to the bus open, and reports its events to an owner.
 
     open ──► up ──► lost ──► (back-off) ──► up ──► …            until close()
                       └───── without reconnect: failed
 
-The owner's calls all come from the loop's thread, never inside a call of the owner's own.
+All calls to the owner come from the loop's thread, and never from inside a call by the owner.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Protocol
 
 from polybus.batch import Buffer
 from polybus.client import transports
-from polybus.client.backoff import Backoff
-from polybus.client.events import Event, Refused
 from polybus.client.link import Link, open_link
-from polybus.client.options import Options
-from polybus.client.transports import Transport
+from polybus.client.options import ClientOptions
+from polybus.client.retry import Backoff, retrying
+from polybus.client.transports.base import Event, Refused, Transport
 from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
@@ -28,30 +27,30 @@ log = logging.getLogger("polybus.client")
 
 
 class Owner(Protocol):
-    """Whose connection it is."""
+    """Receives the events of a connection."""
 
     def opened(self, transport: Transport) -> None:
-        """A link is up; it is new, and so is the transport."""
+        """A new link is open, with a new transport."""
         ...
 
     def received(self, event: Event) -> None: ...
 
     def lost(self) -> None:
-        """The link is gone. Another may follow."""
+        """The link is lost. Another may follow."""
         ...
 
     def failed(self, error: PolybusError) -> None:
-        """No other link will follow."""
+        """No other link follows."""
         ...
 
 
-class Connection:
-    """One connection to a bus, made again whenever it breaks."""
+class ClientConnection:
+    """One connection to a bus, which reconnects after a loss."""
 
-    def __init__(self, address: Address, options: Options, owner: Owner) -> None:
+    def __init__(self, address: Address, options: ClientOptions, owner: Owner) -> None:
         self._address = address
         transports.check(address)
-        self._scheme = transports.find(address.scheme)
+        self._transport_class = transports.find(address.scheme)
         self._options = options
         self._owner = owner
         self._backoff = Backoff()
@@ -76,7 +75,7 @@ class Connection:
 
     @property
     def link(self) -> Link | None:
-        """The link that is up, if one is."""
+        """The open link, if any."""
         return self._link
 
     def write(self, data: Buffer) -> None:
@@ -84,20 +83,20 @@ class Connection:
             self._link.write(data)
 
     def restart(self) -> None:
-        """Give this link up; the loss is handled like any other."""
+        """Drop this link; the loss is handled like any other."""
         self._given_up = True
         if self._link is not None:
             self._link.abort()
 
     def abandon(self) -> None:
-        """Give the whole connection up, at once; `close` is still to be called."""
+        """Drop the connection at once and do not reconnect; `close` must still be called."""
         self._closing = True
         self.restart()
 
     async def close(self, *, politely: bool) -> PolybusError | None:
-        """Leave; politely means that the bus gets all we sent, and we its last words.
+        """Disconnect; `politely` sends everything first and reads the bus's last answers.
 
-        May be called twice. Returns why the bus did not let us end in order: `client.disconnected`.
+        Idempotent. Returns `client.disconnected` if the connection did not end in order.
         """
         self._closing = True
         failure = None
@@ -122,7 +121,7 @@ class Connection:
         return PolybusError("client.disconnected", f"{self._address} ended the connection{why}")
 
     async def _connect(self) -> Link:
-        transport = self._scheme.make(self._options.message_bytes_max)
+        transport = self._transport_class(self._options.message_bytes_max)
         link = await open_link(
             self._address,
             self._received,
@@ -143,24 +142,16 @@ class Connection:
             if not self._options.reconnect:
                 self._owner.failed(self._ended_by(error))
                 return
-            link = await self._reconnect()
-
-    async def _reconnect(self) -> Link:
-        while True:
-            delay_s = self._backoff.next_s()
-            log.info("%s: %s is gone, trying again", self._options.name, self._address)
-            await asyncio.sleep(delay_s)
-            try:
-                return await self._connect()
-            except OSError as error:
-                log.debug("%s: %s: %s", self._options.name, self._address, reason(error))
+            log.info("%s: lost %s, reconnecting", self._options.name, self._address)
+            await asyncio.sleep(self._backoff.next_s())
+            link = await retrying(self._connect, self._backoff, name=self._options.name)
 
     def _received(self, data: bytes) -> None:
         if self._given_up or self._transport is None:
             return
         events = self._transport.receive(data)
-        # Only now does the connection count as working: a bus that accepts and closes again at
-        # once must not be asked twenty times a second.
+        # Only an event proves that the connection works: a bus that accepts and closes at once must
+        # not be retried twenty times a second.
         if events:
             self._backoff.reset()
         for event in events:
@@ -170,19 +161,19 @@ class Connection:
                 return
 
 
-def tls_context(address: Address, options: Options) -> ssl.SSLContext | None:
-    """What to make TLS connections to the address with; None for plain ones."""
+def tls_context(address: Address, options: ClientOptions) -> ssl.SSLContext | None:
+    """The context for TLS connections to the address; None for plain ones."""
     if not address.tls:
         return None
     return options.tls or ssl.create_default_context()
 
 
 def reason(error: Exception) -> str:
-    """Why connecting or a connection failed, in a few words."""
+    """Why a connection failed, in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     if isinstance(error, OSError) and error.errno and error.errno > 0:
-        return os.strerror(error.errno).lower()  # asyncio's own text is about its calls
+        return os.strerror(error.errno).lower()  # asyncio's text names its own calls
     return str(error) or type(error).__name__

@@ -1,7 +1,7 @@
-"""Link: one socket to a bus, and nothing of any protocol.
+"""Link: one socket to a bus, independent of any protocol.
 
-What is written in one turn of the loop goes out as one write. Over `PENDING_BYTES_MAX` a writer is
-made to wait until the bus has taken it.
+Everything written in one turn of the loop is sent in one write. Above `PENDING_BYTES_MAX` a writer
+waits until the bus has read it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ PENDING_BYTES_MAX = 256 << 10
 WRITE_BYTES_MAX = 1 << 20
 KEEPALIVE_IDLE_S = 30
 TLS_CLOSE_TIMEOUT_S = 1.0
-# gzip reaches 1,032 at most; a message of zeros is no attack by the bus we chose.
+# gzip reaches at most 1,032; the bus is trusted, and a message of zeros is not an attack.
 GZIP_RATIO_MAX = 1100
 log = logging.getLogger("polybus.client")
 
 
 class Link(asyncio.Protocol):
-    """One connection, from connecting to its loss.
+    """One connection, from its start to its loss.
 
     Attributes:
-        lost: done when the connection is gone; its result is the reason, None after a clean end.
+        lost: done when the connection is lost; its result is the reason, None after a clean end.
     """
 
     def __init__(self, on_data: Callable[[bytes], None], *, gzip: bool) -> None:
@@ -51,7 +51,7 @@ class Link(asyncio.Protocol):
     # asyncio calls these
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport is one in all but inheritance.
+        # uvloop's transport has the interface without the base class.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
@@ -83,7 +83,7 @@ class Link(asyncio.Protocol):
     # Writing
 
     def write(self, data: Buffer) -> None:
-        """Send with everything else of this turn of the loop; dropped if the connection is gone."""
+        """Send at the end of this turn of the loop; dropped if the connection is lost."""
         if self.lost.done():
             return
         self._pending.append(data)
@@ -99,20 +99,20 @@ class Link(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the system has not taken yet."""
+        """Bytes that the system has not accepted yet."""
         transport = self._transport
         return self._pending_bytes + (transport.get_write_buffer_size() if transport else 0)
 
     async def drain(self) -> None:
-        """Hand everything to the system and wait until it takes more; a lost link takes all."""
+        """Pass everything to the system and wait until it accepts more, or the link is lost."""
         self._flush()
         if self._writable.is_set():
-            await asyncio.sleep(0)  # others get their turn, however much one task publishes
+            await asyncio.sleep(0)  # let other tasks run, however much one task publishes
         else:
             await self._writable.wait()
 
     async def flush(self) -> None:
-        """Wait until the system has taken every byte, or the connection is lost."""
+        """Wait until the system has accepted every byte, or the connection is lost."""
         self._flush()
         transport = self._transport
         if transport is None or self.lost.done():
@@ -135,7 +135,7 @@ class Link(asyncio.Protocol):
     # Reading
 
     def pause(self) -> None:
-        """Stop reading: the bus sees a subscriber that is not keeping up."""
+        """Stop reading: back-pressure reaches the bus."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -146,10 +146,10 @@ class Link(asyncio.Protocol):
     # Ending
 
     async def close(self, *, timeout_s: float) -> None:
-        """Send what is pending, end the stream, and read on until the bus ends it too.
+        """Send pending bytes, end the stream, and read until the bus ends it too.
 
-        Closing at once instead would throw away what the bus still sends, and a reset for those
-        bytes could overtake our last ones.
+        An immediate close would drop what the bus still sends, and a reset for those bytes could
+        overtake our last ones.
         """
         transport = self._transport
         if transport is None or self.lost.done():
@@ -159,18 +159,18 @@ class Link(asyncio.Protocol):
             transport.write(self._gzip.finish())
         self.resume()
         if transport.can_write_eof():
-            # A connection that the bus has reset cannot be ended; the loss is noticed in a moment.
+            # A connection that the bus has reset cannot be ended; `lost` follows.
             with contextlib.suppress(OSError):
                 transport.write_eof()
         else:
-            # TLS cannot end one direction alone: say goodbye, and wait a moment for the answer.
+            # TLS cannot end only one direction: close, and wait shortly for the answer.
             transport.close()
             timeout_s = min(timeout_s, TLS_CLOSE_TIMEOUT_S)
         await asyncio.wait([self.lost], timeout=timeout_s)
         self.abort()
 
     def abort(self) -> None:
-        # A transport that is gone cannot be aborted once more.
+        # A lost transport cannot be aborted again.
         if self._transport is not None and not self.lost.done():
             self._transport.abort()
 
@@ -182,7 +182,7 @@ async def open_link(
     tls: ssl.SSLContext | None,
     timeout_s: float,
 ) -> Link:
-    """Connect. Raises OSError (ssl.SSLError and TimeoutError are kinds of it)."""
+    """Connect. Raises OSError (ssl.SSLError and TimeoutError are subclasses)."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
         _, link = await loop.create_connection(
@@ -192,7 +192,7 @@ async def open_link(
 
 
 def _keep_alive(sock: socket.socket | None) -> None:
-    """Find out that a bus is gone even if its machine vanished without a word."""
+    """Detect a lost bus even if its machine disappeared without closing the connection."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,34 +1,23 @@
-"""What a subscriber gets: messages, each with its place in the log."""
+"""What a subscriber receives: messages with their positions; and where a subscription starts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from polybus.errors import UsageError
+from polybus.wire.positions import Position
+
+__all__ = ["NO_HEADERS", "Message", "Position", "Start", "start_text"]
 
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
-
-
-class Position(NamedTuple):
-    """A place in a topic: `offset` counts from 0 in each `epoch` (incarnation) of the topic."""
-
-    epoch: int
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}:{self.offset}"
-
-    @classmethod
-    def parse(cls, text: str) -> Position:
-        """Read `EPOCH:OFFSET`. Raises UsageError `position.invalid`."""
-        epoch, colon, offset = text.partition(":")
-        if not (colon and _is_number(epoch) and _is_number(offset)):
-            raise UsageError("position.invalid", f"{text[:40]!r} is not EPOCH:OFFSET")
-        return cls(int(epoch), int(offset))
+Start = str | datetime | Position
+_POSITION = re.compile(r"[0-9]+:[0-9]+")
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -36,10 +25,10 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         value: the payload, byte for byte as it was published.
-        headers: names and values; empty on protocols that carry none (Boson frames).
-        epoch, offset: its place in the log; offset -1 when the bus did not say.
-        gap: messages between the one before and this one are lost to this subscription: retention
-            removed them, the topic was recreated, or the bus dropped them as it read too slowly.
+        headers: names and values; empty on protocols without headers (Boson frames).
+        epoch, offset: its position in the log; offset -1 if the bus did not send it.
+        gap: this subscription lost messages before this one: retention removed them, the topic was
+            recreated, or the bus dropped them because the subscriber was too slow.
     """
 
     topic: str
@@ -55,13 +44,37 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The value as UTF-8. Raises UnicodeDecodeError if it is none."""
+        """The value as UTF-8. Raises UnicodeDecodeError."""
         return self.value.decode()
 
     def json(self) -> Any:
-        """The value as JSON. Raises msgspec.DecodeError if it is none."""
+        """The value as JSON. Raises msgspec.DecodeError."""
         return msgspec.json.decode(self.value)
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+def start_text(start: Start) -> str:
+    """The start as the bus reads it: `latest`, `earliest`, `EPOCH:OFFSET` or an ISO time in UTC.
+
+    Raises:
+        UsageError: `position.invalid`.
+    """
+    if isinstance(start, Position):
+        return str(start)
+    if isinstance(start, str):
+        if start in ("latest", "earliest"):
+            return start
+        if _POSITION.fullmatch(start):
+            return str(Position.parse(start))
+        start = _parse_time(start)
+    if start.tzinfo is None:
+        text = f"{start.isoformat()} has no time zone; add one, for example +00:00"
+        raise UsageError("position.invalid", text)
+    return start.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _parse_time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        reason = f"{text[:40]!r} is not earliest, latest, EPOCH:OFFSET or an ISO time"
+        raise UsageError("position.invalid", reason) from error

@@ -1,21 +1,21 @@
-"""EventStream: the events of a session, handed to whoever asked for them by name.
+"""EventStream: delivers the events of a session to handlers by name.
 
 A name has levels, separated by dots. Handlers of `shop.purchase` get an event of that name first,
-then those of `shop`. One event after the other: the next waits until every handler of this one has
-returned, and a pack is confirmed when all its events have been handled. So a program that dies
-gets the pack again. Handlers should bear that: delivery is at least once.
+then those of `shop`. Events are delivered one at a time: the next waits until every handler of this
+one has returned. A pack is confirmed when all its events are handled, so a program that dies
+receives the pack again. Delivery is at least once, and handlers should be idempotent.
 
-When a handler raises, its pack is not confirmed, and `on_failure(event, error)` says what to do:
+When a handler raises, its pack is not confirmed, and `on_failure(event, error)` decides:
 
-    "stop"   `run` ends with the exception (also without `on_failure`). Packs that were not
-             confirmed come again with the next `run`, of this stream or of another one.
-    "retry"  the event is emitted again, to all its handlers, after a growing delay.
-    "skip"   go on, as if it had been handled.
+    "stop"   `run` ends with the exception (also without `on_failure`). Unconfirmed packs come again
+             with the next `run`, of this stream or of another one.
+    "retry"  the event is delivered again to all its handlers, with back-off.
+    "skip"   continue, as if it had been handled.
 
-Notices of the bus are events too. `session.overflow`, with topic, position and count, says that the
-session was full and lost messages. `session.unset` says that the session is gone: a session of the
-stream's own is replaced by another, and what came between is lost; with a key that was given, `run`
-raises. A notice that nobody handles is a log line.
+Notices of the bus are events too. `session.overflow`, with topic, position and count, means that
+the session was full and lost messages. `session.unset` means that the session is gone: the stream
+replaces a session of its own, and messages between are lost; with a given key, `run` raises. A
+notice without a handler is logged.
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal
 
-from polybus.client.backoff import Backoff
-from polybus.client.http.packs import Event, Pack
-from polybus.client.http.renewal import another_session
 from polybus.client.http.session_stream import SessionStream
-from polybus.client.http.sessions import Sessions
-from polybus.client.http.sources import TransportName
-from polybus.client.http.subscription import TRANSPORTS
-from polybus.client.options import Options
-from polybus.client.starts import Start
+from polybus.client.http.sources import Event, Pack, TransportName
+from polybus.client.message import Start
+from polybus.client.options import ClientOptions
+from polybus.client.retry import Backoff
 from polybus.client.urls import Address
 from polybus.errors import PolybusError, UsageError
 from polybus.wire.msgstream import UNSET, event_chunks
@@ -50,44 +45,34 @@ Failure = Literal["stop", "retry", "skip"]
 OnFailure = Callable[[Event, Exception], Failure]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where the events come from; without a key, from a session of the stream's own."""
-
-    topics: tuple[str, ...] = ()
-    start: Start = "latest"
-    key: str | None = None
-    transport: TransportName | None = None
-
-    def __post_init__(self) -> None:
-        if self.key is not None and (self.topics or self.start != "latest"):
-            text = "a session that is there has its topics; Sessions.set_topics changes them"
-            raise UsageError("client.unsupported", text)
-
-
 class EventStream:
-    """`Client.events` makes it; the module's docstring has the rules.
+    """`Client.events` creates it; the module docstring has the rules.
 
     Attributes:
-        poll_interval_s: how far short polls are apart while there is nothing.
+        poll_interval_s: the time between short polls while there is nothing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two named by the caller
         self,
         address: Address,
-        options: Options,
-        source: Source,
+        options: ClientOptions,
         *,
+        topics: Iterable[str] = (),
+        start: Start = "latest",
+        session_key: str | None = None,
+        transport: TransportName | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
-        self._address = address
+        topics = tuple(topics)
+        if session_key is not None and (topics or start != "latest"):
+            text = "an existing session keeps its topics; change them with Sessions.set_topics"
+            raise UsageError("client.unsupported", text)
         self._options = options
-        self._wanted = source
         self._on_failure = on_failure
         self._handlers: dict[str, list[Handler]] = {}
-        self._sessions = Sessions(address, options)
-        self._key = source.key
-        self._stream: SessionStream | None = None
+        self._stream = SessionStream(
+            address, options, topics=topics, start=start, key=session_key, transport=transport
+        )
         self._receiving: asyncio.Task[list[Pack]] | None = None
         self._stopping = asyncio.Event()
         self._running: asyncio.Task[object] | None = None
@@ -97,71 +82,63 @@ class EventStream:
 
     @property
     def session_key(self) -> str | None:
-        """The key of the session, once it is open. Treat it as a password."""
-        return self._key
+        """The key of the session, once it is open. Treat it like a password."""
+        return self._stream.key
 
     def on(self, name: str, handler: Handler) -> None:
-        """Call the handler, a function or a coroutine function, with each event of the name."""
+        """Call the handler, a function or coroutine function, with each event of the name."""
         self._handlers.setdefault(name, []).append(handler)
 
     def off(self, name: str, handler: Handler) -> None:
-        """Call the handler no more; nothing happens if it was not."""
+        """Remove the handler, if it is registered."""
         with contextlib.suppress(ValueError):
             self._handlers.get(name, []).remove(handler)
 
     async def open(self) -> None:
-        """Open a session, unless there is one: from now on, nothing is missed.
+        """Create the session unless it exists: from now on, no event is missed.
 
         Raises:
             PolybusError: `client.unreachable`, or the bus's refusal.
         """
-        if self._key is None:
-            wanted = self._wanted
-            self._key = await self._sessions.create(wanted.topics, start=wanted.start)
+        await self._stream.open()
 
     async def run(self) -> None:
         """Deliver events until `stop` or `aclose` is called.
 
         Raises:
-            Exception: a handler's, see the module's docstring.
+            Exception: of a handler, see the module docstring.
             PolybusError: `session.unset` or `session.taken`; without `reconnect`, why the
                 connection ended.
         """
         if self._running is not None:
-            raise UsageError("client.running", "the stream runs already")
+            raise UsageError("client.running", "the stream is already running")
         self._running = asyncio.current_task()
         self._ran.clear()
         self._stopping.clear()
         try:
             await self.open()
-            stream = self._stream = self._stream or self._open_stream()
+            self._stream.poll_interval_s = self.poll_interval_s
             try:
-                await self._deliver_all(stream)
+                await self._deliver_all()
             finally:
-                await stream.disconnect()
-                stream.rewind()
+                await self._stream.disconnect()
+                self._stream.rewind()
         finally:
             self._running = None
             self._ran.set()
 
     def stop(self) -> None:
-        """Make `run` return after the pack that is being handled."""
+        """Make `run` return after the current pack."""
         self._stopping.set()
         if self._receiving is not None:
             self._receiving.cancel()
 
     async def aclose(self) -> None:
-        """Stop, and end the session if it is the stream's own. May be called twice."""
+        """Stop, and delete a session of its own. Idempotent."""
         self.stop()
         if self._running is not asyncio.current_task():
             await self._ran.wait()
-        if self._wanted.key is None and self._key is not None:
-            key, self._key, self._stream = self._key, None, None
-            # If the bus is away, the session expires by itself.
-            with contextlib.suppress(PolybusError, TimeoutError):
-                async with asyncio.timeout(self._options.close_timeout_s):
-                    await self._sessions.delete(key)
-        self._sessions.close()
+        await self._stream.close()
 
     async def __aenter__(self) -> EventStream:
         await self.open()
@@ -170,36 +147,27 @@ class EventStream:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _open_stream(self) -> SessionStream:
-        assert self._key is not None
-        return SessionStream(
-            self._address,
-            self._options,
-            self._key,
-            self._wanted.transport or TRANSPORTS[self._address.scheme],
-            poll_interval_s=self.poll_interval_s,
-        )
-
-    async def _deliver_all(self, stream: SessionStream) -> None:
+    async def _deliver_all(self) -> None:
         while not self._stopping.is_set():
             try:
-                packs = await self._receive(stream)
+                packs = await self._receive()
             except PolybusError as error:
-                if error.code != UNSET or self._wanted.key is not None:
+                if error.code != UNSET or not self._stream.owns_session:
                     raise
-                await self._renew(stream)
+                await self._emit(Event(UNSET, b'"noSession"'))
+                await self._stream.renew()
                 continue
             for pack in packs:
                 for event in pack.events:
                     if not await self._emit(event):
                         return
-                stream.handled(pack)
+                self._stream.handled(pack)
                 if self._stopping.is_set():
                     return
 
-    async def _receive(self, stream: SessionStream) -> list[Pack]:
-        """The next packs; none when `stop` was called meanwhile."""
-        self._receiving = receiving = asyncio.create_task(stream.receive())
+    async def _receive(self) -> list[Pack]:
+        """The next packs; empty if `stop` was called meanwhile."""
+        self._receiving = receiving = asyncio.create_task(self._stream.receive())
         try:
             await asyncio.wait([receiving])
             return [] if receiving.cancelled() else receiving.result()
@@ -209,14 +177,8 @@ class EventStream:
                 receiving.cancel()
                 await asyncio.wait([receiving])
 
-    async def _renew(self, stream: SessionStream) -> None:
-        """The session is gone: say so, and go on with another one."""
-        await self._emit(Event(UNSET, b'"noSession"'))
-        self._key = await another_session(self._sessions, self._wanted.topics)
-        stream.renew(self._key)
-
     async def _emit(self, event: Event) -> bool:
-        """Whether the event was handled, or skipped; not when `stop` ended its retries."""
+        """Whether the event was handled or skipped; False if `stop` ended its retries."""
         backoff = Backoff()
         while True:
             try:

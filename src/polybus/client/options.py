@@ -1,30 +1,32 @@
-"""What a caller may choose about a client."""
+"""The settings of a client."""
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from polybus.errors import PolybusError
 
+log = logging.getLogger("polybus.client")
 ErrorListener = Callable[[PolybusError], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ClientOptions:
     """Settings of a client.
 
     Attributes:
-        reconnect: whether a lost connection is made again, and subscriptions resume.
-        connect_timeout_s: how long connecting, and the answer to a subscription, may take.
-        receipt_timeout_s: how long a receipt may take once the message is on its way.
-        close_timeout_s: how long the bus may take to read our last bytes when we leave.
-        name: what the client is called in log lines.
+        reconnect: whether to reconnect after a loss and resume subscriptions.
+        connect_timeout_s: how long a connect, and the answer to a subscription, may take.
+        receipt_timeout_s: how long a receipt may take after the message is sent.
+        close_timeout_s: how long the bus may take to read our last bytes on close.
+        name: the name of the client in log lines.
         tls: the context for TLS connections; None means the system's certificates.
-        on_error: told of refusals that no waiting call is to blame for; None means a log line.
+        on_error: called with errors that no waiting call can raise; None means a log line.
         message_bytes_max: the largest message that is accepted.
-        ready_bytes_max: how much a subscription holds that nobody has taken yet.
+        ready_bytes_max: how many bytes a subscription holds that were not read yet.
     """
 
     reconnect: bool = True
@@ -36,3 +38,10 @@ class Options:
     on_error: ErrorListener | None = None
     message_bytes_max: int = 256 << 20
     ready_bytes_max: int = 8 << 20
+
+    def report(self, error: PolybusError) -> None:
+        """Pass an error that no waiting call can raise to `on_error`, or log it."""
+        if self.on_error is not None:
+            self.on_error(error)
+        else:
+            log.warning("%s: %s", self.name, error)

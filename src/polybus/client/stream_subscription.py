@@ -1,8 +1,7 @@
-"""Subscribing over one connection of a stream protocol.
+"""Subscribing over a stream protocol: positions, gaps and resuming.
 
-One connection for each subscription, so a slow reader delays nobody but itself. Each time it is
-made it asks for what follows the last message taken off the wire, so nothing comes twice and
-nothing is missed.
+Each subscription has its own connection, so a slow reader delays only itself. Each connect requests
+the messages after the last one received, so no message is repeated or missed.
 """
 
 from __future__ import annotations
@@ -11,21 +10,71 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from polybus.client.connection import Connection
-from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed
-from polybus.client.message import NO_HEADERS, Message
-from polybus.client.options import Options
+from polybus.client.connection import ClientConnection
+from polybus.client.message import NO_HEADERS, Message, Position
+from polybus.client.options import ClientOptions
 from polybus.client.subscription import Arrived, Subscription, cost_bytes, mark_gap
-from polybus.client.tracker import Tracker
-from polybus.client.transports import Transport
+from polybus.client.transports.base import (
+    Delivered,
+    Event,
+    Refused,
+    Stored,
+    Subscribed,
+    Transport,
+)
 from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
 log = logging.getLogger("polybus.client")
-# A bus takes 1,024 unless it is told otherwise.
+# The default of a bus is 1,024.
 TOPICS_PER_REQUEST_MAX = 256
-# What the bus says of a subscription; anything else concerns the connection, which is made again.
+# The codes about a subscription; all others concern the connection, which reconnects.
 _REFUSALS = ("topic.", "subscription.", "position.", "log.", "account.", "goms.001")
+
+
+class Tracker:
+    """The position of one topic of a subscription, over all its connections.
+
+    The bus starts a subscription where it was requested, or sends another position. So every
+    message follows the previous one, and anything else is a gap. A position *before* the expected
+    one is a gap too: the bus lost its newest messages in a crash and reuses their offsets.
+    """
+
+    __slots__ = ("_expected", "_gap", "_start")
+
+    def __init__(self, start: str) -> None:
+        self._start = start
+        self._expected: Position | None = None
+        self._gap = False
+
+    def resume(self) -> str:
+        """Where to subscribe from now, as the bus reads it."""
+        return str(self._expected) if self._expected is not None else self._start
+
+    def expect(self, position: Position) -> None:
+        """The bus sent the position of the next message."""
+        if self._expected is not None and position != self._expected:
+            self._gap = True
+        self._expected = position
+
+    def advance(self, count: int, position: Position | None) -> bool:
+        """Count received messages, the first at `position`; return whether a gap precedes it."""
+        if position is not None:
+            self.expect(position)
+        if self._expected is not None:
+            epoch, offset = self._expected
+            self._expected = Position(epoch, offset + count)
+        gap, self._gap = self._gap, False
+        return gap
+
+    def lost(self) -> None:
+        """The connection broke.
+
+        A subscription to the latest messages without a known position cannot request what it misses
+        now, so it reports a gap.
+        """
+        if self._expected is None and self._start == "latest":
+            self._gap = True
 
 
 class StreamSubscription(Subscription):
@@ -34,13 +83,13 @@ class StreamSubscription(Subscription):
     def __init__(
         self,
         address: Address,
-        options: Options,
+        options: ClientOptions,
         starts: dict[str, str],
         on_closed: Callable[[Subscription], None],
     ) -> None:
         super().__init__(options, on_closed)
         self._trackers = {topic: Tracker(start) for topic, start in starts.items()}
-        self._connection = Connection(address, options, self)
+        self._connection = ClientConnection(address, options, self)
         self._unconfirmed: set[str] = set()
         self._confirmed = asyncio.Event()
         self._paused = False
@@ -86,14 +135,14 @@ class StreamSubscription(Subscription):
             case Subscribed(topic, position):
                 tracker = self._trackers.get(topic)
                 if tracker is not None and position is not None:
-                    tracker.told(position)
+                    tracker.expect(position)
                 self._unconfirmed.discard(topic)
                 if not self._unconfirmed:
                     self._confirmed.set()
             case Refused(error):
                 self._refused(error)
             case Stored():
-                pass  # nothing is published here
+                pass  # a subscription publishes nothing
 
     def lost(self) -> None:
         self._paused = False
@@ -115,7 +164,7 @@ class StreamSubscription(Subscription):
         tracker = self._trackers.get(delivered.topic)
         if tracker is None:
             return
-        gap = tracker.took(len(delivered.values), delivered.position)
+        gap = tracker.advance(len(delivered.values), delivered.position)
         messages = _messages(delivered)
         if gap:
             messages = mark_gap(messages)

@@ -1,8 +1,8 @@
-"""Subscribing: messages of topics, whatever brings them.
+"""Subscriptions: an iterator over the messages of topics, for every transport.
 
-A subscription survives its connections: nothing comes twice, and what the bus can no longer give is
-marked on the next message (`Message.gap`). How that is done is the business of
-client/stream_subscription.py and, over HTTP, of client/http/subscription.py.
+A subscription survives its connections: no message is repeated, and messages that the bus no longer
+has are marked as a gap on the next one (`Message.gap`). client/stream_subscription.py and
+client/http/subscription.py implement this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from dataclasses import dataclass
 
 from polybus.client.message import Message
-from polybus.client.options import Options
+from polybus.client.options import ClientOptions
 from polybus.errors import PolybusError
 
 MESSAGE_COST_BYTES = 200
@@ -22,7 +22,7 @@ MESSAGE_COST_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Messages that came together; `on_done` is called when their reader asks for the next."""
+    """Messages that arrived together; `on_done` is called when the reader requests the next."""
 
     messages: list[Message]
     cost_bytes: int
@@ -32,11 +32,11 @@ class Arrived:
 class Subscription(abc.ABC):
     """Messages of some topics, in order per topic: `async for message in subscription`.
 
-    It begins with the first message asked for, with `async with`, or with `await subscription`;
-    from then on the bus has confirmed it, and no message is missed.
+    It starts with the first message requested, with `async with`, or with `await subscription`.
+    From then on the bus has confirmed it, and no message is missed.
     """
 
-    def __init__(self, options: Options, on_closed: Callable[[Subscription], None]) -> None:
+    def __init__(self, options: ClientOptions, on_closed: Callable[[Subscription], None]) -> None:
         self._options = options
         self._on_closed = on_closed
         self._ready: deque[Arrived] = deque()
@@ -48,24 +48,24 @@ class Subscription(abc.ABC):
         self._closed = False
         self._current: Iterator[Message] = iter(())
 
-    # What a kind of subscription does its own way
+    # What each kind of subscription implements
 
     @abc.abstractmethod
     async def _open(self) -> None:
-        """Subscribe; return once the bus has confirmed it. Raises PolybusError."""
+        """Subscribe and wait for the confirmation. Raises PolybusError."""
 
     @abc.abstractmethod
     async def _close(self) -> None:
-        """Let go of every connection. May be called twice."""
+        """Close every connection. Idempotent."""
 
     @abc.abstractmethod
     def _drained(self) -> None:
-        """Less waits to be taken than before."""
+        """The reader took messages, so there is more room."""
 
-    # For those who read
+    # For readers
 
     async def open(self) -> None:
-        """Subscribe, and return once the bus has confirmed it.
+        """Subscribe and wait until the bus has confirmed it.
 
         Raises:
             PolybusError: `client.unreachable`, `client.timeout`, or the bus's refusal.
@@ -75,7 +75,7 @@ class Subscription(abc.ABC):
         await asyncio.shield(self._opening)
 
     async def aclose(self) -> None:
-        """End the subscription; iterating over it ends too. May be called twice."""
+        """End the subscription and its iteration. Idempotent."""
         self._closed = True
         self._news.set()
         self._on_closed(self)
@@ -85,7 +85,7 @@ class Subscription(abc.ABC):
         await self._close()
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """The messages as lists, as many at a time as have arrived: faster than one by one."""
+        """The messages in lists of all that have arrived: faster than one by one."""
         while True:
             batch = await self._next_batch()
             if batch is None:
@@ -120,7 +120,7 @@ class Subscription(abc.ABC):
             self._current = iter(batch)
 
     async def _next_batch(self) -> list[Message] | None:
-        """The next messages; None when the subscription is closed."""
+        """The next messages; None if the subscription is closed."""
         self._done_with_taken()
         if self._opening is None or not self._opening.done():
             if self._closed:
@@ -139,12 +139,12 @@ class Subscription(abc.ABC):
         return batch.messages
 
     def _done_with_taken(self) -> None:
-        """Who asks for more has done what was to be done with the messages before."""
+        """A reader that requests more has handled the previous messages."""
         taken, self._taken = self._taken, None
         if taken is not None and taken.on_done is not None:
             taken.on_done()
 
-    # For what brings the messages
+    # For implementations
 
     def _add(self, batch: Arrived) -> None:
         self._ready.append(batch)
@@ -152,19 +152,19 @@ class Subscription(abc.ABC):
         self._news.set()
 
     def _fail(self, error: PolybusError) -> None:
-        """No message follows those that are ready."""
+        """Raise this error after the messages that are ready."""
         if self._error is None:
             self._error = error
         self._news.set()
 
 
 def mark_gap(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, with a gap before the first."""
+    """The same messages, with a gap marked on the first."""
     first = messages[0]
     marked = Message(first.topic, first.value, first.headers, first.epoch, first.offset, gap=True)
     return [marked, *messages[1:]]
 
 
 def cost_bytes(values: Sequence[bytes]) -> int:
-    """About what messages with these values take while they wait."""
+    """The approximate memory of messages with these values."""
     return sum(map(len, values)) + MESSAGE_COST_BYTES * len(values)

@@ -9,16 +9,16 @@ from polybus.config import PORT
 from polybus.errors import UsageError
 
 DEFAULT_URL = f"boson://127.0.0.1:{PORT}"
-# A queue connector shares its port with no other protocol, so none can be the usual one.
-_NO_USUAL_PORT = ("queue",)
-# What others call with TLS.
+# A queue connector shares its port with no other protocol, so it has no default port.
+_NO_DEFAULT_PORT = ("queue",)
+# Schemes with TLS that do not end in +tls.
 _SECURE = {"https": "http", "wss": "ws"}
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a bus is and how to speak to it; `scheme` is without `+tls`."""
+    """The address and protocol of a bus; `scheme` is without `+tls`."""
 
     scheme: str
     host: str
@@ -37,10 +37,10 @@ class Address:
 
 
 def parse(url: str) -> Address:
-    """Read a URL; whether its scheme is known is for the caller to say.
+    """Parse a URL; the caller checks that its scheme is known.
 
     Raises:
-        UsageError: `client.url`, with a sentence that names the part at fault.
+        UsageError: `client.url`, which names the invalid part.
     """
     try:
         parts = urlsplit(url)
@@ -48,13 +48,13 @@ def parse(url: str) -> Address:
     except ValueError as error:
         raise _wrong(url, str(error)) from error
     if not parts.scheme or not parts.hostname:
-        raise _wrong(url, f"a URL is like {DEFAULT_URL}")
+        raise _wrong(url, f"a URL must look like {DEFAULT_URL}")
     if parts.path not in ("", "/") or parts.fragment:
-        raise _wrong(url, "there is nothing to say after the port but ?options")
+        raise _wrong(url, "only ?options may follow the port")
     if parts.username or parts.password:
-        raise _wrong(url, "a user and password are not taken")
-    if port is None and parts.scheme in _NO_USUAL_PORT:
-        raise _wrong(url, f"{parts.scheme}:// needs a port, that of the connector")
+        raise _wrong(url, "a user and password are not supported")
+    if port is None and parts.scheme in _NO_DEFAULT_PORT:
+        raise _wrong(url, f"{parts.scheme}:// needs the port of the connector")
     switches = _switches(url, parts.query)
     scheme, plus, last = parts.scheme.rpartition("+")
     tls_scheme = bool(plus) and last == "tls"
@@ -74,9 +74,9 @@ def _switches(url: str, query: str) -> dict[str, bool]:
     switches = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in ("tls", "gzip"):
-            raise _wrong(url, f"the option {name!r} is not known; there are gzip and tls")
+            raise _wrong(url, f"the option {name!r} is not known; use gzip or tls")
         if value not in _SWITCHES:
-            raise _wrong(url, f"{name} is 1 or 0")
+            raise _wrong(url, f"{name} must be 1 or 0")
         switches[name] = _SWITCHES[value]
     return switches
 

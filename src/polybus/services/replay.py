@@ -19,7 +19,7 @@ from polybus.bus.subscriptions import Subscriber
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Log
 from polybus.services.context import Context
-from polybus.wire.positions import At, Earliest, Latest, Since, Start, parse_start
+from polybus.wire.positions import Earliest, Latest, Position, Since, Start, parse_start
 
 PIECE_BYTES = 256 << 10
 
@@ -156,7 +156,7 @@ def resolve(log: Log, topic: str, start: Start) -> tuple[int, int]:
             return bounds.epoch, bounds.stop
         case Since(timestamp_us):
             return bounds.epoch, max(bounds.start, log.offset_at(topic, timestamp_us))
-        case At(epoch, offset):
+        case Position(epoch, offset):
             if epoch != bounds.epoch:
                 return bounds.epoch, bounds.start
             return bounds.epoch, min(max(offset, bounds.start), bounds.stop)

@@ -1,16 +1,16 @@
-"""What every stream codec is: the same calls for every protocol, no I/O.
+"""The contract of every stream codec: the same calls for every protocol, without I/O.
 
     codec.receive(data)   bytes of the peer, in any chunking → the events they complete
-    codec.take_carry()    what is left of an unfinished message; the caller promises to put it in
-                          front of the next data (an edge does, to spare a copy of the whole read)
-    codec.close()         the peer ended its stream → the events still owed
+    codec.take_carry()    the bytes of an unfinished message; the caller must put them before the
+                          next data (an edge does so to avoid a copy of the whole read)
+    codec.close()         the peer ended its stream → the last events
 
-A PeerError whose `final` is false comes as a `Bad` event in its place among the others, and the
-stream goes on. A final one comes as the last event; whatever is received after it is ignored.
+A PeerError that is not final becomes a `Bad` event, in order with the others, and the stream
+continues. A final one is the last event; all further data is ignored.
 
-Messages that need a look of their own take a few microseconds each, and a read may hold a hundred
-thousand of them. So that one peer's read never stops all others for long, a server's codec pauses
-after STEPS_MAX of them: `backlog` is true then, and `receive(b"")` goes on.
+A message that the scan does not handle takes a few microseconds, and a read may contain a hundred
+thousand of them. To let other peers proceed, a server's codec pauses after STEPS_MAX of them:
+`backlog` is true then, and `receive(b"")` continues.
 `data` must not change after `receive`: batches refer to it.
 """
 
@@ -29,8 +29,8 @@ STEPS_MAX = 1000
 class Publish:
     """Batches to publish, in order.
 
-    `whole`, when there, is one piece of wire bytes that carries exactly these batches in their
-    protocol's own encoding: what subscribers of all their topics can be sent as it is.
+    `whole`, if set, is exactly these batches in their protocol's encoding. Subscribers of all their
+    topics can be sent these bytes unchanged.
     """
 
     batches: list[Batch]
@@ -39,14 +39,14 @@ class Publish:
 
 @dataclass(slots=True)
 class PublishPart(Publish):
-    """One part of a message, published at once; the last one asks for the receipt of them all."""
+    """One part of a message, published at once; the last part requests the receipt for all."""
 
     is_first: bool = False
 
 
 @dataclass(slots=True)
 class Bad:
-    """The peer broke its protocol here."""
+    """The peer violated its protocol here."""
 
     error: PeerError
 
@@ -70,5 +70,5 @@ class Codec(Protocol[E]):
 
     @property
     def unfinished_bytes(self) -> int:
-        """How much memory an unfinished message takes."""
+        """The memory of an unfinished message."""
         ...

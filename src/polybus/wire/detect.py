@@ -1,4 +1,4 @@
-"""Which protocol a connection speaks, told by its first bytes.
+"""Detects the protocol of a connection by its first bytes.
 
     16 03                            TLS; look again inside
     1f 8b                            gzip; look again inside for Boson
@@ -7,9 +7,9 @@
     bytes 4 to 9 are 00 04 h b f v   Boson properties
     a plausible header               Boson frames
 
-Each rule says yes, no, or that it needs more bytes (None), and says no as soon as it can: a Boson
-frame may be 7 bytes long and the peer may wait for an answer to it. No bytes satisfy two rules as
-long as messages are at most 256 MiB. A connector that speaks one protocol only asks for TLS and
+Each rule answers yes, no, or None if it needs more bytes. It answers as early as possible, because
+a Boson frame may be only 7 bytes and the peer may wait for its answer. No bytes satisfy two rules
+as long as messages are at most 256 MiB. A connector that speaks one protocol detects only TLS and
 gzip.
 """
 
@@ -37,14 +37,14 @@ _FLAG_MAX = 3
 _FRAME_TOPIC_BYTES_MAX = 255 + 9 + 255
 _FRAME_HEADER_BYTES = 7
 
-Answer = bool | None
+Verdict = bool | None
 
 
 def detect(head: Buffer, speaks: Sequence[str], message_bytes_max: int) -> str | None:
-    """Name the protocol of a connection that began with `head`.
+    """The protocol of a connection that began with `head`.
 
-    Returns one of `speaks`, or "tls", "gzip", "unknown", or None if it takes more bytes to tell.
-    Once there is an answer, more bytes do not change it.
+    Returns one of `speaks`, "tls", "gzip" or "unknown"; None if more bytes are needed. More bytes
+    never change an answer.
     """
     head = bytes(head[:512])
     if not head:
@@ -69,38 +69,38 @@ def detect(head: Buffer, speaks: Sequence[str], message_bytes_max: int) -> str |
     return UNKNOWN
 
 
-def _is_http(head: bytes, _speaks: Sequence[str], _limit: int) -> Answer:
+def _is_http(head: bytes, _speaks: Sequence[str], _limit: int) -> Verdict:
     if head.startswith(_METHODS):
         return True
     return None if any(method.startswith(head) for method in _METHODS) else False
 
 
-def _is_goms(head: bytes, speaks: Sequence[str], message_bytes_max: int) -> Answer:
+def _is_goms(head: bytes, speaks: Sequence[str], message_bytes_max: int) -> Verdict:
     if head[0] != ord("{") and head[0] not in _WHITE:
         return False
-    # With a large limit, a tab or newline may begin the length of a frame. Its flag tells: no JSON
-    # text has a byte that small.
+    # With a large limit, a tab or newline may begin the length of a frame. The flag decides, since
+    # JSON text has no byte that small.
     length_min = head[0] << 24
     if length_min <= message_bytes_max and "boson-frames" in speaks:
         return None if len(head) < 5 else head[4] > _FLAG_MAX
     return True
 
 
-def _is_boson_properties(head: bytes, _speaks: Sequence[str], message_bytes_max: int) -> Answer:
+def _is_boson_properties(head: bytes, _speaks: Sequence[str], message_bytes_max: int) -> Verdict:
     after_count = head[4:10]
     if after_count == _VERSION_FIRST:
         return True
-    # As a frame, these bytes are a flag and a topic of 1,128 bytes: there will be more of them.
+    # As a frame, these bytes are a flag and a topic of 1,128 bytes, so more bytes will follow.
     if _VERSION_FIRST.startswith(after_count):
         return None
     return _is_properties_without_version(head, message_bytes_max)
 
 
-def _is_properties_without_version(head: bytes, message_bytes_max: int) -> Answer:
-    """Whether this is a message whose version is not first: it deserves to be told so.
+def _is_properties_without_version(head: bytes, message_bytes_max: int) -> Verdict:
+    """Whether this is a message whose version is not first; the codec then reports that error.
 
-    Only a first key of 1 to 255 bytes can be told from a frame, which would then have a topic of
-    256 bytes or more: where the property's value has its length, the frame has printable text.
+    Only a first key of 1 to 255 bytes can be distinguished from a frame, whose topic would then
+    have 256 bytes or more: where the property has a length, the frame has printable text.
     """
     if head[4] != 0:
         return False
@@ -114,14 +114,14 @@ def _is_properties_without_version(head: bytes, message_bytes_max: int) -> Answe
     return 0 <= _int32(head, length_at) <= message_bytes_max
 
 
-def _is_boson_frames(head: bytes, _speaks: Sequence[str], message_bytes_max: int) -> Answer:
+def _is_boson_frames(head: bytes, _speaks: Sequence[str], message_bytes_max: int) -> Verdict:
     if len(head) < 5:
         return None
     length_fits = 0 <= _int32(head, 0) <= message_bytes_max
     flag_fits = head[4] <= _FLAG_MAX
     if length_fits == flag_fits:
         return length_fits
-    # A frame with one mistake in it: the codec can name the mistake, in the peer's own protocol.
+    # A frame with one error: the codec can report it in the peer's own protocol.
     if len(head) < _FRAME_HEADER_BYTES:
         return None
     return int.from_bytes(head[5:7]) <= _FRAME_TOPIC_BYTES_MAX
@@ -131,7 +131,7 @@ def _int32(head: bytes, at: int) -> int:
     return int.from_bytes(head[at : at + 4], signed=True)
 
 
-_RULES: dict[str, Callable[[bytes, Sequence[str], int], Answer]] = {
+_RULES: dict[str, Callable[[bytes, Sequence[str], int], Verdict]] = {
     "http": _is_http,
     "goms": _is_goms,
     "boson-properties": _is_boson_properties,

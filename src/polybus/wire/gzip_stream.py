@@ -1,7 +1,7 @@
-"""A gzip layer around a stream, both ways, with a bound on what little input may become.
+"""A gzip layer around a stream, in both directions, with a limit on the compression ratio.
 
-The first Boson program gzipped its whole TCP stream and flushed after each message; we read such a
-stream and answer in kind.
+The first Boson program compressed its whole TCP stream and flushed after each message; such a
+stream is accepted and answered in gzip.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from polybus.errors import PeerError
 CHUNK_BYTES_MAX = 256 << 10
 _GZIP_WBITS = 31
 _LEVEL = 1
-# zlib copies what is left of its input at the end of each member and each full chunk. Small slices
-# keep a stream of tiny members from making that quadratic.
+# zlib copies the rest of its input at the end of each member and each full chunk. Small slices
+# prevent quadratic time for a stream of tiny members.
 _SLICE_BYTES = 4 << 10
 
 
@@ -25,7 +25,7 @@ class GzipStream:
 
     Args:
         ratio_max, slack_bytes: the output may be at most `ratio_max` times the input plus
-            `slack_bytes`, both counted from the connection's beginning.
+            `slack_bytes`, both counted from the start of the connection.
     """
 
     def __init__(self, ratio_max: int = 256, slack_bytes: int = 1 << 20) -> None:
@@ -37,12 +37,12 @@ class GzipStream:
         self._deflater: zlib._Compress | None = None
 
     def decompress(self, data: Buffer) -> Iterator[bytes]:
-        """Give what the data holds, in chunks of at most 256 KiB, none of them empty.
+        """Yield the decompressed data in chunks of at most 256 KiB, none of them empty.
 
-        Use the iterator up before the next call. Members may follow each other without end.
+        Exhaust the iterator before the next call. A stream may have any number of members.
 
         Raises:
-            PeerError: final, `gzip.invalid` or `gzip.bomb`; chunks given before are good.
+            PeerError: final, `gzip.invalid` or `gzip.bomb`; chunks yielded before are valid.
         """
         view = memoryview(data)
         for start in range(0, len(view), _SLICE_BYTES):
@@ -70,11 +70,11 @@ class GzipStream:
                 more = bool(part)
             else:
                 part = self._inflater.unconsumed_tail
-                # A full chunk may leave output inside zlib even when it has taken all input.
+                # After a full chunk zlib may hold more output even if it has consumed all input.
                 more = bool(part) or len(chunk) == CHUNK_BYTES_MAX
 
     def compress(self, data: Buffer) -> bytes:
-        """Give the data as gzip that a reader can inflate at once; nothing for nothing."""
+        """Compress the data so that a reader can decompress it at once; empty for no data."""
         if not data:
             return b""
         if self._deflater is None:
@@ -82,7 +82,7 @@ class GzipStream:
         return self._deflater.compress(data) + self._deflater.flush(zlib.Z_SYNC_FLUSH)
 
     def finish(self) -> bytes:
-        """Give the end of our stream, if it has begun; what is compressed later begins anew."""
+        """The end of our stream, if it has begun; later data begins a new one."""
         if self._deflater is None:
             return b""
         deflater, self._deflater = self._deflater, None

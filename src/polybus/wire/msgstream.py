@@ -1,9 +1,9 @@
-"""msgstream: numbered packs of messages as JSON, the same on polls and WebSockets.
+"""msgstream: numbered packs of messages as JSON, the same for polls and WebSockets.
 
     {"1":[["some.event.name"],["another.event",{"some":"data"}]],"2":[["eventname",{"any":"data"}]]}
 
-A pack is a list of messages; a message is `[type]` or `[type, data]`. Pack "0" is a notice: it has
-no place in the order and is never stored. Clients confirm packs by their ids, separated by commas.
+A pack is a list of messages; a message is `[type]` or `[type, data]`. Pack "0" is a notice: it is
+outside the order and never stored. Clients confirm packs by their ids, separated by commas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OVERFLOW: Final = "session.overflow"
 SESSION_UNSET: Final = b'{"0":[["session.unset","noSession"]]}'
 EMPTY_PACK: Final = b"[]"
 PACK_MESSAGES_MAX: Final = 100_000
-# Beyond 2**53 a JavaScript client could not count.
+# JavaScript clients cannot represent integers beyond 2**53.
 _ID_DIGITS_MAX = 15
 _DEPTH_MAX = 64
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -40,14 +40,14 @@ def encode_messages(batch: Batch) -> bytes:
     """The batch as a pack's content: `[[topic, payload], …]`.
 
     A payload is the value itself if it is JSON, else a string if it is text, else its base64;
-    `polybus.scan.packs_py` says what counts as JSON.
+    `polybus.scan.packs_py` defines what counts as JSON.
     """
     head = b"[" + _json(batch.topic) + b","
     return scan.encode_pack(head, batch.buffer, batch.spans, _DEPTH_MAX)
 
 
 def join_contents(contents: Sequence[bytes]) -> bytes:
-    """Several packs' contents as one."""
+    """Join the contents of several packs."""
     if len(contents) == 1:
         return contents[0]
     return b"[" + b",".join(one[1:-1] for one in contents if one != EMPTY_PACK) + b"]"
@@ -59,12 +59,12 @@ def compact_json(value: bytes) -> bytes | None:
 
 
 def deeper_than(text: bytes, depth_max: int) -> bool:
-    """Whether brackets are nested more than so deep in a JSON text."""
+    """Whether the brackets of a JSON text are nested deeper than `depth_max`."""
     if text.count(b"[") + text.count(b"{") <= depth_max:
         return False
     brackets = _STRING.sub(b"", text).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(depth_max):
-        # Each turn takes away the innermost level, at the speed of a copy.
+        # Each pass removes the innermost level, at the speed of a copy.
         brackets = brackets.replace(b"[]", b"")
         if not brackets:
             return False
@@ -72,17 +72,17 @@ def deeper_than(text: bytes, depth_max: int) -> bool:
 
 
 def encode_packs(packs: Iterable[tuple[int, bytes]]) -> bytes:
-    """Packs, ids ascending, as they go out: `{"1":[…],"2":[…]}`."""
+    """Encode packs, which have ascending ids: `{"1":[…],"2":[…]}`."""
     return b"{" + b",".join([b'"%d":%b' % pack for pack in packs]) + b"}"
 
 
 def encode_notice(kind: str, data: Any) -> bytes:
-    """One message of pack "0", without the brackets around the pack."""
+    """One message of pack "0", without the brackets of the pack."""
     return _json([kind, data])
 
 
 def parse_pack(body: bytes, *, depth_max: int = _DEPTH_MAX) -> bytes:
-    """Check a pack that a program posts, `[["type", data], …]`, and return it in compact form.
+    """Validate a posted pack, `[["type", data], …]`, and return it in compact form.
 
     Raises:
         PeerError: `msgstream.pack-invalid`; not final.
@@ -96,7 +96,7 @@ def parse_pack(body: bytes, *, depth_max: int = _DEPTH_MAX) -> bytes:
             raise _bad_pack(f"a pack has 1 to {PACK_MESSAGES_MAX} messages")
         for message in messages:
             if len(message) not in (1, 2):
-                raise _bad_pack("a message has a type and at most one datum")
+                raise _bad_pack("a message has a type and at most one data item")
             _string.decode(message[0])
         return msgspec.json.format(body, indent=-1)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -104,7 +104,7 @@ def parse_pack(body: bytes, *, depth_max: int = _DEPTH_MAX) -> bytes:
 
 
 def parse_confirm_ids(text: str) -> list[int]:
-    """The ids in a list such as `1,2,3`; what is no id is passed over, and so is the notice's 0."""
+    """The ids in a list such as `1,2,3`; invalid ids and the 0 of notices are ignored."""
     ids = []
     for word in text.split(","):
         word = word.strip()
@@ -116,7 +116,7 @@ def parse_confirm_ids(text: str) -> list[int]:
 
 
 def event_chunks(name: str) -> list[str]:
-    """The names a client emits for a dotted one, most relevant first: a.b.c, a.b, a."""
+    """The names that a client emits for a dotted one, most specific first: a.b.c, a.b, a."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 

@@ -1,8 +1,8 @@
 """Queue messages on the wire: each is its length, 4 bytes big-endian, then its bytes.
 
-There is no handshake, no topic and no reply; both directions look the same, so this one module is
-the server's side, the client's and the one of `polybus.queues`. How the bytes of a stream are
-taken, as a table (docs/protocols/queues.md draws it):
+There is no handshake, no topic and no reply. Both directions are the same, so this module serves
+the bus, its client and `polybus.queues`. `RECEIVING` lists the transitions of the receiver;
+docs/protocols/queues.md draws them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PROTOCOL = "queue"
 
 class Receiving(Enum):
     LENGTH = "Length"
-    """The next bytes are a message's length, all of it or the rest."""
+    """The next bytes are a message's length, or the rest of it."""
     MESSAGE = "Message"
-    """The length is known, bytes of the message are missing."""
+    """The length is known, and bytes of the message are missing."""
     FAILED = "Failed"
-    """A length was impossible: the stream cannot be understood any more."""
+    """A length was invalid: the rest of the stream cannot be read."""
 
 
 RECEIVING = {
@@ -36,25 +36,25 @@ RECEIVING = {
     (Receiving.LENGTH, "a length negative or over the limit"): Receiving.FAILED,
     (Receiving.MESSAGE, "the message's last byte"): Receiving.LENGTH,
 }
-"""Where each happening leads. The end of the stream ends any state and drops what is unfinished."""
+"""The end of the stream ends any state and drops an unfinished message."""
 
 Event = Publish | Bad
 
 
 class Framing:
-    """Cuts a stream into messages, in any chunking; the two readers below say what those become.
+    """Cuts a stream into messages, in any chunking, for the two readers below.
 
-    An unfinished message takes as much memory as has arrived of it, whatever its length says.
+    Memory is allocated only for bytes that have arrived, not for a length.
     """
 
     backlog = False
-    """No message needs a look of its own, so the scan never pauses."""
+    """The scan handles every message, so it never pauses."""
 
     def __init__(self, message_bytes_max: int) -> None:
         self._message_bytes_max = message_bytes_max
         self.error: PeerError | None = None
         self._header = b""
-        # A BytesIO hands its bytes over without a copy, and one-byte chunks stay linear.
+        # A BytesIO returns its bytes without a copy, and one-byte chunks stay linear.
         self._body = BytesIO()
         self._missing_bytes = 0
 
@@ -70,11 +70,11 @@ class Framing:
 
     @property
     def missing_bytes(self) -> int:
-        """How much more the unfinished message is known to need."""
+        """How many bytes the unfinished message still needs, as far as known."""
         return self._missing_bytes
 
     def take_carry(self) -> bytes:
-        """Hand out what is left of an unfinished message, to be put before the next data."""
+        """Hand out an unfinished message; the caller puts it before the next data."""
         carry = self._header + self._body.getvalue()
         self._reset()
         return carry
@@ -85,7 +85,7 @@ class Framing:
         self._missing_bytes = 0
 
     def _carry_on(self, data: Buffer) -> tuple[int, bytes | None]:
-        """Give an unfinished message its bytes; return how many, and the message if that is all."""
+        """Continue an unfinished message; return how many bytes it took, and it if complete."""
         start = 0
         if len(self._header) < LENGTH_BYTES:
             start = min(LENGTH_BYTES - len(self._header), len(data))
@@ -102,7 +102,7 @@ class Framing:
         return end, message
 
     def _read_length(self) -> bool:
-        """Go from LENGTH to MESSAGE, or to FAILED: then it is false."""
+        """Go from LENGTH to MESSAGE; false if it goes to FAILED instead."""
         (length,) = LENGTH.unpack(self._header)
         if length < 0:
             self.error = PeerError("queue.length-negative", f"the message length is {length}")
@@ -117,10 +117,10 @@ class Framing:
 
 
 class QueueReader(Framing):
-    """The messages of a stream as bytes, for programs that look at each one."""
+    """The messages of a stream as bytes, for programs that handle each one."""
 
     def receive(self, data: Buffer) -> list[bytes]:
-        """The messages that `data` completes; on an impossible length `error` is set, for good."""
+        """The messages that `data` completes; an invalid length sets `error` for good."""
         if self.error is not None:
             return []
         messages: list[bytes] = []
@@ -138,10 +138,7 @@ class QueueReader(Framing):
 
 
 class QueueCodec(Framing):
-    """One connection's side of a connector whose topic is `topic`; wire/codec.py has the contract.
-
-    A client uses it too: what a bus sends are messages of the connector's topic.
-    """
+    """One connection of a connector for `topic`; wire/codec.py has the contract."""
 
     def __init__(self, limits: Limits, topic: str) -> None:
         super().__init__(limits.message_bytes_max)
@@ -176,16 +173,16 @@ class QueueCodec(Framing):
         return events
 
     def close(self) -> list[Event]:
-        """An unfinished message is dropped."""
+        """Drop an unfinished message."""
         self._reset()
         return []
 
 
 def encode(batch: Batch) -> Buffer:
-    """The batch as messages on the wire; its topic stays behind."""
+    """The batch as messages on the wire, without its topic."""
     return scan.encode_queue(batch.buffer, batch.spans)
 
 
 def encode_length(message: bytes) -> bytes:
-    """What goes before a message."""
+    """The length field of a message."""
     return LENGTH.pack(len(message))

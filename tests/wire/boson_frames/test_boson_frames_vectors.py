@@ -10,16 +10,14 @@ import pytest
 from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.wire import boson_frames as wire
+from polybus.wire.boson import Positioned, Receipt, Refused, Subscribe, Unsubscribe
 from polybus.wire.boson_frames_client import (
     BosonFramesClientCodec,
-    ErrorTold,
-    PositionTold,
-    Receipt,
     encode_publish,
     encode_subscribe,
 )
 from polybus.wire.codec import Publish
-from polybus.wire.positions import SubscribeLine
+from polybus.wire.positions import Position, SubscribeLine
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "boson_frames"
 
@@ -74,8 +72,8 @@ def test_golden_publishes_are_read(name: str, topic: str, values: list[bytes]) -
 @pytest.mark.parametrize(
     ("name", "event"),
     [
-        ("subscribe", wire.Subscribe([SubscribeLine("news", "earliest"), SubscribeLine("sport")])),
-        ("unsubscribe_all", wire.Unsubscribe([])),
+        ("subscribe", Subscribe([SubscribeLine("news", "earliest"), SubscribeLine("sport")])),
+        ("unsubscribe_all", Unsubscribe([])),
     ],
 )
 def test_golden_requests_are_read(name: str, event: wire.Event) -> None:
@@ -85,9 +83,9 @@ def test_golden_requests_are_read(name: str, event: wire.Event) -> None:
 @pytest.mark.parametrize(
     ("name", "event"),
     [
-        ("receipt", Receipt("my id", 3, 11)),
-        ("error", ErrorTold("topic.unknown", "no")),
-        ("position", PositionTold("news", 3, 11)),
+        ("receipt", Receipt(b"my id", Position(3, 11))),
+        ("error", Refused("topic.unknown", "no")),
+        ("position", Positioned("news", Position(3, 11))),
     ],
 )
 def test_golden_answers_are_read_by_the_client(name: str, event: object) -> None:
@@ -96,5 +94,5 @@ def test_golden_answers_are_read_by_the_client(name: str, event: object) -> None
 
 def test_the_clients_subscriptions_are_read_back() -> None:
     request = encode_subscribe({"two words": "3:11"}, tell=True)
-    expected = wire.Subscribe([SubscribeLine("two words", "3:11", tell=True)])
+    expected = Subscribe([SubscribeLine("two words", "3:11", tell=True)])
     assert wire.BosonFramesCodec(Limits()).receive(request) == [expected]

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.config import Limits
+from polybus.wire.boson import ReceiptOwed, Subscribe, Unsubscribe
 from polybus.wire.boson_frames import (
     BosonFramesCodec,
     Event,
-    ReceiptOwed,
-    Subscribe,
-    Unsubscribe,
     encode,
     encode_error,
     encode_frame,
@@ -40,7 +38,7 @@ def told(events: list[Event]) -> Told:
                 words += [("subscribe", (line.topic, line.start)) for line in lines]
             case Unsubscribe(lines):
                 words.append(("unsubscribe", [line.topic for line in lines]))
-            case ReceiptOwed(receipt_id):
+            case ReceiptOwed(_, receipt_id):
                 words.append(("owed", receipt_id))
     return words
 

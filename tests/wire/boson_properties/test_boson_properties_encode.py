@@ -13,7 +13,7 @@ from polybus.config import Limits
 from polybus.errors import UsageError
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Bad, Publish
-from polybus.wire.positions import At
+from polybus.wire.positions import Position
 
 HEADER_NAMES = st.text(max_size=10).filter(
     lambda name: name not in ("topic", "content") and not name.startswith("hbf")
@@ -29,7 +29,7 @@ def test_a_delivered_batch_reads_back_with_positions_and_headers(
     batch.epoch, batch.first_offset = 2, 9
     events = wire.BosonPropertiesClientCodec(Limits()).receive(wire.encode(batch))
     assert events == [
-        wire.Delivered("a", value, headers, At(2, 9 + index))
+        wire.Delivered("a", value, headers, Position(2, 9 + index))
         for index, (value, headers) in enumerate(messages)
     ]
 
@@ -51,7 +51,7 @@ def test_a_header_that_would_be_mistaken_is_left_out_for_subscribers(name: str) 
     batch = Batch.of("a", [b"x"], headers=[{name: b"forged", "k": b"v"}])
     batch.epoch, batch.first_offset = 1, 0
     events = wire.BosonPropertiesClientCodec(Limits()).receive(wire.encode(batch))
-    assert events == [wire.Delivered("a", b"x", {"k": b"v"}, At(1, 0))]
+    assert events == [wire.Delivered("a", b"x", {"k": b"v"}, Position(1, 0))]
 
 
 @pytest.mark.parametrize("name", ["topic", "content", "hbfe", "ä" * 40_000])
@@ -66,7 +66,10 @@ def test_receipts_go_to_those_who_asked_with_their_own_offsets() -> None:
     batch.receipt_ids = array("i", [0, 3, 0, 0, 3, 6])
     batch.epoch, batch.first_offset = 1, 10
     events = wire.BosonPropertiesClientCodec(Limits()).receive(wire.encode_receipts(batch))
-    assert events == [wire.Receipt("a", b"id1", At(1, 10)), wire.Receipt("a", b"id2", At(1, 12))]
+    assert events == [
+        wire.Receipt(b"id1", Position(1, 10)),
+        wire.Receipt(b"id2", Position(1, 12)),
+    ]
     batch.receipt_ids = None
     assert wire.encode_receipts(batch) == b""
 
@@ -86,14 +89,14 @@ def test_a_refused_batch_is_told_to_each_that_asked_for_a_receipt() -> None:
 
 def test_a_told_position_reads_back() -> None:
     events = wire.BosonPropertiesClientCodec(Limits()).receive(wire.encode_position("a", 1, 5))
-    assert events == [wire.Positioned("a", At(1, 5))]
+    assert events == [wire.Positioned("a", Position(1, 5))]
 
 
 def test_the_client_reads_byte_by_byte() -> None:
     client = wire.BosonPropertiesClientCodec(Limits())
     data = wire.encode_receipt("a", b"id", 1, 2) + wire.encode_error("code", "some text")
     events = [event for byte in data for event in client.receive(bytes([byte]))]
-    assert events == [wire.Receipt("a", b"id", At(1, 2)), wire.Refused("code", "some text")]
+    assert events == [wire.Receipt(b"id", Position(1, 2)), wire.Refused("code", "some text")]
     assert (client.unfinished_bytes, client.close()) == (0, [])
 
 

@@ -10,7 +10,7 @@ from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Publish
-from polybus.wire.positions import At, SubscribeLine
+from polybus.wire.positions import Position, SubscribeLine
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "boson_properties"
 
@@ -33,7 +33,7 @@ def stored(headers: dict[str, bytes] | None) -> Batch:
         ("publish", wire.encode_publish("news", b"hello", {"origin": b"\x00\xff\x01"})),
         ("publish_with_receipt", wire.encode_publish("news", b"hello", None, b"id-")),
         ("part", wire.encode_publish("news", b"one", flag=2)),
-        ("subscribe", wire.encode_subscribe([SubscribeLine("news", "earliest")])),
+        ("subscribe", wire.encode_subscribe({"news": "earliest"})),
         ("unsubscribe_all", wire.encode_unsubscribe([])),
         ("delivered", wire.encode(stored({"origin": b"\x00\xff\x01"}))),
         ("receipt", wire.encode_receipt("news", b"id-", 3, 11)),
@@ -73,8 +73,11 @@ def test_golden_requests_are_read(name: str, event: wire.Event) -> None:
 @pytest.mark.parametrize(
     ("name", "event"),
     [
-        ("delivered", wire.Delivered("news", b"hello", {"origin": b"\x00\xff\x01"}, At(3, 11))),
-        ("receipt", wire.Receipt("news", b"id-", At(3, 11))),
+        (
+            "delivered",
+            wire.Delivered("news", b"hello", {"origin": b"\x00\xff\x01"}, Position(3, 11)),
+        ),
+        ("receipt", wire.Receipt(b"id-", Position(3, 11))),
         ("error", wire.Refused("topic.unknown", "no")),
     ],
 )

@@ -29,7 +29,7 @@ from polybus.wire.goms import (
     Send,
     SendAck,
 )
-from polybus.wire.positions import At
+from polybus.wire.positions import Position
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "goms"
 PAGE = json.loads((VECTORS / "protocol-page.json").read_text())
@@ -75,11 +75,11 @@ def test_the_answers_of_the_protocol_page_are_understood(vector: dict[str, Any])
 ENCODED: dict[str, bytes] = {
     "message": goms.encode(Batch.of("golang", [b'h"i'])),
     "binary": goms.encode(Batch.of("golang", [b"\xff\x00"])),
-    "full": goms.encode_message(["a", "b"], b"x", HEADERS, [At(1, 7), At(2, 9)]),
+    "full": goms.encode_message(["a", "b"], b"x", HEADERS, [Position(1, 7), Position(2, 9)]),
     "error": goms.encode_error("goms.001001", "a,b"),
     "reg-ack": goms.encode_reg_ack(["a"]),
-    "reg-ack-offsets": goms.encode_reg_ack(["a"], [At(1, 7)]),
-    "send-ack": goms.encode_send_ack(["a", "b"], [At(1, 7), At(1, 0)]),
+    "reg-ack-offsets": goms.encode_reg_ack(["a"], [Position(1, 7)]),
+    "send-ack": goms.encode_send_ack(["a", "b"], [Position(1, 7), Position(1, 0)]),
     "register": goms.encode_register(["a"]),
     "register-full": goms.encode_register(["a"], start="earliest", ack=True, offsets=True),
     "send": goms.encode_send(["a"], b"x"),
@@ -99,11 +99,11 @@ def test_the_client_understands_every_answer() -> None:
     names = ["binary", "full", "error", "reg-ack", "reg-ack-offsets", "send-ack"]
     assert replies(b"".join(LINES[name] for name in names)) == [
         Message(("golang",), b"\xff\x00"),
-        Message(("a", "b"), b"x", HEADERS, (At(1, 7), At(2, 9))),
+        Message(("a", "b"), b"x", HEADERS, (Position(1, 7), Position(2, 9))),
         Error("001001", "a,b"),
         RegAck(("a",)),
-        RegAck(("a",), (At(1, 7),)),
-        SendAck(("a", "b"), (At(1, 7), At(1, 0))),
+        RegAck(("a",), (Position(1, 7),)),
+        SendAck(("a", "b"), (Position(1, 7), Position(1, 0))),
     ]
 
 
@@ -167,8 +167,8 @@ def test_messages_tell_their_offsets_when_asked(headers: list[Any] | None) -> No
     batch = logged(Batch.of("a", [b"1", b"\xff"], headers=headers))
     told = replies(goms.encode_with_offsets(batch))
     assert told == [
-        Message(("a",), b"1", headers[0] if headers else None, (At(3, 9),)),
-        Message(("a",), b"\xff", None, (At(3, 10),)),
+        Message(("a",), b"1", headers[0] if headers else None, (Position(3, 9),)),
+        Message(("a",), b"\xff", None, (Position(3, 10),)),
     ]
 
 

@@ -14,7 +14,7 @@ from polybus.client.http.blocking import opened, request_json
 from polybus.client.urls import parse
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
-from polybus.wire.positions import At, Earliest, Latest, parse_start
+from polybus.wire.positions import Earliest, Latest, Position, parse_start
 
 COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 ROWS_PER_READ = 20_000
@@ -133,7 +133,7 @@ def _resolved(source: ReplaySource, topic: str, bounds: Bounds, text: str) -> in
             return bounds.start
         case Latest():
             return bounds.stop
-        case At(epoch, offset):
+        case Position(epoch, offset):
             if epoch != bounds.epoch:
                 problem = f"{text} is of another epoch of {topic!r}, which is now {bounds.epoch}"
                 raise UsageError("log.offset-unknown", problem)

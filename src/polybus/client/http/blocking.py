@@ -1,10 +1,10 @@
-"""Small, blocking HTTP calls to the bus: for drivers, tasks and tools that have no event loop.
+"""Blocking HTTP calls to the bus, for Spark drivers, tasks and tools without an event loop.
 
     url = bus_url(data)                      # where the bus of a data folder listens
     text = request_json(url, "GET", "/v1/topics", token=read_token(data))
 
-What the bus refuses comes back as the bus's own error, with its code and text; a bus that cannot
-be reached is `client.unreachable`, one that goes away during a call `client.disconnected`.
+A refusal is raised as the bus's error, with its code and text. A bus that cannot be reached is
+`client.unreachable`; one that disconnects during a call is `client.disconnected`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from polybus.errors import BusyError, PolybusError, StorageError, UsageError
+from polybus.client.http.connection import JSON, refused
+from polybus.errors import PolybusError, UsageError
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
-JSON = "application/json"
 GONE = ("client.unreachable", "client.disconnected")
-"""The codes of a bus that is not there, as against one that says no."""
+"""The codes of a bus that is unreachable, as opposed to one that refuses."""
 RUN_NOTE = "run.json"
 TOKEN_FILE = "admin.token"
 
@@ -32,17 +32,16 @@ Body = bytes | BinaryIO | None
 
 
 def bus_url(data: Path) -> str:
-    """Where the running bus of a data folder answers HTTP.
+    """The HTTP address of the running bus of a data folder.
 
     Raises:
-        UsageError: `client.unreachable`, no bus runs on the folder or none of its connectors
-            speaks HTTP.
+        UsageError: `client.unreachable`, no bus runs on the folder, or no connector speaks HTTP.
     """
     note = data / RUN_NOTE
     try:
         run = json.loads(note.read_bytes())
     except (OSError, ValueError) as error:
-        text = f"no bus runs on {data} ({note.name} is not there): start it with polybus serve"
+        text = f"no bus runs on {data} ({note.name} is missing): start it with polybus serve"
         raise UsageError("client.unreachable", text) from error
     addresses = run.get("http")
     if addresses is None:
@@ -75,11 +74,11 @@ def request(  # noqa: PLR0913 - all but the first three named by the caller
     content_type: str = JSON,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> bytes:
-    """One call; returns the answer's body.
+    """One call; returns the body of the answer.
 
     Raises:
-        UsageError: `client.url`; or the bus refused, with the bus's own code and text.
-        BusyError, StorageError: the bus cannot do it now, with its own code.
+        UsageError: `client.url`; or the bus's refusal, with its code and text.
+        BusyError, StorageError: the bus cannot do it now, with its code.
         PolybusError: `client.unreachable`, `client.disconnected` or `client.answer-invalid`.
     """
     head = {"accept": JSON, "content-type": content_type}
@@ -99,7 +98,7 @@ def request_json(
     token: str | None = None,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> Any:
-    """One call with JSON in both directions; None when the answer has no body."""
+    """One call with JSON in both directions; None if the answer has no body."""
     content = None if body is None else json.dumps(body).encode()
     answer = request(url, method, path, content, token=token, timeout_s=timeout_s)
     return json.loads(answer) if answer else None
@@ -115,7 +114,7 @@ def opened(
     headers: dict[str, str] | None = None,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> Iterator[http.client.HTTPResponse]:
-    """A call whose answer is read by the caller, as it comes. Raises like `request`."""
+    """A call whose answer the caller reads as a stream. Raises like `request`."""
     connection = _connect(url, timeout_s)
     prefix = urlsplit(url).path.rstrip("/")
     try:
@@ -123,10 +122,10 @@ def opened(
             connection.request(method, prefix + path, body=body, headers=headers or {})
             answer = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            # A bus that refuses a long body answers before it has read all of it, and closes.
+            # A bus that refuses a large body answers and closes before it has read all of it.
             raise _early_answer(connection) or _disconnected(url, error) from error
         if answer.status >= 300:
-            raise _refusal(url, answer)
+            raise _refusal(answer)
         yield answer
     finally:
         connection.close()
@@ -144,14 +143,12 @@ def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
         raise UsageError("client.url", f"url {url!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise UsageError("client.url", f"url {url!r} must be like http://127.0.0.1:55545")
-    connection: http.client.HTTPConnection
+    connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
     if parts.scheme == "https":
         context = ssl.create_default_context()
         connection = http.client.HTTPSConnection(
             host, port, timeout=CONNECT_TIMEOUT_S, context=context
         )
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
     try:
         connection.connect()
     except OSError as error:
@@ -162,29 +159,25 @@ def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def _early_answer(connection: http.client.HTTPConnection) -> PolybusError | None:
-    """What the bus said before it closed a connection that was still sending, if it can be read."""
+    """The refusal that the bus sent before it closed a connection that was still sending."""
     if connection.sock is None:
         return None
     answer = http.client.HTTPResponse(connection.sock)
     try:
         answer.begin()
-        return _refusal("", answer) if answer.status >= 300 else None
+        return _refusal(answer) if answer.status >= 300 else None
     except (OSError, http.client.HTTPException):
         return None
 
 
 def _disconnected(url: str, error: BaseException) -> PolybusError:
-    text = f"the bus at {url} went away during a call: {error or type(error).__name__}"
+    text = f"the bus at {url} disconnected during a call: {error or type(error).__name__}"
     return PolybusError("client.disconnected", text)
 
 
-def _refusal(url: str, answer: http.client.HTTPResponse) -> PolybusError:
+def _refusal(answer: http.client.HTTPResponse) -> PolybusError:
     try:
-        problem = json.loads(answer.read())
-        code, text = str(problem["code"]), str(problem["detail"])
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
-        said = f"{answer.status} {answer.reason}"
-        return PolybusError("client.answer-invalid", f"{url} is no bus: it answered {said}")
-    if answer.status == 429 or code.endswith(".busy"):
-        return BusyError(code, text)
-    return StorageError(code, text) if answer.status >= 500 else UsageError(code, text)
+        body = answer.read()
+    except (OSError, http.client.HTTPException):
+        body = b""
+    return refused(answer.status, body)

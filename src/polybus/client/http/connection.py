@@ -1,4 +1,7 @@
-"""HttpConnection: requests to a bus, one at a time, on a socket that is kept open between them."""
+"""HttpConnection: requests to a bus, one at a time, on a keep-alive socket.
+
+`refused` is the error of an answer that is not a success, for the blocking client too.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,21 @@ import httptools
 import msgspec
 
 from polybus.client.connection import reason, tls_context
-from polybus.client.events import refusal
 from polybus.client.link import Link, open_link
-from polybus.client.options import Options
+from polybus.client.options import ClientOptions
 from polybus.client.urls import Address
-from polybus.errors import PolybusError
+from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 from polybus.version import __version__
 
 JSON = "application/json"
-# A socket that rested longer is not trusted: the bus or a proxy may be closing it this moment.
+# A socket that was idle longer is not reused: the bus or a proxy may be closing it.
 IDLE_S_MAX = 30.0
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked; `target` is path and query, with everything in it quoted."""
+    """A request; `target` is path and query, percent-encoded."""
 
     method: str
     target: str
@@ -44,32 +46,29 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response, whatever its status."""
+    """A response with any status."""
 
     status: int
     body: bytes
 
     def json(self, kind: type[T]) -> T:
-        """The body of a success.
+        """The decoded body of a success.
 
         Raises:
-            PolybusError: the bus's refusal, by its code; `client.answer-invalid` if this is none.
+            PolybusError: the bus's refusal with its code, or `client.answer-invalid`.
         """
         self.check()
         try:
             return msgspec.json.decode(self.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _no_answer(f"a {self.status} that is not what was asked for") from error
+            raise invalid_answer(
+                f"the body of status {self.status} has an unexpected form"
+            ) from error
 
     def check(self) -> None:
-        """Raises as `json` if it is no success."""
-        if 200 <= self.status < 300:
-            return
-        try:
-            problem = msgspec.json.decode(self.body, type=_Problem)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _no_answer(f"a {self.status} without a reason") from error
-        raise refusal(problem.code, problem.detail)
+        """Raise like `json` unless this is a success."""
+        if not 200 <= self.status < 300:
+            raise refused(self.status, self.body)
 
 
 class _Problem(msgspec.Struct):
@@ -77,14 +76,30 @@ class _Problem(msgspec.Struct):
     detail: str
 
 
-class HttpConnection:
-    """One socket; a lost one is made again when the next request comes."""
+def refused(status: int, body: bytes) -> PolybusError:
+    """The bus's refusal as an error with its code; `client.answer-invalid` if it has no code."""
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return invalid_answer(f"status {status} without an error code")
+    kind: type[PolybusError] = StorageError if status >= 500 else UsageError
+    if status == 429 or problem.code.endswith(".busy"):
+        kind = BusyError
+    return kind(problem.code, problem.detail)
 
-    def __init__(self, address: Address, options: Options) -> None:
+
+def invalid_answer(text: str) -> PolybusError:
+    return PolybusError("client.answer-invalid", f"the answer is not from a Polybus bus: {text}")
+
+
+class HttpConnection:
+    """One socket; a lost one is replaced on the next request."""
+
+    def __init__(self, address: Address, options: ClientOptions) -> None:
         self._address = address
         self._options = options
         self._link: Link | None = None
-        self._waiting: _Waiting | None = None
+        self._pending: _PendingAnswer | None = None
         self._turn = asyncio.Lock()
         self._used_s = 0.0
 
@@ -108,34 +123,34 @@ class HttpConnection:
         self._used_s = loop.time()
 
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Answer:
-        """Ask, and wait for the answer, in turn with other callers.
+        """Send a request and wait for the answer, after the requests of other callers.
 
-        `timeout_s` begins anew as long as the request itself is still on its way.
+        The timeout restarts as long as the request is still being sent.
 
         Raises:
-            PolybusError: `client.unreachable`: the bus has not got it. `client.disconnected` or
-                `client.answer-invalid`: it may have got it. `client.timeout`: it did not answer.
+            PolybusError: `client.unreachable`: the bus did not receive it. `client.disconnected` or
+                `client.answer-invalid`: it may have. `client.timeout`: it did not answer.
         """
         async with self._turn:
             await self.open()
             link = self._link
             assert link is not None
-            self._waiting = waiting = _Waiting(self._options.message_bytes_max)
+            self._pending = pending = _PendingAnswer(self._options.message_bytes_max)
             link.write(request.encode(self._address.authority))
             try:
-                await _first_of(waiting.done, link, timeout_s=timeout_s)
-                return self._settled(waiting, link)
+                await _first_of(pending.done, link, timeout_s=timeout_s)
+                return self._settled(pending, link)
             finally:
-                self._waiting = None
+                self._pending = None
                 self._used_s = asyncio.get_running_loop().time()
-                # Half an answer must not be taken for the next one.
-                if not waiting.keeps_alive:
+                # The rest of an answer must not be read as the next one.
+                if not pending.keeps_alive:
                     link.abort()
                     self._link = None
 
-    def _settled(self, waiting: _Waiting, link: Link) -> Answer:
-        if waiting.done.done():
-            return waiting.done.result()
+    def _settled(self, pending: _PendingAnswer, link: Link) -> Answer:
+        if pending.done.done():
+            return pending.done.result()
         if not link.lost.done():
             raise PolybusError("client.timeout", f"{self._address} did not answer in time")
         error = link.lost.result()
@@ -143,14 +158,14 @@ class HttpConnection:
         raise PolybusError("client.disconnected", f"{text}: {reason(error)}" if error else text)
 
     def _received(self, data: bytes) -> None:
-        if self._waiting is not None:
-            self._waiting.receive(data)
+        if self._pending is not None:
+            self._pending.receive(data)
         elif self._link is not None:
-            # Nothing was asked.
+            # No request is pending.
             self._link.abort()
 
     def close(self) -> None:
-        """Let go of the socket; a request that waits fails."""
+        """Close the socket; a pending request fails."""
         if self._link is not None:
             self._link.abort()
             self._link = None
@@ -159,7 +174,7 @@ class HttpConnection:
 async def _first_of(
     answered: asyncio.Future[Answer], link: Link, *, timeout_s: float | None
 ) -> None:
-    """Wait for the answer, for the link's end, or until the bus neither takes nor says anything."""
+    """Wait for the answer, the loss of the link, or a timeout without any progress."""
     first: set[asyncio.Future[Any]] = {answered, link.lost}
     unsent_before = 0
     unsent = link.unsent_bytes
@@ -167,14 +182,14 @@ async def _first_of(
         done, _ = await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if done:
             return
-        # A large message may well take longer on a slow line.
+        # A large message may take longer on a slow line.
         unsent_before, unsent = unsent, link.unsent_bytes
         if not unsent:
             return
 
 
-class _Waiting:
-    """An answer on its way. The parser calls the `on_…` methods."""
+class _PendingAnswer:
+    """An answer that is being received. The parser calls the `on_…` methods."""
 
     def __init__(self, bytes_max: int) -> None:
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -190,12 +205,12 @@ class _Waiting:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.keeps_alive = False
             if not self.done.done():
-                self.done.set_exception(_no_answer(str(error.__context__ or error)[:80]))
+                self.done.set_exception(invalid_answer(str(error.__context__ or error)[:80]))
 
     def on_body(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._bytes_max:
-            raise _no_answer(f"the answer is over {self._bytes_max} bytes (message_bytes_max)")
+            raise invalid_answer(f"it is over {self._bytes_max} bytes (message_bytes_max)")
         self._pieces.append(data)
 
     def on_message_complete(self) -> None:
@@ -203,7 +218,3 @@ class _Waiting:
             self.keeps_alive = self._parser.should_keep_alive()
             status = self._parser.get_status_code()
             self.done.set_result(Answer(status, b"".join(self._pieces)))
-
-
-def _no_answer(text: str) -> PolybusError:
-    return PolybusError("client.answer-invalid", f"no answer of a bus: {text}")

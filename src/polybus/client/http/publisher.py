@@ -1,64 +1,62 @@
 """Publishing over HTTP.
 
-One request at a time, on one connection: that keeps the order. What is published while a request is
-on its way waits for the next one, and goes out in it together if it is for one topic. So many
-receipts at once cost one fsync, though each request waits for its answer.
+One request at a time on one connection keeps the order. Messages that are published during a
+request wait for the next one, which carries all messages of one topic. So many receipts cost one
+fsync, although each request waits for its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from base64 import b64encode
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 import msgspec
 
 from polybus.batch import Headers
-from polybus.client.backoff import Backoff
 from polybus.client.http.connection import HttpConnection, Request
 from polybus.client.message import Position
-from polybus.client.options import Options
-from polybus.client.receipts import RECEIPT_UNKNOWN, no_receipt
+from polybus.client.options import ClientOptions
+from polybus.client.receipts import (
+    RECEIPT_UNKNOWN,
+    ConnectionBrokenError,
+    Outgoing,
+    client_closed,
+    no_receipt,
+    refuse,
+)
+from polybus.client.retry import Backoff, retrying
 from polybus.client.urls import Address
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError
 
-log = logging.getLogger("polybus.client")
 QUEUED_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 1 << 20
 REQUEST_LINES_MAX = 10_000
 MESSAGE_COST_BYTES = 100
 
 
-class _Broken(PolybusError):
-    """`client.receipt-unknown` because the connection broke: only then does a retry help."""
+@dataclass(frozen=True, slots=True)
+class PendingPublish:
+    """One call of a publisher; `receipt` is None if it requested none."""
 
-
-class Publish:
-    """One call of a publisher; `receipt` is None when nobody waits for one."""
-
-    def __init__(self, topic: str, headers: Headers | None, *, wants_receipt: bool) -> None:
-        self.topic = topic
-        self.headers = headers
-        self.receipt: asyncio.Future[Position] | None = None
-        if wants_receipt:
-            self.receipt = asyncio.get_running_loop().create_future()
+    topic: str
+    headers: Headers | None
+    receipt: asyncio.Future[Position] | None = None
 
     def refuse(self, error: PolybusError) -> None:
-        if self.receipt is not None and not self.receipt.done():
-            self.receipt.set_exception(error)
-            # Whoever waited may have been cancelled meanwhile; that is no news for the log.
-            self.receipt.exception()
+        if self.receipt is not None:
+            refuse(self.receipt, error)
 
 
-class Part:
-    """As much of a publish as goes into one request."""
+class RequestPart:
+    """The values of a publish that fit into one request."""
 
     __slots__ = ("cost_bytes", "is_last", "publish", "values")
 
-    def __init__(self, publish: Publish, values: Sequence[bytes], *, is_last: bool) -> None:
+    def __init__(self, publish: PendingPublish, values: Sequence[bytes], *, is_last: bool) -> None:
         self.publish = publish
         self.values = values
         self.cost_bytes = sum(map(len, values)) + MESSAGE_COST_BYTES * len(values)
@@ -75,21 +73,18 @@ class _Published(msgspec.Struct):
     offsets: list[int]
 
 
-class HttpPublisher:
-    """A client's outgoing side; client/client.py has its contract (Outgoing)."""
-
-    def __init__(self, address: Address, options: Options) -> None:
-        self._options = options
+class HttpPublisher(Outgoing):
+    def __init__(self, address: Address, options: ClientOptions) -> None:
+        super().__init__(options)
         self._http = HttpConnection(address, options)
         self._backoff = Backoff()
-        self._queue: deque[Part] = deque()
+        self._queue: deque[RequestPart] = deque()
         self._queued_bytes = 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
         self._room.set()
         self._idle.set()
-        self._failure: PolybusError | None = None
         self._sending: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -97,8 +92,7 @@ class HttpPublisher:
         self._sending = asyncio.create_task(self._send_all(), name=self._options.name)
 
     async def close(self) -> None:
-        closed = UsageError("client.closed", "the client is closed")
-        failure, self._failure = self._failure, self._failure or closed
+        failure, self._failure = self._failure, self._failure or client_closed()
         try:
             async with asyncio.timeout(self._options.close_timeout_s):
                 await self._idle.wait()
@@ -113,34 +107,21 @@ class HttpPublisher:
         self._http.close()
 
     async def publish(self, topic: str, values: Sequence[bytes], headers: Headers | None) -> None:
-        """Send without a receipt; returns at once unless too much waits to be sent."""
-        await self._put(Publish(topic, headers, wants_receipt=False), values)
+        await self._put(PendingPublish(topic, headers), values)
 
-    async def publish_safely(
-        self, topic: str, values: Sequence[bytes], headers: Headers | None, *, retry: bool
+    async def _publish_once(
+        self, topic: str, values: Sequence[bytes], headers: Headers | None
     ) -> Position:
-        """Send and wait for the receipt; as client/publisher.py."""
-        while True:
-            publish = Publish(topic, headers, wants_receipt=True)
-            assert publish.receipt is not None
-            await self._put(publish, values)
-            try:
-                return await publish.receipt
-            except _Broken:
-                if not retry:
-                    raise
+        receipt: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        await self._put(PendingPublish(topic, headers, receipt), values)
+        return await receipt
 
     async def flush(self) -> None:
-        """Wait until the bus has answered everything published so far.
-
-        Raises:
-            PolybusError: `client.disconnected`, the connection ended and no other is made.
-        """
         await self._idle.wait()
         if self._failure is not None:
             raise self._failure
 
-    async def _put(self, publish: Publish, values: Sequence[bytes]) -> None:
+    async def _put(self, publish: PendingPublish, values: Sequence[bytes]) -> None:
         while self._queued_bytes > QUEUED_BYTES_MAX and self._failure is None:
             self._room.clear()
             await self._room.wait()
@@ -152,7 +133,7 @@ class HttpPublisher:
         self._idle.clear()
         self._work.set()
 
-    # Sending, in a task of its own
+    # Sending, in a separate task
 
     async def _send_all(self) -> None:
         while self._failure is None or self._queue:
@@ -174,21 +155,22 @@ class HttpPublisher:
         self._idle.set()
 
     async def _connected(self) -> bool:
-        """Connect if need be, before a request is at stake; False when there is no going on."""
-        while True:
-            try:
-                await self._http.open()
-            except PolybusError as error:
-                if not self._options.reconnect:
-                    self._disconnected(error)
-                    return False
-                await asyncio.sleep(self._backoff.next_s())
-            else:
-                return True
+        """Connect if needed, before a request is taken; False if there is no reconnect."""
+        try:
+            await retrying(
+                self._http.open,
+                self._backoff,
+                name=self._options.name,
+                is_transient=lambda _: self._options.reconnect,
+            )
+        except PolybusError as error:
+            self._disconnected(error)
+            return False
+        return True
 
-    def _next_parts(self) -> list[Part]:
-        """What goes out together: parts of one topic, as they were published."""
-        parts: list[Part] = []
+    def _next_parts(self) -> list[RequestPart]:
+        """The parts of the next request: consecutive parts of one topic."""
+        parts: list[RequestPart] = []
         cost_bytes = count = 0
         while self._queue:
             part = self._queue[0]
@@ -206,7 +188,7 @@ class HttpPublisher:
             self._room.set()
         return parts
 
-    async def _send(self, parts: list[Part]) -> None:
+    async def _send(self, parts: list[RequestPart]) -> None:
         timeout_s = self._options.receipt_timeout_s
         answer = await self._http.request(_request(parts), timeout_s=timeout_s)
         published = answer.json(_Published)
@@ -215,22 +197,22 @@ class HttpPublisher:
         for part in parts:
             count += len(part.values)
             if len(published.offsets) < count:
-                raise PolybusError("client.answer-invalid", "the bus told too few offsets")
+                raise PolybusError("client.answer-invalid", "the bus sent too few offsets")
             part.stored(Position(published.epoch, published.offsets[count - 1]))
 
-    def _refused(self, parts: list[Part], error: PolybusError) -> None:
-        """A request was refused, or nobody knows what became of it."""
-        told = error
+    def _refused(self, parts: list[RequestPart], error: PolybusError) -> None:
+        """A request was refused, or its result is unknown."""
+        reported = error
         if error.code in ("client.disconnected", "client.answer-invalid"):
-            told = _unknown(error.text)
+            reported = _unknown(error.text)
         elif error.code == "client.timeout":
-            told = no_receipt(self._options.receipt_timeout_s)
-        unasked = 0
+            reported = no_receipt(self._options.receipt_timeout_s)
+        without_receipt = 0
         for part in parts:
-            part.publish.refuse(told)
-            unasked += part.publish.receipt is None
-        if unasked:
-            self._report(told)
+            part.publish.refuse(reported)
+            without_receipt += part.publish.receipt is None
+        if without_receipt:
+            self._options.report(reported)
         if error.code == "client.disconnected" and not self._options.reconnect:
             self._disconnected(error)
 
@@ -242,28 +224,22 @@ class HttpPublisher:
         self._idle.set()
 
     def _drop_all(self, error: PolybusError) -> None:
-        """Nothing that still waits will be sent."""
+        """Drop everything that waits to be sent."""
         parts = list(self._queue)
         self._queue.clear()
         self._queued_bytes = 0
         for part in parts:
             part.publish.refuse(error)
         if any(part.publish.receipt is None for part in parts):
-            self._report(error)
-
-    def _report(self, error: PolybusError) -> None:
-        if self._options.on_error is not None:
-            self._options.on_error(error)
-        else:
-            log.warning("%s: %s", self._options.name, error)
+            self._options.report(error)
 
 
 def _unknown(why: str) -> PolybusError:
-    return _Broken(RECEIPT_UNKNOWN, f"the message may be stored or not: {why}")
+    return ConnectionBrokenError(RECEIPT_UNKNOWN, f"the message may be stored or not: {why}")
 
 
-def _parts(publish: Publish, values: Sequence[bytes]) -> list[Part]:
-    """Cut a publish so that each part fits into a request; a large message is a part alone."""
+def _parts(publish: PendingPublish, values: Sequence[bytes]) -> list[RequestPart]:
+    """Split a publish so that each part fits into a request; a large message is one part."""
     bounds = [0]
     size = 0
     for index, value in enumerate(values):
@@ -274,12 +250,12 @@ def _parts(publish: Publish, values: Sequence[bytes]) -> list[Part]:
             size = len(value) + MESSAGE_COST_BYTES
     stops = [*bounds[1:], len(values)]
     return [
-        Part(publish, values[start:stop], is_last=stop == len(values))
+        RequestPart(publish, values[start:stop], is_last=stop == len(values))
         for start, stop in zip(bounds, stops, strict=True)
     ]
 
 
-def _request(parts: list[Part]) -> Request:
+def _request(parts: list[RequestPart]) -> Request:
     first = parts[0].publish
     target = f"/v1/topics/{quote(first.topic, safe='')}/messages"
     if all(part.publish.receipt is None for part in parts):
@@ -299,8 +275,8 @@ def _request(parts: list[Part]) -> Request:
     )
 
 
-def _lines(part: Part) -> bytes:
-    """The messages, one a line; in base64, as any bytes may be a message."""
+def _lines(part: RequestPart) -> bytes:
+    """One message per line, in base64 because a message may be any bytes."""
     tail = b'"}\n'
     if part.publish.headers:
         headers = {name: _text(value) for name, value in part.publish.headers.items()}

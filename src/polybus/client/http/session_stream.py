@@ -1,112 +1,175 @@
-"""SessionStream: the packs of one session, each once, over all the connections it takes."""
+"""SessionStream: the packs of a session, each once, over all its connections.
+
+A stream has a session of its own, which it creates, replaces when it is gone and deletes at the
+end, or it reads an existing session by its key, which it never deletes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
+from collections.abc import Iterable
 
-from polybus.client.backoff import Backoff
-from polybus.client.http.packs import Pack
-from polybus.client.http.sources import PollSource, Source, TransportName, WebSocketSource
-from polybus.client.options import Options
+from polybus.client.http.sessions import Sessions
+from polybus.client.http.sources import (
+    Pack,
+    PackSource,
+    PollSource,
+    TransportName,
+    WebSocketSource,
+)
+from polybus.client.message import Start
+from polybus.client.options import ClientOptions
+from polybus.client.retry import Backoff, retrying
 from polybus.client.urls import Address
 from polybus.errors import PeerError, PolybusError
 from polybus.wire.msgstream import UNSET
 
-log = logging.getLogger("polybus.client")
-# Nothing is won by trying again.
+TRANSPORTS: dict[str, TransportName] = {"ws": "websocket", "http": "longpolling"}
+# A retry cannot help.
 _FINAL = ("session.taken", "session.unset")
+_TRANSIENT = (
+    *("client.unreachable", "client.disconnected", "client.timeout"),
+    *("client.answer-invalid", "session.too-many", "state.failed"),
+)
 
 
 class SessionStream:
-    """Gives packs in the order of their numbers, and confirms those that were handled.
+    """Yields packs in the order of their numbers, and confirms those that were handled.
 
-    The bus sends unconfirmed packs again on every connection. Those that were given before are not
-    given again: either they are still being handled, or their confirmation was lost and is sent
-    once more.
+    The bus sends unconfirmed packs again on every connection. Packs that were received before are
+    not returned again: they are being handled, or their confirmation was lost and is repeated.
+
+    Attributes:
+        key: the session's key, once it is open.
+        owns_session: whether the session ends with the stream.
+        poll_interval_s: the time between short polls while there is nothing.
     """
 
     def __init__(
         self,
         address: Address,
-        options: Options,
-        key: str,
-        transport: TransportName,
+        options: ClientOptions,
         *,
-        poll_interval_s: float = 1.0,
+        topics: Iterable[str] = (),
+        start: Start = "latest",
+        key: str | None = None,
+        transport: TransportName | None = None,
     ) -> None:
         self._address = address
         self._options = options
-        self._key = key
-        self._transport = transport
-        self._poll_interval_s = poll_interval_s
+        self._topics = tuple(topics)
+        self._start = start
+        self.owns_session = key is None
+        self._transport = transport or TRANSPORTS[address.scheme]
+        self._sessions = Sessions(address, options)
         self._backoff = Backoff()
-        self._source: Source | None = None
+        self._source: PackSource | None = None
         self._given_to = 0
         self._unhandled: dict[int, Pack] = {}
+        self.key = key
+        self.poll_interval_s = 1.0
+
+    async def open(self) -> None:
+        """Create the session unless it exists: from now on, no message is missed.
+
+        Raises:
+            PolybusError: `client.unreachable`, or the bus's refusal.
+        """
+        if self.key is None:
+            self.use(await self._sessions.create(self._topics, start=self._start))
 
     async def receive(self) -> list[Pack]:
-        """The next packs, one at least. It may be cancelled, and asked again.
+        """The next packs, at least one. It may be cancelled and called again.
 
         Raises:
             PolybusError: `session.unset`: the session is gone. `session.taken`: another connection
-                has come for it. Without `reconnect`, why the connection ended.
+                uses it. Without `reconnect`, why the connection ended.
         """
         while True:
-            try:
-                source = self._source = self._source or await self._connect()
-                packs = await source.receive()
-            except PolybusError as error:
-                await self.disconnect()
-                if not self._options.reconnect or _is_final(error):
-                    raise
-                delay_s = self._backoff.next_s()
-                log.info("%s: %s, trying again", self._options.name, error)
-                await asyncio.sleep(delay_s)
-                continue
+            packs = await retrying(
+                self._receive_once,
+                self._backoff,
+                name=self._options.name,
+                is_transient=lambda error: self._options.reconnect and not _is_final(error),
+            )
             self._backoff.reset()
             if any(
                 event.name == UNSET for pack in packs for event in pack.events if not pack.pack_id
             ):
                 await self.disconnect()
                 raise PolybusError(UNSET, "the session has expired or was deleted")
-            fresh = [pack for pack in packs if self._is_fresh(pack, source)]
+            fresh = [pack for pack in packs if self._is_fresh(pack)]
             if fresh:
                 return fresh
 
+    async def _receive_once(self) -> list[Pack]:
+        try:
+            source = self._source = self._source or await self._connect()
+            return await source.receive()
+        except PolybusError:
+            await self.disconnect()
+            raise
+
     def handled(self, pack: Pack) -> None:
-        """The bus may forget the pack."""
-        # A pack of the session before may have the same number.
+        """The bus may delete the pack."""
+        # A pack of an earlier session may have the same number.
         if self._unhandled.get(pack.pack_id) is pack:
             del self._unhandled[pack.pack_id]
             if self._source is not None:
                 self._source.confirm(pack.pack_id)
 
     async def disconnect(self) -> None:
-        """Pass confirmations on and let go of the connection; `receive` makes another."""
+        """Send confirmations and close the connection; `receive` opens another."""
         source, self._source = self._source, None
         if source is not None:
             await source.close()
 
     def rewind(self) -> None:
-        """Give the packs that were not handled once more; only without a connection."""
+        """Return unhandled packs again; only without a connection."""
         if self._unhandled:
             self._given_to = min(self._unhandled) - 1
             self._unhandled.clear()
 
-    def renew(self, key: str) -> None:
-        """Go on with another session; only without a connection."""
-        self._key = key
+    def use(self, key: str) -> None:
+        """Continue with another session; only without a connection."""
+        self.key = key
         self._given_to = 0
         self._unhandled.clear()
 
-    async def _connect(self) -> Source:
-        if self._transport == "websocket":
-            return await WebSocketSource.open(self._address, self._options, self._key)
-        interval_s = self._poll_interval_s if self._transport == "shortpolling" else None
-        return PollSource(self._address, self._options, self._key, interval_s=interval_s)
+    async def renew(self) -> None:
+        """Replace a session that is gone by another at the end of its topics, with retries.
 
-    def _is_fresh(self, pack: Pack, source: Source) -> bool:
+        Raises:
+            PolybusError: the bus refused it.
+        """
+        key = await retrying(
+            lambda: self._sessions.create(self._topics),
+            Backoff(),
+            name=self._options.name,
+            is_transient=lambda error: getattr(error, "code", "") in _TRANSIENT,
+        )
+        self.use(key)
+
+    async def close(self) -> None:
+        """Disconnect, and delete a session of its own. Idempotent."""
+        await self.disconnect()
+        if self.owns_session and self.key is not None:
+            key, self.key = self.key, None
+            # If the bus is unreachable, the session expires.
+            with contextlib.suppress(PolybusError, TimeoutError):
+                async with asyncio.timeout(self._options.close_timeout_s):
+                    await self._sessions.delete(key)
+        self._sessions.close()
+
+    async def _connect(self) -> PackSource:
+        assert self.key is not None, "opened before"
+        if self._transport == "websocket":
+            return await WebSocketSource.open(self._address, self._options, self.key)
+        interval_s = self.poll_interval_s if self._transport == "shortpolling" else None
+        return PollSource(self._address, self._options, self.key, interval_s=interval_s)
+
+    def _is_fresh(self, pack: Pack) -> bool:
         number = pack.pack_id
         if number == 0:
             return True
@@ -114,10 +177,10 @@ class SessionStream:
             self._given_to = number
             self._unhandled[number] = pack
             return True
-        if number not in self._unhandled:
-            source.confirm(number)
+        if number not in self._unhandled and self._source is not None:
+            self._source.confirm(number)
         return False
 
 
-def _is_final(error: PolybusError) -> bool:
-    return error.code in _FINAL or isinstance(error, PeerError)
+def _is_final(error: Exception) -> bool:
+    return isinstance(error, PeerError) or getattr(error, "code", "") in _FINAL

@@ -1,4 +1,4 @@
-"""Sessions: inboxes that the bus keeps for msgstream clients, made and filled over the HTTP API."""
+"""Sessions: inboxes that the bus keeps for msgstream clients, managed over the HTTP API."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from urllib.parse import quote
 import msgspec
 
 from polybus.client.http.connection import Answer, HttpConnection, Request
-from polybus.client.options import Options
-from polybus.client.starts import Start, start_text
+from polybus.client.message import Start, start_text
+from polybus.client.options import ClientOptions
 from polybus.client.urls import Address
 from polybus.errors import UsageError
 
 Events = Iterable[Sequence[Any]]
-"""`[("type", data), …]`; data is anything JSON has, and may be left out."""
+"""`[("type", data), …]`; data is any JSON value and optional."""
 
 
 class _Created(msgspec.Struct):
@@ -31,13 +31,13 @@ class _Broadcast(msgspec.Struct):
 
 
 class Sessions:
-    """The sessions of a bus. A key is the only way to its session: treat it as a password.
+    """The sessions of a bus. A key gives full access to its session: treat it like a password.
 
     Every call raises PolybusError with the bus's code (`session.unknown`, `topic.unknown`, …), or
     `client.unreachable`, `client.disconnected`, `client.timeout`, `client.answer-invalid`.
     """
 
-    def __init__(self, address: Address, options: Options) -> None:
+    def __init__(self, address: Address, options: ClientOptions) -> None:
         self._http = HttpConnection(address, options)
         self._timeout_s = options.connect_timeout_s
 
@@ -48,11 +48,11 @@ class Sessions:
         start: Start = "latest",
         ttl_s: float | None = None,
     ) -> str:
-        """Open a session that follows the topics, and return its key.
+        """Create a session that follows the topics, and return its key.
 
         Args:
-            start: where it begins in each topic, as for `Client.subscribe`.
-            ttl_s: how long it lives without a client; as the bus is configured if not said.
+            start: where it starts in each topic, as for `Client.subscribe`.
+            ttl_s: how long it lives without a client; by default as the bus is configured.
         """
         wanted: dict[str, Any] = {"topics": list(topics), "from": start_text(start)}
         if ttl_s is not None:
@@ -61,25 +61,25 @@ class Sessions:
         return answer.json(_Created).session_key
 
     async def set_topics(self, key: str, topics: Iterable[str]) -> list[str]:
-        """Follow these topics and no others; return their names as the bus spells them."""
+        """Follow exactly these topics; return their canonical names."""
         answer = await self._ask("PUT", f"{_path(key)}/topics", {"topics": list(topics)})
         return answer.json(_Topics).topics
 
     async def push(self, key: str, events: Events) -> None:
-        """Put events into one session, as one pack; it is on the bus's disk when this returns."""
+        """Add events to one session, as one pack; it is durable when this returns."""
         await self._ask("POST", f"{_path(key)}/packs", _pack(events))
 
     async def broadcast(self, events: Events) -> int:
-        """Put events into every session, as one pack each; return how many sessions there are."""
+        """Add events to every session, as one pack each; return the number of sessions."""
         answer = await self._ask("POST", "/v1/broadcast", _pack(events))
         return answer.json(_Broadcast).sessions
 
     async def delete(self, key: str) -> None:
-        """End a session; its client is told."""
+        """Delete a session and notify its client."""
         await self._ask("DELETE", _path(key), None)
 
     def close(self) -> None:
-        """Let go of the connection; the sessions stay."""
+        """Close the connection; the sessions stay."""
         self._http.close()
 
     async def _ask(self, method: str, target: str, body: Any) -> Answer:
@@ -92,7 +92,7 @@ class Sessions:
 
 def _path(key: str) -> str:
     if not key:
-        raise UsageError("session.unknown", "the key is empty")
+        raise UsageError("session.unknown", "the session key is empty")
     return f"/v1/sessions/{quote(key, safe='')}"
 
 

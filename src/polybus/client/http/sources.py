@@ -1,7 +1,7 @@
-"""Where packs come from: one connection for a session, by WebSocket or by polls.
+"""The packs of a session on one connection, by WebSocket or by polls.
 
-A source is one connection's life. It gives the packs that the bus sends and passes confirmations
-on; packs that come again, and connections that break, are client/http/session_stream.py's business.
+A source lives as long as its connection. It returns the packs that the bus sends, and sends
+confirmations; client/http/session_stream.py handles repeated packs and lost connections.
 """
 
 from __future__ import annotations
@@ -9,56 +9,140 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import Literal, Protocol
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
+import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.frames import CloseCode
 
 from polybus.client.connection import reason, tls_context
 from polybus.client.http.connection import HttpConnection, Request
-from polybus.client.http.packs import Pack, parse_packs
-from polybus.client.options import Options
+from polybus.client.options import ClientOptions
 from polybus.client.urls import Address
-from polybus.errors import PolybusError
+from polybus.errors import PeerError, PolybusError
 
 TransportName = Literal["websocket", "longpolling", "shortpolling"]
-# A bus takes 64 KiB in one frame, and URLs of as much.
+# A bus accepts frames and URLs of up to 64 KiB.
 CONFIRM_IDS_MAX = 2000
-# While packs are being handled the session is polled so often, or it would expire.
+# While packs are being handled, the session is polled at this interval to keep it alive.
 CONTACT_S = 20.0
-# A long poll that says nothing for longer than any heartbeat is dead.
+# A long poll without an answer for longer than any heartbeat is dead.
 HANG_S_MAX = 600.0
-# The URL has the session's key in it, and the library logs URLs.
+# The URL contains the session's key, and the library logs URLs.
 _quiet = logging.getLogger("polybus.client.websocket")
 _quiet.setLevel(logging.CRITICAL)
 _quiet.propagate = False
 
 
-class Source(Protocol):
-    """One connection for a session."""
+_packs = msgspec.json.Decoder(dict[str, list[list[msgspec.Raw]]])
+_string = msgspec.json.Decoder(str)
+
+
+class _Base64Payload(msgspec.Struct, forbid_unknown_fields=True):
+    base64: str
+
+
+_base64 = msgspec.json.Decoder(_Base64Payload)
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One event of a session.
+
+    Attributes:
+        name: its type, perhaps dotted; for a topic's message, the topic.
+        raw: the data as JSON text; empty if it has none.
+        pack_id: the number of its pack; 0 is a notice of the bus.
+    """
+
+    name: str
+    raw: bytes = b""
+    pack_id: int = 0
+
+    @property
+    def data(self) -> Any:
+        """The data, or None. Raises msgspec.DecodeError if Python cannot represent it."""
+        return msgspec.json.decode(self.raw) if self.raw else None
+
+    @property
+    def value(self) -> bytes:
+        """The data as a message value: decoded base64, a string as UTF-8, or JSON text.
+
+        JSON has lost its white space on the way (docs/protocols/msgstream.md).
+        """
+        return value_of(self.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Events that arrived together; `pack_id` 0 is a notice, which is never confirmed."""
+
+    pack_id: int
+    events: list[Event]
+
+
+def parse_packs(text: bytes) -> list[Pack]:
+    """The packs of one answer or frame, in the order of their numbers.
+
+    Raises:
+        PeerError: `msgstream.pack-invalid`.
+    """
+    try:
+        packs = [
+            Pack(
+                int(number),
+                [
+                    Event(
+                        _string.decode(one[0]), bytes(one[1]) if len(one) > 1 else b"", int(number)
+                    )
+                    for one in events
+                ],
+            )
+            for number, events in _packs.decode(text).items()
+        ]
+    except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
+        raise PeerError("msgstream.pack-invalid", f"not packs: {str(error)[:80]}") from error
+    return sorted(packs, key=lambda pack: pack.pack_id)
+
+
+def value_of(raw: bytes) -> bytes:
+    """The bytes that a payload encodes."""
+    try:
+        if raw[:1] == b'"':
+            return _string.decode(raw).encode()
+        if raw.startswith(b'{"base64":'):
+            return b64decode(_base64.decode(raw).base64, validate=True)
+    except (msgspec.DecodeError, ValueError):
+        pass  # JSON that only looks like base64
+    return raw
+
+
+class PackSource(Protocol):
+    """One connection of a session."""
 
     async def receive(self) -> list[Pack]:
-        """The next packs, by their numbers; an empty list now and then.
+        """The next packs, in the order of their numbers; sometimes an empty list.
 
         Raises:
-            PolybusError: the connection is of no use any more. `session.taken`: another one has
-                come for the session.
+            PolybusError: the connection is unusable. `session.taken`: another connection uses the
+                session.
         """
         ...
 
     def confirm(self, pack_id: int) -> None:
-        """Tell the bus, soon, that it may forget the pack."""
+        """Tell the bus, soon, that it may delete the pack."""
         ...
 
     async def close(self) -> None:
-        """Pass the last confirmations on, if that is possible, and disconnect."""
+        """Send the last confirmations, if possible, and disconnect."""
         ...
 
 
 class WebSocketSource:
-    """Packs as they come."""
+    """Packs by WebSocket."""
 
     def __init__(self, websocket: ClientConnection, address: Address) -> None:
         self._websocket = websocket
@@ -67,7 +151,7 @@ class WebSocketSource:
         self._sending: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, address: Address, options: Options, key: str) -> WebSocketSource:
+    async def open(cls, address: Address, options: ClientOptions, key: str) -> WebSocketSource:
         """Connect. Raises PolybusError `client.unreachable`."""
         scheme = "wss" if address.tls else "ws"
         uri = f"{scheme}://{address.authority}/msgstream?sessionKey={quote(key, safe='')}"
@@ -96,7 +180,8 @@ class WebSocketSource:
         except ConnectionClosed as error:
             closed = error.rcvd
             if closed is not None and closed.code == CloseCode.NORMAL_CLOSURE:
-                raise session_taken() from None
+                text = "another connection uses the session"
+                raise PolybusError("session.taken", text) from None
             said = f": {closed.code} {closed.reason}".rstrip() if closed is not None else ""
             text = f"{self._address} ended the WebSocket{said}"
             raise PolybusError("client.disconnected", text) from None
@@ -107,14 +192,14 @@ class WebSocketSource:
             self._sending = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        """Send what has been confirmed; what comes meanwhile goes out together."""
+        """Send confirmations; those that are added meanwhile are sent together."""
         try:
             while self._confirmed:
                 some = self._confirmed[:CONFIRM_IDS_MAX]
                 del self._confirmed[:CONFIRM_IDS_MAX]
                 await self._websocket.send(_ids(some))
         except ConnectionClosed:
-            self._confirmed.clear()  # the packs come again, and are confirmed then
+            self._confirmed.clear()  # the bus sends the packs again, and they are confirmed then
 
     async def close(self) -> None:
         if self._sending is not None:
@@ -123,22 +208,22 @@ class WebSocketSource:
 
 
 class PollSource:
-    """Packs by polls; confirmations go with the next one.
+    """Packs by polls; the next poll sends the confirmations.
 
-    An answer has all packs that are not confirmed. So the next poll waits until those of the last
-    one have been: asking earlier would only bring them again.
+    An answer has all unconfirmed packs, so the next poll waits until those of the last one are
+    confirmed: polling earlier would only repeat them.
     """
 
     def __init__(
-        self, address: Address, options: Options, key: str, *, interval_s: float | None
+        self, address: Address, options: ClientOptions, key: str, *, interval_s: float | None
     ) -> None:
-        """With `interval_s`, polls are short ones, so far apart while there is nothing."""
+        """With `interval_s`, use short polls, at this interval while there is nothing."""
         self._http = HttpConnection(address, options)
         self._options = options
         self._key = quote(key, safe="")
         self._interval_s = interval_s
         self._outstanding: set[int] = set()
-        # In order, each once.
+        # An ordered set.
         self._confirmed: dict[int, None] = {}
         self._settled = asyncio.Event()
         self._idle = False
@@ -155,14 +240,14 @@ class PollSource:
             if self._idle:
                 await asyncio.sleep(self._interval_s)
             return self._took(await self._poll(hangs=False))
-        # The first one tells at once whether the session and its bus are there.
+        # The first poll is short: it shows at once whether the session and the bus exist.
         hangs = self._turns > 0
         self._turns += 1
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         packs = await self._poll(hangs=hangs)
         if hangs and not packs and loop.time() - began_s < 1.0:
-            # Another client polls for the session too, and each sends the other one home.
+            # Another client polls the same session, and each poll ends the other.
             await asyncio.sleep(1.0)
         return self._took(packs)
 
@@ -178,7 +263,7 @@ class PollSource:
                 async with asyncio.timeout(self._options.close_timeout_s):
                     await self._poll(hangs=False)
         except (PolybusError, TimeoutError):
-            pass  # the packs come again, to whoever comes next
+            pass  # the bus sends the packs again to the next connection
         finally:
             self._http.close()
 
@@ -198,14 +283,10 @@ class PollSource:
         timeout_s = HANG_S_MAX if hangs else self._options.connect_timeout_s
         answer = await self._http.request(Request(method="GET", target=target), timeout_s=timeout_s)
         answer.check()
-        # Only now: what an unanswered poll confirmed may not have been heard.
+        # Only now, because the bus may not have received an unanswered poll.
         for pack_id in confirmed:
             del self._confirmed[pack_id]
         return parse_packs(answer.body) if answer.body else []
-
-
-def session_taken() -> PolybusError:
-    return PolybusError("session.taken", "another connection has come for the session")
 
 
 def _ids(pack_ids: list[int]) -> str:

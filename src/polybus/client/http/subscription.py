@@ -1,30 +1,24 @@
 """Subscribing through a session of the bus: `ws://` by WebSocket, `http://` by long polls.
 
-The bus keeps the messages until they are confirmed, which happens when the reader asks for the
-next ones. So a lost connection, or a restarted bus, loses nothing. A session that expired meanwhile
-is replaced by another at the end of its topics; what lies between is a gap.
+The bus keeps messages until they are confirmed, which happens when the reader requests the next
+ones. So a lost connection or a restarted bus loses nothing. A session that expired is replaced by
+another at the end of its topics, and the messages between are a gap.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Callable
 
-from polybus.client.http.packs import Event, Pack
-from polybus.client.http.renewal import another_session
 from polybus.client.http.session_stream import SessionStream
-from polybus.client.http.sessions import Sessions
-from polybus.client.http.sources import TransportName
+from polybus.client.http.sources import Event, Pack
 from polybus.client.message import Message
-from polybus.client.options import Options
+from polybus.client.options import ClientOptions
 from polybus.client.subscription import Arrived, Subscription, cost_bytes
 from polybus.client.urls import Address
 from polybus.errors import PolybusError
 from polybus.wire.msgstream import OVERFLOW, UNSET
-
-TRANSPORTS: dict[str, TransportName] = {"ws": "websocket", "http": "longpolling"}
 
 
 class SessionSubscription(Subscription):
@@ -33,16 +27,15 @@ class SessionSubscription(Subscription):
     def __init__(
         self,
         address: Address,
-        options: Options,
+        options: ClientOptions,
         starts: dict[str, str],
         on_closed: Callable[[Subscription], None],
     ) -> None:
         super().__init__(options, on_closed)
-        self._address = address
-        self._starts = starts
-        self._sessions = Sessions(address, options)
-        self._key: str | None = None
-        self._stream: SessionStream
+        self._topics = frozenset(starts)
+        # One call of `subscribe` has one start for all its topics.
+        (start,) = set(starts.values())
+        self._stream = SessionStream(address, options, topics=starts, start=start)
         self._reading: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
         self._room.set()
@@ -50,28 +43,17 @@ class SessionSubscription(Subscription):
 
     async def _open(self) -> None:
         try:
-            # One call of `subscribe` has one start for all its topics.
-            (start,) = set(self._starts.values())
-            self._key = await self._sessions.create(self._starts, start=start)
+            await self._stream.open()
         except PolybusError as error:
             self._fail(error)
             raise
-        transport = TRANSPORTS[self._address.scheme]
-        self._stream = SessionStream(self._address, self._options, self._key, transport)
         self._reading = asyncio.create_task(self._read(), name=self._options.name)
 
     async def _close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
-            await self._stream.disconnect()
-        key, self._key = self._key, None
-        if key is not None:
-            # If the bus is away, the session expires by itself.
-            with contextlib.suppress(PolybusError, TimeoutError):
-                async with asyncio.timeout(self._options.close_timeout_s):
-                    await self._sessions.delete(key)
-        self._sessions.close()
+        await self._stream.close()
 
     def _drained(self) -> None:
         if self._ready_bytes <= self._options.ready_bytes_max // 2:
@@ -86,9 +68,8 @@ class SessionSubscription(Subscription):
                 except PolybusError as error:
                     if error.code != UNSET or not self._options.reconnect:
                         raise
-                    self._gaps.update(self._starts)
-                    self._key = await another_session(self._sessions, self._starts)
-                    self._stream.renew(self._key)
+                    self._gaps.update(self._topics)
+                    await self._stream.renew()
                     continue
                 for pack in packs:
                     self._take(pack)
@@ -99,11 +80,11 @@ class SessionSubscription(Subscription):
         if pack.pack_id == 0:
             self._gaps.update(_overflown(pack.events))
             return
-        # What is pushed or broadcast to the session under other names is not for a subscriber.
+        # Events that were pushed or broadcast to the session under other names are ignored.
         messages = [
             Message(event.name, event.value, gap=self._is_after_gap(event.name))
             for event in pack.events
-            if event.name in self._starts
+            if event.name in self._topics
         ]
         if not messages:
             self._stream.handled(pack)
@@ -121,7 +102,7 @@ class SessionSubscription(Subscription):
 
 
 def _overflown(events: list[Event]) -> set[str]:
-    """The topics of which notices say that messages are lost."""
+    """The topics that lost messages, according to notices."""
     topics = set()
     for event in events:
         data = event.data if event.name == OVERFLOW else None

@@ -1,7 +1,7 @@
 """goms:// — goMS.
 
-A goMS client may send only to topics it is registered to, so a publisher registers first. Acks name
-topics but no sends: those of one topic come in the order of its sends.
+A goMS client may send only to topics it is registered to, so a publisher registers first. An ack
+names its topic but not its send: the acks of one topic come in the order of its sends.
 """
 
 from __future__ import annotations
@@ -11,14 +11,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from polybus.batch import Batch, Buffer, Headers
-from polybus.client.events import Delivered, Event, Refused, Stored, Subscribed, refusal
-from polybus.client.message import Position
-from polybus.client.transports.runs import Runs
+from polybus.client.transports.base import (
+    Delivered,
+    Event,
+    EventList,
+    Refused,
+    Stored,
+    Subscribed,
+    Transport,
+    refusal,
+)
 from polybus.config import Limits
 from polybus.errors import BusyError, PeerError
 from polybus.wire import goms as wire
 from polybus.wire.codec import Bad
-from polybus.wire.positions import At
+from polybus.wire.positions import Position
 
 # The first digits of goMS's codes: general and send, register and logout.
 _ABOUT_SENDS = ("000", "002")
@@ -26,16 +33,13 @@ _ABOUT_REGISTERING = ("001", "003")
 _OUR_CODE = re.compile(r"([a-z]+\.[a-z-]+): (.*)", re.DOTALL)
 
 
-class GomsTransport:
-    """One connection; client/transports/__init__.py has the contract."""
-
+class GomsTransport(Transport):
     registers = True
-    confirms = True
 
     def __init__(self, message_bytes_max: int) -> None:
         self._codec = wire.GomsClientCodec(Limits(message_bytes_max=message_bytes_max))
         self._acks_due: dict[str, deque[str]] = {}
-        # Topics registered at their end: only of those does a reg-ack tell where they begin.
+        # Topics registered at their end: only for those does a reg-ack have the start position.
         self._from_the_end: set[str] = set()
 
     def publish(
@@ -69,64 +73,60 @@ class GomsTransport:
         return wire.encode_close()
 
     def receive(self, data: Buffer) -> list[Event]:
-        runs = Runs()
+        found = EventList()
         for event in self._codec.receive(data):
             match event:
                 case wire.Deliver(batches):
                     for batch in batches:
-                        runs.add_many(Delivered(batch.topic, list(batch.values())))
+                        found.add(Delivered(batch.topic, list(batch.values())))
                 case wire.Message():
-                    _add_message(runs, event)
+                    _add_message(found, event)
                 case wire.RegAck():
-                    self._registered(runs, event)
+                    self._registered(found, event)
                 case wire.SendAck():
-                    self._stored(runs, event)
+                    self._stored(found, event)
                 case wire.Error(code, text):
-                    self._refused(runs, code, text)
+                    self._refused(found, code, text)
                 case Bad(error):
-                    runs.add(Refused(error, final=True))
-        return runs.events
+                    found.add(Refused(error, final=True))
+        return found.events
 
-    def _registered(self, runs: Runs, ack: wire.RegAck) -> None:
-        told = dict(zip(ack.topics, ack.offsets, strict=False))
+    def _registered(self, found: EventList, ack: wire.RegAck) -> None:
+        positions = dict(zip(ack.topics, ack.offsets, strict=False))
         for topic in ack.topics:
-            at = told.get(topic) if topic in self._from_the_end else None
-            runs.add(Subscribed(topic, None if at is None else _position(at)))
+            found.add(
+                Subscribed(topic, positions.get(topic) if topic in self._from_the_end else None)
+            )
 
-    def _stored(self, runs: Runs, ack: wire.SendAck) -> None:
+    def _stored(self, found: EventList, ack: wire.SendAck) -> None:
         if len(ack.topics) != 1 or len(ack.offsets) != 1 or not self._acks_due.get(ack.topics[0]):
-            # A topic was deleted under our sends. Which of them are stored cannot be told any more.
-            error = PeerError("goms.ack-unknown", "an ack for no send of ours")
-            runs.add(Refused(error, final=True))
+            # A topic was deleted after our sends, so acks no longer match sends.
+            error = PeerError("goms.ack-unknown", "the bus acknowledged a send that was not sent")
+            found.add(Refused(error, final=True))
             return
         receipt_id = self._acks_due[ack.topics[0]].popleft()
-        runs.add(Stored(receipt_id, _position(ack.offsets[0])))
+        found.add(Stored(receipt_id, ack.offsets[0]))
 
-    def _refused(self, runs: Runs, code: str, text: str) -> None:
+    def _refused(self, found: EventList, code: str, text: str) -> None:
         if code == wire.Code.UNKNOWN_TOPICS:
             error = refusal("topic.unknown", f"there is no topic {text!r}")
-            runs.add(Refused(error, topics=(text, *text.split(","))))
+            found.add(Refused(error, topics=(text, *text.split(","))))
             return
         ours = _OUR_CODE.fullmatch(text)
         error = refusal(ours[1], ours[2]) if ours else refusal(f"goms.{code}", text)
         if code == wire.Code.SLOW_DOWN:
-            # What others sent was dropped, as we read too slowly; our own sends are not meant.
+            # The bus dropped messages because we read too slowly; our own sends are not affected.
             error = BusyError(error.code, error.text)
         elif code.startswith(_ABOUT_SENDS) and any(self._acks_due.values()):
-            # No ack will come for some send, so the acks of others can no longer be told apart.
+            # One send gets no ack, so later acks no longer match their sends.
             self._acks_due.clear()
-            runs.add(Refused(error, final=True))
+            found.add(Refused(error, final=True))
             return
-        runs.add(Refused(error, registering=code.startswith(_ABOUT_REGISTERING)))
+        found.add(Refused(error, registering=code.startswith(_ABOUT_REGISTERING)))
 
 
-def _add_message(runs: Runs, message: wire.Message) -> None:
+def _add_message(found: EventList, message: wire.Message) -> None:
     """A message sent to several topics is one message of each, as on all other protocols."""
-    offsets: Sequence[At | None] = message.offsets or [None] * len(message.topics)
-    for topic, at in zip(message.topics, offsets, strict=False):
-        position = None if at is None else _position(at)
-        runs.add(Delivered(topic, [message.value], [message.headers], position))
-
-
-def _position(at: At) -> Position:
-    return Position(at.epoch, at.offset)
+    positions: Sequence[Position | None] = message.offsets or [None] * len(message.topics)
+    for topic, position in zip(message.topics, positions, strict=False):
+        found.add_message(topic, message.value, message.headers, position)

@@ -1,8 +1,8 @@
 """queue:// — a queue connector of the bus.
 
-The wire carries messages and nothing else: which topic they are of is the connector's own affair.
-So the topic a caller names is a label, put on what comes and never sent; and since messages for two
-labels would end in one topic, a connection takes one.
+The wire carries only messages: the connector decides their topic. So the caller's topic is a label
+for received messages and is never sent. Messages of two labels would go to one topic, so a
+connection accepts only one.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polybus.batch import Batch, Buffer, Headers
-from polybus.client.events import Delivered, Event, Refused
+from polybus.client.transports.base import Delivered, Event, Refused, Transport
 from polybus.errors import UsageError
 from polybus.wire import queue as wire
 
 
-class QueueTransport:
-    """One connection; client/transports/__init__.py has the contract."""
-
-    registers = False
+class QueueTransport(Transport):
     confirms = False
+    tls = False
 
     def __init__(self, message_bytes_max: int) -> None:
         self._reader = wire.QueueReader(message_bytes_max)
@@ -44,19 +42,16 @@ class QueueTransport:
     def subscribe(self, starts: Mapping[str, str], *, positions: bool) -> Buffer:
         for topic, start in starts.items():
             if start != "latest":
-                text = f"a queue begins with the latest messages, not {start}"
+                text = f"a queue can only start at the latest message, not at {start}"
                 raise UsageError("client.unsupported", text)
             self._use(topic)
         self._subscribed = True
         return b""
 
-    def goodbye(self) -> bytes:
-        return b""
-
     def receive(self, data: Buffer) -> list[Event]:
         messages = self._reader.receive(data)
         events: list[Event] = []
-        # A publisher gets what others publish, too: nobody asked for it.
+        # A publisher receives the messages of others too, which it did not request.
         if messages and self._subscribed and self._topic is not None:
             events.append(Delivered(self._topic, messages))
         if self._reader.error is not None:
@@ -67,5 +62,5 @@ class QueueTransport:
         if self._topic is None:
             self._topic = topic
         elif topic != self._topic:
-            text = f"a queue is one topic: it is {self._topic!r} here and cannot be {topic!r} too"
+            text = f"a queue has one topic, here {self._topic!r}; {topic!r} needs another client"
             raise UsageError("client.unsupported", text)

@@ -14,6 +14,7 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.wire import boson_frames as wire
+from polybus.wire.boson import ReceiptOwed, Subscribe, Unsubscribe
 from polybus.wire.codec import Bad, Publish, PublishPart
 
 
@@ -32,11 +33,11 @@ class BosonFramesTranslator(Translator):
                 self.publish(batches, whole)
             case Bad(error):
                 self.bad(error)
-            case wire.Subscribe(lines):
+            case Subscribe(lines):
                 self.subscribe_lines(lines)
-            case wire.Unsubscribe(lines):
+            case Unsubscribe(lines):
                 self.unsubscribe_lines(lines)
-            case wire.ReceiptOwed(receipt_id):
+            case ReceiptOwed(_, receipt_id):
                 self.owe_receipt(receipt_id)
 
     def encode(self, batch: Batch) -> Buffer:

@@ -12,6 +12,7 @@ from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.wire import boson_properties as wire
+from polybus.wire.boson import BadPublish, ReceiptOwed, Subscribe, Unsubscribe
 from polybus.wire.codec import Bad, Publish, PublishPart
 
 
@@ -28,15 +29,15 @@ class BosonPropertiesTranslator(Translator):
                 self.publish_part(batches[0], is_first=is_first)
             case Publish(batches):
                 self.publish(batches)
-            case wire.BadPublish(error, receipt_id):
+            case BadPublish(error, receipt_id):
                 self._refuse_message(error, receipt_id)
             case Bad(error):
                 self.bad(error)
-            case wire.Subscribe(lines):
+            case Subscribe(lines):
                 self.subscribe_lines(lines)
-            case wire.Unsubscribe(lines):
+            case Unsubscribe(lines):
                 self.unsubscribe_lines(lines)
-            case wire.ReceiptOwed(topic, receipt_id):
+            case ReceiptOwed(topic, receipt_id):
                 self.owe_receipt(receipt_id, topic)
 
     def encode(self, batch: Batch) -> Buffer:

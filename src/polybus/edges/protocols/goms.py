@@ -23,7 +23,7 @@ from polybus.errors import PolybusError, UsageError
 from polybus.services.replay import resolve
 from polybus.wire import goms as wire
 from polybus.wire.codec import Bad, Publish
-from polybus.wire.positions import At, Latest, Since, Start, parse_start
+from polybus.wire.positions import Latest, Position, Since, Start, parse_start
 
 # Our codes as goMS's; a code that is not listed is a general error.
 CODES = {
@@ -102,11 +102,11 @@ class GomsTranslator(Translator):
             begins = self._begins(registered, start) if event.offsets else None
             self.reply(wire.encode_reg_ack(registered, begins))
 
-    def _begins(self, topics: Sequence[str], start: Start) -> list[At] | None:
+    def _begins(self, topics: Sequence[str], start: Start) -> list[Position] | None:
         """The first position of each topic; None for a time, which only the disk can resolve."""
         if isinstance(start, Since):
             return None
-        return [At(*resolve(self.bus.log, topic, start)) for topic in topics]
+        return [Position(*resolve(self.bus.log, topic, start)) for topic in topics]
 
     def _send_batches(self, batches: Sequence[Batch]) -> None:
         allowed = [batch for batch in batches if batch.topic in self.subscriptions]
@@ -167,7 +167,7 @@ class GomsTranslator(Translator):
         first = batches[0]
         offsets = None
         if self._with_offsets:
-            offsets = [At(batch.epoch, batch.first_offset) for batch in batches]
+            offsets = [Position(batch.epoch, batch.first_offset) for batch in batches]
         headers = first.headers[0] if first.headers else None
         topics = [batch.topic for batch in batches]
         message = wire.encode_message(topics, first.value(0), headers, offsets)
@@ -177,7 +177,7 @@ class GomsTranslator(Translator):
         # Without the batches that were refused.
         batches = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
         topics = [one.topic for one in batches]
-        offsets = [At(one.epoch, one.first_offset) for one in batches]
+        offsets = [Position(one.epoch, one.first_offset) for one in batches]
         self.reply(wire.encode_send_ack(topics, offsets))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:

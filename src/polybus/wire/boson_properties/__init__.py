@@ -1,24 +1,28 @@
 """Boson properties: versioned lists of properties, the second generation of Boson.
 
-`framing` finds where messages end, `versions` reads one by its version, `codec` and `client` turn
-messages into events for either side, `encode` writes them.
+framing   finds where messages end             codec    the server's side, to events
+versions  decodes a message by its version     client   the client's side, to events
+encode    encodes the messages of both sides
 """
 
+from polybus.wire.boson import (
+    BadPublish,
+    Positioned,
+    Receipt,
+    ReceiptOwed,
+    Refused,
+    Subscribe,
+    Unsubscribe,
+)
 from polybus.wire.boson_properties.client import (
     BosonPropertiesClientCodec,
     Delivered,
-    Positioned,
-    Receipt,
-    Refused,
+    Reply,
 )
 from polybus.wire.boson_properties.codec import (
     PROTOCOL,
-    BadPublish,
     BosonPropertiesCodec,
     Event,
-    ReceiptOwed,
-    Subscribe,
-    Unsubscribe,
 )
 from polybus.wire.boson_properties.encode import (
     encode,
@@ -43,6 +47,7 @@ __all__ = [
     "Receipt",
     "ReceiptOwed",
     "Refused",
+    "Reply",
     "Subscribe",
     "Unsubscribe",
     "encode",

@@ -1,4 +1,4 @@
-"""The client's side: what a server sends, to events."""
+"""The client's side: messages of a server to events."""
 
 from __future__ import annotations
 
@@ -7,54 +7,29 @@ from dataclasses import dataclass
 from polybus.batch import Buffer
 from polybus.config import Limits
 from polybus.errors import PeerError
+from polybus.wire.boson import Positioned, Receipt, Refused
 from polybus.wire.boson_properties.codec import ERROR, OFFSET, POSITION, RECEIPT
 from polybus.wire.boson_properties.framing import Framer
 from polybus.wire.boson_properties.versions import Properties, decode
 from polybus.wire.codec import Bad
-from polybus.wire.positions import At, parse_start
+from polybus.wire.positions import Position, parse_start
 
-# A delivery has properties that its publish had not, and headers may come from other protocols.
+# A delivery has more properties than its publish, and headers may come from other protocols.
 _PROPERTIES_MAX = 1 << 16
 _ROOM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message of a subscription; `position` is None from a server that tells none."""
+    """A message of a subscription; `position` is None if the server did not send it."""
 
     topic: str
     content: bytes
     headers: dict[str, bytes]
-    position: At | None
+    position: Position | None
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The message that asked with this id is stored there, and safe."""
-
-    topic: str
-    receipt_id: bytes
-    position: At
-
-
-@dataclass(frozen=True, slots=True)
-class Positioned:
-    """Where the next message of a subscription stands."""
-
-    topic: str
-    position: At
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The server's complaint; `receipt_id` is that of the refused message, if it had one."""
-
-    code: str
-    text: str
-    receipt_id: bytes = b""
-
-
-Event = Delivered | Receipt | Positioned | Refused | Bad
+Reply = Delivered | Receipt | Positioned | Refused | Bad
 
 
 class BosonPropertiesClientCodec:
@@ -68,14 +43,14 @@ class BosonPropertiesClientCodec:
     def unfinished_bytes(self) -> int:
         return self._framer.held_bytes
 
-    def receive(self, data: Buffer) -> list[Event]:
+    def receive(self, data: Buffer) -> list[Reply]:
         if self._failed:
             return []
-        events: list[Event] = []
+        events: list[Reply] = []
         try:
-            for buffer, places, _ in self._framer.feed(data):
+            for buffer, offsets, _ in self._framer.feed(data):
                 try:
-                    events.append(_event(buffer, decode(buffer, places)))
+                    events.append(_event(buffer, decode(buffer, offsets)))
                 except PeerError as problem:
                     events.append(Bad(problem))
         except PeerError as error:
@@ -86,29 +61,29 @@ class BosonPropertiesClientCodec:
     def take_carry(self) -> bytes:
         return self._framer.take_carry()
 
-    def close(self) -> list[Event]:
-        """An unfinished message is dropped."""
+    def close(self) -> list[Reply]:
+        """Drop an unfinished message."""
         self._framer.drop()
         return []
 
 
-def _event(buffer: Buffer, message: Properties) -> Event:
+def _event(buffer: Buffer, message: Properties) -> Reply:
     flags = {flag: bytes(buffer[start:end]) for flag, (start, end) in message.flags.items()}
     topic = message.topic.decode("utf-8", "replace")
     if ERROR in flags:
         code, _, text = flags[ERROR].decode("utf-8", "replace").partition(" ")
         return Refused(code, text, flags.get(RECEIPT, b""))
     if RECEIPT in flags:
-        return Receipt(topic, flags[RECEIPT], _at(flags.get(OFFSET, b"")))
+        return Receipt(flags[RECEIPT], _position(flags.get(OFFSET, b"")))
     if POSITION in flags:
-        return Positioned(topic, _at(flags[POSITION]))
+        return Positioned(topic, _position(flags[POSITION]))
     start, end = message.content
-    position = _at(flags[OFFSET]) if OFFSET in flags else None
+    position = _position(flags[OFFSET]) if OFFSET in flags else None
     return Delivered(topic, bytes(buffer[start:end]), message.headers, position)
 
 
-def _at(value: bytes) -> At:
+def _position(value: bytes) -> Position:
     position = parse_start(value.decode("ascii", "replace"))
-    if not isinstance(position, At):
-        raise PeerError("position.invalid", "a position is EPOCH:OFFSET", final=False)
+    if not isinstance(position, Position):
+        raise PeerError("position.invalid", "a position must be EPOCH:OFFSET", final=False)
     return position

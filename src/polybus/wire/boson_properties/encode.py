@@ -1,8 +1,8 @@
-"""What we send, server and client: the version, then flags, then user properties."""
+"""Encodes the messages of both sides: the version, then flags, then user properties."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from polybus import scan
 from polybus.batch import Batch, Headers
@@ -18,7 +18,7 @@ from polybus.wire.boson_properties.codec import (
 )
 from polybus.wire.boson_properties.framing import INT32, KEY_BYTES_MAX, UINT16
 from polybus.wire.boson_properties.versions import CONTENT, FLAG_PREFIX, TOPIC, VERSION
-from polybus.wire.positions import SubscribeLine
+from polybus.wire.positions import subscribe_lines
 
 _RESERVED = (TOPIC.decode(), CONTENT.decode())
 _FLAG_PREFIX = FLAG_PREFIX.decode()
@@ -42,8 +42,8 @@ _DELIVERED_COUNT = 4
 def encode(batch: Batch) -> bytes:
     """The batch's messages, each with its position, for subscribers.
 
-    Headers that this protocol cannot carry (named `topic`, `content` or like a flag) are left out:
-    a subscriber must be able to trust those.
+    Headers named `topic`, `content` or like a flag are left out, because a subscriber must be able
+    to trust those properties.
     """
     head = _VERSION + _key(OFFSET)
     middle = _property(TOPIC, batch.topic.encode()) + _CONTENT_KEY
@@ -97,7 +97,7 @@ def encode_receipt(topic: str, receipt_id: bytes, epoch: int, offset: int) -> by
 
 
 def encode_receipts(batch: Batch) -> bytes:
-    """The receipts that a durable batch owes."""
+    """The receipts that a durable batch requested."""
     return b"".join(
         encode_receipt(batch.topic, receipt_id, batch.epoch, batch.first_offset + index)
         for index, receipt_id in _receipt_ids(batch)
@@ -105,12 +105,12 @@ def encode_receipts(batch: Batch) -> bytes:
 
 
 def encode_refusals(batch: Batch, code: str, text: str) -> bytes:
-    """One error for each receipt that a refused batch asked for; nothing if it asked for none."""
+    """One error for each receipt that a refused batch requested; empty if it requested none."""
     return b"".join(encode_error(code, text, receipt_id) for _, receipt_id in _receipt_ids(batch))
 
 
 def _receipt_ids(batch: Batch) -> Iterator[tuple[int, bytes]]:
-    """The messages that asked for a receipt: which, and with what id."""
+    """The index and receipt id of each message that requested a receipt."""
     ids = batch.receipt_ids
     if ids is None:
         return
@@ -121,7 +121,7 @@ def _receipt_ids(batch: Batch) -> Iterator[tuple[int, bytes]]:
 
 
 def encode_error(code: str, text: str, receipt_id: bytes = b"") -> bytes:
-    """A complaint, with the receipt id of the message it is about, if that asked for one."""
+    """An error, with the receipt id of its message, if that requested one."""
     properties = [_property(ERROR, f"{code} {text}".encode())]
     if receipt_id:
         properties.append(_property(RECEIPT, receipt_id))
@@ -129,7 +129,7 @@ def encode_error(code: str, text: str, receipt_id: bytes = b"") -> bytes:
 
 
 def encode_position(topic: str, epoch: int, offset: int) -> bytes:
-    """Where the next message of a subscription stands, for clients that asked to be told."""
+    """The position of a subscription's next message, for clients that requested it."""
     position = _property(POSITION, _position(epoch, offset))
     return _message([position, _property(TOPIC, topic.encode())])
 
@@ -144,7 +144,7 @@ def encode_publish(
     """A message as a publisher sends it.
 
     Raises:
-        UsageError: `headers.invalid`, a header has a name that this protocol uses itself.
+        UsageError: `headers.invalid`, a header has a name that the protocol reserves.
     """
     for name in headers or ():
         if not _carries(name):
@@ -159,10 +159,11 @@ def encode_publish(
     return _message(properties)
 
 
-def encode_subscribe(lines: Iterable[SubscribeLine]) -> bytes:
-    return _message([_property(SUBSCRIBE, "\n".join(map(str, lines)).encode())])
+def encode_subscribe(starts: Mapping[str, str], *, tell: bool = False) -> bytes:
+    """Subscribe to each topic from its start; `tell` requests the position of each."""
+    return _message([_property(SUBSCRIBE, subscribe_lines(starts, tell=tell))])
 
 
-def encode_unsubscribe(lines: Iterable[SubscribeLine]) -> bytes:
-    """No lines end every subscription."""
-    return _message([_property(UNSUBSCRIBE, "\n".join(map(str, lines)).encode())])
+def encode_unsubscribe(topics: Sequence[str] = ()) -> bytes:
+    """End the subscriptions to these topics; without topics, to all."""
+    return _message([_property(UNSUBSCRIBE, "\n".join(topics).encode())])

@@ -1,8 +1,8 @@
-"""Where messages and their properties begin and end.
+"""Finds where messages and their properties begin and end.
 
-A message is int32 count of properties, then per property uint16 key length, key, int32 value
-length, value (big-endian). This file follows lengths and looks at nothing else, so a message of a
-version we do not speak, or one with mistakes in it, is stepped over like any other.
+A message is an int32 count of properties, then per property uint16 key length, key, int32 value
+length, value (big-endian). This module follows lengths and reads nothing else, so a message of an
+unknown version, or one with errors in it, is skipped like any other.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ UINT16 = struct.Struct(">H")
 LENGTH_BYTES = INT32.size
 KEY_BYTES_MAX = (1 << 16) - 1
 
-Places = list[int]
-"""Three numbers per property: its key's start and end, and its value's end. The value's length
-stands between key and value."""
+PropertyOffsets = list[int]
+"""Three numbers per property: its key's start and end, and its value's end. The value's length is
+between key and value."""
 
-Found = tuple[Buffer, Places, "array[int] | None"]
-"""A buffer, and either one message's places or a run's spans: of its messages' last values."""
+Cut = tuple[Buffer, PropertyOffsets, "array[int] | None"]
+"""A buffer, and either the offsets of one message or the spans of a run: its last values."""
 
 _HEAD_BYTES_MAX = 4 << 10
-# Beside a value of the largest size there is room for a topic, flags and some headers.
+# Room for a topic, flags and some headers beside a value of the largest size.
 _ROOM_BYTES = 64 << 10
-# Places in a buffer become C ints, and a message begins anywhere in a read.
+# Offsets become C ints, and a message may begin anywhere in a read.
 _MESSAGE_BYTES_MOST = (1 << 31) - (16 << 20)
 
 
 class Framer:
-    """Cuts a stream into messages, in any chunking, at a cost linear in its bytes.
+    """Cuts a stream into messages, in any chunking, in linear time.
 
-    Memory is taken only for bytes that have arrived, never on the word of a length.
+    Memory is allocated only for bytes that have arrived, never for a length.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Framer:
         self._begin()
 
     def _begin(self) -> None:
-        # How far the unfinished message has been followed, from its own beginning, so that nothing
-        # is looked at twice when a peer sends a byte at a time.
-        self._places: Places = []
+        # How far the unfinished message has been read, relative to its start, so that no byte is
+        # read twice when a peer sends one byte at a time.
+        self._offsets: PropertyOffsets = []
         self._left = -1
         self._at = 0
         self._needed_bytes = LENGTH_BYTES
@@ -66,23 +66,23 @@ class Framer:
         return len(self._carry)
 
     def take_carry(self) -> bytes:
-        """Give up the unfinished message's bytes; they will come again before the next data."""
+        """Hand out the unfinished message's bytes; the caller puts them before the next data."""
         carry, self._carry = self._carry, bytearray()
         return bytes(carry)
 
     def drop(self) -> None:
-        """Forget the unfinished message."""
+        """Drop the unfinished message."""
         self.backlog = False
         self._carry = bytearray()
         self._begin()
 
-    def feed(self, data: Buffer) -> Iterator[Found]:
-        """Take bytes; give the messages they complete, one by one or in runs (`learn`).
+    def feed(self, data: Buffer) -> Iterator[Cut]:
+        """Yield the messages that these bytes complete, one by one or in runs (`learn`).
 
-        Use the iterator up before the next call. The buffer of a message does not change any more.
+        Exhaust the iterator before the next call. A yielded buffer no longer changes.
 
         Raises:
-            PeerError: final, after the messages before it; nothing more can be cut.
+            PeerError: final, after the messages before it.
         """
         buffer: Buffer = data
         if self._carry:
@@ -106,9 +106,9 @@ class Framer:
                 end = self._follow(buffer, start)
                 if end < 0:
                     break
-                places = self._places
+                offsets = self._offsets
                 self._begin()
-                yield buffer, places, None
+                yield buffer, offsets, None
                 start = end
                 steps += 1
         except PeerError:
@@ -118,16 +118,16 @@ class Framer:
             self._carry = bytearray(memoryview(buffer)[start:])
 
     def learn(self, head: bytes) -> None:
-        """From here on, messages of `head` and one more value come as runs; empty: none do.
+        """Yield later messages that are `head` and one more value as runs; empty: no runs.
 
         A head is a message's bytes up to the length of its last value.
         """
         self._head = head if len(head) <= _HEAD_BYTES_MAX else b""
 
     def _follow(self, buffer: Buffer, start: int) -> int:
-        """Follow the message at `start`; return its end, or -1 if that has not arrived."""
+        """Read the lengths of the message at `start`; return its end, or -1 if it is incomplete."""
         stop = len(buffer)
-        places, left, at = self._places, self._left, start + self._at
+        offsets, left, at = self._offsets, self._left, start + self._at
         if left < 0:
             left = self._read_count(buffer, at)
             at += LENGTH_BYTES
@@ -139,12 +139,12 @@ class Framer:
                 needed = value + self._read_length(buffer, start, value)
             if needed > stop:
                 break
-            places += (at + 2, value - LENGTH_BYTES, needed)
+            offsets += (at + 2, value - LENGTH_BYTES, needed)
             at = needed
             left -= 1
         else:
             return at
-        self._places = [place - start for place in places] if start else places
+        self._offsets = [offset - start for offset in offsets] if start else offsets
         self._left = left
         self._at = at - start
         self._needed_bytes = needed - start

@@ -1,7 +1,7 @@
-"""The version comes first and picks the decoder.
+"""Decodes a message by its version, which is the first property.
 
-The seed asks readers to read the count and the first property, and to hand the rest to a decoder
-for that version. `DECODERS` has one per major version; a revision never needs a new one.
+The specification asks readers to read the count and the first property, and to pass the rest to a
+decoder for that version. `DECODERS` has one per major version; a minor version needs no new one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from polybus.batch import Buffer
 from polybus.errors import PeerError
-from polybus.wire.boson_properties.framing import LENGTH_BYTES, Places
+from polybus.wire.boson_properties.framing import LENGTH_BYTES, PropertyOffsets
 
 VERSION = b"hbfv"
 TOPIC = b"topic"
@@ -30,10 +30,9 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class Properties:
-    """A message's properties after the version, by what they are.
+    """A message's properties after the version, by kind.
 
-    Flags and content stay where they are in the buffer. A property that comes twice counts as it
-    came last.
+    Flags and content are spans of the buffer. The last of several equal keys counts.
     """
 
     flags: dict[bytes, Span] = field(default_factory=dict)
@@ -42,24 +41,24 @@ class Properties:
     headers: dict[str, bytes] = field(default_factory=dict)
 
 
-def decode(buffer: Buffer, places: Places) -> Properties:
-    """Read a complete message, whatever version of those we speak it is.
+def decode(buffer: Buffer, offsets: PropertyOffsets) -> Properties:
+    """Decode a complete message of any supported version.
 
     Raises:
         PeerError: not final, `boson.version-missing`, `boson.version-invalid`,
             `boson.version-unknown` or `boson.key-not-text`.
     """
-    if not places or bytes(buffer[places[0] : places[1]]) != VERSION:
+    if not offsets or bytes(buffer[offsets[0] : offsets[1]]) != VERSION:
         text = "the first property is not the version, hbfv"
         raise PeerError("boson.version-missing", text, final=False)
-    start, end = places[1] + LENGTH_BYTES, places[2]
+    start, end = offsets[1] + LENGTH_BYTES, offsets[2]
     major = _major(bytes(buffer[start : min(end, start + _VERSION_BYTES_MAX)]))
-    return DECODERS[major](buffer, places)
+    return DECODERS[major](buffer, offsets)
 
 
 def _major(value: bytes) -> int:
-    """The major version, if we speak it."""
-    # Four digits or dots could be a float too, but an absurd one (`1.00` is 2.5e-9): they are text.
+    """The major version, if it is supported."""
+    # Four digits or dots could be a float, but not a sensible one (`1.00` is 2.5e-9): text wins.
     text_like = not value.strip(b"0123456789.")
     found = _ASCII.fullmatch(value) if text_like else None
     if found:
@@ -72,22 +71,21 @@ def _major(value: bytes) -> int:
         raise PeerError("boson.version-invalid", text, final=False)
     if major not in DECODERS:
         spoken = ", ".join(f"{known}.x" for known in DECODERS)
-        text = f"version {said} is not spoken here, only {spoken}"
+        text = f"version {said} is not supported, only {spoken}"
         raise PeerError("boson.version-unknown", text, final=False)
     return major
 
 
-def _decode_1(buffer: Buffer, places: Places) -> Properties:
-    """Version 1: flags begin with `hbf`, `topic` and `content` are the message, all else headers.
+def _decode_1(buffer: Buffer, offsets: PropertyOffsets) -> Properties:
+    """Version 1: `hbf…` are flags, `topic` and `content` are the message, all others headers.
 
-    Flags belong before user properties, but nothing is gained by refusing others: they are taken
-    wherever they stand.
+    Flags should precede user properties, but are accepted anywhere.
     """
     found = Properties()
     try:
-        for index in range(3, len(places), 3):
-            key = bytes(buffer[places[index] : places[index + 1]])
-            start, end = places[index + 1] + LENGTH_BYTES, places[index + 2]
+        for index in range(3, len(offsets), 3):
+            key = bytes(buffer[offsets[index] : offsets[index + 1]])
+            start, end = offsets[index + 1] + LENGTH_BYTES, offsets[index + 2]
             if key == CONTENT:
                 found.content = (start, end)
             elif key == TOPIC:
@@ -104,4 +102,4 @@ def _decode_1(buffer: Buffer, places: Places) -> Properties:
     return found
 
 
-DECODERS: dict[int, Callable[[Buffer, Places], Properties]] = {1: _decode_1}
+DECODERS: dict[int, Callable[[Buffer, PropertyOffsets], Properties]] = {1: _decode_1}

@@ -1,11 +1,10 @@
 """goMS: JSON objects over TCP and UDP (docs/protocols/goms.md).
 
-events      what the two sides say, in goMS words
-codes       the error codes
-stream      framing: objects out of a byte stream, the plain ones as batches
-fields      the fields of an object, checked
+events      the events of both sides, the error codes
+stream      framing: cuts a byte stream into objects, plain ones into batches
+fields      the validated fields of an object
 codec       GomsCodec for the server's side, GomsClientCodec for the client's
-encode      every line either side sends
+encode      the lines of both sides
 """
 
 from polybus.wire.goms.codec import (
@@ -16,7 +15,6 @@ from polybus.wire.goms.codec import (
     Reply,
     decode_datagram,
 )
-from polybus.wire.goms.codes import Code, peer_error
 from polybus.wire.goms.encode import (
     encode,
     encode_close,
@@ -32,6 +30,7 @@ from polybus.wire.goms.encode import (
 )
 from polybus.wire.goms.events import (
     Close,
+    Code,
     Deliver,
     Error,
     Logout,
@@ -40,6 +39,7 @@ from polybus.wire.goms.events import (
     Register,
     Send,
     SendAck,
+    peer_error,
 )
 
 __all__ = [

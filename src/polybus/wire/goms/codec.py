@@ -1,8 +1,8 @@
 """GomsCodec, the server's side of a connection, and GomsClientCodec, the client's.
 
-wire/codec.py has the contract of both; stream.py has the framing. No error is final here: a JSON
-stream can always be resynchronised. What a codec cannot know (does the topic exist, is the client
-registered) is the edge's to check.
+wire/codec.py has the contract of both; stream.py has the framing. No error is final here, because a
+JSON stream can always be resynchronised. The edge checks what a codec cannot know: whether the
+topic exists and the client is registered.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from polybus.batch import Buffer
 from polybus.config import Limits
 from polybus.wire.codec import STEPS_MAX, Bad, Publish
 from polybus.wire.goms import fields
-from polybus.wire.goms.codes import Code, peer_error
 from polybus.wire.goms.events import (
     Close,
+    Code,
     Deliver,
     Error,
     Logout,
@@ -24,27 +24,28 @@ from polybus.wire.goms.events import (
     Register,
     Send,
     SendAck,
+    peer_error,
 )
 from polybus.wire.goms.fields import Fields
 from polybus.wire.goms.stream import ObjectStream
 
 PROTOCOL = "goms"
 
-Request = Publish | Register | Send | Logout | Close
-Event = Request | Bad
-Answer = Deliver | Message | Error | RegAck | SendAck
-Reply = Answer | Bad
+GomsRequest = Publish | Register | Send | Logout | Close
+Event = GomsRequest | Bad
+GomsAnswer = Deliver | Message | Error | RegAck | SendAck
+Reply = GomsAnswer | Bad
 
 
-class GomsCodec(ObjectStream[Request]):
-    """What a client sends. Plain sends come as `Publish`, all others as `Send`."""
+class GomsCodec(ObjectStream[GomsRequest]):
+    """Requests of a client. Plain sends are `Publish` events, all others `Send`."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(
             limits, plain=b"send", gathered=Publish, decode=self._request, steps_max=STEPS_MAX
         )
 
-    def _request(self, text: Buffer) -> Request:
+    def _request(self, text: Buffer) -> GomsRequest:
         found = fields.fields_of(text)
         messagetype = fields.messagetype_of(found)
         if messagetype == "send":
@@ -76,13 +77,13 @@ class GomsCodec(ObjectStream[Request]):
         )
 
 
-class GomsClientCodec(ObjectStream[Answer]):
-    """What a server sends. Plain messages come as `Deliver`, all others as `Message`."""
+class GomsClientCodec(ObjectStream[GomsAnswer]):
+    """Answers of a server. Plain messages are `Deliver` events, all others `Message`."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits, plain=b"message", gathered=Deliver, decode=self._answer)
 
-    def _answer(self, text: Buffer) -> Answer:
+    def _answer(self, text: Buffer) -> GomsAnswer:
         found = fields.fields_of(text)
         messagetype = fields.messagetype_of(found)
         if messagetype == "message":
@@ -98,7 +99,7 @@ class GomsClientCodec(ObjectStream[Answer]):
             raise peer_error(
                 Code.UNKNOWN_MESSAGETYPE, "messagetype must be message, error, reg-ack or send-ack"
             )
-        # The protocol's first sketch of a reg-ack has no topics.
+        # The first draft of the protocol has a reg-ack without topics.
         absent = fields.is_absent(found.topics)
         topics = () if absent else fields.topics_of(found, self._limits)
         offsets = fields.offsets_of(found)
@@ -106,7 +107,7 @@ class GomsClientCodec(ObjectStream[Answer]):
 
 
 def decode_datagram(data: Buffer, limits: Limits) -> list[Event]:
-    """The events of a datagram, which holds one or more whole objects."""
+    """The events of a datagram, which contains one or more whole objects."""
     codec = GomsCodec(limits)
     events = codec.receive(data)
     while codec.backlog:
@@ -122,7 +123,7 @@ def _each_once(topics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _error(found: Fields) -> Error:
-    """An error of any server: the code under either key, as a string or a number."""
+    """An error of any server: the code is under either key, a string or a number."""
     raw = found.error_code if len(found.error_code) else found.errorcode
     try:
         code = msgspec.json.decode(raw, type=str | int)

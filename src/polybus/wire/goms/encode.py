@@ -1,6 +1,6 @@
-"""Every line either side of goMS sends: one compact object, keys in the protocol's order.
+"""Encodes the lines of both sides of goMS: one compact object each, keys in the protocol's order.
 
-`data` is always last. A value that is not UTF-8 goes out as base64 and says so.
+`data` is always last. A value that is not UTF-8 is sent as base64, with `encoding`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from polybus import scan
 from polybus.batch import Batch, Headers
-from polybus.wire.positions import At
+from polybus.wire.positions import Position
 
 _json: Callable[[Any], bytes] = msgspec.json.encode
 
@@ -31,20 +31,20 @@ def encode(batch: Batch) -> bytes:
 
 
 def encode_with_offsets(batch: Batch) -> bytes:
-    """The batch as `message` lines that tell their offsets. The batch is in the log.
+    """The batch as `message` lines with their offsets.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the batch is not in the log.
     """
     head = _head("message", [batch.topic])
     if batch.headers is None:
         spans, epoch = batch.spans, batch.epoch
         return scan.encode_lines(head, batch.buffer, spans, epoch, batch.first_offset)
     if batch.first_offset < 0:
-        raise ValueError("an offset is never negative")
+        raise ValueError("an offset cannot be negative")
     lines = []
     for index, (value, headers) in enumerate(zip(batch.values(), batch.headers, strict=True)):
-        offset = _offsets([At(batch.epoch, batch.first_offset + index)])
+        offset = _offsets([Position(batch.epoch, batch.first_offset + index)])
         lines.append(_with_data(head + offset + _headers(headers), value))
     return b"".join(lines)
 
@@ -53,29 +53,29 @@ def encode_message(
     topics: Sequence[str],
     value: bytes,
     headers: Headers | None = None,
-    offsets: Iterable[At] | None = None,
+    offsets: Iterable[Position] | None = None,
 ) -> bytes:
-    """One `message` that went to several topics of its receiver."""
+    """One `message` that was sent to several topics of its receiver."""
     return _with_data(_head("message", topics) + _offsets(offsets) + _headers(headers), value)
 
 
 def encode_error(code: str, text: str) -> bytes:
     """An `error`. The code may be a PeerError's, with `goms.` in front.
 
-    The code is there twice: under the key of the protocol's text and under that of its program.
+    The code has two keys: that of the specification and that of its reference program.
     """
     digits = code.removeprefix("goms.")
     error = {"messagetype": "error", "error-code": digits, "errorcode": digits, "error": text}
     return _json(error) + b"\n"
 
 
-def encode_reg_ack(topics: Sequence[str], offsets: Iterable[At] | None = None) -> bytes:
-    """The topics that are registered now, and where each begins if that was asked for."""
+def encode_reg_ack(topics: Sequence[str], offsets: Iterable[Position] | None = None) -> bytes:
+    """The topics that are now registered, and where each starts if that was requested."""
     return _head("reg-ack", topics) + _offsets(offsets) + b"}\n"
 
 
-def encode_send_ack(topics: Sequence[str], offsets: Iterable[At]) -> bytes:
-    """A send is stored: its topics, and the offset in each, in the same order."""
+def encode_send_ack(topics: Sequence[str], offsets: Iterable[Position]) -> bytes:
+    """A send is durable: its topics, and the offset in each, in the same order."""
     return _head("send-ack", topics) + _offsets(offsets) + b"}\n"
 
 
@@ -100,12 +100,12 @@ def encode_send(
 
 
 def encode_sends(batch: Batch) -> bytes:
-    """The batch as `send` lines, without headers and acks: as plain as a server can wish."""
+    """The batch as plain `send` lines, without headers and acks."""
     return scan.encode_lines(_head("send", [batch.topic]), batch.buffer, batch.spans)
 
 
 def encode_logout(topics: Sequence[str] | None = None) -> bytes:
-    """Leave these topics; None: all."""
+    """Leave these topics; None means all."""
     if topics is None:
         return b'{"messagetype":"logout"}\n'
     return _head("logout", topics) + b"}\n"
@@ -119,7 +119,7 @@ def _head(messagetype: str, topics: Sequence[str]) -> bytes:
     return b'{"messagetype":"%b","topics":%b' % (messagetype.encode(), _json(list(topics)))
 
 
-def _offsets(offsets: Iterable[At] | None) -> bytes:
+def _offsets(offsets: Iterable[Position] | None) -> bytes:
     if offsets is None:
         return b""
     return b',"offsets":' + _json([str(offset) for offset in offsets])

@@ -1,8 +1,8 @@
-"""The fields of a goMS object, checked one by one.
+"""The fields of a goMS object, validated one by one.
 
-Keys are compared as they are written: `Topics` is an unknown key, and unknown keys are ignored. Of
-a key that comes twice the last one counts. `null` in an optional field is the same as leaving it
-out, as some languages write absent lists that way.
+Keys are case-sensitive: `Topics` is an unknown key, and unknown keys are ignored. The last of
+several equal keys counts. `null` in an optional field is the same as an absent field, because some
+languages write absent lists that way.
 
 Every function raises a PeerError that names the field.
 """
@@ -18,15 +18,15 @@ import msgspec
 from polybus.batch import Buffer, Headers
 from polybus.config import Limits
 from polybus.errors import PeerError
-from polybus.wire.goms.codes import Code, peer_error
-from polybus.wire.positions import At, parse_start
+from polybus.wire.goms.events import Code, peer_error
+from polybus.wire.positions import Position, parse_start
 
 _ABSENT = msgspec.Raw()
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Fields(msgspec.Struct, rename={"start": "from", "error_code": "error-code"}):
-    """An object's fields, not yet decoded; empty where there is none."""
+    """An object's fields, not yet decoded; an absent field is empty."""
 
     messagetype: msgspec.Raw = _ABSENT
     topics: msgspec.Raw = _ABSENT
@@ -41,7 +41,7 @@ class Fields(msgspec.Struct, rename={"start": "from", "error_code": "error-code"
     error: msgspec.Raw = _ABSENT
 
 
-class _Base64(msgspec.Struct):
+class _BinaryHeader(msgspec.Struct):
     base64: str
 
 
@@ -49,7 +49,7 @@ _FIELDS = msgspec.json.Decoder(Fields)
 _TEXT = msgspec.json.Decoder(str)
 _FLAG = msgspec.json.Decoder(bool)
 _TEXTS = msgspec.json.Decoder(list[str])
-_HEADERS = msgspec.json.Decoder(dict[str, str | _Base64])
+_HEADERS = msgspec.json.Decoder(dict[str, str | _BinaryHeader])
 
 
 def fields_of(text: Buffer) -> Fields:
@@ -77,7 +77,7 @@ def text_of(raw: msgspec.Raw, key: str) -> str:
 
 
 def start_of(fields: Fields) -> str | None:
-    """Where to begin, as it was sent; it is known to be a position."""
+    """Where to start, as it was sent, after validation."""
     if is_absent(fields.start):
         return None
     start = text_of(fields.start, "from")
@@ -98,7 +98,7 @@ def flag_of(raw: msgspec.Raw, key: str) -> bool:
 
 
 def topics_of(fields: Fields, limits: Limits) -> tuple[str, ...]:
-    """The topics in lower case, as often and in the order they were sent."""
+    """The topics in lower case, in the order they were sent, duplicates included."""
     raw = fields.topics
     topics_max = limits.topics_per_request_max
     if not len(raw):
@@ -118,7 +118,7 @@ def topics_of(fields: Fields, limits: Limits) -> tuple[str, ...]:
 
 
 def value_of(fields: Fields, limits: Limits) -> bytes:
-    """The data as bytes: a string is its text, or what it is base64 of; all else is its JSON."""
+    """The data as bytes: the text of a string, decoded base64, or the JSON of other values."""
     raw = fields.data
     if not len(raw):
         raise peer_error(Code.NO_DATA, "data is missing")
@@ -155,18 +155,18 @@ def headers_of(fields: Fields, limits: Limits) -> Headers | None:
     } or None
 
 
-def offsets_of(fields: Fields) -> tuple[At, ...]:
-    """The offsets a server tells."""
+def offsets_of(fields: Fields) -> tuple[Position, ...]:
+    """The offsets that a server sent."""
     if is_absent(fields.offsets):
         return ()
     try:
         offsets = [parse_start(text) for text in _TEXTS.decode(fields.offsets)]
     except (msgspec.MsgspecError, PeerError) as error:
         raise _wrong_type("offsets", "a list of EPOCH:OFFSET") from error
-    told = tuple(offset for offset in offsets if isinstance(offset, At))
-    if len(told) != len(offsets):
+    positions = tuple(offset for offset in offsets if isinstance(offset, Position))
+    if len(positions) != len(offsets):
         raise _wrong_type("offsets", "a list of EPOCH:OFFSET")
-    return told
+    return positions
 
 
 def _from_base64(text: str, key: str) -> bytes:
@@ -177,7 +177,7 @@ def _from_base64(text: str, key: str) -> bytes:
 
 
 def _has_more_strings(raw: msgspec.Raw, count_max: int) -> bool:
-    """Whether the text has more than so many strings, before any is made into an object."""
+    """Whether the text has more than `count_max` strings; checked before any is decoded."""
     if len(raw) <= 2 * count_max:
         return False
     strings = islice(_STRING.finditer(memoryview(raw)), count_max + 1)

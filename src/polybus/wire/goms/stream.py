@@ -1,11 +1,11 @@
-"""Framing: JSON objects out of a byte stream, in any chunking and any layout.
+"""Framing: cuts a byte stream into JSON objects, in any chunking and layout.
 
-Plain lines go through `scan.scan_lines` and come out as batches. What stops that scan is looked at
-as one object: its end is found byte by byte, each byte once, and the object is decoded whole. The
-rules when something is wrong, all of which give one error in its place among the events:
+`scan.scan_lines` turns plain lines into batches. Where that scan stops, one object is handled: its
+end is found byte by byte, each byte once, and then it is decoded. Every invalid object gives one
+error, in order with the other events:
 
-    broken        reading resumes behind the next newline; if it broke at a `{` that begins a line,
-                  at that line, so that a cut-off line costs only itself
+    malformed     reading resumes after the next newline; if the error is at a `{` that begins a
+                  line, at that line, so that a truncated line costs only itself
     too deep      nothing is kept; reading resumes where the levels close or the line ends
     too large     nothing more is kept; reading resumes where the object ends
     anything else only the object is lost
@@ -24,12 +24,12 @@ from polybus.config import Limits
 from polybus.errors import PeerError
 from polybus.scan.objects_py import BAD, DEEP, END, MORE
 from polybus.wire.codec import Bad
-from polybus.wire.goms.codes import Code, peer_error
+from polybus.wire.goms.events import Code, peer_error
 
 ENVELOPE_BYTES_MAX = 64 << 10
-"""How much longer than its value an object may be: room for topics and headers."""
+"""How much larger than its value an object may be: room for topics and headers."""
 CARRY_BYTES_MAX = 4 << 10
-"""Longer unfinished objects are kept here: copied with every read, they would cost a square."""
+"""Larger unfinished objects are kept here: copying them with every read would be quadratic."""
 
 _NEWLINE = re.compile(rb"\n")
 
@@ -37,15 +37,15 @@ E = TypeVar("E")
 
 
 def object_bytes_max(limits: Limits) -> int:
-    """How long an object may be: the largest value in base64, which is a third longer, and room.
+    """The maximum size of an object: the largest value in base64, plus room for other fields.
 
-    That the value itself is within its limit is checked when it is decoded.
+    The size of the value itself is checked when it is decoded.
     """
     return (limits.message_bytes_max + 2) // 3 * 4 + ENVELOPE_BYTES_MAX
 
 
 class ObjectStream(Generic[E]):
-    """The receiving side of a stream of objects; a subclass says what they mean."""
+    """The receiving side of a stream of objects; a subclass decodes them."""
 
     def __init__(
         self,
@@ -103,10 +103,7 @@ class ObjectStream(Generic[E]):
         return carry
 
     def close(self) -> list[E | Bad]:
-        """The stream is over. An unfinished object is dropped; a finished one was not kept.
-
-        What is received after this is a new stream.
-        """
+        """Drop an unfinished object: the stream has ended. Later data is a new stream."""
         self._inside = self._dropping = self._skipping_line = self.backlog = False
         self._backlog = b""
         self._held = bytearray()
@@ -114,15 +111,15 @@ class ObjectStream(Generic[E]):
         return []
 
     def _end(self) -> None:
-        """Ignore whatever is still received."""
+        """Ignore all further data."""
         self._ended = True
 
     def _resume(self, data: Buffer, events: list[E | Bad]) -> int:
-        """Go on with the object the last data ended in."""
+        """Continue the object that the last data ended in."""
         carried_bytes, self._carried_bytes = self._carried_bytes, 0
         end, verdict = self._scanner.scan(data, carried_bytes, len(data))
         if carried_bytes and verdict != MORE:
-            # It is here whole, perhaps with many plain lines behind it: scan them all at once.
+            # The object is complete, perhaps followed by many plain lines: scan them all at once.
             self._inside = False
             return 0
         return self._settle(data, 0, end, verdict, events)
@@ -137,7 +134,7 @@ class ObjectStream(Generic[E]):
         return self._settle(data, at, end, verdict, events)
 
     def _gather(self, data: Buffer, start: int, stop: int, events: list[E | Bad]) -> int:
-        """Take the plain lines from `start` on; return where something else is."""
+        """Publish the plain lines from `start` on; return where they end."""
         limits = self._limits
         at, groups = scan.scan_lines(
             data, start, stop, self._plain, limits.message_bytes_max, limits.topic_bytes_max
@@ -150,7 +147,7 @@ class ObjectStream(Generic[E]):
     def _settle(
         self, data: Buffer, begin: int, end: int, verdict: int, events: list[E | Bad]
     ) -> int:
-        """Act on the verdict about `data[begin:end]`; return where to read on."""
+        """Apply the verdict on `data[begin:end]`; return where to continue."""
         if len(self._held) + end - begin > self._object_bytes_max:
             text = f"the object is over {self._object_bytes_max} bytes (message-bytes-max)"
             self._drop(peer_error(Code.TOO_LARGE, text), events)
@@ -175,14 +172,14 @@ class ObjectStream(Generic[E]):
         return end
 
     def _drop(self, error: PeerError, events: list[E | Bad]) -> None:
-        """Keep nothing of the object. Only the first thing wrong with it is told."""
+        """Drop the object. Only its first error is reported."""
         if not self._dropping:
             events.append(Bad(error))
         self._dropping = True
         self._held = bytearray()
 
     def _take(self, data: Buffer, begin: int, end: int, events: list[E | Bad]) -> None:
-        """Turn a whole object into its event."""
+        """Decode a complete object."""
         if self._held:
             self._held += memoryview(data)[begin:end]
             data, begin, end = self._held, 0, len(self._held)
@@ -193,7 +190,7 @@ class ObjectStream(Generic[E]):
                 raise peer_error(Code.NOT_AN_OBJECT, "the object is not UTF-8")
             events.append(self._decode(memoryview(data)[begin:end]))
         except PeerError as error:
-            # A flood of errors must not keep the frames each was raised through.
+            # Drop the traceback: a flood of errors must not keep the stack frames alive.
             error.__cause__ = error.__context__ = error.__traceback__ = None
             events.append(Bad(error))
 

@@ -1,0 +1,162 @@
+"""The contract of a transport, and the events that all transports report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polybus.batch import Buffer, Headers
+from polybus.client.message import Position
+from polybus.errors import BusyError, PolybusError, StorageError, UsageError
+
+TOO_LARGE = ".message-too-large"
+"""The end of the codes after which a Boson bus stops reading the connection."""
+
+
+@dataclass(slots=True)
+class Delivered:
+    """Consecutive messages of one topic, in order.
+
+    `position` is that of the first message, None if the bus did not send it. `headers` is None if
+    no message has any.
+    """
+
+    topic: str
+    values: Sequence[bytes]
+    headers: Sequence[Mapping[str, bytes] | None] | None = None
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """The bus confirmed a subscription; `position` is that of its next message, if known."""
+
+    topic: str
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A receipt: the publish that requested it is durable, its last message at `position`."""
+
+    receipt_id: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The bus refused the publish with that receipt id or, without one, an unknown request.
+
+    `topics` are those it concerns, if the protocol names them. `registering` means that it is about
+    a registration, not a message. After a `final` one the connection is unusable.
+    """
+
+    error: PolybusError
+    receipt_id: str | None = None
+    topics: tuple[str, ...] = ()
+    registering: bool = False
+    final: bool = False
+
+
+Event = Delivered | Subscribed | Stored | Refused
+
+_ERROR_CLASSES: dict[str, type[PolybusError]] = {
+    "topic": UsageError,
+    "headers": UsageError,
+    "position": UsageError,
+    "subscription": UsageError,
+    "log": StorageError,
+    "outbox": BusyError,
+}
+
+
+def refusal(code: str, text: str) -> PolybusError:
+    """The bus's refusal as the error class that its code belongs to."""
+    return _ERROR_CLASSES.get(code.partition(".")[0], PolybusError)(code, text)
+
+
+class Transport:
+    """The client's side of one protocol on one connection, without I/O."""
+
+    registers = False
+    """Whether a publisher must subscribe to a topic before it may publish there (goMS)."""
+    confirms = True
+    """Whether the bus confirms a subscription; on queues it begins with the connection."""
+    gzip = False
+    """Whether the stream may be gzip."""
+    tls = True
+    """Whether the stream may be TLS."""
+
+    def __init__(self, message_bytes_max: int) -> None:
+        """`message_bytes_max` is the largest message to accept."""
+        raise NotImplementedError
+
+    def publish(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        headers: Headers | None,
+        receipt_id: str | None,
+    ) -> Buffer:
+        """The bytes that publish the values; the last one requests the receipt.
+
+        Raises:
+            UsageError: `headers.invalid`, the protocol cannot carry these headers;
+                `client.unsupported`, it has no receipts.
+        """
+        raise NotImplementedError
+
+    def subscribe(self, starts: Mapping[str, str], *, positions: bool) -> Buffer:
+        """The bytes that subscribe to each topic from its start, and request confirmation.
+
+        `positions` requests the position of each message.
+
+        Raises:
+            UsageError: `client.unsupported`, the protocol has no such subscription.
+        """
+        raise NotImplementedError
+
+    def goodbye(self) -> bytes:
+        """The last bytes before the client leaves."""
+        return b""
+
+    def receive(self, data: Buffer) -> list[Event]:
+        """The events that these bytes complete, in any chunking.
+
+        An unreadable stream ends with a final `Refused`.
+        """
+        raise NotImplementedError
+
+
+class EventList:
+    """Collects events in order; consecutive single deliveries of a topic become one."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._values: list[bytes] = []
+        self._headers: list[Mapping[str, bytes] | None] = []
+        self._topic = ""
+        self._next: Position | None = None
+
+    def add(self, event: Event) -> None:
+        """Append an event unchanged."""
+        self._topic = ""
+        self.events.append(event)
+
+    def add_message(
+        self,
+        topic: str,
+        value: bytes,
+        headers: Mapping[str, bytes] | None,
+        position: Position | None,
+    ) -> None:
+        """Append a message, to the last delivery if it directly follows it."""
+        if topic == self._topic and position == self._next:
+            self._values.append(value)
+            self._headers.append(headers)
+        else:
+            self._topic = topic
+            self._values = [value]
+            self._headers = [headers]
+            self.events.append(Delivered(topic, self._values, self._headers, position))
+        self._next = None if position is None else Position(position.epoch, position.offset + 1)
