@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
+from twins import compiled
 
 from polybus.batch import Batch
 from polybus.bus.traffic import Traffic
-from polybus.scan import _batch, batch_py
+from polybus.scan import batch_py
 
+_batch = compiled("batch")
 BOTH = pytest.mark.parametrize("scan", [_batch, batch_py], ids=["compiled", "pure"])
 
 

@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from twins import compiled
 
 from polybus.errors import StorageError
-from polybus.scan import _ends, ends_py
-from polybus.scan._batch import Batch
+from polybus.scan import Batch, ends_py
 
+_ends = compiled("ends")
 BOTH = pytest.mark.parametrize("scan", [_ends, ends_py], ids=["compiled", "pure"])
 
 

@@ -8,10 +8,12 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import compiled
 
 from polybus.batch import Batch
-from polybus.scan import _frames, frames_py
+from polybus.scan import frames_py
 
+_frames = compiled("frames")
 BOTH = pytest.mark.parametrize("scan", [_frames, frames_py], ids=["compiled", "pure"])
 LIMIT = 1000
 

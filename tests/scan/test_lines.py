@@ -9,9 +9,11 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import compiled
 
-from polybus.scan import _lines, lines_py
+from polybus.scan import lines_py
 
+_lines = compiled("lines")
 both = pytest.mark.parametrize("lines", [_lines, lines_py], ids=["compiled", "pure"])
 
 HEAD = b'{"messagetype":"message","topics":["t"]'

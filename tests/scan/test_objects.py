@@ -8,10 +8,12 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import compiled
 
-from polybus.scan import _objects, objects_py
+from polybus.scan import objects_py
 from polybus.scan.objects_py import BAD, DEEP, END, MORE, RESTART
 
+_objects = compiled("objects")
 both = pytest.mark.parametrize("objects", [_objects, objects_py], ids=["compiled", "pure"])
 
 

@@ -12,10 +12,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import compiled
 
 from polybus.batch import Batch
-from polybus.scan import _packs, packs_py
+from polybus.scan import packs_py
 
+_packs = compiled("packs")
 both = pytest.mark.parametrize("packs", [_packs, packs_py], ids=["compiled", "pure"])
 DEPTH_MAX = 8
 

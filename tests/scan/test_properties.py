@@ -9,9 +9,11 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import compiled
 
-from polybus.scan import _properties, properties_py
+from polybus.scan import properties_py
 
+_properties = compiled("properties")
 BOTH = pytest.mark.parametrize("scan", [_properties, properties_py], ids=["compiled", "pure"])
 HEAD = b"<head>"
 LIMIT = 1000

@@ -8,9 +8,11 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import compiled
 
-from polybus.scan import _queue, queue_py
+from polybus.scan import queue_py
 
+_queue = compiled("queue")
 BOTH = pytest.mark.parametrize("scan", [_queue, queue_py], ids=["compiled", "pure"])
 LIMIT = 1000
 

@@ -1,4 +1,4 @@
-"""Batch, and the bus's loops over many batches, in plain Python: the twin of `_batch.pyx`.
+"""Batch, and the bus's loops over many batches: the pure-Python twin of `_batch.pyx`.
 
 `polybus.batch` says what a batch is.
 """
@@ -21,16 +21,16 @@ class Batch:
     """Messages of one topic, in order.
 
     Attributes:
-        topic: the topic's name, lower case.
-        buffer, spans: where the values are (see the module docstring); `spans` holds C ints.
+        topic: the topic's name, in lower case.
+        buffer, spans: the values (see `polybus.batch`); `spans` holds C ints.
         keys, headers: None when no message has any, else one entry per message.
-        receipt_ids: None, or spans like `spans` of the receipt id each message asked for; an empty
-            span means none was asked.
-        protocol, sender: which wire protocol and which peer the messages came from.
-        timestamp_us: when the bus took them, in microseconds since 1970, UTC.
+        receipt_ids: None, or one span per message, like `spans`, of the requested receipt id; an
+            empty span requests no receipt.
+        protocol, sender: the wire protocol and the peer that the messages came from.
+        timestamp_us: when the bus received them, in microseconds since 1970, UTC.
         epoch, first_offset: set by the log's append; message `i` has offset `first_offset + i`.
-        stored: the log's rows this batch was read from, when it was (then `protocol`, `sender` and
-            `timestamp_us` are only those of the first row; the columns have each row's).
+        stored: the rows of the log that this batch was read from, else None. Then `protocol`,
+            `sender` and `timestamp_us` are only those of the first row.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Batch:
         headers: Sequence[Headers | None] | None = None,
         keys: Sequence[bytes | None] | None = None,
     ) -> Batch:
-        """Build a batch from separate values: for slow paths and tests."""
+        """Build a batch from separate values, for slow paths and tests."""
         spans = array("i")
         end = 0
         for value in values:
@@ -95,7 +95,7 @@ class Batch:
 
     @property
     def value_bytes(self) -> int:
-        """The size of all values together."""
+        """The total size of the values."""
         return sum(self.spans[1::2]) - sum(self.spans[0::2])
 
     @property
@@ -106,7 +106,7 @@ class Batch:
         return bytes(self.buffer[self.spans[2 * index] : self.spans[2 * index + 1]])
 
     def values(self) -> Iterator[bytes]:
-        """Each value as bytes: for protocols and callers that must look at single messages."""
+        """Each value as bytes, for callers that need single messages."""
         view = memoryview(self.buffer)
         spans = self.spans
         for index in range(0, len(spans), 2):
@@ -128,8 +128,8 @@ class Batch:
         return part
 
     def encoded(self, protocol: str, encode: Callable[[Batch], Buffer]) -> Buffer:
-        """The batch in a protocol's bytes, made once however many subscribers there are."""
-        # By a name of its own: another thread may forget the encodings meanwhile.
+        """The batch in a protocol's bytes; all subscribers share one encoding."""
+        # A local name, because another thread may call `forget_encodings` meanwhile.
         encodings = self._encodings
         if encodings is None:
             encodings = self._encodings = {}
@@ -139,18 +139,18 @@ class Batch:
         return encoding
 
     def forget_encodings(self) -> None:
-        """Let go of what `encoded` made; any thread may do so."""
+        """Drop the cached encodings. Thread-safe."""
         self._encodings = None
 
     def carry_encoding(self, protocol: str, encoding: Buffer) -> None:
-        """Remember the bytes the batch arrived in as its encoding in that protocol."""
+        """Use the bytes that the batch arrived in as its encoding in that protocol."""
         if self._encodings is None:
             self._encodings = {}
         self._encodings[protocol] = encoding
 
 
 class Flow:
-    """So many messages and bytes."""
+    """Counts messages and their bytes."""
 
     __slots__ = ("messages", "value_bytes")
 
@@ -159,18 +159,18 @@ class Flow:
         self.value_bytes = value_bytes
 
 
-class Traffic(Protocol):
-    """A topic's figures; `taken` is what came in, by protocol."""
+class _Traffic(Protocol):
+    """A topic's statistics; `taken` counts incoming messages by protocol."""
 
     @property
     def taken(self) -> dict[str, Flow]: ...
 
 
 class BusTopic(Protocol):
-    """A topic of the bus, as far as its listeners and figures go."""
+    """What this module needs of a topic of the bus."""
 
     @property
-    def traffic(self) -> Traffic: ...
+    def traffic(self) -> _Traffic: ...
 
     @property
     def subscribers(self) -> object: ...
@@ -180,12 +180,12 @@ B = TypeVar("B", bound=BusTopic)
 
 
 def weigh(batches: Iterable[Batch], message_bytes: int, batch_bytes: int) -> int:
-    """The values' bytes of all batches, and so much more for each message and each batch."""
+    """The size of all values, plus a fixed cost for each message and each batch."""
     return sum(batch.value_bytes + len(batch) * message_bytes + batch_bytes for batch in batches)
 
 
 def find_topics(batches: Iterable[Batch], topics: dict[str, B], now_us: int) -> list[B] | None:
-    """Give each batch its time; the bus's topic of each, or None if one is not there."""
+    """Set each batch's timestamp and return its topic; None if a topic does not exist."""
     found = []
     for batch in batches:
         batch.timestamp_us = now_us
@@ -197,7 +197,7 @@ def find_topics(batches: Iterable[Batch], topics: dict[str, B], now_us: int) -> 
 
 
 def count_taken(batches: Sequence[Batch], topics: Sequence[BusTopic]) -> None:
-    """Add each batch's messages and bytes to what came in by its topic and protocol."""
+    """Add each batch to the incoming traffic of its topic and protocol."""
     for batch, topic in zip(batches, topics, strict=True):
         flow = topic.traffic.taken.setdefault(batch.protocol, Flow())
         flow.messages += len(batch)
@@ -210,7 +210,7 @@ def listen_alike(topics: Sequence[BusTopic]) -> bool:
 
 
 def count_receipts(batches: Iterable[Batch]) -> int:
-    """How many receipts the batches ask for: one for each id; a request without ids is one."""
+    """How many receipts the batches request: one per id; a request without ids counts as one."""
     total = 0
     for batch in batches:
         ids = batch.receipt_ids

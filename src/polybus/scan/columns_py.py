@@ -1,4 +1,4 @@
-"""Columns from spans and back, in plain Python: the twin of `_columns.pyx`.
+"""Columns from spans and back: the pure-Python twin of `_columns.pyx`.
 
 Arrow's variable-length columns are two buffers: the values end to end, and count + 1 int32 offsets.
 """
@@ -9,24 +9,25 @@ from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
-Buffer = bytes | bytearray | memoryview
+from polybus.scan.batch_py import Buffer
+
 Target = bytearray | memoryview
 Values: TypeAlias = "Sequence[bytes] | Sequence[str] | array[int]"
-"""The values of runs: bytes, text, or numbers of 64 bits. How often each comes is beside them."""
+"""The values of runs: bytes, text or 64-bit numbers. Their counts are passed beside them."""
 _Pairs = Sequence[tuple[bytes, int]]
 
 STORED = b"\xff" * 8
-"""What stands for the length of a buffer that is not compressed, in a message that is."""
+"""The length field of an uncompressed buffer in a compressed message: -1."""
 FRAME_START = bytes.fromhex("04224d18 60 70 73")
 """LZ4 frame: magic, version 1 with independent blocks, blocks of up to 4 MiB, header checksum."""
 FRAME_END = bytes(4)
 BLOCK_BYTES_MAX = 2 << 20
-"""Half of what the frame allows: a block that cannot be packed grows a little."""
+"""Half of the frame's maximum: a block that cannot be compressed grows a little."""
 PACKED_BYTES_MIN = 64
 MATCH_DISTANCE_MAX = 0xFFFF
 MATCH_BYTES_MIN = 4
 LITERALS_LAST = 12
-"""LZ4 wants the last match of a block to begin no later than this before its end."""
+"""LZ4: the last match of a block must start at least this many bytes before its end."""
 
 
 def spans_bytes(spans: array[int]) -> int:
@@ -34,13 +35,8 @@ def spans_bytes(spans: array[int]) -> int:
     return sum(spans[1::2]) - sum(spans[0::2])
 
 
-def spans_count(spans: array[int]) -> int:
-    """How many spans are not empty."""
-    return sum(start != end for start, end in zip(spans[0::2], spans[1::2], strict=True))
-
-
 def gather(buffers: Sequence[Buffer], spans: Sequence[array[int]]) -> tuple[bytes, bytes]:
-    """Copy the spans of several buffers end to end; return (values, int32 offsets)."""
+    """Concatenate the spans of several buffers; return (values, int32 offsets)."""
     parts = []
     offsets = array("i", [0])
     end = 0
@@ -61,7 +57,7 @@ def gather_into(
     ends_at: int,
     values_at: int,
 ) -> int:
-    """`gather` into places of `target`, which must be large enough; return the values' size."""
+    """`gather` into `target`, which must be large enough; return the size of the values."""
     values, ends = gather(buffers, spans)
     _check_place(target, values_at, values)
     _put(target, ends_at, ends)
@@ -70,7 +66,7 @@ def gather_into(
 
 
 def ends_into(values: Values, counts: array[int], target: Target, at: int) -> None:
-    """The int32 offsets of a string column that repeats each value as often as its count says."""
+    """Write the int32 offsets of a string column that repeats each value `count` times."""
     ends = array("i", [0])
     for value, count in _runs(values, counts):
         last = ends[-1]
@@ -79,7 +75,7 @@ def ends_into(values: Values, counts: array[int], target: Target, at: int) -> No
 
 
 def offsets_into(firsts: array[int], counts: array[int], target: Target, at: int) -> None:
-    """An int64 column that counts up from each of `firsts`, as often as its count says."""
+    """Write an int64 column that counts up from each of `firsts`, `count` rows each."""
     column = array("q")
     for first, count in zip(firsts, counts, strict=True):
         column.extend(range(first, first + count))
@@ -108,10 +104,11 @@ def _check_place(target: Target, at: int, column: bytes) -> None:
 
 
 def pack_runs(values: Values, counts: array[int]) -> bytes:
-    """Each value as often as its count says, as a buffer of a compressed Arrow message.
+    """Each value repeated `count` times, as a buffer of a compressed Arrow message.
 
-    That is 8 bytes of length and an LZ4 frame, or -1 and the bytes themselves where those are not
-    more; nothing for nothing. Since we know what repeats, nothing is searched, nor even laid out.
+    That is an 8-byte length and an LZ4 frame, or -1 and the plain bytes if those are shorter; an
+    empty column is empty. The repetitions are known, so the encoder neither searches for matches
+    nor builds the column.
     """
     runs = _runs(values, counts)
     size = sum(len(value) * count for value, count in runs)
@@ -130,7 +127,7 @@ def pack_runs(values: Values, counts: array[int]) -> bytes:
 
 
 def _blocks_of(runs: _Pairs) -> list[list[tuple[bytes, int]]]:
-    """The runs of each LZ4 block; no value may be longer than a block."""
+    """Split the runs into LZ4 blocks; no value may be longer than a block."""
     blocks: list[list[tuple[bytes, int]]] = [[]]
     room = BLOCK_BYTES_MAX
     for value, count in runs:
@@ -147,7 +144,7 @@ def _blocks_of(runs: _Pairs) -> list[list[tuple[bytes, int]]]:
 
 
 def _pack_block(runs: _Pairs) -> bytes:
-    """An LZ4 block: a value is written once, and what repeats it is a match of that distance."""
+    """An LZ4 block: each value is one literal, and its repetitions are one match."""
     size = sum(len(value) * count for value, count in runs)
     packed = b""
     literals = b""
@@ -169,20 +166,20 @@ def _pack_block(runs: _Pairs) -> bytes:
 
 
 def _literals(literals: bytes, match: int) -> bytes:
-    """A sequence's token, which has both lengths if they are small, and its literals."""
+    """The token of a sequence, which holds both lengths if small, and its literals."""
     token = min(len(literals), 15) << 4 | min(match, 15)
     return bytes([token]) + _length(len(literals)) + literals
 
 
 def _length(length: int) -> bytes:
-    """What of a length the token could not hold."""
+    """The rest of a length that does not fit the token."""
     if length < 15:
         return b""
     return b"\xff" * ((length - 15) // 255) + bytes([(length - 15) % 255])
 
 
 def spans_of_offsets(offsets: Buffer, first: int, count: int) -> array[int]:
-    """The spans of `count` messages of a column, from its int32 offsets, beginning with `first`."""
+    """The spans of `count` messages of a column from its int32 offsets, starting at `first`."""
     ends = memoryview(offsets).cast("B").cast("i")
     spans = array("i")
     for index in range(first, first + count):

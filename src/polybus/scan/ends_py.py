@@ -1,4 +1,4 @@
-"""The log's loops over many batches, in plain Python: the twin of `_ends.pyx`."""
+"""The log's loops over many batches: the pure-Python twin of `_ends.pyx`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from polybus.scan.batch_py import Batch
 T = TypeVar("T")
 
 
-class SegmentPlaces(Protocol):
+class _SegmentEntries(Protocol):
     """A topic's commits in one segment, six numbers each."""
 
     @property
     def entries(self) -> array[int]: ...
 
 
-class Places(Protocol):
-    def in_segment(self, segment: Path) -> SegmentPlaces: ...
+class _CommitIndex(Protocol):
+    def in_segment(self, segment: Path) -> _SegmentEntries: ...
 
 
 class TopicEnd:
-    """Where a topic's log ends, and the places of its commits; `frozen` if it takes no writes."""
+    """The end of a topic's log and the index of its commits; `frozen` says why it is read-only."""
 
     __slots__ = ("epoch", "frozen", "places", "stop", "tail")
 
-    def __init__(self, epoch: int, stop: int, places: Places) -> None:
+    def __init__(self, epoch: int, stop: int, places: _CommitIndex) -> None:
         self.epoch = epoch
         self.stop = stop
         self.tail: deque[Batch] = deque()
@@ -37,23 +37,23 @@ class TopicEnd:
         self.places = places
 
     def forget_entries(self) -> None:
-        """Let go of what is remembered of its places: the twin remembers nothing."""
+        """Drop the cached index entries; this twin caches none."""
 
 
 E = TypeVar("E", bound=TopicEnd)
 
 
 def find_ends(batches: Iterable[Batch], ends: dict[str, E]) -> list[E] | None:
-    """The end of each batch's topic; None if one is not there or takes no writes."""
+    """The end of each batch's topic; None if a topic does not exist or is read-only."""
     found = [ends.get(batch.topic) for batch in batches]
     usable = [end for end in found if end is not None and end.frozen is None]
     return usable if len(usable) == len(found) else None
 
 
 def take_batches(batches: Sequence[Batch], ends: Sequence[TopicEnd], now_us: int) -> list[Batch]:
-    """Give each batch its topic's epoch and next offsets, and put it at the end of the tail.
+    """Assign each batch its topic's epoch and next offsets, and append it to the topic's tail.
 
-    A batch without a time gets `now_us`. One without messages is not put there; returns the others.
+    A batch without a timestamp gets `now_us`. Empty batches are not appended; returns the others.
     """
     taken = []
     for batch, end in zip(batches, ends, strict=True):
@@ -62,7 +62,7 @@ def take_batches(batches: Sequence[Batch], ends: Sequence[TopicEnd], now_us: int
         batch.timestamp_us = batch.timestamp_us or now_us
         if not batch.spans:
             continue
-        # The tail before `stop`: whoever sees the new end finds the messages.
+        # The tail before `stop`: a reader that sees the new end finds the messages.
         end.tail.append(batch)
         end.stop += len(batch)
         taken.append(batch)
@@ -76,11 +76,11 @@ def keep_batches(
     batch_bytes: int,
     extra_bytes: Callable[[Batch], int],
 ) -> tuple[list[tuple[list[deque[Batch]], int]], object]:
-    """For each read the tails that hold its batches and what it weighs; and the last read.
+    """For each read buffer the tails of its batches and its memory; and the last buffer.
 
-    A batch keeps all of the read that it came in, and so do the others of that read, which come one
-    after the other. What goes on with `last_owner` does not weigh that again. Batches of a topic
-    that is gone are left out, encodings are dropped; `extra_bytes` is what keys and headers weigh.
+    A batch keeps its whole read buffer alive, and consecutive batches share it, so each buffer is
+    counted once. Batches that continue with `last_owner` do not count it again. Batches of deleted
+    topics are left out and encodings dropped; `extra_bytes` is the memory of keys and headers.
     """
     reads: list[tuple[list[deque[Batch]], int]] = []
     tails: list[deque[Batch]] | None = None
@@ -109,7 +109,7 @@ def keep_batches(
 
 
 def drop_oldest(tails: Iterable[deque[Batch]]) -> None:
-    """Take the first batch off each tail."""
+    """Remove the first batch of each tail."""
     for tail in tails:
         tail.popleft()
 
@@ -117,11 +117,11 @@ def drop_oldest(tails: Iterable[deque[Batch]]) -> None:
 def rows_by_topic(
     batches: Iterable[Batch], kind: Callable[..., T], account: str
 ) -> tuple[list[Batch], array[int], tuple[T, ...], tuple[list[str], array[int], array[int]]]:
-    """The batches ordered by topic and epoch, the rows of each, and each topic's `kind`.
+    """The batches ordered by topic and epoch, the rows of each, and a `kind` for each topic.
 
-    That is a named tuple of the account, topic, epoch, first offset, count of rows, first row, and
-    smallest and largest timestamp. The topics' names, first offsets and counts of rows follow once
-    more, as columns.
+    `kind` is a named tuple of account, topic, epoch, first offset, row count, first row, and
+    smallest and largest timestamp. The last value repeats the topics' names, first offsets and row
+    counts as columns.
     """
     groups: dict[tuple[str, int], list[Batch]] = {}
     for batch in batches:
@@ -149,7 +149,7 @@ def merge_runs(
 ) -> tuple[
     tuple[array[int], array[int]], tuple[list[str], array[int]], tuple[list[str], array[int]]
 ]:
-    """Times, protocols and senders of the batches' rows, each as runs of equal values."""
+    """Timestamps, protocols and senders of the batches' rows, each as runs of equal values."""
     times, time_counts = _merged([batch.timestamp_us for batch in batches], counts)
     return (
         (array("q", times), time_counts),
@@ -177,12 +177,12 @@ def add_places(
     position: int,
     size: int,
 ) -> None:
-    """Enter a commit's rows into the places of their topics; `parts` are of `rows_by_topic`."""
+    """Add a commit to the index of each of its topics; `parts` come from `rows_by_topic`."""
     for _, topic, epoch, first_offset, count, first_row, _, latest in parts:
         end = ends.get(topic)
         if end is None or end.epoch != epoch:
             continue
         entries = end.places.in_segment(segment).entries
-        # The clock may be set back: the largest so far.
+        # The maximum so far, because the clock may be set back.
         latest = max(latest, entries[-1]) if entries else latest
         entries.extend((first_offset, count, position, size, first_row, latest))

@@ -1,4 +1,4 @@
-"""Boson frames, the loops over every message, in plain Python: the twin of `_frames.pyx`.
+"""Boson frames: the pure-Python twin of `_frames.pyx`.
 
 A frame is int32 content length, int8 flag, uint16 topic length, topic, content (big-endian).
 """
@@ -10,9 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from polybus.scan.batch_py import Batch
-
-Buffer = bytes | bytearray | memoryview
+from polybus.scan.batch_py import Batch, Buffer
 
 HEADER = struct.Struct(">ibH")
 HEADER_BYTES = 7
@@ -24,8 +22,8 @@ RECEIPT_TOPIC = b"$receipt"
 class Group(NamedTuple):
     """The messages of one topic that a scan found.
 
-    `receipts` is None when no message asked for one, else spans like `spans`, empty where none was
-    asked.
+    `receipts` is None if no message requested one, else spans like `spans`, empty for messages that
+    requested none.
     """
 
     topic: bytes
@@ -36,12 +34,11 @@ class Group(NamedTuple):
 def scan_frames(
     buffer: Buffer, start: int, stop: int, message_bytes_max: int, topic_bytes_max: int
 ) -> tuple[int, list[Group]]:
-    """Scan `buffer[start:stop]` for plain frames; return where it stopped, and them by topic.
+    """Scan `buffer[start:stop]` for plain frames; return where it stopped, and groups by topic.
 
     A plain frame is complete, has flag 0, lengths within the limits and a topic that is not empty
     and does not begin with `$`, with or without a receipt request. The scan stops at the first
-    frame that is anything else: the codec looks at that one itself. Within a topic the order is
-    kept.
+    other frame, which the codec handles. The order within a topic is kept.
     """
     view = memoryview(buffer)
     groups: dict[bytes, tuple[array[int], array[int]]] = {}
@@ -73,7 +70,7 @@ def scan_frames(
     return start, found
 
 
-def scan_batches(  # noqa: PLR0913 - the scan's, and what a batch is told
+def scan_batches(  # noqa: PLR0913 - the scan's, and what a batch needs
     buffer: Buffer,
     start: int,
     stop: int,
@@ -82,7 +79,7 @@ def scan_batches(  # noqa: PLR0913 - the scan's, and what a batch is told
     names: Mapping[bytes, str],
     protocol: str,
 ) -> tuple[int, list[Batch] | None]:
-    """`scan_frames` with a batch for each topic; None instead if one has no name in `names`."""
+    """`scan_frames` with a batch for each topic; None if a topic is not in `names`."""
     stop, groups = scan_frames(buffer, start, stop, message_bytes_max, topic_bytes_max)
     batches = []
     for group in groups:
@@ -119,7 +116,7 @@ def encode_frames_of(batches: Iterable[Batch]) -> bytes:
 
 
 def encode_receipts(buffer: Buffer, ids: array[int], epoch: int, first_offset: int) -> bytes:
-    """A `$receipt` frame with `ID EPOCH:OFFSET` for each id; an empty id gives none."""
+    """A `$receipt` frame with `ID EPOCH:OFFSET` for each id that is not empty."""
     view = memoryview(buffer)
     parts = []
     for index in range(0, len(ids), 2):
@@ -132,7 +129,7 @@ def encode_receipts(buffer: Buffer, ids: array[int], epoch: int, first_offset: i
 
 
 def encode_receipts_of(batches: Iterable[Batch]) -> bytes:
-    """`encode_receipts` for every batch that owes any, end to end."""
+    """`encode_receipts` for every batch that requested any, concatenated."""
     return b"".join(
         encode_receipts(batch.buffer, batch.receipt_ids, batch.epoch, batch.first_offset)
         for batch in batches

@@ -1,4 +1,4 @@
-"""goMS lines, the loops over every message, in plain Python: the twin of `_lines.pyx`.
+"""goMS lines: the pure-Python twin of `_lines.pyx`.
 
 A plain line is `{"messagetype":"send","topics":["t"],"data":"…"}`, as most clients write it:
 with no white space, or with one space after each colon and comma.
@@ -14,10 +14,10 @@ from base64 import b64encode
 from functools import cache
 from typing import NamedTuple
 
-Buffer = bytes | bytearray | memoryview
+from polybus.scan.batch_py import Buffer
 
 SPACE = re.compile(rb"[ \t\r\n]*+")
-# Printable ASCII without quote, backslash and capitals; `$` only further on.
+# Printable ASCII without quote, backslash and capitals; `$` not at the start.
 _TOPIC = rb"([ !#%-@\[\]-~][ !#-@\[\]-~]*+)"
 _STRING = rb'([^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+)'
 _UTF8_CHUNK_BYTES = 1 << 16
@@ -39,14 +39,13 @@ def scan_lines(
     message_bytes_max: int,
     topic_bytes_max: int,
 ) -> tuple[int, list[Group]]:
-    """Scan `buffer[start:stop]` for plain lines; return where it stopped, and them by topic.
+    """Scan `buffer[start:stop]` for plain lines; return where it stopped, and groups by topic.
 
-    A plain line is one object of this `messagetype` with one topic and string data, spelt as the
-    module docstring says, complete (a newline need not follow), within the limits. Its topic is
-    lower-case ASCII, so that no two groups are one topic, and does not begin with `$`. The scan
-    skips white space and stops at the first thing that is anything else: the codec looks at that
-    itself. Within a topic the order is kept. A group's buffer is `buffer` itself unless one of its
-    values has an escape; then it is a copy of the text of them all.
+    A plain line is a complete object of this `messagetype` with one topic and string data, written
+    as the module docstring shows, within the limits; a newline need not follow. Its topic is
+    lower-case ASCII, so that each topic is one group, and does not begin with `$`. The scan skips
+    white space and stops at anything else, which the codec handles. The order within a topic is
+    kept. A group's buffer is `buffer` itself, or a copy of all its values if one has an escape.
     """
     view = memoryview(buffer)
     lines = _patterns(messagetype)
@@ -92,7 +91,7 @@ def _skip_space(view: memoryview, start: int, stop: int) -> int:
 
 
 def _text_of(inside: bytes) -> bytes | None:
-    """The text of a JSON string from what is between its quotes; None if it is not text."""
+    """The text of a JSON string, given without its quotes; None if it is not valid."""
     try:
         if b"\\" not in inside:
             inside.decode()
@@ -121,7 +120,7 @@ def is_utf8(buffer: Buffer, start: int, stop: int) -> bool:
     view = memoryview(buffer)[start:stop]
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        # In pieces: decoded text takes up to four times the room.
+        # In pieces, because decoded text takes up to four times the memory.
         for begin in range(0, len(view), _UTF8_CHUNK_BYTES):
             decoder.decode(view[begin : begin + _UTF8_CHUNK_BYTES])
         decoder.decode(b"", final=True)
@@ -135,8 +134,8 @@ def encode_lines(
 ) -> bytes:
     """Each span of `buffer` as a line: `head`, the offset if `epoch` is not -1, the data.
 
-    `head` is the object up to the end of its topics. A value that is not UTF-8 becomes base64 and
-    its line says so.
+    `head` is the object up to the end of its topics. A value that is not UTF-8 is encoded as
+    base64, with `encoding`.
     """
     if epoch >= 0 and first_offset < 0:
         raise ValueError("an offset is never negative")

@@ -1,24 +1,23 @@
-"""Where a JSON object ends, in plain Python: the twin of `_objects.pyx`.
+"""Finds the end of a JSON object: the pure-Python twin of `_objects.pyx`.
 
-The scanner reads each byte once, in whatever pieces the stream comes, and never recurses: what it
-remembers is a state and one byte per open level. It holds the grammar of objects, arrays and
-strings; whether a number, a name such as `true` or an escape is right is left to the decoder, which
-sees the object whole. The verdicts of `scan`:
+The scanner reads each byte once, in any chunking, without recursion: its memory is a state and one
+byte per open level. It checks the grammar of objects, arrays and strings; the decoder, which gets
+the whole object, checks numbers, literals such as `true` and escapes. The verdicts of `scan`:
 
-    MORE     the object goes on behind these bytes
-    END      it ended; the position is behind it
-    BAD      it is broken; the position is the first byte that cannot be
+    MORE     the object continues after these bytes
+    END      it ended; the position is after it
+    BAD      it is malformed; the position is the first invalid byte
     RESTART  the same, and that byte is a `{` at the beginning of a line: the next object
-    DEEP     it is over `depth_max` levels deep. What follows is skipped, and the next END is where
-             the levels close or the line ends, whichever is first: a bomb that never closes must
-             not swallow the lines behind it.
+    DEEP     it is over `depth_max` levels deep. The rest is skipped, and the next END is where the
+             levels close or the line ends, whichever is first, so that an object that never closes
+             does not consume the following lines.
 """
 
 from __future__ import annotations
 
 import re
 
-Buffer = bytes | bytearray | memoryview
+from polybus.scan.batch_py import Buffer
 
 MORE, END, BAD, RESTART, DEEP = range(5)
 
@@ -33,7 +32,7 @@ _RUNS = {"string": _PLAIN, "token": _TOKEN, "skip": _DULL}
 
 
 class ObjectScanner:
-    """Finds the end of one JSON object in a stream that comes in pieces."""
+    """Finds the end of one JSON object in a stream that arrives in pieces."""
 
     def __init__(self, depth_max: int) -> None:
         if depth_max < 1:
@@ -50,7 +49,7 @@ class ObjectScanner:
         self._after_newline = False
 
     def scan(self, buffer: Buffer, start: int, stop: int) -> tuple[int, int]:
-        """Go on with `buffer[start:stop]`; return (where it stopped, a verdict)."""
+        """Continue with `buffer[start:stop]`; return (where it stopped, verdict)."""
         view = memoryview(buffer)
         at = start
         verdict = MORE

@@ -1,15 +1,15 @@
-"""A batch as a msgstream pack's content, in plain Python: the twin of `_packs.pyx`.
+"""The content of a msgstream pack from a batch: the pure-Python twin of `_packs.pyx`.
 
 A message's payload is its value, if that is JSON; else a JSON string, if it is text; else an object
-with its base64. All messages of a pack go out as one JSON text, so a value that some parser refuses
-would take the others with it. JSON is therefore what every common parser takes:
+with its base64. All messages of a pack are one JSON text, so a value that some parser refuses would
+make the others unreadable. JSON is therefore only what every common parser accepts:
 
-- RFC 8259 to the letter, in UTF-8; no NaN, no Infinity, nothing behind the value
+- RFC 8259 exactly, in UTF-8; no NaN, no Infinity, nothing after the value
 - no lone surrogates in escapes
 - no number that is infinite as a double, or over 300 characters long
 - nested no deeper than `depth_max`
 
-White space is left out. The work grows with the value's length alone, and nothing recurses.
+White space is removed. The time is linear in the value's length, without recursion.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from math import isinf
 
 import msgspec
 
-Buffer = bytes | bytearray | memoryview
+from polybus.scan.batch_py import Buffer
 
 NUMBER_BYTES_MAX = 300
 _FIRST_BYTES = frozenset(b'{["-0123456789tfn \t\r\n')
@@ -44,7 +44,7 @@ def compact_json(value: bytes, depth_max: int) -> bytes | None:
     """The value without white space if it is JSON, else None."""
     if depth_max < 0:
         raise ValueError("a depth is never negative")
-    # Most text is told apart by its first byte.
+    # The first byte rules out most text.
     if not value or value[0] not in _FIRST_BYTES:
         return None
     outside_strings = _STRING.sub(b'""', value)

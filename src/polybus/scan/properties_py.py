@@ -1,7 +1,7 @@
-"""Boson properties, the loops over every message, in plain Python: the twin of `_properties.pyx`.
+"""Boson properties: the pure-Python twin of `_properties.pyx`.
 
-Most messages of a publisher differ in their last value only. Once the codec has understood one, it
-knows the head they share (all bytes before the last value's length), and the rest is this scan.
+Most messages of a publisher differ in their last value only. Once the codec has decoded one, it
+knows the head they share (all bytes before the last value's length) and scans for more of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 
-Buffer = bytes | bytearray | memoryview
+from polybus.scan.batch_py import Buffer
 
 _INT32 = struct.Struct(">i")
 
@@ -19,8 +19,8 @@ def scan_properties(
 ) -> tuple[int, array[int]]:
     """Scan `buffer[start:stop]` for messages that are `head` and one more value.
 
-    Returns where the first message begins that is anything else (another head, a length that cannot
-    be, not complete), and the spans of the values before it.
+    Returns where the first other message begins (another head, an invalid length, incomplete), and
+    the spans of the values before it.
     """
     spans: array[int] = array("i")
     view = memoryview(buffer)

@@ -1,4 +1,4 @@
-"""Queue messages, the loops over every message, in plain Python: the twin of `_queue.pyx`.
+"""Queue messages: the pure-Python twin of `_queue.pyx`.
 
 On the wire a message is its length, 4 bytes big-endian and signed, then its bytes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from array import array
 
-Buffer = bytes | bytearray | memoryview
+from polybus.scan.batch_py import Buffer
 
 LENGTH = struct.Struct(">i")
 LENGTH_BYTES = 4
@@ -17,10 +17,10 @@ LENGTH_BYTES = 4
 def scan_queue(
     buffer: Buffer, start: int, stop: int, message_bytes_max: int
 ) -> tuple[int, array[int]]:
-    """Scan `buffer[start:stop]`; return where it stopped, and the spans of the messages it met.
+    """Scan `buffer[start:stop]`; return where it stopped, and the spans of the messages.
 
-    The scan stops at the first message that is not complete, or whose length is negative or over
-    the limit: the caller looks at that one itself.
+    The scan stops at the first message that is incomplete, or whose length is negative or over the
+    limit; the caller handles that one.
     """
     spans = array("i")
     while stop - start >= LENGTH_BYTES:
@@ -37,7 +37,7 @@ def scan_queue(
 def split_queue(
     buffer: Buffer, start: int, stop: int, message_bytes_max: int
 ) -> tuple[int, list[bytes]]:
-    """As `scan_queue`, with each message as bytes of its own."""
+    """Like `scan_queue`, with each message as bytes."""
     end, spans = scan_queue(buffer, start, stop, message_bytes_max)
     view = memoryview(buffer)
     return end, [bytes(view[spans[i] : spans[i + 1]]) for i in range(0, len(spans), 2)]
@@ -56,10 +56,10 @@ def encode_queue(buffer: Buffer, spans: array[int]) -> bytes:
 def join_queue(
     messages: list[bytes], first: int, run_bytes_max: int, message_bytes_max: int
 ) -> tuple[int, bytes]:
-    """A run of `messages` from `first` on, as they go on the wire; return where it ended.
+    """Encode a run of `messages` from `first` on; return where it ended, and its bytes.
 
-    The run takes messages of up to `message_bytes_max` until the next would bring its bytes over
-    `run_bytes_max` or is too large; it is empty when that is true of the first already.
+    The run ends before a message over `message_bytes_max`, or one that would exceed
+    `run_bytes_max`; it is empty if that is the first one.
     """
     parts: list[bytes] = []
     run_bytes = 0

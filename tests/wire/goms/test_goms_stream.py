@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 from goms_kit import codes, only_error, received, received_by_edge, seen
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from polybus import scan
 from polybus.config import Limits
-from polybus.scan import _lines, _objects, lines_py, objects_py
+from polybus.scan import lines_py, objects_py
 from polybus.wire.codec import Bad, Publish
 from polybus.wire.goms import Close, GomsCodec, Register, decode_datagram, encode_send
 from polybus.wire.goms import stream as goms_stream
@@ -48,7 +50,11 @@ WHOLE = seen(received(TRANSCRIPT, limits=SMALL))
 
 @pytest.fixture(params=["compiled", "pure"])
 def either_scanner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, objects = {"compiled": (_lines, _objects), "pure": (lines_py, objects_py)}[request.param]
+    lines: ModuleType = lines_py
+    objects: ModuleType = objects_py
+    if request.param == "compiled":
+        lines = importlib.import_module("polybus.scan._lines")
+        objects = importlib.import_module("polybus.scan._objects")
     monkeypatch.setattr(scan, "scan_lines", lines.scan_lines)
     monkeypatch.setattr(scan, "is_utf8", lines.is_utf8)
     monkeypatch.setattr(scan, "ObjectScanner", objects.ObjectScanner)

@@ -1,6 +1,0 @@
-from array import array
-
-from polybus.scan.packs_py import Buffer
-
-def encode_pack(head: bytes, buffer: Buffer, spans: array[int], depth_max: int) -> bytes: ...
-def compact_json(value: bytes, depth_max: int) -> bytes | None: ...
