@@ -26,11 +26,7 @@ KNOWN_CYCLES = [
     {"polybus.spark.session.archive", "polybus.spark.session.gateway"},
 ]
 KNOWN_SHARED_NAMES = set(
-    (
-        "Answer Broker Connection Delivered Journal Load Message Messages Piece Position "
-        "Publish Publisher Receipts Refused Row Source Staged Topic TopicState Traffic "
-        "_Base64 _Body _Broken"
-    ).split()
+    "Broker Delivered Journal Load Message Refused Row Topic TopicState".split()
 )
 
 
