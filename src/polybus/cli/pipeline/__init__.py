@@ -116,8 +116,8 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
         for one in prepared.problems
     ]
     flows = [
-        {"flow": name, "reads": prepared.inputs[name], "writes": prepared.outputs[name]}
-        for name in prepared.inputs
+        {"flow": flow.full_name, "reads": flow.reads, "writes": flow.writes}
+        for flow in prepared.flows
     ]
     if as_json:
         echo_json({"flows": flows, "problems": problems})

@@ -6,7 +6,7 @@ A flow is a streaming query, or batch work that is repeated when its inputs chan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,11 @@ class PipelineFlow:
     start: Callable[[FlowContext], Any]
     after: tuple[str, ...] = ()
     repeat_s: float | None = None
+    reads: tuple[str, ...] = ()
+    """Names of its inputs, for display."""
+    writes: str = ""
+    """The name of its output, for display."""
 
     @property
     def full_name(self) -> str:
         return f"{self.pipeline}.{self.name}"
-
-
-def in_order(flows: Sequence[PipelineFlow]) -> list[PipelineFlow]:
-    """The flows, each behind those it comes after; otherwise in the given order."""
-    by_name = {(flow.pipeline, flow.name): flow for flow in flows}
-    ordered: dict[str, PipelineFlow] = {}
-
-    def add(flow: PipelineFlow) -> None:
-        if flow.full_name not in ordered:
-            for name in flow.after:
-                if (first := by_name.get((flow.pipeline, name))) is not None:
-                    add(first)
-            ordered[flow.full_name] = flow
-
-    for flow in flows:
-        add(flow)
-    return list(ordered.values())

@@ -11,7 +11,8 @@ fit the checkpoint. A pipeline with a problem does not start; the others do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from polybus.spark.pipelines.declared.names import (
     writes_rows,
 )
 from polybus.spark.pipelines.declared.problems import PipelineError, place_of
-from polybus.spark.pipelines.declared.writing import flow_of
-from polybus.spark.pipelines.flows import PipelineFlow, in_order
+from polybus.spark.pipelines.declared.writing import VIEW_INTERVAL_S, ViewFlow, start_stream
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
 from polybus.spark.pipelines.sessions import another_session
 from polybus.spark.session.connect import is_connect
 
@@ -48,14 +49,10 @@ class PipelineProblem:
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """Flows that can start, in a valid order, and the problems of other pipelines."""
+    """Flows that can start, and the problems of the pipelines that cannot."""
 
     flows: list[PipelineFlow] = dataclasses.field(default_factory=list)
     problems: list[PipelineProblem] = dataclasses.field(default_factory=list)
-    inputs: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    """Full name of a flow → what it reads, for display."""
-    outputs: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Full name of a flow → where its rows go, for display."""
 
 
 def prepare(
@@ -123,26 +120,14 @@ class _Preparation:
         changes = Changes(self._names, self._checkpoints, self._prints)
         chosen = [query for query in queries if changes.is_reset(query, resets)]
         changes.check([query for query in queries if query not in chosen])
-        flows = [
-            flow_of(
-                self._names,
-                query,
-                analysed[query.name],
-                after=self._after(analysed[query.name]),
-                starts_over=query in chosen,
-            )
-            for query in queries
-        ]
         if not check_only:
             self._report_positions()
             changes.start_over(chosen)
             changes.store()
-        prepared.flows.extend(in_order(flows))
-        for query in queries:
-            full = f"{self._pipeline.name}.{query.name}"
-            inputs = analysed[query.name].inputs
-            prepared.inputs[full] = sorted({one.name for one in inputs})
-            prepared.outputs[full] = self._shown_output(query)
+        prepared.flows += [
+            self._flow(query, analysed[query.name], starts_over=query in chosen)
+            for query in queries
+        ]
         return {name for query in chosen for name in changes.spellings(query)} & resets
 
     def _report_positions(self) -> None:
@@ -199,20 +184,34 @@ class _Preparation:
             text = f"the flows into {output.name} do not agree: {clean_cause(error)}"
             raise PipelineError("pipeline.query", text, **place_of(queries[-1])) from error
 
+    def _flow(self, query: Query, analysed: Analysed, *, starts_over: bool) -> PipelineFlow:
+        names, output = self._names, self._pipeline.outputs[query.target]
+        repeat_s, writes = None, self._pipeline.table_name(query.target)
+        start: Callable[[FlowContext], Any] = functools.partial(
+            start_stream, names=names, query=query, frame=analysed.frame, starts_over=starts_over
+        )
+        if isinstance(output, MaterializedView):
+            start, repeat_s = ViewFlow(names, query).refresh, VIEW_INTERVAL_S
+        elif not isinstance(output, StreamingTable):
+            writes = f"{output.format} {output.options.get('topic', '')}".strip()
+        return PipelineFlow(
+            self._pipeline.name,
+            query.name,
+            start,
+            after=self._after(analysed),
+            repeat_s=repeat_s,
+            reads=tuple(sorted({one.name for one in analysed.inputs})),
+            writes=writes,
+        )
+
     def _after(self, analysed: Analysed) -> tuple[str, ...]:
         """The flows that fill the tables that a query reads as tables."""
-        tables = [one for one in analysed.inputs if one.kind == "dataset" and not one.streaming]
+        inputs = [one for one in analysed.inputs if one.kind == "dataset" and not one.streaming]
         return tuple(
             sorted(
                 query.name
-                for one in tables
+                for one in inputs
                 if writes_rows(self._pipeline.outputs[one.name])
                 for query in self._pipeline.queries_into(one.name)
             )
         )
-
-    def _shown_output(self, query: Query) -> str:
-        output = self._pipeline.outputs[query.target]
-        if isinstance(output, StreamingTable | MaterializedView):
-            return self._pipeline.table_name(output.name)
-        return f"{output.format} {output.options.get('topic', '')}".strip()

@@ -9,48 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.pipelines.flow import Flow as Query
-from pyspark.pipelines.output import MaterializedView, Sink
+from pyspark.pipelines.output import Sink
 
 from polybus.errors import PolybusError
 from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
-from polybus.spark.pipelines.declared.names import Analysed, Input, Names, in_schema_of
+from polybus.spark.pipelines.declared.names import Input, Names, in_schema_of
 from polybus.spark.pipelines.declared.readers import FORMAT
-from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
+from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.sessions import use_in_thread
 
 VIEW_INTERVAL_S = 1.0
 """How often a materialized view checks its inputs for changes, in continuous mode."""
 
 
-def flow_of(
-    names: Names,
-    query: Query,
-    analysed: Analysed,
-    *,
-    after: tuple[str, ...] = (),
-    starts_over: bool = False,
-) -> PipelineFlow:
-    """The flow that runs an analysed query.
+def start_stream(
+    context: FlowContext, *, names: Names, query: Query, frame: Any, starts_over: bool
+) -> Any:
+    """Start the streaming query of a flow into a table or a sink.
 
     `starts_over` says that its checkpoint is new on purpose: a sink may take over its producer.
     """
-    name = names.pipeline.name
-    if isinstance(names.pipeline.outputs[query.target], MaterializedView):
-        return PipelineFlow(
-            name, query.name, ViewFlow(names, query).refresh, after, VIEW_INTERVAL_S
-        )
-
-    def start(context: FlowContext) -> Any:
-        return _start_stream(context, names, query, analysed.frame, starts_over)
-
-    return PipelineFlow(name, query.name, start, after)
-
-
-def _start_stream(
-    context: FlowContext, names: Names, query: Query, frame: Any, starts_over: bool
-) -> Any:
-    """Start the streaming query of a flow into a table or a sink."""
     name = f"{names.pipeline.name}.{query.name}"
     output = names.pipeline.outputs[query.target]
     writer = (
