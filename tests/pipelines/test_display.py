@@ -1,4 +1,4 @@
-"""What a run shows to people, and that a run that was killed is not taken for a running one."""
+"""What `pipeline run` prints, and the status of a killed run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_terminal_only_changes_are_shown(capsys: pytest.CaptureFixture
     assert lines[5].split() == "shop.orders failed 12 3.0 - 310 no [luck]".split()
 
 
-def test_a_run_that_was_killed_is_told_as_such(tmp_path: Path) -> None:
+def test_the_status_of_a_killed_run_is_killed(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
     warned = {**FLOW, "warning": "log.damaged: topic 'red' is left out"}
     write_status(tmp_path, "running", [warned], ["pipeline.file: bad.py:1: no"])

@@ -1,4 +1,4 @@
-"""SQL files as text: statements with their lines, and streams that get names of their own."""
+"""SQL files as text: statements with their lines, and marked streams."""
 
 from __future__ import annotations
 

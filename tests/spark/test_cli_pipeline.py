@@ -1,4 +1,4 @@
-"""`polybus pipeline`: from a template to a run that is watched and stopped from outside."""
+"""`polybus pipeline`: from a template to a run that other processes watch and stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def polybus(*arguments: object, code: int = 0) -> str:
     return result.output
 
 
-def test_the_template_runs_and_is_watched_and_stopped_from_outside(
+def test_the_template_runs_and_is_watched_and_stopped_by_other_processes(
     bus: RunningBus, tmp_path: Path
 ) -> None:
     folder = tmp_path / "pipelines"
@@ -75,7 +75,7 @@ def test_the_template_runs_and_is_watched_and_stopped_from_outside(
     ]
 
 
-def test_check_shows_what_flows_read_and_write_and_what_is_wrong(
+def test_check_shows_what_flows_read_and_write_and_all_errors(
     spark: Any, bus: RunningBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shared:
@@ -106,7 +106,7 @@ def test_check_shows_what_flows_read_and_write_and_what_is_wrong(
     assert not (bus.data / "pipeline" / "checkpoints").exists()
 
 
-def test_without_a_pipeline_the_verbs_say_so(bus: RunningBus, tmp_path: Path) -> None:
+def test_verbs_without_a_pipeline_are_errors(bus: RunningBus, tmp_path: Path) -> None:
     assert "pipeline.folder" in polybus("list", "--folder", tmp_path / "none", code=1)
     assert polybus("status", "--data", bus.data) == "never run\n"
     assert "pipeline.not-running" in polybus("stop", "--data", bus.data, code=1)

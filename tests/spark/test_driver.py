@@ -1,4 +1,4 @@
-"""The pipeline's process: it starts and stops, waits for its bus, and goes on where it was."""
+"""The pipeline's process: it starts, stops, waits for its bus, and resumes."""
 
 from __future__ import annotations
 
@@ -177,6 +177,19 @@ def test_a_second_pipeline_on_a_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_a_pipeline_waits_for_its_bus_until_it_is_stopped(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+
+    def say(event: dict[str, Any]) -> None:
+        events.append(event)
+        waiting.stop()
+
+    waiting = Supervisor(PipelineOptions(data=tmp_path / "data"), say)
+    assert waiting.run()
+    assert [event["event"] for event in events] == ["waiting", "stopped"]
+    assert "polybus serve" in events[0]["text"]
+
+
 def states(runner: FlowRunner) -> dict[str, tuple[str, str]]:
     return {one.flow: (one.state, one.error or "") for one in runner.progress()}
 
@@ -204,7 +217,7 @@ def standard_flows(spark: Any, data: Path) -> Iterator[FlowRunner]:
         assert runner.stop(60)
 
 
-def test_a_damaged_topic_is_left_out_and_goes_on_where_it_was_once_it_is_restored(
+def test_a_damaged_topic_is_left_out_and_resumes_when_its_file_is_restored(
     spark: Any, tmp_path: Path
 ) -> None:
     def publish(*topics: str) -> None:

@@ -45,7 +45,7 @@ def utc(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(f"2026-03-01T{text}:00+00:00")
 
 
-def test_orders_are_enriched_and_late_ones_counted_as_long_as_promised(
+def test_orders_are_enriched_and_late_ones_counted_until_the_watermark(
     examples: PipelineFolder,
 ) -> None:
     sample = module_of(EXAMPLES / "orders" / "sample.py")

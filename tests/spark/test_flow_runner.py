@@ -1,4 +1,4 @@
-"""The flow runner: one flow's failure is its own, what passes is tried again, all of it stops."""
+"""The flow runner: it isolates failures, retries temporary ones, and stops all flows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def states(runner: FlowRunner) -> dict[str, str]:
     return {one.flow: one.state for one in runner.progress()}
 
 
-def test_a_failing_flow_is_marked_and_the_others_go_on(spark: Any, tmp_path: Path) -> None:
+def test_a_failing_flow_is_marked_and_the_others_continue(spark: Any, tmp_path: Path) -> None:
     def fail(rows: Any, batch_id: int) -> None:
         raise ValueError("the colour is wrong")
 
@@ -101,7 +101,7 @@ def test_a_flow_that_is_stopped_before_its_next_try_keeps_its_error(
     assert (hurt.state, hurt.error) == ("stopped", "client.unreachable: no bus answers")
 
 
-def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None:
+def test_flows_run_after_the_flows_that_they_name(spark: Any, tmp_path: Path) -> None:
     order: list[str] = []
     flows = [
         PipelineFlow("p", "last", lambda context: order.append("last"), after=("middle", "first")),
@@ -116,7 +116,7 @@ def test_flows_run_in_the_order_they_ask_for(spark: Any, tmp_path: Path) -> None
     runner.stop()
 
 
-def test_what_comes_after_a_failed_flow_says_so(spark: Any, tmp_path: Path) -> None:
+def test_a_flow_after_a_failed_flow_does_not_run(spark: Any, tmp_path: Path) -> None:
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=False)
     runner.start(PipelineFlow("p", "first", lambda context: 1 / 0))
     runner.start(PipelineFlow("p", "second", lambda context: None, after=("first",)))
@@ -126,9 +126,7 @@ def test_what_comes_after_a_failed_flow_says_so(spark: Any, tmp_path: Path) -> N
     runner.stop()
 
 
-def test_a_batch_flow_is_done_again_and_again_in_continuous_mode(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_a_batch_flow_is_repeated_in_continuous_mode(spark: Any, tmp_path: Path) -> None:
     runs: list[int] = []
     runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
     runner.start(PipelineFlow("p", "view", lambda context: runs.append(1), repeat_s=0.01))
@@ -137,7 +135,7 @@ def test_a_batch_flow_is_done_again_and_again_in_continuous_mode(
     assert states(runner) == {"view": "stopped"}
 
 
-def test_causes_are_told_without_javas_stack() -> None:
+def test_causes_have_no_java_stack_trace() -> None:
     python = (
         "[STREAM_FAILED] Query [id = a, runId = b] terminated with exception: Job aborted\n"
         "Traceback (most recent call last):\n"
@@ -153,7 +151,7 @@ def test_causes_are_told_without_javas_stack() -> None:
     assert not is_transient("ValueError: the colour is wrong")
 
 
-def test_a_cause_without_a_word_is_told_by_its_kind() -> None:
+def test_a_cause_without_a_message_is_its_java_class() -> None:
     """As when a process that plans a stream is killed between two batches."""
 
     class Failure(Exception):

@@ -1,4 +1,4 @@
-"""Your own pipelines: what files declare runs, once each row, and says where it is wrong."""
+"""Pipelines that users declare: each row once, and errors with file and line."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def as_json_ids(*ids: int) -> list[str]:
     return [f'{{"id":{n}}}' for n in ids]
 
 
-def test_sql_files_mean_what_they_mean_to_spark(pipelines: PipelineFolder) -> None:
+def test_sql_files_mean_the_same_as_in_spark(pipelines: PipelineFolder) -> None:
     pipelines.write(
         "shop.sql",
         """
@@ -130,7 +130,7 @@ UNFIT = [
 ]
 
 
-def test_a_change_that_cannot_resume_is_told_before_anything_starts(
+def test_a_change_that_does_not_fit_the_checkpoint_is_an_error_before_the_start(
     pipelines: PipelineFolder,
 ) -> None:
     path = pipelines.write("shop.py", TOTALS)
@@ -159,7 +159,7 @@ def test_a_change_that_cannot_resume_is_told_before_anything_starts(
     assert pipelines.rows("shop.totals", "customer", "sum") == [("c0", 40), ("c1", 50), ("c9", 9)]
 
 
-def test_progress_has_the_rows_that_a_stream_read_and_that_a_view_has(
+def test_progress_counts_rows_that_a_stream_read_and_rows_of_a_view(
     pipelines: PipelineFolder,
 ) -> None:
     pipelines.write("shop.py", TOTALS)
@@ -220,7 +220,7 @@ def test_a_continuous_run_joins_with_tables_as_they_grow(spark: Any, tmp_path: P
         assert pipelines.rows("shop.joined", "id", "name") == [(0, "Ann"), (1, "Bob")]
 
 
-def test_a_bus_elsewhere_is_read_and_written_by_its_url(
+def test_a_bus_on_another_machine_is_read_and_written_by_its_url(
     pipelines: PipelineFolder, tmp_path: Path
 ) -> None:
     where = BusLocation(tmp_path / "lake", pipelines.bus.url)

@@ -1,4 +1,4 @@
-"""A broken pipeline says file and line before anything starts, and does not stop others."""
+"""A broken pipeline is reported with file and line before anything starts; others start."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_mistake_in_python_is_told_with_its_line(pipelines: PipelineFolder, case: str) -> None:
+def test_an_error_in_python_is_reported_with_its_line(pipelines: PipelineFolder, case: str) -> None:
     body, line, words = BROKEN[case]
     path = pipelines.write("bad.py", HEAD + body)
     text = pipelines.problem()
@@ -136,7 +136,7 @@ SQL = {
 
 
 @pytest.mark.parametrize("case", SQL)
-def test_a_mistake_in_sql_is_told_with_its_line(pipelines: PipelineFolder, case: str) -> None:
+def test_an_error_in_sql_is_reported_with_its_line(pipelines: PipelineFolder, case: str) -> None:
     body, line, words = SQL[case]
     path = pipelines.write("bad.sql", body)
     text = pipelines.problem()
@@ -152,7 +152,7 @@ def test_a_broken_pipeline_does_not_stop_others(pipelines: PipelineFolder) -> No
     assert [flow.full_name for flow in prepared.flows] == ["good.numbers"]
 
 
-def test_a_spec_of_sparks_own_chooses_files_and_settings(pipelines: PipelineFolder) -> None:
+def test_a_spark_pipeline_spec_selects_files_and_settings(pipelines: PipelineFolder) -> None:
     pipelines.write(
         "shop/spark-pipeline.yml",
         """

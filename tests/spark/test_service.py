@@ -61,7 +61,7 @@ def test_rows_come_as_arrow_and_within_the_limit(note: Note) -> None:
     assert (table.num_rows, head["truncated"]) == (1000, False)
 
 
-def test_a_refused_query_has_the_engines_words_and_the_connection_stays(note: Note) -> None:
+def test_a_refused_query_has_the_engines_error_and_the_connection_stays(note: Note) -> None:
     with pytest.raises(PolybusError, match="sql.failed: no such table"):
         service.query(note, "bad")
     with socket.socket(socket.AF_UNIX) as connection:
@@ -104,13 +104,13 @@ def test_connections_are_bounded(note: Note) -> None:
         connection.close()
 
 
-def test_stop_stops_and_the_socket_is_its_owners_alone(note: Note, answers: Answers) -> None:
+def test_only_the_owner_can_stop_the_pipeline_by_its_socket(note: Note, answers: Answers) -> None:
     assert stat.S_IMODE(Path(note.socket).stat().st_mode) == 0o600
     assert service.ask(note, "stop") == {"stopping": True}
     assert answers.stopped.wait(5)
 
 
-def test_a_pipeline_that_is_gone_is_none(tmp_path: Path) -> None:
+def test_the_note_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
     assert service.running(tmp_path) is None
     folder = service.folder(tmp_path)
     folder.mkdir()

@@ -28,7 +28,7 @@ ORDERS = Topic(
 )
 
 
-def test_every_message_is_decoded_by_what_it_is(spark: Any, tmp_path: Path) -> None:
+def test_every_message_is_decoded_by_its_format(spark: Any, tmp_path: Path) -> None:
     pipe, topics = Pipe(spark, tmp_path), Topics()
     values: list[Any] = ['{"a": [1, null]}', " [2]", "hello é", "42", b"\xff\x00", ""]
     messages = [topics.message("t", value) for value in values]
@@ -130,7 +130,7 @@ def test_duplicates_within_the_watermark_are_removed_and_counted(
     assert sum(row[0] for row in pipe.rows("traffic", "messages")) == 12
 
 
-def test_a_batch_that_is_done_again_changes_nothing(spark: Any, tmp_path: Path) -> None:
+def test_a_repeated_batch_changes_nothing(spark: Any, tmp_path: Path) -> None:
     pipe, topics = Pipe(spark, tmp_path, ORDERS), Topics()
     batch = [topics.message("orders", '{"id": 1}'), topics.message("orders", '{"id": 1}')]
     batch += [topics.message("orders", "no"), topics.message("t", "x")]
@@ -154,7 +154,7 @@ def test_a_batch_that_is_done_again_changes_nothing(spark: Any, tmp_path: Path) 
     assert len(files) == len(open_table(tmp_path, "silver").files()), "leftovers"
 
 
-def test_a_batch_that_was_cut_off_is_finished_without_loss_or_repeat(
+def test_an_interrupted_batch_is_completed_without_loss_or_duplicates(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, topics = Pipe(spark, tmp_path), Topics()
@@ -170,7 +170,7 @@ def test_a_batch_that_was_cut_off_is_finished_without_loss_or_repeat(
     assert pipe.rows("traffic", "messages", "duplicates", "quarantined") == [(2, 0, 1)]
 
 
-def test_new_settings_hold_from_the_next_batch_on_and_not_for_one_that_was_begun(
+def test_new_settings_apply_to_new_batches_and_not_to_an_unfinished_one(
     spark: Any, tmp_path: Path
 ) -> None:
     pipe, topics = Pipe(spark, tmp_path), Topics()
@@ -183,7 +183,7 @@ def test_new_settings_hold_from_the_next_batch_on_and_not_for_one_that_was_begun
     assert pipe.rows("quarantine", "offset") == [(2,)]
 
 
-def test_batches_that_are_sent_elsewhere_are_made_there(spark: Any, tmp_path: Path) -> None:
+def test_batches_for_spark_connect_are_created_on_the_server(spark: Any, tmp_path: Path) -> None:
     topics, checkpoint = Topics(), tmp_path / "checkpoint"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").touch()
@@ -224,7 +224,7 @@ def test_traffic_is_counted_per_topic_protocol_and_minute(spark: Any, tmp_path: 
     ]
 
 
-def test_a_declared_schema_that_is_none_names_its_topic(spark: Any) -> None:
+def test_an_invalid_schema_is_reported_with_its_topic(spark: Any) -> None:
     with pytest.raises(UsageError, match=r"pipeline.schema: topics: orders: schema 'id NUMBER'"):
         schema_fields("orders", "id NUMBER")
     with pytest.raises(UsageError, match="contains a quote"):

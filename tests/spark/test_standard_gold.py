@@ -1,4 +1,4 @@
-"""What the standard pipeline does with Arrow alone: percentiles, alerts, what it tells the bus."""
+"""What the standard pipeline computes with Arrow: percentiles, alerts, published statistics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from standard_kit import NOON, Topics
 
-from polybus.config import Pipeline, load
+from polybus.config import Config, Pipeline, load
 from polybus.errors import ConfigError, PolybusError, UsageError
 from polybus.lake import settings as pipeline_settings
-from polybus.lake.table import open_table
+from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
@@ -130,7 +130,7 @@ def test_the_same_alert_is_not_repeated_for_a_while() -> None:
     assert found(traffic, spike=NOON_US - 571 * 1_000_000) == [("spike", "t", 100)]
 
 
-def test_silence_of_a_busy_topic_is_told_once() -> None:
+def test_the_silence_of_a_busy_topic_raises_one_alert() -> None:
     busy = minutes(20, 20, 20, 20, 20, 20, 20)
     assert found(busy, after_s=60 + 179) == []
     assert found(busy, after_s=60 + 181) == [("silence", "t", 0)]
@@ -165,7 +165,7 @@ def watching(tmp_path: Path) -> tuple[watch.Watch, FlowContext]:
     return watch.Watch(tmp_path, clock_us=lambda: NOON_US + 30_000_000), context
 
 
-def test_each_change_of_traffic_is_told_once_also_when_the_bus_goes_away(
+def test_each_change_of_traffic_is_published_once_also_when_the_bus_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = Bus(monkeypatch)
@@ -193,7 +193,7 @@ def test_each_change_of_traffic_is_told_once_also_when_the_bus_goes_away(
     assert told == [("t", 2), ("t", 3), ("other", 1)]
 
 
-def test_an_alert_is_told_and_kept_exactly_once_through_crashes(
+def test_an_alert_is_published_and_stored_exactly_once_through_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = Bus(monkeypatch)
@@ -213,6 +213,62 @@ def test_an_alert_is_told_and_kept_exactly_once_through_crashes(
     (alert,) = bus.told("$alerts")
     assert (alert["kind"], alert["topic"], alert["messages"]) == ("spike", "t", 500)
     assert open_table(tmp_path, "alerts").rows == 1
+
+
+class Crash(BaseException):
+    """The process dies."""
+
+
+class CrashingWrites:
+    """Dies before or after the write of a number; counts all such moments."""
+
+    def __init__(self, crash_at: int) -> None:
+        self._crash_at = crash_at
+        self.moments = 0
+
+    def _pass(self) -> None:
+        if self.moments == self._crash_at:
+            raise Crash
+        self.moments += 1
+
+    def around(self, write: Any) -> Any:
+        def crashing(*arguments: Any, **options: Any) -> None:
+            self._pass()
+            write(*arguments, **options)
+            self._pass()
+
+        return crashing
+
+
+@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize("crash_at", range(11))
+def test_a_crash_at_any_write_of_a_tick_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int, stats: bool
+) -> None:
+    settings = Pipeline(stats=stats)
+    pipeline_settings.write(tmp_path, Config(data=str(tmp_path), pipeline=settings))
+    bus = Bus(monkeypatch)
+    table = gold.traffic_table(tmp_path)
+    for number in range(7):
+        count = 20 if number < 6 else 500
+        add(table, number, facts([1] * count, minute=NOON - (6 - number) * MINUTE))
+    with monkeypatch.context() as patched:
+        writes = CrashingWrites(crash_at)
+        for owner, name in ((LakeTable, "append"), (watch, "replace_file"), (watch, "publish")):
+            patched.setattr(owner, name, writes.around(getattr(owner, name)))
+        watcher, context = watching(tmp_path)
+        if crash_at < 10:
+            with pytest.raises(Crash):
+                watcher.tick(context)
+        else:
+            watcher.tick(context)
+            assert writes.moments == 10, "new state, alerts, state, commit, state"
+    watcher, context = watching(tmp_path)
+    watcher.tick(context)
+    watcher.tick(context)
+    assert [one["messages"] for one in bus.told("$alerts")] == [500]
+    assert open_table(tmp_path, "alerts").rows == 1
+    assert [one["messages"] for one in bus.told("$stats")] == ([20] * 6 + [500]) * stats
 
 
 def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
@@ -261,7 +317,7 @@ def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path) -> No
         check_tables(tmp_path, writer_of(checkpoint), checkpoint)
 
 
-def test_the_bus_tells_the_pipeline_what_its_config_says(tmp_path: Path) -> None:
+def test_the_pipeline_reads_the_settings_that_the_bus_wrote(tmp_path: Path) -> None:
     orders = {"name": "Orders", "schema": "id INT", "message-id": "$.id", "event-time": "$.at[0]"}
     settings = {"topics": [orders, "plain"], "pipeline": {"watermark-s": 5.0, "alerts": False}}
     path = tmp_path / "config.json"
@@ -276,7 +332,7 @@ def test_the_bus_tells_the_pipeline_what_its_config_says(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", ["id", "$", "$.a'b", "$..a", "$.a b"])
-def test_a_path_that_is_none_is_refused_with_the_topics_name(tmp_path: Path, path: str) -> None:
+def test_an_invalid_path_is_reported_with_its_topic(tmp_path: Path, path: str) -> None:
     config = tmp_path / "config.json"
     config.write_bytes(msgspec.json.encode({"topics": [{"name": "orders", "message-id": path}]}))
     with pytest.raises(ConfigError, match="topics: orders: message-id is"):

@@ -1,4 +1,4 @@
-"""The example files are Spark's own: its runner takes them as they are."""
+"""Spark's own runner accepts the example files unchanged."""
 
 from __future__ import annotations
 

@@ -193,7 +193,10 @@ class Watch:
             return msgspec.json.decode(self._path.read_bytes(), type=WatchState)
         except (FileNotFoundError, msgspec.DecodeError):
             last = self._alerts.last_batch(PRODUCER)
-            return WatchState(query=str(uuid.uuid4()), tick=-1 if last is None else last)
+            state = WatchState(query=str(uuid.uuid4()), tick=-1 if last is None else last)
+            # Before the first alert is stored, which would otherwise count as published.
+            self._write_state(state)
+            return state
 
     def _write_state(self, state: WatchState) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
