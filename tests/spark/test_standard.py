@@ -13,7 +13,7 @@ from standard_kit import EPOCH, NOON, Pipe, Topics
 
 from polybus.config import Topic
 from polybus.errors import UsageError
-from polybus.lake.table import open_table
+from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.standard.batches import RemoteBatches
 from polybus.spark.pipelines.standard.decode import schema_fields
@@ -154,20 +154,28 @@ def test_a_repeated_batch_changes_nothing(spark: Any, tmp_path: Path) -> None:
     assert len(files) == len(open_table(tmp_path, "silver").files()), "leftovers"
 
 
-def test_an_interrupted_batch_is_completed_without_loss_or_duplicates(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("table", ["silver", "quarantine", "recent_ids", "traffic", "top_senders"])
+def test_a_batch_that_ends_before_any_commit_is_completed_without_loss_or_duplicates(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
+    def commit(self: LakeTable, *arguments: Any, **options: Any) -> bool:
+        if self.name == table:
+            raise ZeroDivisionError
+        return real_commit(self, *arguments, **options)
+
+    real_commit = LakeTable.commit
     pipe, topics = Pipe(spark, tmp_path), Topics()
     batch = [topics.message("t", "{bad"), topics.message("t", "good", headers={"message-id": "1"})]
-    monkeypatch.setattr(pipe.batches, "_add_quarantined", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        pipe.run(0, batch)
-    assert pipe.rows("silver", "offset") == [(1,)]
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeTable, "commit", commit)
+        with pytest.raises(ZeroDivisionError):
+            pipe.run(0, batch)
     pipe.restart(begun=0)
     pipe.run(0, batch)
     assert pipe.rows("silver", "offset") == [(1,)]
     assert pipe.rows("quarantine", "offset") == [(0,)]
     assert pipe.rows("traffic", "messages", "duplicates", "quarantined") == [(2, 0, 1)]
+    assert pipe.rows("top_senders", "messages") == [(2,)]
 
 
 def test_new_settings_apply_to_new_batches_and_not_to_an_unfinished_one(
