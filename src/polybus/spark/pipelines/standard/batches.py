@@ -63,7 +63,7 @@ Scanned = Callable[[int, int], None]
 
 
 class BatchSettings:
-    """The settings of each batch: those of the bus's settings file, read again when it changes.
+    """The settings of each batch: those of the bus's settings file, read before each batch.
 
     Args:
         begun: the batch that an earlier process began and did not finish, if there is one.
@@ -73,8 +73,6 @@ class BatchSettings:
         self._data = data
         self._path = data / "pipeline" / SETTINGS_FILE
         self._begun = begun
-        self._file_version: tuple[int, int] | None = None
-        self._newest = PipelineSettings()
         self._stored: PipelineSettings | None = None
         try:
             self._stored = msgspec.json.decode(self._path.read_bytes(), type=PipelineSettings)
@@ -89,23 +87,12 @@ class BatchSettings:
         """
         if self._stored is not None and batch_id == self._begun:
             return self._stored
-        newest = self._read_newest()
+        newest = pipeline_settings.read(self._data)
         if newest != self._stored:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self._path, msgspec.json.encode(newest))
             self._stored = newest
         return newest
-
-    def _read_newest(self) -> PipelineSettings:
-        try:
-            status = pipeline_settings.path_of(self._data).stat()
-            version = (status.st_mtime_ns, status.st_ino)
-        except FileNotFoundError:
-            version = (0, 0)
-        if version != self._file_version:
-            self._newest = pipeline_settings.read(self._data)
-            self._file_version = version
-        return self._newest
 
 
 @dataclass(frozen=True)
