@@ -354,6 +354,9 @@ _PIPELINE = {
         "a flow was changed and does not fit its checkpoint any more",
         "undo the change, or start the flow over with --reset",
     ),
+    "pipeline.stop-timeout": Meaning(
+        "the pipeline was asked to stop and still runs", "wait, or end the process it names"
+    ),
     "pipeline.not-running": Meaning("no pipeline runs on the data folder", "check --data"),
 }
 

@@ -195,8 +195,8 @@ def stop(data: str | None) -> None:
     until_s = time.monotonic() + STOP_TIMEOUT_S
     while _is_locked(folder):
         if time.monotonic() > until_s:
-            text = f"the pipeline (process {note.pid}) was asked to stop and still runs"
-            raise PolybusError("pipeline.unreachable", text)
+            text = f"the pipeline (process {note.pid}) still runs after {STOP_TIMEOUT_S:.0f} s"
+            raise PolybusError("pipeline.stop-timeout", text)
         time.sleep(0.05)
     click.echo(f"stopped (process {note.pid})")
 
