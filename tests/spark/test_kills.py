@@ -44,7 +44,7 @@ def copy():
 
 
 class Publisher(threading.Thread):
-    """Publishes with receipts, whatever happens to the bus, until it is told to end."""
+    """Publishes with receipts, whatever happens to the bus, until `end`."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)

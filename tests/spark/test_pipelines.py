@@ -137,15 +137,15 @@ def test_a_change_that_does_not_fit_the_checkpoint_is_an_error_before_the_start(
     pipelines.run()
     for old, new, words in UNFIT:
         path.write_text(TOTALS.replace(old, new, 1))
-        said = pipelines.problem()
-        assert "pipeline.changed" in said and f"{path}:5: flow clean cannot go on" in said
-        assert words in said and "--reset clean" in said
+        text = pipelines.problem()
+        assert "pipeline.changed" in text and f"{path}:5: flow clean cannot continue" in text
+        assert words in text and "--reset clean" in text
     renamed = TOTALS.replace(
         "@dp.table", 'dp.create_streaming_table("clean")\n\n@dp.append_flow(target="clean")'
     )
     path.write_text(renamed.replace("def clean()", "def other()"))
-    assert "Name it clean to go on, or undo" in pipelines.problem()
-    # A query that may go on does: no row is read twice, no table begins anew.
+    assert "Name it clean to continue, or start over" in pipelines.problem()
+    # A query that fits its checkpoint continues: no row is read twice, no table is rebuilt.
     path.write_text(TOTALS.replace("return rows", "return rows.where('amount < 50')"))
     pipelines.bus.publish("orders", as_json([{"id": 9, "customer": "c9", "amount": 9}]))
     pipelines.run()

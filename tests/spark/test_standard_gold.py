@@ -105,8 +105,8 @@ def minutes(*counts: int, topic: str = "t") -> pa.Table:
     return gold.combine_traffic(gold.traffic_of(pa.concat_tables(parts), 0))
 
 
-def found(traffic: pa.Table, after_s: float = 30.0, **told: int) -> list[tuple[str, str, int]]:
-    known = {("t", kind): at_us for kind, at_us in told.items()}
+def found(traffic: pa.Table, after_s: float = 30.0, **raised: int) -> list[tuple[str, str, int]]:
+    known = {("t", kind): at_us for kind, at_us in raised.items()}
     now_us = NOON_US + int(after_s * 1e6)
     return [
         (one.kind, one.topic, one.messages) for one in alerts.find(traffic, now_us, SETTINGS, known)
@@ -156,7 +156,7 @@ class Bus:
         if self.dies:
             raise PolybusError("client.disconnected", "gone")
 
-    def told(self, topic: str) -> list[Any]:
+    def published(self, topic: str) -> list[Any]:
         return [value for tick in self.commits.values() for name, value in tick if name == topic]
 
 
@@ -175,8 +175,8 @@ def test_each_change_of_traffic_is_published_once_also_when_the_bus_is_away(
     add(table, 0, facts([5, 5]))
     watcher.tick(context)
     watcher.tick(context)
-    assert [row["messages"] for row in bus.told("$stats")] == [2]
-    assert bus.told("$stats")[0]["minute"] == "2026-03-01T12:00:00Z"
+    assert [row["messages"] for row in bus.published("$stats")] == [2]
+    assert bus.published("$stats")[0]["minute"] == "2026-03-01T12:00:00Z"
     bus.away = True
     add(table, 1, facts([5]))
     with pytest.raises(PolybusError):
@@ -189,8 +189,8 @@ def test_each_change_of_traffic_is_published_once_also_when_the_bus_is_away(
     bus.dies = False
     watcher, context = watching(tmp_path)
     watcher.tick(context)
-    told = [(row["topic"], row["messages"]) for row in bus.told("$stats")]
-    assert told == [("t", 2), ("t", 3), ("other", 1)]
+    stats = [(row["topic"], row["messages"]) for row in bus.published("$stats")]
+    assert stats == [("t", 2), ("t", 3), ("other", 1)]
 
 
 def test_an_alert_is_published_and_stored_exactly_once_through_failures(
@@ -210,7 +210,7 @@ def test_an_alert_is_published_and_stored_exactly_once_through_failures(
     for _ in range(2):
         watcher, context = watching(tmp_path)
         watcher.tick(context)
-    (alert,) = bus.told("$alerts")
+    (alert,) = bus.published("$alerts")
     assert (alert["kind"], alert["topic"], alert["messages"]) == ("spike", "t", 500)
     assert open_table(tmp_path, "alerts").rows == 1
 
@@ -266,15 +266,15 @@ def test_a_crash_at_any_write_of_a_tick_loses_and_repeats_nothing(
     watcher, context = watching(tmp_path)
     watcher.tick(context)
     watcher.tick(context)
-    assert [one["messages"] for one in bus.told("$alerts")] == [500]
+    assert [one["messages"] for one in bus.published("$alerts")] == [500]
     assert open_table(tmp_path, "alerts").rows == 1
-    assert [one["messages"] for one in bus.told("$stats")] == ([20] * 6 + [500]) * stats
+    assert [one["messages"] for one in bus.published("$stats")] == ([20] * 6 + [500]) * stats
 
 
 def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
     topics = Topics()
 
-    def told(*events: dict[str, Any]) -> dict[str, Any]:
+    def report(*events: dict[str, Any]) -> dict[str, Any]:
         at = [{"time": "2026-03-01T12:00:00.5Z", "session": "s1", **event} for event in events]
         return topics.message("$events", msgspec.json.encode({"events": at}))
 
@@ -288,12 +288,14 @@ def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
     other = {"kind": "delivered", "session": "s2", "count": 1, "messages": 9, "waiting": 1}
     sent = {"kind": "delivered", "topic": "t", "count": 3, "messages": 30, "waiting": 3}
     confirmed = {"kind": "confirmed", "count": 2, "wait-ms": 40.0, "waiting": 1}
-    run(0, told({"kind": "session-opened"}, sent, other), told({"kind": "other", "count": 9}))
-    run(1, told(confirmed, {"kind": "repeated", "count": 1}))
-    run(1, told(confirmed))
+    run(0, report({"kind": "session-opened"}, sent, other), report({"kind": "other", "count": 9}))
+    run(1, report(confirmed, {"kind": "repeated", "count": 1}))
+    run(1, report(confirmed))
     run(
         2,
-        told(confirmed | {"count": 1, "wait-ms": 1000.0, "waiting": 0}, {"kind": "session-ended"}),
+        report(
+            confirmed | {"count": 1, "wait-ms": 1000.0, "waiting": 0}, {"kind": "session-ended"}
+        ),
     )
     columns = ("session", "sent", "messages", "sent_again", "confirmed", "waiting", "is_open")
     rows = {row["session"]: row for row in table.table.read().to_pylist()}

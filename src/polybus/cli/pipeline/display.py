@@ -69,8 +69,8 @@ class RunDisplay:
             now = (flow["state"], flow["error"])
             if self._states.get(name) != now:
                 self._states[name] = now
-                said = f": {flow['error']}" if flow["error"] else ""
-                self._console.print(escape(f"{name} {flow['state']}{said}"), soft_wrap=True)
+                cause = f": {flow['error']}" if flow["error"] else ""
+                self._console.print(escape(f"{name} {flow['state']}{cause}"), soft_wrap=True)
 
     def close(self) -> None:
         if self._live is not None:

@@ -159,7 +159,9 @@ class Changes:
             if stored is None:
                 found = self._renamed(query, made) or self._lost(query)
             elif changes := differences(stored, made):
-                text = f"flow {query.name} cannot go on where it was: {'; '.join(changes)}"
+                text = (
+                    f"flow {query.name} cannot continue from its checkpoint: {'; '.join(changes)}"
+                )
                 found = f"{text}. Undo the change, or {self._start_over_hint(query)}"
             if found is not None:
                 raise PipelineError("pipeline.changed", found, **place_of(query))
@@ -171,7 +173,7 @@ class Changes:
                 return (
                     f"flow {query.name} is new and writes to {query.target}, as flow {gone.flow} "
                     f"did, which no longer exists: it would write the same rows again. Name it "
-                    f"{gone.flow} to go on, or undo the change, or {self._start_over_hint(query)}"
+                    f"{gone.flow} to continue, or {self._start_over_hint(query)}"
                 )
         return None
 
@@ -190,7 +192,7 @@ class Changes:
         )
 
     def _start_over_hint(self, query: Query) -> str:
-        what = f"table {query.target} anew" if self._fills_table(query) else "all messages again"
+        what = f"table {query.target} is rebuilt" if self._fills_table(query) else "from the start"
         return f"start over with --reset {query.name} ({what})"
 
     def _fills_table(self, query: Query) -> bool:

@@ -2,7 +2,7 @@
 
 A flow starts when the flows that it comes after allow it. A failure that may pass is retried with
 back-off: without limit in continuous mode, a few times in one pass. Any other failure marks the
-flow as failed, and the other flows go on.
+flow as failed, and the other flows continue.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class FlowRunner:
         return True
 
     def _pause_after(self, run: _FlowRun, error: Exception) -> float | None:
-        """How long to wait before the next try; None if there is none."""
+        """How long to wait before the next try; None to give up."""
         tries = run.failures_in_a_row
         if not is_transient(error) or (not self._continuous and tries >= len(_BACKOFF_S)):
             return None
