@@ -43,7 +43,7 @@ class PipelineFolder:
     def run(self, *only: str, reset: Sequence[str] = ()) -> Prepared:
         """One pass; nothing may fail."""
         prepared = self.prepare(*only, reset=reset)
-        assert prepared.problems == [], prepared.problems
+        assert prepared.problems == {}, prepared.problems
         runner = self.start(prepared, continuous=False)
         try:
             assert runner.wait(PASS_TIMEOUT_S), runner.progress()
@@ -59,8 +59,8 @@ class PipelineFolder:
 
     def problem(self, *only: str) -> str:
         """The only problem of the pipelines, as text."""
-        (problem,) = self.prepare(*only, check_only=True).problems
-        return str(problem.error)
+        (problem,) = self.prepare(*only, check_only=True).problems.values()
+        return str(problem)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """The rows of a lake table, sorted; none if it is not there yet."""

@@ -148,7 +148,7 @@ def test_a_broken_pipeline_does_not_stop_others(pipelines: PipelineFolder) -> No
     pipelines.write("bad.py", "1 +")
     pipelines.write("good.py", GOOD)
     prepared = pipelines.prepare()
-    assert [problem.pipeline for problem in prepared.problems] == ["bad"]
+    assert list(prepared.problems) == ["bad"]
     assert [flow.full_name for flow in prepared.flows] == ["good.numbers"]
 
 

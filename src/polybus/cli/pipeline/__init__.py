@@ -112,8 +112,8 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     prepared = supervisor.check(_options(names, given))
     problems = [
-        {"pipeline": one.pipeline, "code": one.error.code, "text": one.error.text}
-        for one in prepared.problems
+        {"pipeline": name, "code": error.code, "text": error.text}
+        for name, error in prepared.problems.items()
     ]
     flows = [
         {"flow": flow.full_name, "reads": flow.reads, "writes": flow.writes}

@@ -39,20 +39,12 @@ from polybus.spark.pipelines.sessions import another_session
 from polybus.spark.session.connect import is_connect
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PipelineProblem:
-    """Why a pipeline does not start."""
-
-    pipeline: str
-    error: PolybusError
-
-
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """Flows that can start, and the problems of the pipelines that cannot."""
+    """Flows that can start, and by name the problems of the pipelines that cannot."""
 
     flows: list[PipelineFlow] = dataclasses.field(default_factory=list)
-    problems: list[PipelineProblem] = dataclasses.field(default_factory=list)
+    problems: dict[str, PolybusError] = dataclasses.field(default_factory=dict)
 
 
 def prepare(
@@ -83,10 +75,10 @@ def prepare(
             one = _Preparation(spark, name, path, bus)
             used |= one.prepare(prepared, resets, check_only=check_only)
         except PolybusError as error:
-            prepared.problems.append(PipelineProblem(name, error))
+            prepared.problems[name] = error
         except Exception as error:  # the user's code and Spark may raise anything
-            problem = PipelineError("pipeline.query", clean_cause(error), file=str(path))
-            prepared.problems.append(PipelineProblem(name, problem))
+            text = clean_cause(error)
+            prepared.problems[name] = PipelineError("pipeline.query", text, file=str(path))
     unknown = resets - used
     if unknown and not prepared.problems:
         known = ", ".join(flow.full_name for flow in prepared.flows)

@@ -166,13 +166,13 @@ class Supervisor:
         for name in only:
             self._problems.pop(name, None)
         waiting = []
-        for one in prepared.problems:
-            self._problems[one.pipeline] = str(one.error)
-            is_waiting = options.until_stopped and is_transient(str(one.error))
+        for name, error in prepared.problems.items():
+            self._problems[name] = str(error)
+            is_waiting = options.until_stopped and is_transient(str(error))
             if is_waiting:
-                waiting.append(one.pipeline)
-            if not is_waiting or one.pipeline not in self._retried:
-                about = {"pipeline": one.pipeline, "code": one.error.code, "text": one.error.text}
+                waiting.append(name)
+            if not is_waiting or name not in self._retried:
+                about = {"pipeline": name, "code": error.code, "text": error.text}
                 self._say({"event": "waiting" if is_waiting else "problem", **about})
         self._retried = tuple(waiting)
         self._runner.start(*prepared.flows)
