@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 from fake_brokers import SPEECHES, FakeBroker
 from loadgen_kit import loadgen
-from rich.console import Console
 
-from polybus.bench import generator, report
+from polybus.bench import BenchError, generator, report
 from polybus.bench.brokers import all_brokers, running
-from polybus.bench.errors import BenchError
-from polybus.bench.measure import Outcome
-from polybus.bench.scenarios import SCENARIOS, Entry, Load, Metric, Scenario
+from polybus.bench.measure import EntryOutcome
+from polybus.bench.scenarios import SCENARIOS, Entry, Metric, Scenario, Workload
 from polybus.cli.bench import bench
+from polybus.cli.output import table_lines
 
 __all__ = ["loadgen"]
 
@@ -56,14 +55,14 @@ def drive(loadgen: Path, arguments: list[str], *more: str) -> Any:
 @pytest.mark.parametrize(
     "load",
     [
-        Load(),
-        Load(subscribers=8),
-        Load(topics=16),
-        Load(topics=1000, payload_bytes=1024),
-        Load(one_per_write=True),
+        Workload(),
+        Workload(subscribers=8),
+        Workload(topics=16),
+        Workload(topics=1000, payload_bytes=1024),
+        Workload(one_per_write=True),
     ],
 )
-def test_a_faithful_broker_passes_with_every_message_counted(loadgen: Path, load: Load) -> None:
+def test_a_faithful_broker_passes_with_every_message_counted(loadgen: Path, load: Workload) -> None:
     with relay(loadgen) as place:
         result = drive(loadgen, place, *load.arguments())
 
@@ -157,38 +156,38 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
         generator.compiled({"XDG_CACHE_HOME": str(tmp_path), "PATH": ""})
 
 
-def test_a_broker_that_does_not_come_up_is_quoted(loadgen: Path, tmp_path: Path) -> None:
+def test_a_broker_that_does_not_start_is_quoted(loadgen: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a folder")
     with (
-        pytest.raises(BenchError, match="did not come up: .+"),
+        pytest.raises(BenchError, match="did not start: .+"),
         running(all_brokers(loadgen)["polybus"], tmp_path, ["$reserved"]),
     ):
         pass
 
 
-def outcome(loadgen: Path, broker: str, *rates: float, error: str | None = None) -> Outcome:
+def outcome(loadgen: Path, broker: str, *rates: float, error: str | None = None) -> EntryOutcome:
     entry = next(entry for entry in RATE_SCENARIO.entries if entry.broker == broker)
     samples = [
         {"delivered": rate, "seconds": 1.0, "server_cpu_s": rate / 1e6 / 2} for rate in rates
     ]
     errors = [error] if error else []
-    return Outcome(entry, all_brokers(loadgen)[broker], samples, errors)
+    return EntryOutcome(entry, all_brokers(loadgen)[broker], samples, errors)
 
 
 RATE_SCENARIO = Scenario(
     name="made-up",
     title="made up work",
-    load=Load(),
+    load=Workload(),
     entries=(
         Entry(broker="polybus"),
-        Entry(broker="nats", bar=3.0),
-        Entry(broker="redis", bar=5.0),
-        Entry(broker="mosquitto", bar=35.0),
+        Entry(broker="nats", target=3.0),
+        Entry(broker="redis", target=5.0),
+        Entry(broker="mosquitto", target=35.0),
     ),
 )
 
 
-def test_the_report_holds_medians_against_the_bars(loadgen: Path) -> None:
+def test_the_report_compares_medians_with_the_targets(loadgen: Path) -> None:
     outcomes = [
         outcome(loadgen, "polybus", 9e6, 6e6, 1e6),
         outcome(loadgen, "nats", 2e6, 1e6, 9e6),
@@ -196,7 +195,7 @@ def test_the_report_holds_medians_against_the_bars(loadgen: Path) -> None:
         outcome(loadgen, "mosquitto", error="not installed: apt-get install mosquitto"),
     ]
 
-    bus, nats, redis, mosquitto = report.rows_of(RATE_SCENARIO, outcomes)
+    bus, nats, redis, mosquitto = report.figures_of(RATE_SCENARIO, outcomes)
 
     assert (bus.value, bus.cpu_s_per_million, bus.met) == (6e6, 0.5, None)
     assert (nats.value, nats.ratio, nats.met) == (2e6, 3.0, True)
@@ -205,18 +204,17 @@ def test_the_report_holds_medians_against_the_bars(loadgen: Path) -> None:
     text = rendered([bus, nats, redis, mosquitto])
     assert re.search(r"redis-server .* 2\.00 M/s .* 3\.00 × .* ≥ 5 × .* not met", text)
     assert re.search(r"mosquitto .* not installed", text)
-    assert "1 of 2 bars met" in text
-    assert "Not met: made-up: 3.00 × redis-server, the bar is ≥ 5 ×." in text
-    assert "cores: 2" in text
+    assert "1 of 2 targets met" in text
+    assert "Not met: made-up: 3.00 × redis-server, the target is ≥ 5 ×." in text
 
 
-def test_a_bus_that_fails_misses_its_bars_and_the_report_says_why(loadgen: Path) -> None:
+def test_a_bus_that_fails_misses_its_targets_and_the_report_says_why(loadgen: Path) -> None:
     outcomes = [outcome(loadgen, "polybus", error="wrong content"), outcome(loadgen, "nats", 1e6)]
 
-    text = rendered(report.rows_of(RATE_SCENARIO, outcomes))
+    text = rendered(report.figures_of(RATE_SCENARIO, outcomes))
 
-    assert "0 of 1 bars met" in text
-    assert "Not met: made-up: the bus failed, the bar is ≥ 3 ×." in text
+    assert "0 of 1 targets met" in text
+    assert "Not met: made-up: the bus failed, the target is ≥ 3 ×." in text
     assert "Failed: made-up, polybus (interval): wrong content" in text
 
 
@@ -226,7 +224,7 @@ def test_one_failed_run_of_the_bus_outweighs_its_good_ones(loadgen: Path) -> Non
         outcome(loadgen, "nats", 1e6),
     ]
 
-    _, nats = report.rows_of(RATE_SCENARIO, outcomes)
+    _, nats = report.figures_of(RATE_SCENARIO, outcomes)
 
     assert (nats.ratio, nats.met) == (9.0, False)
 
@@ -238,23 +236,20 @@ def test_less_is_better_for_latency_and_memory(loadgen: Path) -> None:
     )
     brokers = all_brokers(loadgen)
     waits = [
-        Outcome(entry, brokers[entry.broker], [{"p50_us": p50_us, "p99_us": 900}])
+        EntryOutcome(entry, brokers[entry.broker], [{"p50_us": p50_us, "p99_us": 900}])
         for entry, p50_us in zip(latency.entries, (140, 100), strict=False)
     ]
-    sizes = [Outcome(idle.entries[0], brokers["polybus"], [{"connection_bytes": 12289}])]
+    sizes = [EntryOutcome(idle.entries[0], brokers["polybus"], [{"connection_bytes": 12289}])]
 
-    rows = report.rows_of(latency, waits) + report.rows_of(idle, sizes)
+    rows = report.figures_of(latency, waits) + report.figures_of(idle, sizes)
 
     assert [row.met for row in rows] == [None, True, False]
-    assert rows[0].p99_us == 900
+    assert rows[0].p99 == 900
     assert "≤ 12 KiB" in rendered(rows)
 
 
-def rendered(rows: list[report.Row]) -> str:
-    console = Console(width=160, color_system=None)
-    with console.capture() as capture:
-        console.print(report.render(rows, {"cores": "2"}))
-    return capture.get()
+def rendered(figures: list[report.BenchFigure]) -> str:
+    return "\n".join([*table_lines(*report.table(figures)), *report.summary(figures)])
 
 
 def polybus(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -12,10 +12,8 @@ import pytest
 from click.testing import CliRunner
 from fake_brokers import UPGRADED, FakeBroker, Speech
 from loadgen_kit import loadgen
-from rich.console import Console
 
-from polybus.bench import generator, report
-from polybus.bench.errors import BenchError
+from polybus.bench import BenchError, generator, report
 from polybus.bench.msgstream import SessionBench, open_sessions, scenarios
 from polybus.bench.scenarios import Metric
 from polybus.cli.bench import bench
@@ -35,25 +33,22 @@ def test_each_scenario_is_measured_and_leaves_nothing_behind(
     scenario = SMALL[name]
     plan = SessionBench(program=loadgen, data_root=tmp_path, rounds=1, run_s=0.2)
 
-    outcomes = plan.measure(scenario, lambda *_: None)
+    outcomes = plan.measure(scenario, lambda text: None)
 
     assert [outcome.errors for outcome in outcomes] == [[] for _ in scenario.entries]
     assert list(tmp_path.iterdir()) == []
-    rows = report.rows_of(scenario, outcomes)
+    rows = report.figures_of(scenario, outcomes)
     assert all(row.value is not None and row.value > 0 for row in rows)
-    assert (rows[0].p99_us is not None) == (scenario.metric is Metric.LATENCY)
-    console = Console(width=160, color_system=None)
-    with console.capture() as capture:
-        console.print(report.render(rows, {"cores": "2"}))
-    assert f"({name})" in capture.get()
+    assert (rows[0].p99 is not None) == (scenario.metric is Metric.LATENCY)
+    assert report.table(rows)[1][0][0] == f"{scenario.title} ({name})"
 
 
-def test_the_bars_are_thirty_kib_a_session_and_twice_a_broadcast() -> None:
+def test_the_targets_are_thirty_kib_a_session_and_twice_a_broadcast() -> None:
     idle, fan_out = scenarios()[:2]
 
-    assert (idle.load.subscribers, idle.limit) == (10_000, 30 * 1024)
+    assert (idle.load.subscribers, idle.limit) == (10_000, 30)
     assert fan_out.load.subscribers == 1_000
-    assert [(entry.broker, entry.bar) for entry in fan_out.entries] == [
+    assert [(entry.broker, entry.target) for entry in fan_out.entries] == [
         ("polybus", None),
         ("websockets", 2.0),
     ]
@@ -132,4 +127,4 @@ def test_it_is_measured_alone(others: list[str]) -> None:
     done = CliRunner().invoke(bench, ["--msgstream", *others])
 
     assert done.exit_code == 2
-    assert "goes with neither" in done.output
+    assert "give only one of" in done.output

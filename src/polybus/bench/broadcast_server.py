@@ -1,7 +1,7 @@
-"""What the fan-out is held against: a plain `websockets` server that broadcasts.
+"""The peer in the fan-out benchmark: a plain `websockets` server that broadcasts.
 
-Every text frame that comes on `/publish` goes to all who are connected elsewhere, by the library's
-own `broadcast`. It runs on the same event loop as the bus, and without compression as the bus does.
+It sends every text frame that arrives on `/publish` to all other connections, with the `broadcast`
+of the library. Like the bus it runs on uvloop and does not compress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BACKLOG = 4096
 
 
 class BroadcastServer:
-    """Forwards what publishers say to everyone else; it keeps nothing and confirms nothing."""
+    """Forwards what publishers send to all listeners; stores and confirms nothing."""
 
     def __init__(self) -> None:
         self._listeners: set[ServerConnection] = set()
@@ -47,11 +47,10 @@ async def run(port: int) -> None:
 
 def main() -> None:
     try:
-        import uvloop
+        from uvloop import new_event_loop
     except ImportError:
-        asyncio.run(run(int(sys.argv[1])))
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        new_event_loop = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run(int(sys.argv[1])))
 
 

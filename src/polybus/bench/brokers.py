@@ -1,7 +1,7 @@
 """The brokers: how each is started on a free port with its data in a given folder, and ended.
 
-Each is configured not to drop: peers' output limits are lifted, the bus makes publishers wait. The
-generator keeps what is under way bounded, the same for all.
+Each is configured not to drop messages: the output limits of the peers are lifted, and the bus
+makes publishers wait. The generator limits the messages in flight, for all in the same way.
 """
 
 from __future__ import annotations
@@ -15,43 +15,48 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from polybus.bench.errors import BenchError
+from polybus.bench import BenchError
 
-# A bus that declares a thousand topics syncs a few files for each, on whatever disk this is.
+# A bus that declares a thousand topics syncs a few files for each.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 HOST = "127.0.0.1"
-# Debian puts servers where a user's PATH does not look.
+# Debian installs servers in folders that are not on the PATH of a user.
 SERVER_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a broker runs: its own folder, its port, the topics it will be asked for."""
+class BrokerSetup:
+    """How to start a broker: its program, its own folder, its port, the topics of the load."""
 
+    program: str
     folder: Path
     port: int
     topics: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broker:
-    """One way of running a broker."""
+@dataclass(frozen=True, slots=True)
+class BenchBroker:
+    """One way of running a broker.
+
+    Attributes:
+        protocol: what the generator speaks to it unless a scenario names another.
+        package: the Debian package; None for what is part of Polybus.
+        window_bytes: how many bytes may be published and not yet delivered.
+    """
 
     title: str
     protocol: str
-    """What the generator speaks to it unless a scenario says otherwise."""
-    program: str
+    command: Callable[[BrokerSetup], list[str]]
+    program: str = sys.executable
     package: str | None = None
-    """The Debian package; None for what comes with Polybus."""
-    command: Callable[[str, Place], list[str]]
     window_bytes: int = 16 << 20
-    """What may be published but not delivered; slow brokers take long to work it off."""
 
     def find(self) -> str | None:
         """The path of its program, or None if it is not installed."""
@@ -60,7 +65,7 @@ class Broker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningBroker:
     """A broker that accepts connections."""
 
     pid: int
@@ -69,147 +74,127 @@ class Running:
 
 
 @contextmanager
-def running(broker: Broker, folder: Path, topics: list[str]) -> Iterator[Running]:
-    """Start a broker and end it afterwards, whatever happens in between.
+def running(broker: BenchBroker, folder: Path, topics: list[str]) -> Iterator[RunningBroker]:
+    """Start a broker, and end it with the block.
 
     Raises:
-        BenchError: it is not installed, or did not come up; the text has what it printed last.
+        BenchError: it is not installed, or did not start; the text has its last line.
     """
     program = broker.find()
     if program is None:
         raise BenchError(f"not installed: apt-get install {broker.package}")
-    place = Place(folder=folder, port=_free_port(), topics=topics)
+    with socket.create_server((HOST, 0)) as probe:
+        port = int(probe.getsockname()[1])
+    setup = BrokerSetup(program=program, folder=folder, port=port, topics=topics)
     output = folder / "output"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            broker.command(program, place), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            broker.command(setup), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
-        yield _await_ready(process, place.port, output)
+        yield _await_ready(process, port, output)
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, STOP_TIMEOUT_S)
 
 
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
+def end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """End a process; kill it after the timeout."""
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-def _await_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> Running:
+def _await_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> RunningBroker:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        # The relay takes any two ports and says which; everyone else has the one it was given.
+        # The relay chooses two ports and prints them; every other broker has the given port.
         said = re.match(r"ready (\d+) (\d+)\n", output.read_text(errors="replace"))
         if said:
-            return Running(pid=process.pid, port=int(said[1]), subscribe_port=int(said[2]))
+            return RunningBroker(pid=process.pid, port=int(said[1]), subscribe_port=int(said[2]))
         try:
             socket.create_connection((HOST, port), timeout=1.0).close()
         except OSError:
             time.sleep(0.02)
         else:
-            return Running(pid=process.pid, port=port, subscribe_port=port)
+            return RunningBroker(pid=process.pid, port=port, subscribe_port=port)
     last = output.read_text(errors="replace").strip().rpartition("\n")[2]
-    raise BenchError(f"did not come up: {last[:200] or 'it printed nothing'}")
+    raise BenchError(f"did not start: {last[:200] or 'it printed nothing'}")
 
 
-def _bus(durability: str) -> Broker:
-    def command(program: str, place: Place) -> list[str]:
-        config = {
-            "durability": durability,
-            "slow-subscriber": "wait",
-            "topics": place.topics,
-            "connectors": [{"protocol": "tcp", "ip": HOST, "port": place.port}],
-        }
-        path = place.folder / "bus.json"
+def bus(title: str, **settings: Any) -> BenchBroker:
+    """A bus with these settings, in a folder `data` of its own folder."""
+
+    def command(setup: BrokerSetup) -> list[str]:
+        connectors = [{"protocol": "tcp", "ip": HOST, "port": setup.port}]
+        config = {"topics": setup.topics, "connectors": connectors, **settings}
+        path = setup.folder / "bus.json"
         path.write_bytes(msgspec.json.encode(config))
-        start = "from polybus.cli import main; main()"
-        data = str(place.folder / "data")
-        return [program, "-c", start, "serve", "--config", str(path), "--data", data]
+        serve = [setup.program, "-m", "polybus.cli", "serve", "--config", str(path)]
+        return [*serve, "--data", str(setup.folder / "data")]
 
-    title = f"polybus ({durability})"
-    return Broker(title=title, protocol="boson", program=sys.executable, command=command)
+    return BenchBroker(title, "boson", command)
 
 
-def _nats(program: str, place: Place) -> list[str]:
-    return [program, "-a", HOST, "-p", str(place.port)]
+def _bus(durability: str) -> BenchBroker:
+    settings = {"durability": durability, "slow-subscriber": "wait"}
+    return bus(f"polybus ({durability})", **settings)
 
 
-def _jetstream(program: str, place: Place) -> list[str]:
-    path = place.folder / "nats.conf"
-    store = msgspec.json.encode(str(place.folder / "jetstream")).decode()
-    path.write_text(f"listen: {HOST}:{place.port}\njetstream {{ store_dir: {store} }}\n")
-    return [program, "-c", str(path)]
+def _nats(setup: BrokerSetup) -> list[str]:
+    return [setup.program, "-a", HOST, "-p", str(setup.port)]
 
 
-def _redis(program: str, place: Place) -> list[str]:
+def _jetstream(setup: BrokerSetup) -> list[str]:
+    path = setup.folder / "nats.conf"
+    store = msgspec.json.encode(str(setup.folder / "jetstream")).decode()
+    path.write_text(f"listen: {HOST}:{setup.port}\njetstream {{ store_dir: {store} }}\n")
+    return [setup.program, "-c", str(path)]
+
+
+def _redis(setup: BrokerSetup) -> list[str]:
     options = ["--save", "", "--appendonly", "no", "--maxclients", "20000"]
-    options += ["--client-output-buffer-limit", "pubsub 0 0 0", "--dir", str(place.folder)]
-    return [program, "--bind", HOST, "--port", str(place.port), *options]
+    options += ["--client-output-buffer-limit", "pubsub 0 0 0", "--dir", str(setup.folder)]
+    return [setup.program, "--bind", HOST, "--port", str(setup.port), *options]
 
 
-def _mosquitto(program: str, place: Place) -> list[str]:
-    path = place.folder / "mosquitto.conf"
+def _mosquitto(setup: BrokerSetup) -> list[str]:
+    path = setup.folder / "mosquitto.conf"
     path.write_text(
-        f"listener {place.port} {HOST}\nallow_anonymous true\npersistence false\n"
+        f"listener {setup.port} {HOST}\nallow_anonymous true\npersistence false\n"
         "set_tcp_nodelay true\nmax_queued_messages 0\nmax_queued_bytes 0\n"
     )
-    return [program, "-c", str(path)]
+    return [setup.program, "-c", str(path)]
 
 
-def _websockets(program: str, place: Place) -> list[str]:
-    return [program, "-m", "polybus.bench.broadcast_server", str(place.port)]
+def _websockets(setup: BrokerSetup) -> list[str]:
+    return [setup.program, "-m", "polybus.bench.broadcast_server", str(setup.port)]
 
 
-def all_brokers(generator: Path) -> dict[str, Broker]:
-    """Every broker by the name scenarios call it; the relay is a mode of the generator."""
+def _relay(setup: BrokerSetup) -> list[str]:
+    return [setup.program, "relay"]
+
+
+def all_brokers(generator: Path) -> dict[str, BenchBroker]:
+    """Every broker by its name in scenarios; the relay is a mode of the generator."""
+
+    def server(
+        title: str, name: str, protocol: str, command: Callable[[BrokerSetup], list[str]]
+    ) -> BenchBroker:
+        return BenchBroker(title, protocol, command, program=name, package=name)
+
+    mosquitto = server("mosquitto", "mosquitto", "mqtt", _mosquitto)
     return {
         "polybus": _bus("interval"),
         "polybus-memory": _bus("memory"),
         "polybus-fsync": _bus("fsync"),
-        "nats": Broker(
-            title="nats-server",
-            protocol="nats",
-            program="nats-server",
-            package="nats-server",
-            command=_nats,
-        ),
-        "jetstream": Broker(
-            title="nats-server JetStream",
-            protocol="jetstream",
-            program="nats-server",
-            package="nats-server",
-            command=_jetstream,
-        ),
-        "redis": Broker(
-            title="redis-server",
-            protocol="resp",
-            program="redis-server",
-            package="redis-server",
-            command=_redis,
-        ),
-        "mosquitto": Broker(
-            title="mosquitto",
-            protocol="mqtt",
-            program="mosquitto",
-            package="mosquitto",
-            command=_mosquitto,
-            window_bytes=2 << 20,
-        ),
-        "websockets": Broker(
-            title="websockets broadcast",
-            protocol="broadcast",
-            program=sys.executable,
-            command=_websockets,
-        ),
-        "relay": Broker(
-            title="bare relay",
-            protocol="boson",
-            program=str(generator),
-            command=lambda program, place: [program, "relay"],
-        ),
+        "nats": server("nats-server", "nats-server", "nats", _nats),
+        "jetstream": server("nats-server JetStream", "nats-server", "jetstream", _jetstream),
+        "redis": server("redis-server", "redis-server", "resp", _redis),
+        # It takes seconds to deliver more than 2 MiB.
+        "mosquitto": replace(mosquitto, window_bytes=2 << 20),
+        "websockets": BenchBroker("websockets broadcast", "broadcast", _websockets),
+        "relay": BenchBroker("bare relay", "boson", _relay, program=str(generator)),
     }

@@ -1,4 +1,4 @@
-"""The load generator: compiled once per version of its source, then called for each run."""
+"""The load generator: compiled once per version of its source, called for each run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, cast
 
 import msgspec
 
-from polybus.bench.errors import BenchError
+from polybus.bench import BenchError
 
 SOURCE_FOLDER = Path(__file__).with_name("loadgen")
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wshadow", "-pthread")
 COMPILE_TIMEOUT_S = 120.0
-# The generator gives up by itself at its deadline; this much later it is stopped.
+# The generator ends by itself at its deadline; it is killed this much later.
 OVERTIME_S = 15.0
 
 
@@ -41,7 +41,7 @@ def compiled(environ: Mapping[str, str] | None = None) -> Path:
         raise BenchError("the benchmark needs a C compiler: apt-get install gcc libc6-dev")
     try:
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Under a name of its own first: two that compile at once must not run half a program.
+        # Compiled under a temporary name: a second benchmark must not run an unfinished program.
         handle, unfinished = tempfile.mkstemp(dir=program.parent)
         os.close(handle)
     except OSError as error:
@@ -56,10 +56,10 @@ def compiled(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def compile_to(program: Path, compiler: str, *flags: str) -> None:
-    """Compile the generator; more flags may follow its own.
+    """Compile the generator; `flags` are added to its own.
 
     Raises:
-        BenchError: with what the compiler said.
+        BenchError: with the messages of the compiler.
     """
     command = [compiler, *FLAGS, *flags, *map(str, _sources("*.c")), "-o", str(program)]
     done = subprocess.run(
@@ -70,10 +70,10 @@ def compile_to(program: Path, compiler: str, *flags: str) -> None:
 
 
 def call(program: Path, mode: str, arguments: Sequence[str], *, deadline_s: float) -> Any:
-    """Make one run; return what the generator printed.
+    """Run it once; return what the generator printed.
 
     Raises:
-        BenchError: it could not be made, or a delivery was wrong.
+        BenchError: the run failed, or a delivery was wrong.
     """
     command = [str(program), mode, *arguments, "--deadline-s", str(deadline_s)]
     try:

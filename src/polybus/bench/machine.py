@@ -1,4 +1,4 @@
-"""What the figures were measured on: without it they mean nothing."""
+"""Describes the machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from statistics import median
 
 from polybus import scan
-from polybus.bench.brokers import Broker
+from polybus.bench.brokers import BenchBroker
 
 VERSION_TIMEOUT_S = 5.0
 SYNC_BYTES = 1 << 20
 SYNC_COUNT = 40
 
 
-def describe(brokers: dict[str, Broker], data_root: Path | None) -> dict[str, str]:
-    """The machine, the versions, and where the data goes, as names and texts."""
+def describe(brokers: dict[str, BenchBroker], data_root: Path | None) -> dict[str, str]:
+    """The machine, the versions, and where the data is stored, as names and texts."""
     folder = data_root or Path(tempfile.gettempdir())
     kind = _file_system(folder)
     facts = {
@@ -41,10 +41,10 @@ def describe(brokers: dict[str, Broker], data_root: Path | None) -> dict[str, st
 
 
 def sync_ms(data_root: Path | None) -> float:
-    """How long the disk takes to write and fsync a mebibyte, median.
+    """The median time to write and fsync a mebibyte, in milliseconds.
 
-    Log and receipts can be no faster. On a shared disk it changes by the minute, so the report
-    shows it from before and after.
+    It bounds the log and receipts. On a shared disk it varies, so the report shows it from before
+    and after the benchmark.
     """
     mebibyte = os.urandom(SYNC_BYTES)
     taken = []
@@ -57,11 +57,11 @@ def sync_ms(data_root: Path | None) -> float:
     return median(taken)
 
 
-def _version(broker: Broker) -> str:
+def _version(broker: BenchBroker) -> str:
     program = broker.find()
     if program is None:
         return f"not installed (apt-get install {broker.package})"
-    # mosquitto has no option for its version alone; its help begins with it.
+    # mosquitto prints its version only at the beginning of its help.
     flag = "-h" if broker.program == "mosquitto" else "--version"
     done = subprocess.run(
         [program, flag], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
@@ -77,12 +77,12 @@ def _processor() -> str:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of file system a folder is on: the longest mount point that holds it."""
+    """The file system of a folder: that of the longest mount point that contains it."""
     path = folder.resolve()
     best, kind = -1, "unknown"
     for line in Path("/proc/mounts").read_text(errors="replace").splitlines():
         _, mount, mount_kind, *_ = line.split(" ")
-        # Of two mounts on one point the later one is seen.
+        # The later of two mounts on the same point is visible.
         if path.is_relative_to(mount) and len(mount) >= best:
             best, kind = len(mount), mount_kind
     return kind

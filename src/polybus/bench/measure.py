@@ -1,4 +1,4 @@
-"""Run the scenarios: every broker fresh for each run, one at a time, in turn; keep all samples."""
+"""Runs the scenarios: a fresh broker for each run, one at a time, in turn; keeps all samples."""
 
 from __future__ import annotations
 
@@ -11,38 +11,35 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polybus.bench import generator
-from polybus.bench.brokers import Broker, Running, all_brokers, running
-from polybus.bench.errors import BenchError
-from polybus.bench.scenarios import Entry, Load, Metric, Scenario
+from polybus.bench import BenchError, generator
+from polybus.bench.brokers import BenchBroker, RunningBroker, all_brokers, running
+from polybus.bench.scenarios import Entry, Metric, Scenario, Workload
 
-# What set-up, working off what is under way, and settling may take beyond the run itself.
+# The time for set-up, and for delivering messages in flight, in addition to the run itself.
 DEADLINE_EXTRA_S = 25.0
 IDLE_DEADLINE_S = 60.0
-# Sockets are not all a process opens.
+# A process has other open files than sockets.
 SPARE_FILES = 256
 
-Sample = dict[str, Any]
-Progress = Callable[[Scenario, int, Broker], None]
-"""Told before each run: the scenario, the round from 0, who is next."""
+RunSample = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What one contestant of one scenario did in all rounds."""
+class EntryOutcome:
+    """The samples of one contestant of one scenario, of all rounds."""
 
     entry: Entry
-    broker: Broker
-    samples: list[Sample] = field(default_factory=list)
+    broker: BenchBroker
+    samples: list[RunSample] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     def value(self, metric: Metric) -> float | None:
-        """The median of its runs; None if it has none."""
+        """The median of its runs; None without a successful run."""
         values = [_value(sample, metric) for sample in self.samples]
         return median(values) if values else None
 
     def cpu_s_per_million(self) -> float | None:
-        """CPU time of the server for a million deliveries, in the median run."""
+        """CPU time of the server per million deliveries, in the median run."""
         costs = [
             sample["server_cpu_s"] * 1e6 / sample["delivered"]
             for sample in self.samples
@@ -58,22 +55,20 @@ class Bench:
     program: Path
     """The load generator."""
     data_root: Path | None
-    """Where all brokers' data goes, each in a folder that is removed; None: the temp folder."""
+    """Where all brokers store their data, each in a temporary folder; None: the system's."""
     rounds: int
     run_s: float
 
-    def measure(self, scenario: Scenario, progress: Progress) -> list[Outcome]:
+    def measure(self, scenario: Scenario, tell: Callable[[str], None]) -> list[EntryOutcome]:
         """Run one scenario; contestants that cannot run have errors instead of samples."""
         brokers = all_brokers(self.program)
-        outcomes = [
-            Outcome(entry=entry, broker=brokers[entry.broker]) for entry in scenario.entries
-        ]
-        # Memory hardly varies, and connecting so many takes a while: once is enough.
+        outcomes = [EntryOutcome(entry, brokers[entry.broker]) for entry in scenario.entries]
+        # Memory varies little, and ten thousand connections take long: one round is enough.
         rounds = 1 if scenario.metric is Metric.MEMORY else self.rounds
         for number in range(rounds):
             for outcome in _rotated(outcomes, number):
-                progress(scenario, number, outcome.broker)
-                # What failed once (it is not installed, it drops messages) is not asked again.
+                tell(f"{scenario.name}, round {number + 1}: {outcome.broker.title}")
+                # A broker that failed once (not installed, drops messages) is not run again.
                 if outcome.errors:
                     continue
                 try:
@@ -82,15 +77,15 @@ class Bench:
                     outcome.errors.append(str(error))
         return outcomes
 
-    def run(self, scenario: Scenario, outcome: Outcome) -> Sample:
-        """Make one run. Raises BenchError."""
+    def run(self, scenario: Scenario, outcome: EntryOutcome) -> RunSample:
+        """Run it once. Raises BenchError."""
         load = for_this_machine(outcome.entry.load or scenario.load)
         with self.server(outcome.broker, load) as (server, _):
             return self.generate(server, scenario, outcome, load)
 
     @contextmanager
-    def server(self, broker: Broker, load: Load) -> Iterator[tuple[Running, Path]]:
-        """A fresh broker with the topics of a load, and the folder it may use."""
+    def server(self, broker: BenchBroker, load: Workload) -> Iterator[tuple[RunningBroker, Path]]:
+        """A fresh broker with the topics of a load, and its folder."""
         topics = [f"bench.{number:04d}" for number in range(load.topics)]
         with (
             tempfile.TemporaryDirectory(
@@ -101,9 +96,14 @@ class Bench:
             yield server, Path(folder)
 
     def generate(
-        self, server: Running, scenario: Scenario, outcome: Outcome, load: Load, *more: str
-    ) -> Sample:
-        """Drive the broker with the generator; more arguments may follow. Raises BenchError."""
+        self,
+        server: RunningBroker,
+        scenario: Scenario,
+        outcome: EntryOutcome,
+        load: Workload,
+        *more: str,
+    ) -> RunSample:
+        """Drive the broker with the generator; `more` are further arguments. Raises BenchError."""
         idle = scenario.metric is Metric.MEMORY
         broker = outcome.broker
         arguments = [
@@ -118,45 +118,43 @@ class Bench:
         ]
         deadline_s = IDLE_DEADLINE_S if idle else self.run_s + DEADLINE_EXTRA_S
         mode = "idle" if idle else "run"
-        sample: Sample = generator.call(self.program, mode, arguments, deadline_s=deadline_s)
+        sample: RunSample = generator.call(self.program, mode, arguments, deadline_s=deadline_s)
         return sample
 
 
 def run_count(scenarios: Iterable[Scenario], rounds: int) -> int:
-    """How often `progress` will be told."""
+    """How many runs there are."""
     return sum(
         len(scenario.entries) * (1 if scenario.metric is Metric.MEMORY else rounds)
         for scenario in scenarios
     )
 
 
-def raise_file_limit() -> int:
-    """Let this process and what it starts open all the files they may; return how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+def raise_file_limit() -> None:
+    """Let this process and its children open as many files as the hard limit permits."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def for_this_machine(load: Load) -> Load:
-    """The load, with no more subscribers than a process may have open files."""
+def for_this_machine(load: Workload) -> Workload:
+    """The load, with no more subscribers than a process can have open files."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or load.subscribers + SPARE_FILES <= hard:
         return load
     return replace(load, subscribers=max(1, hard - SPARE_FILES))
 
 
-def _rotated(outcomes: list[Outcome], number: int) -> list[Outcome]:
-    """Each round begins with another contestant, so none always follows the same one."""
+def _rotated(outcomes: list[EntryOutcome], number: int) -> list[EntryOutcome]:
+    """Each round begins with another contestant, so that none always follows the same one."""
     start = number % len(outcomes)
     return outcomes[start:] + outcomes[:start]
 
 
-def _value(sample: Sample, metric: Metric) -> float:
+def _value(sample: RunSample, metric: Metric) -> float:
     if metric is Metric.LATENCY:
         return float(sample["p50_us"])
     if metric is Metric.MEMORY:
-        return float(sample["connection_bytes"])
+        return float(sample["connection_bytes"]) / 1024
     if metric is Metric.WAIT:
         return float(sample["last_ms"])
     return float(sample["delivered"] / sample["seconds"])

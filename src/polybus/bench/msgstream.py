@@ -1,7 +1,8 @@
 """msgstream sessions: memory, fan-out, long polls, and the time to a confirmed delivery.
 
-The load generator holds the WebSockets and confirms every pack; sessions are opened and polls made
-here. The fan-out is measured beside a plain `websockets` server, which keeps and confirms nothing.
+The load generator opens the WebSockets and confirms every pack; this module opens the sessions and
+the long polls. The fan-out is compared with a plain `websockets` server, which stores and confirms
+nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from pathlib import Path
 
 import msgspec
 
-from polybus.bench.brokers import HOST, Running
-from polybus.bench.errors import BenchError
-from polybus.bench.measure import Bench, Outcome, Sample, for_this_machine
-from polybus.bench.scenarios import BUS, Entry, Load, Metric, Scenario
+from polybus.bench import BenchError
+from polybus.bench.brokers import HOST, RunningBroker
+from polybus.bench.measure import Bench, EntryOutcome, RunSample, for_this_machine
+from polybus.bench.scenarios import BUS, Entry, Metric, Scenario, Workload
 
 TOPIC = "bench.0000"
 IDLE_SESSIONS = 10_000
-SESSION_BYTES_MAX = 30 << 10
+SESSION_KIB_MAX = 30
 LISTENERS = 1_000
 CONFIRMED_RATE_PER_S = 1_000
 FAN_OUT_WINDOW_BYTES = 128 << 10
-# A broadcast takes what it is given and is long in working it off, for each listener by itself.
+# A broadcast accepts any amount at once and then sends it to one listener after the other.
 PEER_WINDOW_BYTES = 16 << 10
 OPENERS = 32
 POLL_DEADLINE_S = 30.0
@@ -35,17 +36,17 @@ ANSWER_BYTES = 64 << 10
 
 
 def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple[Scenario, ...]:
-    """What is measured; with fewer sessions for a first look."""
+    """What is measured; `--quick` has fewer sessions."""
     bus = Entry(broker="polybus", protocol="msgstream")
-    fan_out = Load(subscribers=listeners, window_bytes=FAN_OUT_WINDOW_BYTES)
+    fan_out = Workload(subscribers=listeners, window_bytes=FAN_OUT_WINDOW_BYTES)
     return (
         Scenario(
             name="sessions-idle",
             title=f"{idle:,} idle WebSocket sessions",
-            load=Load(subscribers=idle),
+            load=Workload(subscribers=idle),
             entries=(bus,),
             metric=Metric.MEMORY,
-            limit=SESSION_BYTES_MAX,
+            limit=SESSION_KIB_MAX,
         ),
         Scenario(
             name="fan-out",
@@ -56,27 +57,27 @@ def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple
                 Entry(
                     broker="websockets",
                     load=replace(fan_out, window_bytes=PEER_WINDOW_BYTES),
-                    bar=2.0,
+                    target=2.0,
                 ),
             ),
         ),
         Scenario(
             name="fan-out-single",
-            title="the same, each message when all have the one before",
-            load=Load(subscribers=listeners, window_bytes=1, one_per_write=True),
+            title="the same, each message after all have received the one before",
+            load=Workload(subscribers=listeners, window_bytes=1, one_per_write=True),
             entries=(bus, Entry(broker="websockets")),
         ),
         Scenario(
             name="long-polls",
             title=f"{listeners:,} long polls woken by one publish: the last answer",
-            load=Load(subscribers=listeners),
+            load=Workload(subscribers=listeners),
             entries=(BUS,),
             metric=Metric.WAIT,
         ),
         Scenario(
             name="confirmed",
-            title=f"publish to confirmed delivery, {CONFIRMED_RATE_PER_S:,} a second",
-            load=Load(rate_per_s=CONFIRMED_RATE_PER_S),
+            title=f"publish to confirmed delivery, {CONFIRMED_RATE_PER_S:,} per second",
+            load=Workload(rate_per_s=CONFIRMED_RATE_PER_S),
             entries=(bus,),
             metric=Metric.LATENCY,
         ),
@@ -84,9 +85,9 @@ def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple
 
 
 class SessionBench(Bench):
-    """Runs these scenarios: opens the sessions that a run needs, then lets the generator listen."""
+    """Opens the sessions that a run needs before it starts the generator."""
 
-    def run(self, scenario: Scenario, outcome: Outcome) -> Sample:
+    def run(self, scenario: Scenario, outcome: EntryOutcome) -> RunSample:
         load = for_this_machine(outcome.entry.load or scenario.load)
         with self.server(outcome.broker, load) as (server, folder):
             if outcome.broker.protocol == "broadcast":
@@ -99,7 +100,7 @@ class SessionBench(Bench):
             file.write_text("".join(f"{key}\n" for key in keys))
             sample = self.generate(server, scenario, outcome, load, "--keys", str(file))
             if scenario.metric is Metric.MEMORY:
-                # The generator comes when the sessions are there already; they count too.
+                # The generator starts after the sessions were opened, but they count too.
                 grown_kib = sample["after_kib"] - before_kib
                 sample |= {
                     "before_kib": before_kib,
@@ -115,11 +116,11 @@ def resident_kib(pid: int) -> int:
     raise BenchError(f"process {pid} is gone")
 
 
-# HTTP, as little of it as this needs
+# A minimal HTTP client, which can wait for a thousand answers at once.
 
 
 class _Caller:
-    """One kept-alive connection."""
+    """One keep-alive connection."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection((HOST, port), timeout=POLL_DEADLINE_S)
@@ -131,7 +132,7 @@ class _Caller:
         self.socket.sendall(head.encode() + body)
 
     def read(self) -> bool:
-        """Take what is there; say whether the answer is complete now."""
+        """Read what has arrived; return whether the answer is complete."""
         data = self.socket.recv(ANSWER_BYTES)
         if not data:
             raise BenchError("the bus closed a connection")
@@ -140,7 +141,7 @@ class _Caller:
         return bool(found) and len(body) >= _content_bytes(head)
 
     def answer(self) -> tuple[int, bytes]:
-        """The status and the body of an answer that is complete."""
+        """The status and the body of the complete answer."""
         head, _, body = self._unread.partition(b"\r\n\r\n")
         self._unread = b""
         return int(head.split(b" ", 2)[1]), body
@@ -165,7 +166,7 @@ def _callers(port: int, count: int) -> Iterator[list[_Caller]]:
 
 
 def open_sessions(port: int, count: int) -> list[str]:
-    """Open sessions on the topic; return their keys. Raises BenchError."""
+    """Open sessions that follow the topic; return their keys. Raises BenchError."""
     body = msgspec.json.encode({"topics": [TOPIC]})
     keys: list[str] = []
     with _callers(port, min(count, OPENERS)) as callers:
@@ -183,11 +184,11 @@ def open_sessions(port: int, count: int) -> list[str]:
     return keys
 
 
-def wake_polls(server: Running, keys: Sequence[str]) -> float:
-    """Seconds from one publish until each of the sessions' hanging polls has its answer.
+def wake_polls(server: RunningBroker, keys: Sequence[str]) -> float:
+    """Seconds from one publish until the long polls of all sessions are answered.
 
     Raises:
-        BenchError: an answer was wrong, or did not come.
+        BenchError: an answer was wrong or missing.
     """
     with _callers(server.port, len(keys)) as callers, _callers(server.port, 1) as (publisher,):
         for caller, key in zip(callers, keys, strict=True):
@@ -202,12 +203,12 @@ def wake_polls(server: Running, keys: Sequence[str]) -> float:
         expected = (200, b'{"1":[["%b",%b]]}' % (TOPIC.encode(), message))
         wrong = [answer for one in callers if (answer := one.answer()) != expected]
         if wrong:
-            raise BenchError(f"{len(wrong)} polls were answered wrongly: {wrong[0]!r:.100}")
+            raise BenchError(f"{len(wrong)} polls had a wrong answer: {wrong[0]!r:.100}")
     return took_s
 
 
 def _await_hanging(caller: _Caller, count: int) -> None:
-    """Wait until the bus holds so many polls."""
+    """Wait until this many long polls are open at the bus."""
     deadline = time.monotonic() + POLL_DEADLINE_S
     wanted = b"\npolybus_polls %d\n" % count
     while time.monotonic() < deadline:
@@ -217,7 +218,7 @@ def _await_hanging(caller: _Caller, count: int) -> None:
         if wanted in caller.answer()[1]:
             return
         time.sleep(0.02)
-    raise BenchError(f"the bus does not hold {count} polls")
+    raise BenchError(f"the bus did not open {count} long polls")
 
 
 def _read_all(callers: Sequence[_Caller]) -> None:

@@ -1,8 +1,8 @@
-"""Queues beside `multiprocessing.connection` and pyzmq: messages a second, one way.
+"""Queues compared with `multiprocessing.connection` and pyzmq: messages per second, one way.
 
-Each measure sends a number of messages from one end to the other (over TCP: to another process),
-which counts them and their bytes and answers when all are there; the clock runs until the answer.
-The systems take turns round by round, and the median counts: single runs differ too much.
+Each run sends messages from one end to the other (over TCP: to another process). The receiving end
+counts messages and bytes and answers after the last; the clock runs until the answer. The systems
+take turns in each round, and the median counts, because single runs vary.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from polybus.bench.errors import BenchError
+from polybus.bench import BenchError
+from polybus.bench.report import BenchFigure, Target
 from polybus.queues import (
     AcceptListener,
     ConnectListener,
@@ -39,8 +41,8 @@ WINDOW_BYTES = 8 << 20
 WINDOW_MESSAGES_MAX = 20_000
 ANSWER = b"all there"
 HOST = "127.0.0.1"
-# Place, system and size: how many times as fast as it ours has to be.
-BARS = {
+# Our queues must be this many times as fast as a system, for a place and a size in bytes.
+TARGETS = {
     ("tcp", "pyzmq", 1024): 1.0,
     ("tcp", "pyzmq", 1 << 20): 1.0,
     ("tcp", "multiprocessing", 16): 3.0,
@@ -49,23 +51,13 @@ BARS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The median rate of one system at one size, `where` is "tcp" or "in process"."""
-
-    where: str
-    system: str
-    message_bytes: int
-    messages_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
+class QueueLoad:
     message_bytes: int
     count: int
 
     @property
     def window(self) -> int:
-        """How many messages may be under way in a system that lets us say."""
+        """How many messages may be in flight, in a system with such a limit."""
         return max(8, min(WINDOW_MESSAGES_MAX, WINDOW_BYTES // self.message_bytes))
 
     def check(self, count: int, total_bytes: int) -> None:
@@ -77,9 +69,9 @@ class Load:
 
 
 class _Source(MessageListener, ConnectListener):
-    """Sends the load, no more under way than the window, and stops the pump at the answer."""
+    """Sends the load within the window, and stops the pump at the answer."""
 
-    def __init__(self, load: Load, pump: EventPump) -> None:
+    def __init__(self, load: QueueLoad, pump: EventPump) -> None:
         self._message = bytes(load.message_bytes)
         self._left = load.count
         self._window = load.window
@@ -109,9 +101,9 @@ class _Source(MessageListener, ConnectListener):
 
 
 class _Sink(MessageListener, AcceptListener):
-    """Counts the load and answers when it is all there."""
+    """Counts the load and answers after the last message."""
 
-    def __init__(self, load: Load, closed: Callable[[], None]) -> None:
+    def __init__(self, load: QueueLoad, closed: Callable[[], None]) -> None:
         self._load = load
         self._count = 0
         self._bytes = 0
@@ -132,7 +124,7 @@ class _Sink(MessageListener, AcceptListener):
         self._closed()
 
 
-def _polybus_process(load: Load, ready: Connection) -> None:
+def _polybus_process(load: QueueLoad, ready: Connection) -> None:
     pump = EventPump()
     registry = Registry()
     registry.add("sink", HOST, any_port=True)
@@ -146,7 +138,7 @@ def _polybus_process(load: Load, ready: Connection) -> None:
     pump.run()
 
 
-def _polybus_tcp(load: Load) -> float:
+def _polybus_tcp(load: QueueLoad) -> float:
     with _process(_polybus_process, load) as (_, port):
         registry = Registry()
         registry.add("sink", HOST, {1: port})
@@ -158,7 +150,7 @@ def _polybus_tcp(load: Load) -> float:
         return time.perf_counter() - start_s
 
 
-def _polybus_local(load: Load) -> float:
+def _polybus_local(load: QueueLoad) -> float:
     pump = EventPump()
     broker = QueueBroker("both", pump)
 
@@ -175,14 +167,14 @@ def _polybus_local(load: Load) -> float:
 # multiprocessing.connection
 
 
-def _take(load: Load, receive: Callable[[], Sized]) -> None:
+def _take(load: QueueLoad, receive: Callable[[], Sized]) -> None:
     total_bytes = 0
     for _ in range(load.count):
         total_bytes += len(receive())
     load.check(load.count, total_bytes)
 
 
-def _connection_process(load: Load, ready: Connection) -> None:
+def _connection_process(load: QueueLoad, ready: Connection) -> None:
     with Listener((HOST, 0)) as listener:
         ready.send(listener.address)
         with listener.accept() as connection:
@@ -190,7 +182,7 @@ def _connection_process(load: Load, ready: Connection) -> None:
             connection.send_bytes(ANSWER)
 
 
-def _give(load: Load, send: Callable[[bytes], object], receive: Callable[[], object]) -> float:
+def _give(load: QueueLoad, send: Callable[[bytes], object], receive: Callable[[], object]) -> float:
     message = bytes(load.message_bytes)
     start_s = time.perf_counter()
     for _ in range(load.count):
@@ -199,12 +191,12 @@ def _give(load: Load, send: Callable[[bytes], object], receive: Callable[[], obj
     return time.perf_counter() - start_s
 
 
-def _connection_tcp(load: Load) -> float:
+def _connection_tcp(load: QueueLoad) -> float:
     with _process(_connection_process, load) as (host, port), Client((host, port)) as connection:
         return _give(load, connection.send_bytes, connection.recv_bytes)
 
 
-def _connection_local(load: Load) -> float:
+def _connection_local(load: QueueLoad) -> float:
     ours, theirs = multiprocessing.Pipe()
 
     def sink() -> None:
@@ -218,7 +210,7 @@ def _connection_local(load: Load) -> float:
 # pyzmq
 
 
-def _zmq_pair(context: Any, load: Load) -> Any:
+def _zmq_pair(context: Any, load: QueueLoad) -> Any:
     import zmq
 
     pair = context.socket(zmq.PAIR)
@@ -227,18 +219,18 @@ def _zmq_pair(context: Any, load: Load) -> Any:
     return pair
 
 
-def _zmq_process(load: Load, ready: Connection, *, copy: bool = True) -> None:
+def _zmq_process(load: QueueLoad, ready: Connection, *, copy: bool = True) -> None:
     import zmq
 
     with zmq.Context() as context, _zmq_pair(context, load) as pair:
         ready.send((HOST, pair.bind_to_random_port(f"tcp://{HOST}")))
         _take(load, partial(pair.recv, copy=copy))
         pair.send(ANSWER)
-        # The other end closes first: what is on its way must not be dropped.
+        # The other end closes first, so that the answer is not dropped.
         ready.recv()
 
 
-def _zmq_tcp(load: Load, *, copy: bool = True) -> float:
+def _zmq_tcp(load: QueueLoad, *, copy: bool = True) -> float:
     import zmq
 
     with (
@@ -250,7 +242,7 @@ def _zmq_tcp(load: Load, *, copy: bool = True) -> float:
         return _give(load, partial(pair.send, copy=copy), pair.recv)
 
 
-def _zmq_local(load: Load) -> float:
+def _zmq_local(load: QueueLoad) -> float:
     import zmq
 
     with (
@@ -273,8 +265,10 @@ def _zmq_local(load: Load) -> float:
 
 
 @contextmanager
-def _process(target: Callable[[Load, Connection], None], load: Load) -> Iterator[tuple[str, int]]:
-    """A process of its own for the receiving end; gives the address it listens on."""
+def _process(
+    target: Callable[[QueueLoad, Connection], None], load: QueueLoad
+) -> Iterator[tuple[str, int]]:
+    """Run the receiving end in a process of its own; yields the address it listens on."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(load, theirs), daemon=True)
@@ -302,7 +296,7 @@ def _thread(target: Callable[[], None]) -> Iterator[None]:
         thread.join(10)
 
 
-MEASURES: dict[tuple[str, str], Callable[[Load], float]] = {
+MEASURES: dict[tuple[str, str], Callable[[QueueLoad], float]] = {
     ("tcp", "polybus"): _polybus_tcp,
     ("tcp", "pyzmq"): _zmq_tcp,
     ("tcp", "pyzmq, no copy"): partial(_zmq_tcp, copy=False),
@@ -314,15 +308,11 @@ MEASURES: dict[tuple[str, str], Callable[[Load], float]] = {
 
 
 def has_zmq() -> bool:
-    try:
-        import zmq  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return find_spec("zmq") is not None
 
 
-def _measures() -> dict[tuple[str, str], Callable[[Load], float]]:
-    """Those of the systems that are installed."""
+def _measures() -> dict[tuple[str, str], Callable[[QueueLoad], float]]:
+    """The measures of the systems that are installed."""
     return {key: run for key, run in MEASURES.items() if has_zmq() or "pyzmq" not in key[1]}
 
 
@@ -336,75 +326,38 @@ def run_queue_bench(
     *,
     rounds: int = ROUNDS,
     scale: float = 1.0,
-    progress: Callable[[str], object] = lambda _: None,
-) -> list[Row]:
-    """Measure every system at every size; `scale` makes the runs longer or shorter.
-
-    pyzmq is left out where it is not installed.
-    """
+    tell: Callable[[str], object] = lambda _: None,
+) -> list[BenchFigure]:
+    """Measure every installed system at every size; `scale` makes the runs longer or shorter."""
     measures = _measures()
-    rows = []
+    figures = []
     for size in sizes:
         count = int(scale * min(MESSAGES_PER_RUN_MAX, BYTES_PER_RUN_MAX // size))
-        load = Load(size, max(1, count))
+        load = QueueLoad(size, max(1, count))
         times_s: dict[tuple[str, str], list[float]] = {key: [] for key in measures}
         for number in range(rounds):
             for key, run in measures.items():
-                progress(f"{size} bytes, round {number + 1}: {key[1]} {key[0]}")
+                tell(f"{size} bytes, round {number + 1}: {key[1]} {key[0]}")
                 times_s[key].append(run(load))
-        rows += [
-            Row(*key, size, load.count / statistics.median(runs)) for key, runs in times_s.items()
-        ]
-    return rows
+        rates = {key: load.count / statistics.median(runs) for key, runs in times_s.items()}
+        figures += figures_of(size, rates)
+    return figures
 
 
-def ratio(rows: list[Row], where: str, message_bytes: int, system: str) -> float | None:
-    """How many times as fast as `system` ours is; None where that was not measured."""
-    rates = {
-        row.system: row.messages_per_s
-        for row in rows
-        if (row.where, row.message_bytes) == (where, message_bytes)
-    }
-    return rates["polybus"] / rates[system] if system in rates else None
-
-
-def bar_of(row: Row) -> float | None:
-    """How many times as fast as this row's system ours must be."""
-    return BARS.get((row.where, row.system, row.message_bytes))
-
-
-def render(rows: list[Row]) -> str:
-    """The table, then each bar that was missed."""
-    heading = f"{'':12}{'bytes':>9}{'system':>17}{'messages/s':>13}{'MB/s':>9}{'polybus is':>12}"
-    lines = [f"{heading}{'bar':>9}"]
-    missed = []
-    for row in rows:
-        rate = row.messages_per_s
-        times = ratio(rows, row.where, row.message_bytes, row.system)
-        bar = bar_of(row)
-        compared = "" if row.system == "polybus" or times is None else f"{times:.1f} ×"
-        lines.append(
-            f"{row.where:12}{row.message_bytes:>9,}{row.system:>17}{rate:>13,.0f}"
-            f"{rate * row.message_bytes / 1e6:>9,.0f}{compared:>12}"
-            f"{'' if bar is None else f'≥ {bar:g} ×':>9}".rstrip()
+def figures_of(size: int, rates: dict[tuple[str, str], float]) -> list[BenchFigure]:
+    """The figures of one message size, from rates by place and system."""
+    figures = []
+    for (place, system), rate in rates.items():
+        target = TARGETS.get((place, system, size))
+        figures.append(
+            BenchFigure(
+                work=f"{place}, {size:,} bytes",
+                who=system,
+                value=rate,
+                unit="messages/s",
+                ratio=None if system == "polybus" else rates[place, "polybus"] / rate,
+                target=None if target is None else Target(value=target, at_least=True),
+                note=f"{rate * size / 1e6:,.0f} MB/s",
+            )
         )
-        if bar is not None and times is not None and times < bar:
-            where = f"{row.where}, {row.message_bytes:,} bytes"
-            missed.append(f"Not met: {where}: {times:.2f} × {row.system}, the bar is ≥ {bar:g} ×.")
-    held = sum(bar_of(row) is not None for row in rows)
-    lines += ["", f"{held - len(missed)} of {held} bars met.", *missed]
-    if not has_zmq():
-        lines.append("pyzmq is not installed, so its rows and bars are missing: pip install pyzmq")
-    return "\n".join(lines)
-
-
-def as_json(rows: list[Row]) -> list[dict[str, Any]]:
-    """The rows, each with its ratio and bar."""
-    return [
-        {name: getattr(row, name) for name in Row.__slots__}
-        | {
-            "ratio": ratio(rows, row.where, row.message_bytes, row.system),
-            "bar": bar_of(row),
-        }
-        for row in rows
-    ]
+    return figures

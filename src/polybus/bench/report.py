@@ -1,154 +1,194 @@
-"""From samples to the table: medians, ratios, bars met and missed."""
+"""Figures of every benchmark: medians, ratios, targets, and the rows of their table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from polybus.bench.measure import EntryOutcome
+from polybus.bench.scenarios import Scenario
 
-from polybus.bench.measure import Outcome
-from polybus.bench.scenarios import Metric, Scenario
+Unit = Literal["messages/s", "rows/s", "µs", "ms", "s", "KiB", "MiB"]
+COLUMNS = ("work", "who", "figure", "CPU s per M", "polybus is", "target", "", "note")
+NOT_INSTALLED = "not installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One contestant of one scenario, as the table shows it."""
+class Target:
+    """A bound for the ratio of a figure or, if it is `absolute`, for the figure itself."""
 
-    scenario: str
+    value: float
+    at_least: bool = False
+    absolute: bool = False
+    goal: float | None = None
+    """A further bound that is not checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFigure:
+    """One measured number of one contestant.
+
+    Attributes:
+        work: what was done; `scenario` is its short name, if it has one.
+        value: the median, in `unit`; None if no run succeeded.
+        p99: the 99th percentile, where it was measured.
+        ratio: the figure of Polybus divided by this one, which is another contestant's.
+        polybus_failed: a run of Polybus failed, so that it misses every target.
+    """
+
     work: str
-    metric: Metric
     who: str
-    is_bus: bool
     value: float | None
-    p99_us: float | None
-    cpu_s_per_million: float | None
-    ratio: float | None
-    """The bus's figure over this one's; None in the bus's own row."""
-    bar: float | None
-    goal: float | None
-    met: bool | None
-    """None where there is no bar, or no peer to hold it against."""
-    error: str | None
+    unit: Unit
+    scenario: str = ""
+    p99: float | None = None
+    cpu_s_per_million: float | None = None
+    ratio: float | None = None
+    target: Target | None = None
+    polybus_failed: bool = False
+    error: str | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without a target, or without a figure to compare."""
+        target = self.target
+        if target is None:
+            return None
+        if self.polybus_failed and (target.absolute or self.value is not None):
+            return False
+        compared = self.value if target.absolute else self.ratio
+        if compared is None:
+            return None
+        return compared >= target.value if target.at_least else compared <= target.value
+
+    @property
+    def shown(self) -> str:
+        if self.value is None:
+            missing = (self.error or "").startswith(NOT_INSTALLED)
+            return NOT_INSTALLED if missing else "failed"
+        if self.unit.endswith("/s"):
+            value = self.value
+            return f"{value / 1e6:.2f} M/s" if value >= 1e5 else f"{value:,.0f} /s"
+        digits = {"s": 2, "KiB": 1}.get(self.unit, 0)
+        p99 = "" if self.p99 is None else f", p99 {self.p99:.0f}"
+        return f"{self.value:.{digits}f} {self.unit}{p99}"
+
+    @property
+    def shown_target(self) -> str:
+        target = self.target
+        if target is None:
+            return ""
+        goal = "" if target.goal is None else f" (goal {target.goal:g})"
+        unit = self.unit if target.absolute else "×"
+        return f"{'≥' if target.at_least else '≤'} {target.value:g} {unit}{goal}"
 
     def as_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return fields | {"metric": self.metric.value}
+        return asdict(self) | {"met": self.met}
 
 
-def rows_of(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[Row]:
-    """The rows of one scenario; the first is the bus's."""
-    return [_row(scenario, outcome, outcomes[0]) for outcome in outcomes]
-
-
-def _row(scenario: Scenario, outcome: Outcome, bus: Outcome) -> Row:
-    entry, metric = outcome.entry, scenario.metric
-    value, ours = outcome.value(metric), bus.value(metric)
-    is_bus = outcome is bus
-    ratio = ours / value if not is_bus and ours is not None and value else None
-    bar = scenario.limit if is_bus else entry.bar
-    held = value if is_bus else ratio
-    met = None
-    if bar is not None and bus.errors and (is_bus or value is not None):
-        met = False  # a bus that fails even one run meets no bar
-    elif bar is not None and held is not None:
-        met = held >= bar if metric.more_is_better else held <= bar
-    late = sorted(sample["p99_us"] for sample in outcome.samples if "p99_us" in sample)
-    return Row(
-        scenario=scenario.name,
-        work=scenario.title,
-        metric=metric,
-        who=entry.label or outcome.broker.title,
-        is_bus=is_bus,
-        value=value,
-        p99_us=late[len(late) // 2] if late else None,
-        cpu_s_per_million=outcome.cpu_s_per_million(),
-        ratio=ratio,
-        bar=bar,
-        goal=entry.goal,
-        met=met,
-        error=outcome.errors[0] if outcome.errors else None,
-    )
-
-
-def render(rows: Sequence[Row], machine: dict[str, str]) -> RenderableType:
-    """The table, what it was measured on, and which bars were missed."""
-    table = Table(title="polybus bench", title_justify="left", show_lines=False, pad_edge=False)
-    table.add_column("work", max_width=34)
-    table.add_column("who")
-    table.add_column("figure", justify="right")
-    table.add_column("CPU s per M", justify="right")
-    table.add_column("bus is", justify="right")
-    table.add_column("bar", justify="right")
-    table.add_column("")
-    last = None
-    for row in rows:
-        new = row.scenario != last
-        if new and last is not None:
-            table.add_section()
-        last = row.scenario
-        table.add_row(
-            f"{row.work} [dim]({row.scenario})[/dim]" if new else "",
-            f"[bold]{row.who}[/bold]" if new else row.who,
-            _figure(row),
-            "" if row.cpu_s_per_million is None else f"{row.cpu_s_per_million:.2f}",
-            "" if row.ratio is None else f"{row.ratio:.2f} ×",
-            _bar(row),
-            _verdict(row),
+def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[BenchFigure]:
+    """The figures of one scenario; the first is that of the bus."""
+    bus, metric = outcomes[0], scenario.metric
+    ours = bus.value(metric)
+    figures = []
+    for outcome in outcomes:
+        entry, value = outcome.entry, outcome.value(metric)
+        ratio, target = None, None
+        if outcome is bus and scenario.limit is not None:
+            target = Target(value=scenario.limit, absolute=True)
+        elif outcome is not bus:
+            ratio = ours / value if ours is not None and value else None
+            if entry.target is not None:
+                more = metric.more_is_better
+                target = Target(value=entry.target, at_least=more, goal=entry.goal)
+        late = sorted(sample["p99_us"] for sample in outcome.samples if "p99_us" in sample)
+        figures.append(
+            BenchFigure(
+                scenario=scenario.name,
+                work=scenario.title,
+                who=entry.label or outcome.broker.title,
+                value=value,
+                unit=metric.value,
+                p99=late[len(late) // 2] if late else None,
+                cpu_s_per_million=outcome.cpu_s_per_million(),
+                ratio=ratio,
+                target=target,
+                polybus_failed=bool(bus.errors),
+                error=outcome.errors[0] if outcome.errors else None,
+            )
         )
-    facts = Text("\n".join(f"{name}: {text}" for name, text in machine.items()), style="dim")
-    return Group(table, facts, Text(""), Text(summary(rows)))
+    return figures
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """How many bars were met, and each that was not."""
-    held = [row for row in rows if row.met is not None]
-    missed = [row for row in held if not row.met]
-    lines = [f"{len(held) - len(missed)} of {len(held)} bars met."]
-    unmeasured = sum(row.bar is not None for row in rows) - len(held)
+def versus(
+    work: str, ours: tuple[str, float], peer: tuple[str, float], unit: Unit, target: Target | None
+) -> list[BenchFigure]:
+    """The figures of Polybus and of one peer: each a name and a value."""
+    return [
+        BenchFigure(work=work, who=ours[0], value=ours[1], unit=unit),
+        BenchFigure(
+            work=work,
+            who=peer[0],
+            value=peer[1],
+            unit=unit,
+            ratio=ours[1] / peer[1],
+            target=target,
+        ),
+    ]
+
+
+def table(figures: Sequence[BenchFigure]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows; a column without content is left out."""
+    rows: list[list[str]] = []
+    last = ""
+    for figure in figures:
+        work = f"{figure.work} ({figure.scenario})" if figure.scenario else figure.work
+        cpu, ratio = figure.cpu_s_per_million, figure.ratio
+        rows.append(
+            [
+                "" if work == last else work,
+                figure.who,
+                figure.shown,
+                "" if cpu is None else f"{cpu:.2f}",
+                "" if ratio is None else f"{ratio:.2f} ×",
+                figure.shown_target,
+                {None: "", True: "met", False: "not met"}[figure.met],
+                figure.note,
+            ]
+        )
+        last = work
+    used = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows)]
+    return [COLUMNS[index] for index in used], [[row[index] for index in used] for row in rows]
+
+
+def summary(figures: Sequence[BenchFigure]) -> list[str]:
+    """How many targets were met, and each that was not."""
+    judged = [figure for figure in figures if figure.met is not None]
+    missed = [figure for figure in judged if not figure.met]
+    lines = [f"{len(judged) - len(missed)} of {len(judged)} targets met."]
+    unmeasured = sum(figure.target is not None for figure in figures) - len(judged)
     if unmeasured:
         lines.append(f"{unmeasured} more could not be measured: their peers did not run.")
-    failed = {row.scenario for row in rows if row.error and row.is_bus}
-    for row in missed:
-        if row.scenario in failed:
+    for figure in missed:
+        reached = f"{figure.who}: {figure.shown}"
+        if figure.polybus_failed:
             reached = "the bus failed"
-        elif row.ratio is not None:
-            reached = f"{row.ratio:.2f} × {row.who}"
-        else:
-            reached = _figure(row)
-        lines.append(f"Not met: {row.scenario}: {reached}, the bar is {_bar(row)}.")
-    wrong = [row for row in rows if row.error and not row.error.startswith("not installed")]
-    lines += [f"Failed: {row.scenario}, {row.who}: {row.error}" for row in wrong]
-    return "\n".join(lines)
+        elif figure.ratio is not None:
+            reached = f"{figure.ratio:.2f} × {figure.who}"
+        work = figure.scenario or figure.work
+        lines.append(f"Not met: {work}: {reached}, the target is {figure.shown_target}.")
+    lines += [
+        f"Failed: {figure.scenario or figure.work}, {figure.who}: {figure.error}"
+        for figure in figures
+        if figure.error and not figure.error.startswith(NOT_INSTALLED)
+    ]
+    return lines
 
 
-def _figure(row: Row) -> str:
-    if row.value is None:
-        installed = not (row.error or "").startswith("not installed")
-        return "failed" if installed else "not installed"
-    if row.metric is Metric.LATENCY:
-        return f"{row.value:.0f} µs, p99 {row.p99_us or 0:.0f}"
-    if row.metric is Metric.MEMORY:
-        return f"{row.value / 1024:.1f} KiB each"
-    if row.metric is Metric.WAIT:
-        return f"{row.value:.0f} ms"
-    return f"{row.value / 1e6:.2f} M/s" if row.value >= 1e5 else f"{row.value / 1e6:.3f} M/s"
-
-
-def _bar(row: Row) -> str:
-    if row.bar is None:
-        return ""
-    sign = "≥" if row.metric.more_is_better else "≤"
-    if row.is_bus:
-        return f"{sign} {row.bar / 1024:g} KiB"
-    goal = "" if row.goal is None else f" (goal {row.goal:g})"
-    return f"{sign} {row.bar:g} ×{goal}"
-
-
-def _verdict(row: Row) -> str:
-    if row.met is None:
-        return ""
-    return "[green]met[/green]" if row.met else "[red]not met[/red]"
+def quantiles(samples: Sequence[float]) -> tuple[float, float]:
+    """The median and the 99th percentile (the maximum of few samples)."""
+    ordered = sorted(samples)
+    return median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]

@@ -1,4 +1,4 @@
-"""What is measured, against whom, and the bar: one `Scenario` per row group of the table."""
+"""Decides what is measured, compared with whom, and the targets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ IDLE_CONNECTIONS = 10_000
 
 
 class Metric(Enum):
-    """What a scenario measures, and which way is better."""
+    """What a scenario measures; the value is its unit."""
 
-    RATE = "messages a second"
-    LATENCY = "microseconds, median"
-    MEMORY = "bytes a connection"
-    WAIT = "milliseconds until the last"
+    RATE = "messages/s"
+    LATENCY = "µs"
+    MEMORY = "KiB"
+    WAIT = "ms"
 
     @property
     def more_is_better(self) -> bool:
@@ -24,8 +24,8 @@ class Metric(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What the generator is asked to do."""
+class Workload:
+    """What the load generator does."""
 
     publishers: int = 1
     subscribers: int = 1
@@ -35,7 +35,7 @@ class Load:
     one_per_write: bool = False
     rate_per_s: int = 0
     window_bytes: int | None = None
-    """What may be published but not delivered, if not as much as the broker takes."""
+    """How many bytes may be published and not yet delivered; None: the broker's default."""
 
     def arguments(self) -> list[str]:
         options = {
@@ -52,30 +52,30 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One contestant of a scenario: first the bus, then what it is held against."""
+    """One contestant of a scenario. The first is the bus, the others are its peers."""
 
     broker: str
     protocol: str | None = None
-    load: Load | None = None
-    """Where it differs from the scenario's."""
+    load: Workload | None = None
+    """Its own load, if it differs from the scenario's."""
     label: str | None = None
-    bar: float | None = None
-    """The bus must reach this many times its figure (at most as many, for latency)."""
+    target: float | None = None
+    """The bus must reach this many times its figure; for latency and memory, at most as many."""
     goal: float | None = None
-    """What we would like, beyond the bar."""
+    """A further target that is not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One kind of work, done by several brokers in turn."""
+    """One kind of work that several brokers do in turn."""
 
     name: str
     title: str
-    load: Load
+    load: Workload
     entries: tuple[Entry, ...]
     metric: Metric = Metric.RATE
     limit: float | None = None
-    """An absolute bar for the bus, where there is one."""
+    """An absolute target for the bus, in the unit of the metric."""
 
 
 BUS = Entry(broker="polybus")
@@ -84,11 +84,11 @@ BUS = Entry(broker="polybus")
 def _one_per_write(publishers: int, subscribers: int) -> Scenario:
     return Scenario(
         name=f"single-{publishers}-{subscribers}",
-        title=f"one frame a write, {publishers} → {subscribers}, log on",
-        load=Load(publishers=publishers, subscribers=subscribers, one_per_write=True),
+        title=f"one frame per write, {publishers} → {subscribers}, log on",
+        load=Workload(publishers=publishers, subscribers=subscribers, one_per_write=True),
         entries=(
             BUS,
-            Entry(broker="nats", bar=0.9, goal=1.2),
+            Entry(broker="nats", target=0.9, goal=1.2),
             Entry(broker="redis"),
         ),
     )
@@ -98,45 +98,45 @@ def _goms(subscribers: int) -> Scenario:
     return Scenario(
         name=f"goms-1-{subscribers}",
         title=f"goMS 1 → {subscribers}, log on",
-        load=Load(subscribers=subscribers),
+        load=Workload(subscribers=subscribers),
         entries=(
             Entry(broker="polybus", protocol="goms"),
-            Entry(broker="redis", bar=1.0),
+            Entry(broker="redis", target=1.0),
         ),
     )
 
 
-RECEIPTS = Load(receipts=RECEIPTS_UNANSWERED_MAX)
+RECEIPTS = Workload(receipts=RECEIPTS_UNANSWERED_MAX)
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="boson-1-1",
         title="Boson 1 → 1, log on",
-        load=Load(),
+        load=Workload(),
         entries=(
             BUS,
-            Entry(broker="nats", bar=3.0),
-            Entry(broker="redis", bar=5.0),
-            Entry(broker="mosquitto", bar=35.0),
+            Entry(broker="nats", target=3.0),
+            Entry(broker="redis", target=5.0),
+            Entry(broker="mosquitto", target=35.0),
         ),
     ),
     Scenario(
         name="memory-1-1",
         title="Boson 1 → 1, log in memory",
-        load=Load(),
+        load=Workload(),
         entries=(
             Entry(broker="polybus-memory"),
-            Entry(broker="nats", bar=6.0),
-            Entry(broker="relay", bar=0.75),
+            Entry(broker="nats", target=6.0),
+            Entry(broker="relay", target=0.75),
         ),
     ),
     Scenario(
         name="boson-1-8",
         title="Boson 1 → 8, log on, delivered",
-        load=Load(subscribers=8),
+        load=Workload(subscribers=8),
         entries=(
             BUS,
-            Entry(broker="nats", bar=3.0),
+            Entry(broker="nats", target=3.0),
             Entry(broker="redis"),
             Entry(broker="mosquitto"),
             Entry(broker="relay"),
@@ -145,28 +145,28 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="topics-16",
         title="16 topics interleaved, log on",
-        load=Load(topics=16),
-        entries=(BUS, Entry(broker="nats", bar=3.0), Entry(broker="redis")),
+        load=Workload(topics=16),
+        entries=(BUS, Entry(broker="nats", target=3.0), Entry(broker="redis")),
     ),
     Scenario(
         name="topics-1000",
         title="1,000 topics interleaved, log on",
-        load=Load(topics=1000),
-        entries=(BUS, Entry(broker="nats", bar=1.0, goal=3.0), Entry(broker="redis")),
+        load=Workload(topics=1000),
+        entries=(BUS, Entry(broker="nats", target=1.0, goal=3.0), Entry(broker="redis")),
     ),
     Scenario(
         name="receipts",
         title="receipts after fsync; JetStream: acks of its file store",
         load=RECEIPTS,
-        entries=(Entry(broker="polybus-fsync"), Entry(broker="jetstream", bar=12.0)),
+        entries=(Entry(broker="polybus-fsync"), Entry(broker="jetstream", target=12.0)),
     ),
     Scenario(
         name="receipts-64",
         title="receipts after fsync over 64 topics",
-        load=Load(receipts=RECEIPTS_UNANSWERED_MAX, topics=64),
+        load=Workload(receipts=RECEIPTS_UNANSWERED_MAX, topics=64),
         entries=(
             Entry(broker="polybus-fsync"),
-            Entry(broker="polybus-fsync", load=RECEIPTS, label="the same on one topic", bar=0.8),
+            Entry(broker="polybus-fsync", load=RECEIPTS, label="the same on one topic", target=0.8),
         ),
     ),
     _one_per_write(1, 1),
@@ -176,19 +176,19 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="kib-1-1",
         title="1 KiB payloads, Boson 1 → 1, log on",
-        load=Load(payload_bytes=1024),
-        entries=(BUS, Entry(broker="nats", bar=2.0), Entry(broker="redis")),
+        load=Workload(payload_bytes=1024),
+        entries=(BUS, Entry(broker="nats", target=2.0), Entry(broker="redis")),
     ),
     _goms(1),
     _goms(8),
     Scenario(
         name="latency",
-        title="latency at 10,000 messages a second, log on",
-        load=Load(rate_per_s=LATENCY_RATE_PER_S),
+        title="latency at 10,000 messages per second, log on",
+        load=Workload(rate_per_s=LATENCY_RATE_PER_S),
         metric=Metric.LATENCY,
         entries=(
             BUS,
-            Entry(broker="nats", bar=1.5),
+            Entry(broker="nats", target=1.5),
             Entry(broker="redis"),
             Entry(broker="mosquitto"),
         ),
@@ -196,9 +196,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="idle",
         title="memory of idle TCP connections",
-        load=Load(subscribers=IDLE_CONNECTIONS),
+        load=Workload(subscribers=IDLE_CONNECTIONS),
         metric=Metric.MEMORY,
-        limit=12 * 1024,
+        limit=12,
         entries=(BUS, Entry(broker="nats"), Entry(broker="redis"), Entry(broker="mosquitto")),
     ),
 )

@@ -1,8 +1,62 @@
-"""The data pipeline's benchmark: what Spark, DuckDB and we do with the same messages, in one run.
+"""The benchmark of the data pipeline: Polybus, Spark and DuckDB on the same messages, in one run.
 
-corpus      messages in a log, once in the journal and once handed over to history
-reading     a topic to a count and to Parquet: our source, Spark's own reader, DuckDB
-following   a stream that follows the bus at full speed, and what that costs the bus
+corpus      messages in a log, once in the journal and once in history
+reading     read and copy a topic, with our source and with other readers
+following   a stream that follows the bus at full speed
 delays      from a publish to the row in silver, and to an alert on a WebSocket; cold start
-figures     what was measured, its bar, the table
 """
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from polybus.bench import BenchError
+from polybus.bench.measure import Bench
+from polybus.bench.report import BenchFigure
+from polybus.bench.spark.corpus import write_corpus
+from polybus.bench.spark.delays import measure_delays
+from polybus.bench.spark.following import measure_following
+from polybus.bench.spark.reading import measure_reading
+from polybus.errors import PolybusError
+
+
+def run_spark_bench(
+    bench: Bench, messages: int, steps: tuple[str, ...], tell: Callable[[str], None]
+) -> list[BenchFigure]:
+    """The figures of the steps.
+
+    Raises:
+        BenchError: PySpark or Java is missing, or a contestant did not find every message.
+    """
+    figures: list[BenchFigure] = []
+    try:
+        if {"reading", "following"} & set(steps):
+            figures += _in_one_session(bench, messages, steps, tell)
+        if "delays" in steps:
+            # Last, because it starts its own session and the machine has no memory for two.
+            figures += measure_delays(bench.data_root, tell)
+    except PolybusError as error:
+        raise BenchError(f"{error.code}: {error.text}") from error
+    return figures
+
+
+def _in_one_session(
+    bench: Bench, messages: int, steps: tuple[str, ...], tell: Callable[[str], None]
+) -> list[BenchFigure]:
+    from polybus.spark.session import session
+
+    figures: list[BenchFigure] = []
+    tell("starting Spark")
+    spark = session(app="polybus-bench")
+    try:
+        if "reading" in steps:
+            with tempfile.TemporaryDirectory(prefix="polybus-bench-", dir=bench.data_root) as path:
+                corpus = write_corpus(Path(path), messages, tell)
+                figures += measure_reading(spark, corpus, rounds=bench.rounds, tell=tell)
+        if "following" in steps:
+            figures += measure_following(spark, bench, tell)
+    finally:
+        spark.stop()
+    return figures

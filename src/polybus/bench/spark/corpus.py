@@ -1,4 +1,4 @@
-"""The messages that are read: written to a log, as the bus would, and handed over to history."""
+"""The messages that the benchmark reads: in a log as the bus writes it, and in history."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from polybus import config
@@ -19,26 +20,33 @@ MESSAGE_BYTES = 100
 BATCH_MESSAGES = 10_000
 START_US = 1_760_000_000_000_000
 STEP_US = 10_000
-# Different enough that nothing compresses, few enough that making them costs nothing.
+# Enough random bytes that nothing compresses, few enough that making them costs little.
 BUFFERS = 64
 
-Progress = Callable[[int], None]
-"""Told how many messages are there so far."""
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Two data folders with the same messages, and a folder for temporary files."""
+
+    journal: Path
+    history: Path
+    scratch: Path
+    messages: int
 
 
-def write_corpus(folder: Path, messages: int, progress: Progress) -> tuple[Path, Path]:
-    """Two data folders with the same messages: in the journal, and handed over to history."""
+def write_corpus(folder: Path, messages: int, tell: Callable[[str], None]) -> Corpus:
+    """Write the messages to a journal, and a copy of it to history."""
     journal, history = folder / "journal", folder / "history"
     journal.mkdir(parents=True)
-    _write_log(journal, messages, progress)
+    _write_log(journal, messages, tell)
     shutil.copytree(journal, history)
     for segment in hand_over(history):
         segment.unlink()
         index_path(segment).unlink()
-    return journal, history
+    return Corpus(journal, history, folder / "scratch", messages)
 
 
-def _write_log(data: Path, messages: int, progress: Progress) -> None:
+def _write_log(data: Path, messages: int, tell: Callable[[str], None]) -> None:
     now_us = START_US
     log = FileLog(
         data,
@@ -63,9 +71,9 @@ def _write_log(data: Path, messages: int, progress: Progress) -> None:
             log.append(batch)
             written += count
             if written % (BATCH_MESSAGES * 50) == 0:
-                # What waits to be written is in memory.
+                # Messages that are not written yet are in memory.
                 log.sync()
-                progress(written)
+                tell(f"writing {written / 1e6:.1f} of {messages / 1e6:g} M messages")
         log.sync()
         log.seal()
     finally:

@@ -1,6 +1,6 @@
 """From a publish to the row in silver and to an alert on a WebSocket; cold start; memory.
 
-The bus and the pipeline's driver are processes of their own, as `polybus up` runs them.
+The bus and the driver of the pipeline are separate processes, as with `polybus up`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import msgspec
 import pyarrow.parquet as pq
 
 import polybus
-from polybus.bench.brokers import HOST, Broker, Place, running
-from polybus.bench.errors import BenchError
-from polybus.bench.spark.figures import Figure, quantiles
+from polybus.bench import BenchError
+from polybus.bench.brokers import HOST, bus, end, running
+from polybus.bench.report import BenchFigure, Target, Unit, quantiles
 from polybus.lake.table import LakeTable, open_table
 
 TOPIC = "bench.orders"
@@ -37,96 +37,66 @@ SPIKE_EVERY_S = 1.0
 POLL_S = 0.01
 
 
-def measure_delays(root: Path | None, tell: Callable[[str], None]) -> list[Figure]:
-    """All figures of a warm pipeline, and how long the cold one took."""
+def measure_delays(root: Path | None, tell: Callable[[str], None]) -> list[BenchFigure]:
+    """The figures of a warm pipeline, and the time of a cold start."""
     spiky = [f"bench.spike.{number:02d}" for number in range(SPIKES)]
+    # The rate of a topic is judged without waiting for its history.
+    alerts = {"alert-history-s": 0.5, "alert-messages-min": SPIKE_MESSAGES}
     with (
         tempfile.TemporaryDirectory(prefix="polybus-bench-", dir=root) as folder,
-        running(_bus(), Path(folder), [TOPIC, *spiky]) as server,
+        running(bus("polybus", pipeline=alerts), Path(folder), [TOPIC, *spiky]) as server,
     ):
         data = Path(folder) / "data"
         silver = open_table(data, "silver")
         asyncio.run(_publish(server.port, TOPIC, 1))
-        tell("the pipeline's first result, cold")
+        tell("the first result of the pipeline, cold")
         with _driver(data) as (pid, began):
             cold_s = _await_rows(silver, TOPIC, 1) - began
             tell("publish to silver")
             delays_ms = asyncio.run(_silver_delays(server.port, silver))
             tell("publish to an alert on a WebSocket")
             alerts_ms = asyncio.run(_alert_delays(server.port, spiky))
-            memory_bytes = _memory_of(pid)
-    work = "the pipeline of `polybus up`"
-    middle, late = quantiles(delays_ms)
-    alert_middle, alert_late = quantiles(alerts_ms)
+            memory_mib = _memory_of(pid) / 2**20
+
+    def figure(
+        who: str, values: tuple[float, float | None], unit: Unit, at_most: float, note: str = ""
+    ) -> BenchFigure:
+        return BenchFigure(
+            work="the pipeline of `polybus up`",
+            who=who,
+            value=values[0],
+            p99=values[1],
+            unit=unit,
+            target=Target(value=at_most, absolute=True),
+            note=note,
+        )
+
+    sent = f"{MESSAGES} messages, one every {EVERY_S:g} s"
+    spikes = f"{SPIKES} spikes of {SPIKE_MESSAGES} messages"
     return [
-        Figure(work=work, who="first result, cold", value=cold_s, unit="s", at_most=12.0),
-        Figure(
-            work=work,
-            who="Boson publish to the row in silver",
-            value=middle,
-            p99=late,
-            unit="ms",
-            at_most=1000.0,
-            note=f"{MESSAGES} messages, one every {EVERY_S:g} s",
-        ),
-        Figure(
-            work=work,
-            who="Boson publish to an alert on a WebSocket",
-            value=alert_middle,
-            p99=alert_late,
-            unit="ms",
-            at_most=2000.0,
-            note=f"{SPIKES} spikes of {SPIKE_MESSAGES} messages",
-        ),
-        Figure(
-            work=work,
-            who="memory: Java and all Python of Spark",
-            value=memory_bytes / 2**20,
-            unit="MiB",
-            at_most=2048.0,
-            note="shared pages counted once (PSS)",
-        ),
+        figure("first result, cold", (cold_s, None), "s", 12.0),
+        figure("Boson publish to the row in silver", quantiles(delays_ms), "ms", 1000.0, sent),
+        figure("Boson publish to an alert", quantiles(alerts_ms), "ms", 2000.0, spikes),
+        figure("memory of Java and Python", (memory_mib, None), "MiB", 2048.0, "PSS"),
     ]
-
-
-def _bus() -> Broker:
-    """A bus whose topics need no history before a rate is judged."""
-
-    def command(program: str, place: Place) -> list[str]:
-        config = {
-            "topics": place.topics,
-            "connectors": [{"protocol": "tcp", "ip": HOST, "port": place.port}],
-            "pipeline": {"alert-history-s": 0.5, "alert-messages-min": SPIKE_MESSAGES},
-        }
-        path = place.folder / "bus.json"
-        path.write_bytes(msgspec.json.encode(config))
-        start = [program, "-m", "polybus.cli", "serve"]
-        return [*start, "--config", str(path), "--data", str(place.folder / "data")]
-
-    return Broker(title="polybus", protocol="boson", program=sys.executable, command=command)
 
 
 @contextmanager
 def _driver(data: Path) -> Iterator[tuple[int, float]]:
-    """The pipeline's process and when it was started; it is ended, and its JVM with it."""
+    """The process of the pipeline and its start time; it ends with the block, with its JVM."""
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "polybus.spark.pipelines.running.driver", "--data", str(data)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    # What it says is not needed, but must be read.
+    # Its output must be read, or it would block.
     drain = threading.Thread(target=lambda: process.stdout and process.stdout.read(), daemon=True)
     drain.start()
     try:
         yield process.pid, began
     finally:
-        process.terminate()
-        try:
-            process.wait(READY_S_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, READY_S_MAX)
 
 
 async def _publish(port: int, topic: str, count: int) -> None:
@@ -165,7 +135,7 @@ async def _silver_delays(port: int, silver: LakeTable) -> list[float]:
 
 
 def _watch(table: LakeTable, seen: dict[int, float], ended: threading.Event) -> None:
-    """Note when each offset of the topic is there, as a reader of the table would see it."""
+    """Record when a reader of the table first sees each offset of the topic."""
     known: set[Path] = set()
     while not ended.wait(POLL_S):
         files = [path for path in table.files() if path not in known]
@@ -178,13 +148,13 @@ def _watch(table: LakeTable, seen: dict[int, float], ended: threading.Event) -> 
 
 
 def _offsets(path: Path) -> list[int]:
-    # The topic is in the folder's name (`topic=…`), or in the rows.
+    # The topic is part of the folder's name (`topic=…`), or in the rows.
     if "topic=" in str(path) and f"topic={TOPIC}" not in str(path):
         return []
     try:
         found: list[int] = pq.read_table(path, columns=["offset"])["offset"].to_pylist()
     except FileNotFoundError:
-        # Small files are put together meanwhile.
+        # The table was compacted meanwhile.
         return []
     return found
 
@@ -229,7 +199,7 @@ async def _alert_delays(port: int, topics: list[str]) -> list[float]:
 
 
 def _memory_of(pid: int) -> int:
-    """Memory of a process and all below it; pages that several share are counted once."""
+    """The memory of a process and its descendants in bytes; shared pages count once (PSS)."""
     total = 0
     for one in [pid, *_below(pid)]:
         try:

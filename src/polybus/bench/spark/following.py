@@ -1,57 +1,54 @@
-"""A stream that follows the bus at full speed, and what each costs the other."""
+"""A Spark stream that follows the bus at full speed, and what each costs the other."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polybus.bench import BenchError
 from polybus.bench.brokers import all_brokers
-from polybus.bench.errors import BenchError
-from polybus.bench.measure import Bench, Outcome
+from polybus.bench.measure import Bench, EntryOutcome
+from polybus.bench.report import BenchFigure, Target, versus
 from polybus.bench.scenarios import SCENARIOS
-from polybus.bench.spark.figures import Figure
 
 TOPIC = "bench.0000"
 ROWS_PER_TRIGGER = 2_000_000
 STARTED_S_MAX = 60.0
 CAUGHT_UP_S_MAX = 120.0
+WORK = "Spark follows the bus at full speed"
 
 
-def measure_following(spark: Any, plan: Bench, tell: Callable[[str], None]) -> list[Figure]:
-    """The bus alone and followed by Spark, and the stream's own rate meanwhile."""
+def measure_following(spark: Any, bench: Bench, tell: Callable[[str], None]) -> list[BenchFigure]:
+    """The rate of the bus, alone and followed by Spark, and the rate of the stream."""
     scenario = next(one for one in SCENARIOS if one.name == "boson-1-1")
-    broker = all_brokers(plan.program)["polybus"]
-    outcome = Outcome(entry=scenario.entries[0], broker=broker)
-    with plan.server(broker, scenario.load) as (server, folder):
+    broker = all_brokers(bench.program)["polybus"]
+    outcome = EntryOutcome(scenario.entries[0], broker)
+    with bench.server(broker, scenario.load) as (server, folder):
         tell("the bus alone")
-        alone = plan.generate(server, scenario, outcome, scenario.load)
+        alone = bench.generate(server, scenario, outcome, scenario.load)
         query = _follow(spark, folder)
         try:
             tell("the bus, followed by Spark")
-            followed, rows, seconds = _while_following(
-                query, lambda: plan.generate(server, scenario, outcome, scenario.load)
-            )
+            before, began = _rows(query), time.monotonic()
+            followed = bench.generate(server, scenario, outcome, scenario.load)
+            # The stream's clock runs until it has read every message.
+            rows = _await_rows(query, before, int(followed["delivered"]), began)
+            seconds = time.monotonic() - began
         finally:
             query.stop()
-    alone_rate = alone["delivered"] / alone["seconds"]
-    followed_rate = followed["delivered"] / followed["seconds"]
-    work = "Spark follows the bus at full speed"
-    split = "2 cores for bus, generator and Spark together"
+    rates = [sample["delivered"] / sample["seconds"] for sample in (followed, alone)]
+    bus = ("the bus, followed", rates[0]), ("the bus alone", rates[1])
     return [
-        Figure(work=work, who="the bus alone", value=alone_rate, unit="rows/s"),
-        Figure(
-            work=work,
-            who="the bus, followed",
-            value=followed_rate,
+        *versus(WORK, *bus, "rows/s", Target(value=0.5, at_least=True)),
+        BenchFigure(
+            work=WORK,
+            who="the stream",
+            value=rows / seconds,
             unit="rows/s",
-            ratio=followed_rate / alone_rate,
-            at_least=0.5,
-            note=split,
+            note="bus, generator and Spark share the cores",
         ),
-        Figure(work=work, who="the stream", value=rows / seconds, unit="rows/s", note=split),
     ]
 
 
@@ -78,36 +75,14 @@ def _follow(spark: Any, folder: Path) -> Any:
     return query
 
 
-def _while_following(
-    query: Any, generate: Callable[[], dict[str, Any]]
-) -> tuple[dict[str, Any], int, float]:
-    """What the generator found, and how many rows the stream took in how many seconds.
-
-    The stream's clock runs until it has taken every message, also what it was behind.
-    """
-    results: list[dict[str, Any]] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(generate())
-        except BenchError as error:
-            failures.append(error)
-
-    before = _rows(query)
-    began = time.monotonic()
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    published = int(results[0]["delivered"])
+def _await_rows(query: Any, before: int, published: int, began: float) -> int:
+    """Wait until the stream has read what was published; return the rows."""
     while (rows := _rows(query) - before) < published:
         _check(query)
         if time.monotonic() - began > CAUGHT_UP_S_MAX:
-            raise BenchError(f"the stream took {rows} of {published} messages")
+            raise BenchError(f"the stream read {rows} of {published} messages")
         time.sleep(0.02)
-    return results[0], rows, time.monotonic() - began
+    return rows
 
 
 def _rows(query: Any) -> int:

@@ -1,70 +1,64 @@
-"""A topic to a count and to Parquet, by each way there is, over the same messages."""
+"""Read a topic and copy it to Parquet, in each possible way, over the same messages."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polybus.bench.errors import BenchError
-from polybus.bench.spark.corpus import TOPIC
-from polybus.bench.spark.figures import Figure
+from polybus.bench import BenchError
+from polybus.bench.report import BenchFigure, Target, versus
+from polybus.bench.spark.corpus import TOPIC, Corpus
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
 
-# The columns that history files have too: the others are the same in all rows.
+# The columns that history files have too; the others have the same value in all rows.
 COLUMNS = ("topic", "offset", "timestamp", "key", "value", "headers", "protocol", "sender")
 SQL = f'SELECT count(*) AS n, sum(octet_length(value)) AS bytes FROM "{TOPIC}"'
 
-Pair = tuple[tuple[str, float], tuple[str, float]]
-"""Two contestants, ours first, and their seconds."""
-Work = Callable[[], int]
-"""Does the work once and returns how many rows it found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    journal: Path
-    history: Path
-    messages: int
-
 
 def measure_reading(
-    spark: Any, corpus: Corpus, scratch: Path, *, rounds: int, tell: Callable[[str], None]
-) -> list[Figure]:
-    """Count and copy by our source and by Spark's own reader, then SQL without a JVM."""
-    figures = []
-    native = ("Spark's own Parquet reader, history", partial(_native, spark, corpus))
-    for who, frame, bar in (
+    spark: Any, corpus: Corpus, *, rounds: int, tell: Callable[[str], None]
+) -> list[BenchFigure]:
+    """Read and copy with our source and with Spark's Parquet reader, then SQL without a JVM."""
+    native = ("Spark's Parquet reader, history", partial(_native, spark, corpus))
+    # The same columns for both, so that both write the same amount.
+    source = ("our source, journal", partial(_source, spark, corpus.journal, COLUMNS))
+    reads = [
         ("our source, journal", partial(_source, spark, corpus.journal), 2.5),
         ("our source, history", partial(_source, spark, corpus.history), 2.5),
         ("polybus.spark.table, history", partial(_table, spark, corpus.history), None),
-    ):
-        works = {name: partial(_read_all, make) for name, make in ((who, frame), native)}
-        pair = _paired(works, corpus, rounds, tell)
-        figures += _against("read all columns", pair, corpus, at_most=bar)
-    # The same columns for both, or one would have more to write.
-    source = ("our source, journal", partial(_source, spark, corpus.journal, COLUMNS))
-    works = {name: partial(_copy, make, scratch) for name, make in (source, native)}
-    pair = _paired(works, corpus, rounds, tell)
-    figures += _against("copy to Parquet (zstd)", pair, corpus, at_most=1.2)
+    ]
+    pairs: list[tuple[str, dict[str, Callable[[], int]], float | None]] = [
+        (
+            "read all columns",
+            {name: partial(_read_all, make) for name, make in ((who, frame), native)},
+            target,
+        )
+        for who, frame, target in reads
+    ]
+    copies = {name: partial(_copy, make, corpus.scratch) for name, make in (source, native)}
+    pairs.append(("copy to Parquet (zstd)", {**copies}, 1.2))
     for data in (corpus.history, corpus.journal):
-        works = {
+        queries = {
             f"polybus sql, {data.name}": partial(_polybus_sql, data),
             f"DuckDB alone, {data.name}": partial(_duckdb, data),
         }
-        pair = _paired(works, corpus, rounds, tell)
-        figures += _against("SQL over one topic", pair, corpus, at_most=2.0)
+        pairs.append(("SQL over one topic", {**queries}, 2.0))
+    figures = []
+    for work, contestants, target in pairs:
+        ours, peer = _paired(contestants, corpus, rounds, tell).items()
+        goal = None if target is None else Target(value=target)
+        figures += versus(work, ours, peer, "s", goal)
     return figures
 
 
-# The ways
+# The contestants.
 
 
 def _source(spark: Any, data: Path, columns: Sequence[str] = ()) -> Any:
@@ -85,7 +79,7 @@ def _table(spark: Any, data: Path) -> Any:
 
 
 def _read_all(make: Callable[[], Any]) -> int:
-    """Make Spark look at every column of every row: a mere count would leave most unread."""
+    """Make Spark read every column of every row: a count would leave most columns unread."""
     frame, seen = _counted(make())
     frame.write.format("noop").mode("overwrite").save()
     return int(seen.get["rows"])
@@ -108,7 +102,7 @@ def _counted(frame: Any) -> tuple[Any, Any]:
 
 
 def _polybus_sql(data: Path) -> int:
-    """The query on an open engine: how long a process takes to start is another question."""
+    """The query on an open engine, without the start of a process."""
     from polybus.lake import duck
 
     with duck.connect(data) as engine:
@@ -116,12 +110,11 @@ def _polybus_sql(data: Path) -> int:
 
 
 def _duckdb(data: Path) -> int:
-    """The query by DuckDB with nothing of ours: its own Parquet reader, or pyarrow's streams."""
+    """The query with DuckDB alone: its own Parquet reader, or streams of pyarrow."""
     import duckdb
     import pyarrow as pa
 
-    connection = duckdb.connect()
-    with _opened(connection):
+    with closing(duckdb.connect()) as connection:
         files = sorted(str(path) for path in data.glob("accounts/*/topics/*/history/*/*.parquet"))
         if files:
             names = ", ".join(f"'{name}'" for name in files)
@@ -137,24 +130,19 @@ def _duckdb(data: Path) -> int:
         return total
 
 
-@contextmanager
-def _opened(connection: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        connection.close()
-
-
-# Measuring
+# Measuring.
 
 
 def _paired(
-    works: Mapping[str, Work], corpus: Corpus, rounds: int, tell: Callable[[str], None]
-) -> Pair:
-    """The median seconds of both, the contestants in turn; each must find every message."""
-    seconds: dict[str, list[float]] = {who: [] for who in works}
+    contestants: Mapping[str, Callable[[], int]],
+    corpus: Corpus,
+    rounds: int,
+    tell: Callable[[str], None],
+) -> dict[str, float]:
+    """The median seconds of each contestant, in turn; each must find every message."""
+    seconds: dict[str, list[float]] = {who: [] for who in contestants}
     for number in range(rounds + 1):
-        for who, work in works.items():
+        for who, work in contestants.items():
             tell(f"{who}, round {number}" if number else f"{who}, warming up")
             began = time.perf_counter()
             rows = work()
@@ -163,23 +151,4 @@ def _paired(
                 raise BenchError(f"{who}: {rows} rows of {corpus.messages}")
             if number:
                 seconds[who].append(taken)
-    ours, native = [(who, median(taken)) for who, taken in seconds.items()]
-    return ours, native
-
-
-def _against(
-    work: str, pair: Pair, corpus: Corpus, *, at_most: float | None = None
-) -> list[Figure]:
-    def figure(who: str, seconds: float, ratio: float | None) -> Figure:
-        return Figure(
-            work=work,
-            who=who,
-            value=seconds,
-            unit="s",
-            ratio=ratio,
-            at_most=None if ratio is None else at_most,
-            note=f"{corpus.messages / seconds / 1e6:.2f} M rows/s",
-        )
-
-    ours, native = pair
-    return [figure(*ours, ours[1] / native[1]), figure(*native, None)]
+    return {who: median(taken) for who, taken in seconds.items()}
