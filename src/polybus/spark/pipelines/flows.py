@@ -51,3 +51,8 @@ class PipelineFlow:
     @property
     def full_name(self) -> str:
         return f"{self.pipeline}.{self.name}"
+
+
+def checkpoints_of(data: Path, pipeline: str) -> Path:
+    """The folder with a checkpoint per flow of a pipeline."""
+    return data / "pipeline" / "checkpoints" / pipeline

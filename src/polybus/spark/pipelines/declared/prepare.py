@@ -34,7 +34,7 @@ from polybus.spark.pipelines.declared.names import (
 )
 from polybus.spark.pipelines.declared.problems import PipelineError, place_of
 from polybus.spark.pipelines.declared.writing import VIEW_INTERVAL_S, ViewFlow, start_stream
-from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow, checkpoints_of
 from polybus.spark.pipelines.sessions import another_session
 from polybus.spark.session.connect import is_connect
 
@@ -94,7 +94,7 @@ class _Preparation:
         session = another_session(spark)
         self._pipeline = load_pipeline(session, name, path, bus)
         self._names = Names(session, self._pipeline, bus)
-        self._checkpoints = bus.data / "pipeline" / "checkpoints" / name
+        self._checkpoints = checkpoints_of(bus.data, name)
         self._prints: dict[str, Fingerprint] = {}
 
     def prepare(self, prepared: Prepared, resets: set[str], *, check_only: bool) -> set[str]:

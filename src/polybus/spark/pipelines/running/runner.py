@@ -14,7 +14,7 @@ from typing import Any
 
 from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow, checkpoints_of
 from polybus.spark.pipelines.progress import FlowFigures, FlowProgress, FlowState
 from polybus.spark.pipelines.sessions import use_in_thread
 
@@ -90,7 +90,7 @@ class FlowRunner:
         return FlowContext(
             spark=self._spark,
             bus=self._bus,
-            checkpoint=self._bus.data / "pipeline" / "checkpoints" / flow.pipeline / flow.name,
+            checkpoint=checkpoints_of(self._bus.data, flow.pipeline) / flow.name,
             trigger={"processingTime": "0 seconds"} if self._continuous else {"availableNow": True},
         )
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from polybus.client.http import blocking as bus_http
+from polybus.client.retry import Backoff
 from polybus.errors import PolybusError, UsageError
 from polybus.spark.causes import is_transient
 from polybus.spark.location import BusLocation
@@ -48,8 +49,6 @@ from polybus.spark.pipelines.sessions import (
 PROGRESS_INTERVAL_S = 1.0
 POLL_S = 0.05
 STARTED_TIMEOUT_S = 10.0
-BACKOFF_FIRST_S = 0.1
-BACKOFF_LAST_S = 2.0
 OLD_JVM_TIMEOUT_S = 30.0
 Say = Callable[[dict[str, Any]], None]
 
@@ -267,12 +266,12 @@ class Supervisor:
 
     def _await(self, condition: Callable[[], bool], text: str) -> None:
         """Wait with back-off until the condition holds or the end is asked for; say so once."""
-        pause_s = BACKOFF_FIRST_S
-        while not condition() and not self._stop.is_set():
-            if pause_s == BACKOFF_FIRST_S:
-                self._say({"event": "waiting", "text": text})
-            self._stop.wait(pause_s)
-            pause_s = min(2 * pause_s, BACKOFF_LAST_S)
+        if condition():
+            return
+        self._say({"event": "waiting", "text": text})
+        backoff = Backoff(first_s=0.1, delay_s_max=2.0)
+        while not self._stop.wait(backoff.next_s()) and not condition():
+            pass
 
 
 def answers(url: str) -> bool:
