@@ -20,11 +20,7 @@ FUNCTION_LINES_MAX = 60
 MODULES = sorted(SOURCE.rglob("*.py"))
 EVERYTHING = [*MODULES, *sorted(TESTS.rglob("*.py"))]
 
-# Cycles and shared names that are still to be removed. Nothing may be added.
-KNOWN_CYCLES = [
-    {"polybus.spark.session", "polybus.spark.session.connect"},
-    {"polybus.spark.session.archive", "polybus.spark.session.gateway"},
-]
+# Shared names that are still to be removed. Nothing may be added.
 KNOWN_SHARED_NAMES = set(
     "Broker Delivered Journal Load Message Refused Row Topic TopicState".split()
 )
@@ -199,11 +195,7 @@ def test_a_cycle_is_found_with_all_its_modules() -> None:
 def test_no_modules_import_each_other() -> None:
     """Imports form no cycle, those in functions and under TYPE_CHECKING included."""
     graph = {name: imports_of(name) for name in MODULE_FILES}
-    knots = [
-        ", ".join(sorted(knot))
-        for knot in cycles(graph)
-        if not any(knot <= known for known in KNOWN_CYCLES)
-    ]
+    knots = [", ".join(sorted(knot)) for knot in cycles(graph)]
     assert not knots, report(knots)
 
 

@@ -22,7 +22,7 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import compact as hand_over
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
-from polybus.spark import tables
+from polybus.spark import bronze, tables, views
 from polybus.spark.views import collect
 
 DAY_US = 86_400_000_000
@@ -77,7 +77,7 @@ def test_a_topic_is_a_table_of_history_and_journal_with_each_message_once(
     spark: Any, data: Path
 ) -> None:
     make_topic(data)
-    rows = tables.table(spark, "orders", data)
+    rows = bronze.table(spark, "orders", data)
     assert offsets(rows) == list(range(300))
     source = spark.read.format("polybus").option("data", str(data)).option("subscribe", "orders")
     assert rows.columns == [*source.load().columns, "date"]
@@ -94,7 +94,7 @@ def test_the_date_is_utc_s_in_every_session(spark: Any, data: Path) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
     try:
-        rows = tables.table(spark, "orders", data).selectExpr("offset", "string(date) AS date")
+        rows = bronze.table(spark, "orders", data).selectExpr("offset", "string(date) AS date")
         found = {row.offset: row.date for row in rows.where("offset in (7, 150, 250)").collect()}
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
@@ -105,7 +105,7 @@ def test_history_is_read_natively_and_pruned_by_day_and_by_statistics(
     spark: Any, data: Path
 ) -> None:
     make_topic(data)
-    rows = tables.table(spark, "orders", data)
+    rows = bronze.table(spark, "orders", data)
     plan = plan_of(rows.where("date = '2026-01-30' and offset > 10").select("value"))
     assert "FileScan parquet" in plan
     assert "PartitionFilters: [isnotnull(date" in plan
@@ -120,7 +120,7 @@ def test_history_is_read_natively_and_pruned_by_day_and_by_statistics(
 def test_a_hand_over_between_planning_and_running_changes_nothing(spark: Any, data: Path) -> None:
     make_topic(data)
     publish(data, "orders", [b"more"] * 50, day=1)
-    rows = tables.table(spark, "orders", data).select("offset")
+    rows = bronze.table(spark, "orders", data).select("offset")
     plan_of(rows)
     hand_over(data)  # Takes the journal away, and merges the small last file into another.
     assert sorted(row[0] for row in rows.collect()) == list(range(350))
@@ -128,11 +128,11 @@ def test_a_hand_over_between_planning_and_running_changes_nothing(spark: Any, da
 
 def test_a_view_that_is_made_again_shows_what_has_come(spark: Any, data: Path) -> None:
     make_topic(data, "orders.eu-1")
-    assert tables.register_views(spark, data) == ["orders.eu-1"]
+    assert views.register_views(spark, data) == ["orders.eu-1"]
     count = "select count(*) from `orders.eu-1`"
     assert spark.sql(count).collect()[0][0] == 300
     publish(data, "orders.eu-1", [b"late"] * 5, day=2)
-    tables.register_views(spark, data)
+    views.register_views(spark, data)
     assert spark.sql(count).collect()[0][0] == 305
     hand_over(data)
     publish(data, "orders.eu-1", [b"later"] * 5, day=3)
@@ -157,9 +157,9 @@ def test_sql_on_spark_knows_text_and_json_of_a_value(spark: Any, data: Path) -> 
 def test_a_topic_that_is_not_there_is_named(spark: Any, data: Path) -> None:
     make_topic(data)
     with pytest.raises(UsageError, match=r"topic\.unknown.*orderz"):
-        tables.table(spark, "orderz", data)
+        bronze.table(spark, "orderz", data)
     with pytest.raises(UsageError, match=r"data\.not-found"):
-        tables.table(spark, "orders", data / "nowhere")
+        bronze.table(spark, "orders", data / "nowhere")
 
 
 def test_a_history_file_that_is_damaged_or_gone_is_named(spark: Any, data: Path) -> None:
@@ -169,16 +169,16 @@ def test_a_history_file_that_is_damaged_or_gone_is_named(spark: Any, data: Path)
     table = pq.read_table(file, partitioning=None)
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
     pq.write_table(table, file, **options)
-    assert tables.table(spark, "orders", data).where("value = '{\"n\": 42}'").count() == 1
+    assert bronze.table(spark, "orders", data).where("value = '{\"n\": 42}'").count() == 1
     file.write_bytes(file.read_bytes().replace(b'{"n": 42}', b'{"n": 43}'))
-    rows = tables.table(spark, "orders", data)
+    rows = bronze.table(spark, "orders", data)
     with pytest.raises(Exception, match=file.name):
         rows.select("value").collect()
     file.unlink()
     with pytest.raises(Exception, match=file.name):
         rows.select("value").collect()
     with pytest.raises(StorageError, match=rf"log\.damaged: topic 'orders': .*{file.name}"):
-        tables.table(spark, "orders", data)
+        bronze.table(spark, "orders", data)
 
 
 def test_a_small_last_file_is_left_to_the_source(data: Path) -> None:

@@ -1,7 +1,7 @@
 """Spark: topics as streams and tables, and results back to topics (PySpark).
 
-The names below are looked up when they are first used, so that importing one of this package's
-modules on an executor imports that module and no more.
+The public names below are imported on first use, so that an executor that imports one module of
+this package does not import all of them.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOMES = {
+_MODULES = {
     "publish": "polybus.spark.sink.publishing",
-    "register_views": "polybus.spark.tables",
-    "table": "polybus.spark.tables",
+    "register_views": "polybus.spark.views",
+    "table": "polybus.spark.bronze",
     "upsert": "polybus.spark.sink.publishing",
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    return sorted(_MODULES)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from polybus.client.http.blocking import (
     ANSWER_TIMEOUT_S,
@@ -31,6 +31,12 @@ DEFAULT_FOLDER = "polybus-data"
 OCTETS = "application/octet-stream"
 
 T = TypeVar("T")
+
+
+class OptionValues(Protocol):
+    """Options by name: a mapping, or GivenOptions."""
+
+    def get(self, option: str, /) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,7 @@ def retried(work: Callable[[], T], *, patience_s: float) -> T:
             retry.wait(error)
 
 
-def find_location(options: Mapping[str, str]) -> BusLocation:
+def find_location(given: OptionValues) -> BusLocation:
     """Option `data`, else `url`, else the variable POLYBUS_DATA, else the folder ./polybus-data.
 
     Paths become absolute because a task may run in another folder.
@@ -139,7 +145,6 @@ def find_location(options: Mapping[str, str]) -> BusLocation:
     Raises:
         UsageError: `data.not-found`, nothing is given and ./polybus-data does not exist.
     """
-    given = {name.lower(): value for name, value in options.items()}
     token = given.get("token") or None
     url = given.get("url")
     folder = given.get("data") or os.environ.get(DATA_VARIABLE) or DEFAULT_FOLDER

@@ -62,9 +62,6 @@ class GivenOptions:
     def get(self, option: str) -> str | None:
         return self._values.get(option)
 
-    def as_dict(self) -> dict[str, str]:
-        return dict(self._values)
-
     def check_apart(self, one: str, other: str) -> None:
         """Raises UsageError `spark.option-conflict` if both are given."""
         if one in self and other in self:

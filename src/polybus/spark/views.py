@@ -1,8 +1,8 @@
 """Topics and lake tables by name in Spark SQL.
 
-A view is a snapshot: Spark plans it once, and it shows what the topic or the table held then. So
-views are made again before a query if what they stand for has moved on. To find out takes a look at
-small files; to make one takes Spark some milliseconds, so only those are made that a query names.
+A view is a snapshot: Spark plans it once, and it shows what the topic or the table held then. So a
+view is created again before a query if its topic or table has changed. That check reads only small
+files. Spark needs some milliseconds for a view, so only those that a query names are created.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from pyspark.sql import types as T
 
 from polybus.errors import UsageError
 from polybus.lake.duck import unknown_table
-from polybus.lake.table import LakeTable, open_table, table_names
+from polybus.lake.table import open_table, table_names
 from polybus.log.reading.reader import LogReader
 from polybus.spark.bronze import data_folder, history_and_rest
-from polybus.spark.native import read
-
-Marks = dict[str, tuple[object, ...]]
-"""What each view stands for: only a view whose mark has changed is made again."""
+from polybus.spark.tables import read
 
 
 @dataclass
-class _Views:
-    """The views of a session, of one data folder at a time."""
+class SessionViews:
+    """The views of a session over one data folder.
+
+    `states` has the state of the topic or table that each view shows.
+    """
 
     reader: LogReader
-    marks: Marks = field(default_factory=dict)
+    states: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
 
-_SESSIONS: WeakKeyDictionary[SparkSession, _Views] = WeakKeyDictionary()
-# As on DuckDB (lake/duck.py): values come from strangers, and may be neither text nor JSON.
+_SESSIONS: WeakKeyDictionary[SparkSession, SessionViews] = WeakKeyDictionary()
+# As in DuckDB (lake/duck.py). A value may be neither text nor JSON.
 _FUNCTIONS = (
     "CREATE OR REPLACE TEMPORARY FUNCTION text(value BINARY) RETURNS STRING "
     "RETURN try_validate_utf8(CAST(value AS STRING))",
@@ -53,45 +53,57 @@ _IDENTIFIER = re.compile(r"`((?:[^`]|``)+)`|([^\W\d][\w.$-]*)")
 def register_views(
     spark: SparkSession, data: Path | None = None, *, only: Iterable[str] | None = None
 ) -> list[str]:
-    """Make a temporary view of each topic and each lake table, under its own name.
+    """Create a temporary view of each topic and each lake table, under its own name.
 
-    Names with dots or dashes need backticks in SQL. Where a topic and a table have one name, it is
-    the topic's. Call it before each query, best with `only=named_in(query)`, or let `sql` do that:
-    what has not changed since the last call costs next to nothing.
+    Names with dots or dashes need backticks in SQL. If a topic and a table have the same name, the
+    view shows the topic. Call this before each query, best with `only=named_in(query)`, or use
+    `sql`. Unchanged views cost almost nothing.
 
     Returns:
-        The names of all topics and tables, whether a view was made or left as it is.
+        The names of all topics and tables, including those without a view.
     """
     views = _views_of(spark, data_folder(data))
-    reader, marks = views.reader, views.marks
+    reader, states = views.reader, views.states
     topics = reader.topics(system=True)
-    tables = [name for name in table_names(reader.data) if name not in topics]
-    wanted = None if only is None else set(only)
-    for name in topics:
-        if wanted is None or name in wanted:
-            _register_topic(spark, reader, name, marks)
-    for name in tables:
-        if wanted is None or name in wanted:
-            _register_table(spark, open_table(reader.data, name), marks)
-    for gone in set(marks) - set(topics) - set(tables):
-        spark.catalog.dropTempView(gone)
-        del marks[gone]
-    return sorted([*topics, *tables])
+    names = sorted({*topics, *table_names(reader.data)})
+    wanted = set(names) if only is None else set(only)
+    for name in names:
+        if name in wanted:
+            _register(spark, views, name, is_topic=name in topics)
+    for deleted in states.keys() - set(names):
+        spark.catalog.dropTempView(deleted)
+        del states[deleted]
+    return names
 
 
-def _views_of(spark: SparkSession, folder: Path) -> _Views:
+def _views_of(spark: SparkSession, folder: Path) -> SessionViews:
     views = _SESSIONS.get(spark)
     if views is None:
         for statement in _FUNCTIONS:
             spark.sql(statement)
     if views is None or views.reader.data != folder:
-        # Views of another folder are not known any more: those of the same name are replaced.
-        views = _SESSIONS[spark] = _Views(LogReader(folder))
+        # Views of another folder are forgotten: new ones replace those of the same name.
+        views = _SESSIONS[spark] = SessionViews(LogReader(folder))
     return views
 
 
+def _register(spark: SparkSession, views: SessionViews, name: str, *, is_topic: bool) -> None:
+    reader = views.reader
+    state: tuple[object, ...]
+    if is_topic:
+        history, bounds = reader.history(name), reader.bounds(name)
+        state = ("topic", history.epoch, history.start, history.handed_over, bounds.stop)
+    else:
+        table = open_table(reader.data, name)
+        state = ("table", table.version)
+    if views.states.get(name) != state:
+        rows = history_and_rest(spark, reader, name) if is_topic else read(spark, table)
+        rows.createOrReplaceTempView(f"`{name}`")
+        views.states[name] = state
+
+
 def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
-    """Run a query over topics and lake tables as they are now."""
+    """Run a query over the current topics and lake tables."""
     from polybus.spark.pipelines.standard.decode import register_typed
 
     folder = data_folder(data)
@@ -102,7 +114,7 @@ def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
 
 
 def named_in(query: str) -> set[str]:
-    """Every word of a query that may name a view: more than it does, never less."""
+    """All words of a query that may name a view."""
     found = set()
     for quoted, plain in _IDENTIFIER.findall(query):
         name = quoted.replace("``", "`") if quoted else plain
@@ -110,37 +122,21 @@ def named_in(query: str) -> set[str]:
     return found
 
 
-def _register_topic(spark: SparkSession, reader: LogReader, name: str, marks: Marks) -> None:
-    history, bounds = reader.history(name), reader.bounds(name)
-    mark = ("topic", history.epoch, history.start, history.handed_over, bounds.stop)
-    if marks.get(name) != mark:
-        history_and_rest(spark, reader, name).createOrReplaceTempView(f"`{name}`")
-        marks[name] = mark
-
-
-def _register_table(spark: SparkSession, table: LakeTable, marks: Marks) -> None:
-    mark = ("table", table.version)
-    if marks.get(table.name) != mark:
-        read(spark, table).createOrReplaceTempView(f"`{table.name}`")
-        marks[table.name] = mark
-
-
 def collect(spark: SparkSession, query: str, data: Path, *, rows_max: int) -> pa.Table:
-    """At most so many rows of a query over topics and lake tables, as Arrow.
+    """Up to `rows_max` rows of a query over topics and lake tables, as Arrow.
 
-    VARIANT columns come as JSON text: Arrow has no such type.
+    VARIANT columns become JSON text: Arrow has no such type.
 
     Raises:
         UsageError: `sql.table-unknown`; `sql.invalid`, Spark does not understand the query;
-            `sql.failed` in the middle of it.
+            `sql.failed`, it fails while it runs.
     """
-    # PySpark logs every mistake in a query, with the whole stack of the JVM.
+    # PySpark logs every mistake in a query with the whole stack of the JVM.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     try:
         rows = sql(spark, query, data)
         variants = [one.name for one in rows.schema if isinstance(one.dataType, T.VariantType)]
-        if variants:
-            rows = rows.withColumns({name: F.to_json(rows[name]) for name in variants})
+        rows = rows.withColumns({name: F.to_json(rows[name]) for name in variants})
     except (AnalysisException, ParseException) as error:
         if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
             name = str(error.getMessageParameters().get("relationName", "")).replace("`", "")

@@ -73,7 +73,7 @@ def _native(spark: Any, corpus: Corpus) -> Any:
 
 
 def _table(spark: Any, data: Path) -> Any:
-    from polybus.spark.tables import table
+    from polybus.spark.bronze import table
 
     return table(spark, TOPIC, data)
 

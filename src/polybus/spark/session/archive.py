@@ -1,14 +1,15 @@
-"""An archive of the classes Spark loads, with which its JVM starts in about half the time.
+"""An archive of the classes that Spark loads, which halves the start time of its JVM.
 
-It is made once for each pair of Java and PySpark, by a small training run (`python -m
-polybus.spark.session.archive`) that `polybus up` starts in the background with low priority, and is
-kept in the user's cache folder. Java checks by itself that the archive fits its jars; one that does
-not, or that is damaged, is ignored and costs nothing but the time it would have saved.
+A training run records it once for each pair of Java and PySpark: one pass of the standard pipeline
+over a few messages, after which the JVM writes the archive while it exits. `polybus up` starts
+`python -m polybus.spark.session.archive` for that, in the background with low priority. Archives
+are kept in the user's cache folder. Java itself checks that an archive fits its jars, and ignores
+one that does not fit or is damaged.
 """
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -16,40 +17,42 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
+from polybus import config
+from polybus.batch import Batch
+from polybus.log.files import FileLog
 from polybus.spark.session.java import Java, find_java
 
 VARIABLE = "POLYBUS_SPARK_ARCHIVE"
-"""Set to `off` to start without an archive and to make none."""
+"""Set it to `off` to neither use nor record an archive."""
 RECORD_VARIABLE = "POLYBUS_SPARK_RECORD"
-"""Set in a training run: where Java is to write the archive when it ends."""
+"""Set in a training run: the file to which Java writes the archive."""
 AOT_SINCE = 25
-ASSEMBLE_TIMEOUT_S = 300.0
 ARCHIVES_MAX = 4
+TRAINING_TIMEOUT_S = 480.0
+MESSAGES = (b'{"n": 1, "at": "2026-01-01T00:00:00Z"}', b"text", b'{"broken": ', b"\xff\xfe")
 
 
 def options(java: Java) -> list[str]:
-    """What to start Java with: the archive if there is one, or what records one."""
+    """The options for Java that use the archive if it exists, or record one."""
+    is_aot = java.major >= AOT_SINCE
     recorded = os.environ.get(RECORD_VARIABLE)
     if recorded:
-        if java.major >= AOT_SINCE:
-            return ["-XX:AOTMode=record", f"-XX:AOTConfiguration={recorded}"]
-        return [f"-XX:ArchiveClassesAtExit={recorded}"]
+        return [f"-XX:{'AOTCacheOutput' if is_aot else 'ArchiveClassesAtExit'}={recorded}"]
     path = archive_path(java)
     if path is None or not path.exists():
         return []
-    use = "AOTCache" if java.major >= AOT_SINCE else "SharedArchiveFile"
-    return [f"-XX:{use}={path}"]
+    return [f"-XX:{'AOTCache' if is_aot else 'SharedArchiveFile'}={path}"]
 
 
 def archive_path(java: Java) -> Path | None:
-    """Where the archive of this Java and this PySpark is, or would be; None if switched off."""
+    """The path of the archive for this Java and this PySpark; None if archives are off."""
     if os.environ.get(VARIABLE) == "off":
         return None
     jars = jars_folder()
-    # The folder's time changes with every installation, also of the same version.
+    # The time of the folder changes with every installation, also of the same version.
     identity = f"{java.path} {java.version} {jars} {jars.stat().st_mtime_ns}"
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     version = importlib.metadata.version("pyspark")
@@ -57,7 +60,7 @@ def archive_path(java: Java) -> Path | None:
 
 
 def jars_folder() -> Path:
-    """PySpark's jars; found without importing PySpark, which takes as long as a JVM's start."""
+    """PySpark's jars, without an import of PySpark, which takes as long as a JVM's start."""
     found = importlib.util.find_spec("pyspark")
     assert found is not None and found.origin is not None
     return Path(found.origin).parent / "jars"
@@ -69,7 +72,7 @@ def cache_folder() -> Path:
 
 
 def start_making() -> subprocess.Popen[bytes] | None:
-    """Start a training run in the background if there is no archive yet; None if none is needed."""
+    """Start a training run in the background; None if the archive exists or is switched off."""
     path = archive_path(find_java())
     if path is None or path.exists():
         return None
@@ -78,83 +81,64 @@ def start_making() -> subprocess.Popen[bytes] | None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=_step_back,
+        preexec_fn=lambda: os.nice(15),
     )
 
 
-def _step_back() -> None:
-    os.nice(15)
-
-
 def make(java: Java) -> Path | None:
-    """Run the training and put the archive in its place, whole or not at all."""
+    """Record the archive, complete or not at all; None if it is off or another process does it."""
     path = archive_path(java)
     if path is None or path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(path) as alone:
-        if not alone or path.exists():
+    with path.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return None
         part = path.with_suffix(".part")
         part.unlink(missing_ok=True)
         train(part)
-        if java.major >= AOT_SINCE and part.exists():
-            part = _assembled(java, part)
         if not part.exists():
             return None
         part.rename(path)
-    # Another checkout, or another Java, has one of its own; those of the past go.
+    # Other installations have archives of their own. The oldest are removed.
     archives = sorted(path.parent.glob("spark-*.archive"), key=lambda one: one.stat().st_mtime)
     for old in archives[:-ARCHIVES_MAX]:
         old.unlink(missing_ok=True)
     return path
 
 
-def _assembled(java: Java, record: Path) -> Path:
-    """From Java 25 on the training leaves a record, and another Java makes the archive of it."""
-    from polybus.spark.session.gateway import java_command
-
-    made = record.with_suffix(".assembled")
-    with tempfile.TemporaryDirectory(prefix="polybus-train-") as folder:
-        scratch = Path(folder)
-        program, *rest = java_command(java, memory="1g", scratch=scratch, log=scratch / "log")
-        options = ("-XX:AOTMode=create", f"-XX:AOTConfiguration={record}", f"-XX:AOTCache={made}")
-        subprocess.run(
-            [program, *options, *rest],
-            stdout=subprocess.DEVNULL,
-            timeout=ASSEMBLE_TIMEOUT_S,
-            check=True,
-        )
-    record.unlink()
-    return made
-
-
-@contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[bool]:
-    """Whether no other process makes this archive now."""
-    import fcntl
-
-    with path.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
 def train(part: Path) -> None:
-    """Run the pipeline for a moment, with a Java that writes down what it loaded.
+    """Run the standard pipeline once with a Java that records what it loads.
 
     Raises:
         OSError, subprocess.SubprocessError: it did not start, or took too long.
     """
-    from polybus.spark.session import training
-
     with tempfile.TemporaryDirectory(prefix="polybus-train-") as folder:
-        training.run(Path(folder), dict(os.environ) | {RECORD_VARIABLE: str(part)})
+        log = FileLog(
+            Path(folder),
+            durability="fsync",
+            journal=config.Journal(),
+            retention=config.Retention(),
+            clock=lambda: time.time_ns() // 1000,
+            maintenance=False,
+        )
+        log.create_topic("training")
+        log.append(Batch.of("training", list(MESSAGES)))
+        log.sync()
+        log.close()
+        # By name: the pipeline is built on this package, which must not import it.
+        driver = ("-m", "polybus.spark.pipelines.running.driver", "--once", "--data", folder)
+        subprocess.run(
+            [sys.executable, *driver],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {RECORD_VARIABLE: str(part)},
+            timeout=TRAINING_TIMEOUT_S,
+            check=False,
+        )
 
 
 if __name__ == "__main__":
-    made = make(find_java())
-    sys.exit(0 if made is not None else 1)
+    sys.exit(0 if make(find_java()) is not None else 1)

@@ -1,47 +1,77 @@
-"""Spark Connect (`sc://`): what a session there lacks, and whether its server can run flows.
+"""Spark Connect (`sc://`): what a new session on a server needs, and whether it can run flows.
 
-A session's files reach the processes of a batch query, and so a topic can be read by a server that
-has no Polybus. Streams run in processes that do not get them: there it must be installed.
+The files of a session reach the processes of a batch query, so a server without Polybus can read a
+topic. They do not reach the processes of streams: for these, Polybus must be installed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
 from polybus import __version__
 from polybus.errors import UsageError
+from polybus.spark import shipping
 
-_made: list[Any] = []
+# The settings of queries: a Spark Connect server accepts no others.
+QUERY_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.streaming.pollingDelay": "50ms",
+    "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
+    "spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB": "64",
+}
+NONE: Mapping[str, str] = MappingProxyType({})
+
+_opened: list[Any] = []
 
 
 def is_connect(spark: Any) -> bool:
-    """Whether the session is one of Spark Connect: its plans and its Java are out of reach."""
+    """Whether a session uses Spark Connect: its plans and its JVM are out of reach."""
     return getattr(spark, "_jsparkSession", None) is None
 
 
-def new_session(spark: Any) -> Any:
-    """A session of its own on the same server, with what is ours; it ends with `end_all`."""
-    from polybus.spark.session import equip
+def equip(spark: Any, conf: Mapping[str, str] = NONE) -> Any:
+    """Give a session of Spark Connect our settings and our code; a new one has neither."""
+    for name, value in {**QUERY_SETTINGS, **conf}.items():
+        spark.conf.set(name, value)
+    spark.addArtifacts(str(shipping.package()), pyfile=True)
+    register_source(spark)
+    return spark
 
-    made = spark.newSession()
-    _made.append(made)
-    return equip(made)
+
+def register_source(spark: Any) -> None:
+    """Make `format("polybus")` known together with the files that were added to the session.
+
+    A source that PySpark finds by itself does not send added files to the workers.
+    """
+    from polybus.spark.source import PolybusDataSource
+
+    spark.dataSource.register(PolybusDataSource)
+
+
+def new_session(spark: Any) -> Any:
+    """Another equipped session on the same server; `end_all` ends it."""
+    opened = spark.newSession()
+    _opened.append(opened)
+    return equip(opened)
 
 
 def end_all() -> None:
     """End the sessions of `new_session`."""
-    while _made:
-        _made.pop().stop()
+    while _opened:
+        _opened.pop().stop()
 
 
 def check_server(spark: Any, data: Path) -> None:
-    """See to it that streams can run on the server, and write to our tables.
+    """Check that streams can run on the server and write to our tables.
 
     Raises:
         UsageError: `spark.server`, it has no Polybus, another version, or not the data folder.
@@ -50,30 +80,27 @@ def check_server(spark: Any, data: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / f"{uuid.uuid4().hex}.shared"
     mark.touch()
-    # Not ours: in a session without our files, as a stream's processes are.
+    # A session without our files, like the processes of a stream.
     bare = spark.newSession()
     try:
-        (row,) = (
-            bare.range(1).mapInArrow(_look(str(mark)), "version string, shared boolean").collect()
-        )
+        schema = "version string, shared boolean"
+        (row,) = bare.range(1).mapInArrow(_probe(str(mark)), schema).collect()
     finally:
         with contextlib.suppress(OSError):
             mark.unlink()
         bare.stop()
     if row.version != __version__:
-        has = (
-            f"has Polybus {row.version}, this is {__version__}" if row.version else "has no Polybus"
-        )
-        text = f"the Spark Connect server {has}: streams run in processes of its own"
+        has = f"Polybus {row.version}, not {__version__}" if row.version else "no Polybus"
+        text = f"the Spark Connect server has {has}, and streams need it in their processes"
         raise UsageError("spark.server", f"{text}; pip install polybus=={__version__} there")
     if not row.shared:
         text = f"the Spark Connect server does not see {folder}, where tables and checkpoints are"
         raise UsageError("spark.server", f"{text}; mount it there at the same path")
 
 
-def _look(mark: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    # A function within a function goes to the server as it is, and needs no module of ours there.
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _probe(mark: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    # A nested function is sent to the server by value, and needs no module of ours there.
+    def probe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import os
 
         import pyarrow
@@ -87,4 +114,4 @@ def _look(mark: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordB
             columns = {"version": [version] * rows, "shared": [os.path.exists(mark)] * rows}
             yield pyarrow.record_batch(columns)
 
-    return look
+    return probe

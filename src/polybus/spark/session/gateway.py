@@ -1,10 +1,9 @@
 """Starts the JVM that PySpark talks to, directly and not through `spark-submit`.
 
-PySpark's own way starts two JVMs and a shell one after the other, demands a Java module that small
-runtimes lack (`jdk.incubator.vector`), and sets `SPARK_HOME`, which makes every Python worker
-import PySpark from a zip without compiled files. Ours starts one JVM with bounded memory, quiet
-logs and, where there is one, an archive of its classes; docs/decisions/0010-embedded-spark.md has
-the figures.
+`spark-submit` starts two JVMs and a shell in sequence, requires a Java module that small runtimes
+lack (`jdk.incubator.vector`), and sets `SPARK_HOME`, which makes every Python worker import PySpark
+from a zip without compiled files. This module starts one JVM with bounded memory, quiet logs and,
+if it exists, an archive of its classes. docs/decisions/0010-embedded-spark.md has measurements.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from polybus.spark.session.java import Java, find_java
 NONE: Mapping[str, str] = MappingProxyType({})
 START_TIMEOUT_S = 90.0
 LAST_LINES = 10
-# What Spark's own launcher passes, less the module that is not in every runtime.
+# The options of Spark's own launcher, without the module that some runtimes lack.
 OPENED = (
     *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio"),
     *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref"),
     *("sun.nio.ch", "sun.nio.cs", "sun.util.calendar"),
 )
-# Java complains of a package that it does not have any more.
+# Later versions of Java warn that the package does not exist.
 OPENED_UNTIL_23 = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 MODULE_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
@@ -56,15 +55,15 @@ MEMORY_OPTIONS = (
     "-XX:MaxMetaspaceSize=256m",
     "-XX:ReservedCodeCacheSize=128m",
 )
-# The thorough compiler waits for what is really hot (ten times its usual thresholds): most of what
-# it would compile in the first seconds is run only then. It cost a quarter of the start.
+# C2 compiles only very hot code (ten times its default thresholds): most of what it would compile
+# in the first seconds runs only then, and that took a quarter of the start time.
 COMPILER_OPTIONS = (
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-# The JVM's own warnings too: an archive that does not fit any more is not the user's concern.
+# Also silences warnings about an archive that no longer fits.
 QUIET_OPTIONS = ("-Xlog:disable",)
 LOG_SETTINGS = """\
 status = off
@@ -93,9 +92,11 @@ appender.file.strategy.max = 2
 
 
 def java_command(java: Java, *, memory: str, scratch: Path, log: Path) -> list[str]:
-    """The command of a JVM for Spark, up to the class it is to run."""
+    """The command of a JVM for Spark, without the class to run."""
     settings = scratch / "log4j2.properties"
     settings.write_text(LOG_SETTINGS)
+    # In a fixed order, because an archive of classes fits one order only.
+    jars = os.pathsep.join(str(jar) for jar in sorted(archive.jars_folder().glob("*.jar")))
     return [
         str(java.path),
         *QUIET_OPTIONS,
@@ -109,18 +110,12 @@ def java_command(java: Java, *, memory: str, scratch: Path, log: Path) -> list[s
         f"-Dpolybus.log={log}",
         f"-Djava.io.tmpdir={scratch}",
         "-Djava.net.preferIPv4Stack=true",
-        "-cp",
-        class_path(),
+        *("-cp", jars),
     ]
 
 
-def class_path() -> str:
-    """PySpark's jars in a fixed order, because an archive of classes fits one order only."""
-    return os.pathsep.join(str(jar) for jar in sorted(archive.jars_folder().glob("*.jar")))
-
-
 class Jvm:
-    """A JVM that waits for a PySpark; it ends when this process does, however that ends."""
+    """A JVM that PySpark connects to. It ends when this process ends, however that happens."""
 
     def __init__(
         self,
@@ -130,7 +125,7 @@ class Jvm:
         log: Path | None = None,
         jars: Mapping[str, str] = NONE,
     ) -> None:
-        """Start it, and return before it is ready.
+        """Start the JVM, and return before it is ready.
 
         `jars` are settings like `spark.jars.packages`, which must be known before Spark starts.
 
@@ -138,98 +133,91 @@ class Jvm:
             PolybusError: `spark.no-java`.
         """
         self.java = find_java()
-        self._loopback = loopback
-        self.scratch = private_folder()
+        self.scratch = Path(tempfile.mkdtemp(prefix="polybus-spark-"))
+        atexit.register(shutil.rmtree, self.scratch, ignore_errors=True)
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._note = self.scratch / "gateway"
-        command = java_command(
-            self.java, memory=memory, scratch=self.scratch, log=log or self.scratch / "spark.log"
-        )
-        command.append("org.apache.spark.deploy.SparkSubmit")
-        for name, value in jars.items():
-            command += ["--conf", f"{name}={value}"]
+        self._address = self.scratch / "gateway"
+        log = log or self.scratch / "spark.log"
+        settings = [part for item in jars.items() for part in ("--conf", "=".join(item))]
         self.process = subprocess.Popen(
-            [*command, "pyspark-shell"],
-            # The JVM ends when this pipe closes, also if we are killed.
+            [
+                *java_command(self.java, memory=memory, scratch=self.scratch, log=log),
+                *("org.apache.spark.deploy.SparkSubmit", *settings, "pyspark-shell"),
+            ],
+            # The JVM ends when this pipe closes, also if this process is killed.
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=self._environment(),
-            # Ctrl-C is for us: we end the queries first and the JVM last.
-            preexec_fn=_ignore_interrupt,
+            env=self._environment(loopback),
+            # On Ctrl-C this process stops the queries first and the JVM last.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
         )
         self._listener = threading.Thread(
-            target=self._pass_on_errors, name="polybus-jvm", daemon=True
+            target=self._forward_errors, name="polybus-jvm", daemon=True
         )
         self._listener.start()
+        if os.environ.get(archive.RECORD_VARIABLE):
+            atexit.register(self._await_end)
 
-    def _environment(self) -> dict[str, str]:
-        left_out = ("SPARK_HOME", "CLASSPATH", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-        kept = {name: value for name, value in os.environ.items() if name not in left_out}
-        kept["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(self._note)
+    def _environment(self, loopback: bool) -> dict[str, str]:
+        removed = ("SPARK_HOME", "CLASSPATH", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+        kept = {name: value for name, value in os.environ.items() if name not in removed}
+        kept["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(self._address)
         kept["SPARK_CONNECT_MODE"] = "0"
-        if self._loopback:
-            # Spark else looks up the host's name, which may take long where there is no network.
+        if loopback:
+            # Otherwise Spark resolves the name of the host, which is slow without a network.
             kept["SPARK_LOCAL_IP"] = "127.0.0.1"
         return kept
 
-    def _pass_on_errors(self) -> None:
-        """What the JVM and its Python workers say on standard error is for ours."""
+    def _forward_errors(self) -> None:
+        """Copy the standard error of the JVM and its Python workers to our own."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            text = line.decode(errors="replace").rstrip()
-            self._last_lines.append(text)
+            self._last_lines.append(line.decode(errors="replace").rstrip())
             with contextlib.suppress(OSError, ValueError):
                 os.write(2, line)
 
     def wait(self) -> tuple[int, str]:
-        """The port and the secret with which PySpark reaches it.
+        """The port and the secret with which PySpark connects.
 
         Raises:
-            PolybusError: `spark.start-failed` with what Java said.
+            PolybusError: `spark.start-failed`, with the output of Java.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._note.exists():
+        while not self._address.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                said = " | ".join(self._last_lines)
                 java = f"Java {self.java.version} at {self.java.path}"
-                text = f"{java} did not start Spark: {said or 'it said nothing'}"
-                raise PolybusError("spark.start-failed", text)
+                said = " | ".join(self._last_lines) or "it printed nothing"
+                raise PolybusError("spark.start-failed", f"{java} did not start Spark: {said}")
             time.sleep(0.02)
-        raw = self._note.read_bytes()
-        self._note.unlink()
-        (port,) = struct.unpack_from("!i", raw)
-        (secret_bytes,) = struct.unpack_from("!i", raw, 4)
+        raw = self._address.read_bytes()
+        self._address.unlink()
+        port, secret_bytes = struct.unpack_from("!ii", raw)
         return port, raw[8 : 8 + secret_bytes].decode()
 
     @contextlib.contextmanager
     def offered(self) -> Iterator[None]:
-        """For the time of a block, PySpark takes this JVM and starts none of its own."""
+        """Inside the block, PySpark connects to this JVM and does not start its own."""
         port, secret = self.wait()
-        known = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-        os.environ.update(known)
+        variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+        os.environ.update(variables)
         try:
             yield
         finally:
-            # A child that is to start a Spark of its own must not find this one's.
-            for name in known:
+            # A child process that starts its own Spark must not find this JVM.
+            for name in variables:
                 del os.environ[name]
 
     def kill(self) -> None:
-        """End one that did not come up."""
+        """End a JVM that did not start."""
         self.process.kill()
         self._listener.join()
-        # Closes the pipes too.
+        # Also closes the pipes.
         self.process.communicate()
 
-
-def _ignore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def private_folder() -> Path:
-    """A folder of our own for what Spark writes while it runs; removed when the process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="polybus-spark-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    def _await_end(self) -> None:
+        """Wait until the JVM has written the archive of its classes, which it does as it exits."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()

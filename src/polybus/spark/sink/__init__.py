@@ -61,7 +61,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     if producer is not None:
         given.checked("producer", lambda: check_producer(producer))
     return SinkOptions(
-        location=find_location(given.as_dict()),
+        location=find_location(given),
         topic=topic,
         producer=producer,
         take_over=given.boolean("takeOver", False),

@@ -1,19 +1,20 @@
-"""From the rows Spark writes to the rows the bus stages, a column at a time.
+"""Which columns the sink accepts, and how they become the rows that the bus stages.
 
-The columns are `value` (string or binary), and if wanted `topic` (string), `key` (string or
-binary) and `headers` (a map, or Kafka's array of structs). The other columns that the source has
-are passed over, so that one topic can be copied into another.
+The columns are `value` (string or binary), and optionally `topic` (string), `key` (string or
+binary) and `headers` (a map, or an array of structs as in Kafka). Other columns of the source are
+ignored, so that one topic can be copied into another. All work is done a column at a time.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import types
+from pyspark.sql import types as T
 
 from polybus import names
 from polybus.errors import UsageError
@@ -27,21 +28,31 @@ from polybus.services.transactions.staging import (
 )
 
 BATCH_BYTES = 1 << 20
-"""About so much goes into one staged record batch; a single row may be larger."""
+"""The approximate size of a staged record batch; a single row may be larger."""
 IGNORED = ("partition", "offset", "timestamp", "protocol", "sender", "epoch")
+TYPES = {
+    "topic": ("string", "string"),
+    "key": ("string|binary", "string or binary"),
+    "value": ("string|binary", "string or binary; convert it with to_json or cast"),
+    "headers": (
+        r"map<string,(string|binary)>|array<struct<key:string,value:(string|binary)>>",
+        "map<string,binary> or map<string,string>",
+    ),
+}
+"""By column: the accepted types as a pattern, and in words."""
 _HEADERS = SCHEMA.field("headers").type
 
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """What is written where: `topic` is the option, for all rows."""
+    """The optional columns that rows have; `topic` is the option, which then counts for all."""
 
     topic: str | None
     has_key: bool
     has_headers: bool
 
     def staged(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows as they are staged, each record batch of one topic and a bounded size.
+        """The rows as they are staged: each record batch has one topic and a bounded size.
 
         Raises:
             UsageError: `sink.column`, a topic or value is null; `topic.invalid`.
@@ -50,7 +61,7 @@ class SinkColumns:
             return
         value = rows.column("value").cast(pa.binary())
         if value.null_count:
-            raise _column("value", "is null in a row; leave such rows out or fill them")
+            raise _column("value", "is null in a row; filter such rows out, or set a value")
         key = pa.nulls(rows.num_rows, pa.binary())
         if self.has_key:
             key = rows.column("key").cast(pa.binary())
@@ -71,24 +82,22 @@ class SinkColumns:
             return
         column = rows.column("topic").cast(pa.string())
         if column.null_count:
-            raise _column("topic", "is null in a row; set it, or the option topic")
+            raise _column("topic", "is null in a row; set it, or set option topic")
         codes = column.dictionary_encode()
         topics = codes.dictionary.to_pylist()
-        if len(topics) == 1:
-            yield topics[0], whole
-            return
-        # A stable sort: the rows of a topic keep their order.
-        order = pc.array_sort_indices(codes.indices)
-        ordered = whole.take(order)
-        counts = {one["values"]: one["counts"] for one in codes.indices.value_counts().to_pylist()}
+        if len(topics) > 1:
+            # A stable sort: the rows of a topic keep their order.
+            order = pc.array_sort_indices(codes.indices)
+            whole, codes = whole.take(order), codes.take(order)
+        runs = pc.run_end_encode(codes.indices)
         first = 0
-        for code, name in enumerate(topics):
-            yield name, ordered.slice(first, counts[code])
-            first += counts[code]
+        for code, stop in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            yield topics[code], whole.slice(first, stop - first)
+            first = stop
 
 
-def sink_columns(schema: types.StructType, topic: str | None) -> SinkColumns:
-    """Check what is to be written, before anything is.
+def sink_columns(schema: T.StructType, topic: str | None) -> SinkColumns:
+    """Check the columns before anything is written.
 
     Raises:
         UsageError: `sink.column`, naming the column and what it should be.
@@ -96,58 +105,31 @@ def sink_columns(schema: types.StructType, topic: str | None) -> SinkColumns:
     found = {field.name.lower(): field.dataType for field in schema.fields}
     given = ", ".join(found)
     if "value" not in found:
-        hint = "make one, for example with to_json(struct('*')) AS value"
+        hint = "create it, for example with to_json(struct('*')) AS value"
         raise _column("value", f"is missing among {given}; {hint}")
     if topic is None and "topic" not in found:
-        raise _column("topic", f"is missing among {given}; add it, or set the option topic")
-    for name in found:
-        if name not in (*SCHEMA.names, *IGNORED):
-            text = f"is none of {', '.join(SCHEMA.names)}: put it into value, or leave it out"
+        raise _column("topic", f"is missing among {given}; add it, or set option topic")
+    for name, kind in found.items():
+        if name in IGNORED or (name == "topic" and topic is not None):
+            continue
+        if name not in TYPES:
+            text = f"is not one of {', '.join(SCHEMA.names)}; put it into value, or remove it"
             raise _column(name, text)
-    text_or_bytes = (types.StringType, types.BinaryType)
-    _check(found, "value", text_or_bytes, "string or binary; to_json or cast make it so")
-    _check(found, "key", text_or_bytes, "string or binary")
-    if topic is None:
-        _check(found, "topic", (types.StringType,), "string")
-    headers = found.get("headers")
-    if headers is not None and not _are_headers(headers):
-        text = f"is {headers.simpleString()}; it must be map<string,binary> or map<string,string>"
-        raise _column("headers", text)
-    return SinkColumns(topic, "key" in found, headers is not None)
-
-
-def _check(
-    found: dict[str, types.DataType], name: str, kinds: tuple[type, ...], wanted: str
-) -> None:
-    kind = found.get(name)
-    if kind is not None and not isinstance(kind, kinds):
-        raise _column(name, f"is {kind.simpleString()}; it must be {wanted}")
-
-
-def _are_headers(kind: types.DataType) -> bool:
-    text_or_bytes = (types.StringType, types.BinaryType)
-    if isinstance(kind, types.MapType):
-        is_named = isinstance(kind.keyType, types.StringType)
-        return is_named and isinstance(kind.valueType, text_or_bytes)
-    if not isinstance(kind, types.ArrayType) or not isinstance(kind.elementType, types.StructType):
-        return False
-    fields = kind.elementType.fields
-    if [field.name.lower() for field in fields] != ["key", "value"]:
-        return False
-    return isinstance(fields[0].dataType, types.StringType) and isinstance(
-        fields[1].dataType, text_or_bytes
-    )
+        pattern, wanted = TYPES[name]
+        plain = re.sub(r" collate \w+", "", kind.simpleString().lower())
+        if not re.fullmatch(pattern, plain):
+            raise _column(name, f"is {kind.simpleString()}; it must be {wanted}")
+    return SinkColumns(topic, "key" in found, "headers" in found)
 
 
 def _headers(column: pa.Array) -> pa.Array:
-    """A map, of a map or of an array of structs of key and value."""
+    """Headers as a map, from a map or from an array of structs of key and value."""
     if pa.types.is_map(column.type):
         keys, items = column.keys, column.items
     else:
-        flat = column.values
-        keys, items = flat.field(0), flat.field(1)
+        keys, items = column.values.field(0), column.values.field(1)
     if keys.null_count or items.null_count:
-        raise _column("headers", "has a name or a value that is null")
+        raise _column("headers", "has a name or a value that is null; remove such headers")
     plain = pa.MapArray.from_arrays(column.offsets, keys.cast(pa.string()), items.cast(pa.binary()))
     if not column.null_count:
         return plain
@@ -155,7 +137,7 @@ def _headers(column: pa.Array) -> pa.Array:
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Pieces of about BATCH_BYTES, of one row at least."""
+    """Pieces of about BATCH_BYTES and at least one row."""
     name_bytes = len(rows.column(0)[0].as_py().encode())
     lengths = pc.cast(pc.binary_length(rows.column(2)), pa.int64())
     sizes = pc.add(lengths, name_bytes + ROW_WEIGHT)

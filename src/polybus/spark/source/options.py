@@ -132,7 +132,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     if "maxTriggerDelay" in given and lowest is None:
         raise conflict("maxTriggerDelay", "minOffsetsPerTrigger", "the first needs the second")
     parsed = SourceOptions(
-        location=find_location(given.as_dict()),
+        location=find_location(given),
         topics=topics,
         pattern=pattern,
         starting=_starting(given, streaming=streaming),

@@ -38,11 +38,15 @@ def parse(arguments: list[str] | None) -> PipelineOptions:
     parser.add_argument("--master", default=MASTER, help="Spark master, or sc://host:port")
     parser.add_argument("--memory", default=MEMORY, help="heap of the Java process")
     parser.add_argument("--pipelines", type=Path, help="folder of the user's pipelines")
+    parser.add_argument("--once", action="store_true", help="one pass over the log, then end")
     parser.add_argument("--no-standard", action="store_true", help="only the user's pipelines")
     given = vars(parser.parse_args(arguments))
     is_standard = not given.pop("no_standard")
+    goes_on = not given.pop("once")
     token = os.environ.get(TOKEN_VARIABLE) or None
-    return PipelineOptions(**given, standard=is_standard, token=token)
+    return PipelineOptions(
+        **given, standard=is_standard, token=token, continuous=goes_on, until_stopped=goes_on
+    )
 
 
 def stop_with_input(stop: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import open_table
-from polybus.spark.native import read
+from polybus.spark.tables import read
 
 ID_HEADER = "message-id"
 TIME_HEADER = "event-time"
