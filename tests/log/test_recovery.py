@@ -79,7 +79,7 @@ def test_a_tail_torn_at_any_byte_is_cut_off_and_everything_before_it_stays(
         assert len(recovered.live.entries) == 2, f"cut at {size}"
         assert segment.read_bytes() == whole[: last.position], f"cut at {size}"
         assert layout.index_path(segment).read_bytes() == index
-    assert "never finished" in caplog.text
+    assert "unfinished write" in caplog.text
     log = open_log(tmp_path)
     log.append(numbered("b", 2, 1))
     log.close()

@@ -1,8 +1,8 @@
-"""Tidying a table: many small files become few, and leftovers go. Rows never change.
+"""Compaction of a table: many small files become few, and unused files are removed.
 
-Streams add a small file or two with every batch. `tidy`, called after a commit, merges them every
-COMPACT_EVERY versions. Both ends of a crash are safe: the merged file is committed in the same
-version that takes the small ones out.
+Streams add small files with every batch. `tidy` runs after a commit and merges them every
+COMPACT_EVERY versions. The merged file is added in the version that removes the small ones, so a
+crash leaves both or neither change. Files that no version names are removed by `vacuum`.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ COMPACT_EVERY = 32
 SMALL_BYTES = 32 << 20
 TARGET_BYTES = 128 << 20
 RUN_BYTES_MAX = 256 << 20
-"""What one run of `tidy` merges at most: it happens between two batches of a stream."""
+"""The most that one run of `tidy` merges, because it delays the next batch of a stream."""
 GRACE_S = 900.0
-"""How long a file that no version names any more stays, for readers of the version before."""
+"""How long a file stays after its last version, for readers of that version."""
 STAGING_GRACE_S = 86_400.0
 
 
 def tidy(table: LakeTable) -> None:
-    """Compact and vacuum if it is time; what goes wrong is logged and tried again later."""
+    """Compact and vacuum if it is time. A failure is logged; a later call tries again."""
     if table.version % COMPACT_EVERY:
         return
     try:
         compact(table, files_min=COMPACT_EVERY // 2, bytes_max=RUN_BYTES_MAX)
         vacuum(table)
     except Exception as error:
-        # The batch before it is committed: nothing that happens here may make it come again.
-        logger.warning("table %s: cannot be compacted: %s", table.name, error)
+        # The batch is committed: a failure here must not make the stream repeat it.
+        logger.warning("table %s: compaction failed: %s", table.name, error)
 
 
 def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = None) -> int:
-    """Merge the small files of each partition that has `files_min` of them; how many went.
+    """Merge the small files of each partition with at least `files_min`; return how many.
 
-    Gives up (0) if another writer takes one of the files meanwhile: it will be tried again.
+    Returns 0 if another writer removed one of the files meanwhile; a later call tries again.
 
     Raises:
-        StorageError: `lake.damaged` names a file that cannot be read; the table is as it was.
+        StorageError: `lake.damaged`, a file cannot be read; the table is unchanged.
     """
     add: list[FileNote] = []
     remove: list[str] = []
@@ -76,7 +76,7 @@ def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = Non
 
 
 def vacuum(table: LakeTable, *, grace_s: float = GRACE_S) -> int:
-    """Remove files that no version names, `grace_s` after they fell out of use; how many."""
+    """Remove files that no version has named for `grace_s`; return how many."""
     named = set(table.state.files)
     now = time.time()
     removed = 0
@@ -85,7 +85,7 @@ def vacuum(table: LakeTable, *, grace_s: float = GRACE_S) -> int:
         if relative.parts[0] in (versions.FOLDER, STAGING) or str(relative) in named:
             continue
         with suppress(FileNotFoundError):
-            # Its rename into the folder counts too: a commit may be under way.
+            # The change time too: a file may just have been renamed here for a commit.
             status = path.stat()
             if max(status.st_mtime, status.st_ctime) <= now - grace_s:
                 path.unlink()
@@ -98,7 +98,7 @@ def vacuum(table: LakeTable, *, grace_s: float = GRACE_S) -> int:
 
 
 def _groups(table: LakeTable, files_min: int, bytes_max: int | None) -> Iterator[list[TableFile]]:
-    """Small files of one partition that together make one of about the target size."""
+    """Groups of small files of one partition that make a file of about the target size."""
     small: dict[Path, list[TableFile]] = defaultdict(list)
     for file in table.state.files.values():
         if file.bytes < SMALL_BYTES:
@@ -126,7 +126,7 @@ def _runs(found: list[TableFile]) -> Iterator[list[TableFile]]:
 
 
 def _merged(table: LakeTable, group: list[TableFile]) -> FileNote:
-    """One file with the rows of several; columns that some lack are null there."""
+    """Write one file with the rows of several; missing columns become null."""
     assert table.schema is not None
     folder = Path(group[0].path).parent
     partitions = lake_files.partition_values(group[0].path)

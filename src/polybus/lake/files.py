@@ -1,13 +1,11 @@
-"""The Parquet files of a lake table: what one holds, and how one is written.
+"""The Parquet files of a lake table: what a table records about one, and how one is written.
 
-A file says its own columns, rows and statistics in its footer; a `FileNote` is what a table wants
-to know of it before it takes the file in.
+Columns, row count and statistics come from the footer of a file.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from polybus.log.history.parquet import timestamp_us_of
 
 ROW_GROUP_ROWS = 128 << 10
 SPARK_TYPE = b"spark.type"
-"""Field metadata: Spark's own name of a column's type, which Arrow may not know (VARIANT)."""
+"""Field metadata: Spark's name of a column's type, for types that Arrow lacks (VARIANT)."""
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 _EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -34,7 +32,7 @@ _EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class TableFile(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """A file of a table, as a version lists it.
 
-    `ranges` are the smallest and the largest value of the columns worth skipping files by:
+    `ranges` are the smallest and the largest value of columns by which readers skip files:
     `offset`, and timestamps in microseconds since 1970.
     """
 
@@ -46,7 +44,7 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 @dataclass(frozen=True)
 class FileNote:
-    """A file that is in the table's folder and not yet part of the table."""
+    """A file in the table's folder that is not yet part of the table."""
 
     file: TableFile
     schema: pa.Schema
@@ -55,12 +53,12 @@ class FileNote:
 def note_of(
     folder: Path, path: str, partition_types: Mapping[str, pa.DataType] | None = None
 ) -> FileNote:
-    """What the footer of `folder/path` says.
+    """Describe the file `folder/path` by its footer.
 
-    Columns in the names of folders (`topic=orders/`) are text unless `partition_types` says more.
+    Columns in folder names (`topic=orders/`) are text unless `partition_types` has their type.
 
     Raises:
-        StorageError: `lake.damaged`, it is no whole Parquet file.
+        StorageError: `lake.damaged`, it is not a complete Parquet file.
     """
     full = folder / path
     try:
@@ -77,14 +75,14 @@ def note_of(
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns alone, all nullable, each with Spark's name of its type if Spark wrote it."""
+    """The columns, all nullable, with no metadata but the type names of Spark."""
     known = json.loads((schema.metadata or {}).get(_SPARK_SCHEMA, b'{"fields": []}'))
     types = {field["name"]: field["type"] for field in known["fields"]}
     fields = []
     for field in schema:
         named = types.get(field.name)
         metadata = None if named is None else {SPARK_TYPE: json.dumps(named).encode()}
-        # What was there already stays: a schema of a version goes through here too.
+        # Keep a known type name: the schema of a version passes through here too.
         kept = {SPARK_TYPE: field.metadata[SPARK_TYPE]} if _has_spark_type(field) else None
         fields.append(pa.field(field.name, field.type, metadata=metadata or kept))
     return pa.schema(fields)
@@ -95,7 +93,7 @@ def _has_spark_type(field: Any) -> bool:
 
 
 def is_variant(field: Any) -> bool:
-    """Whether a column of a table's schema is VARIANT, which to Arrow is a struct of two."""
+    """Whether a column is VARIANT, which in Arrow is a struct of two binaries."""
     return _has_spark_type(field) and field.metadata[SPARK_TYPE] == b'"variant"'
 
 
@@ -120,17 +118,17 @@ def partition_folder(values: Mapping[str, object]) -> str:
 
 
 def new_path(values: Mapping[str, object] | None = None) -> str:
-    """A path for a new file that no other file has."""
+    """A unique path for a new file."""
     name = f"{uuid.uuid4().hex}.parquet"
     folder = partition_folder(values or {})
     return f"{folder}/{name}" if folder else name
 
 
 def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a whole file, zstd; its folder must exist. Committing it fsyncs it.
+    """Write a file with zstd compression; its folder must exist. The commit will fsync it.
 
-    Columns that the schema's metadata says are VARIANT are so in the file.
-    Holds one row group in memory. Nothing is left if it fails.
+    Columns that are VARIANT by the schema's metadata are VARIANT in the file. One row group is in
+    memory at a time. A failure leaves no file.
     """
     held: list[pa.RecordBatch] = []
     held_rows = 0
@@ -152,16 +150,8 @@ def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
         raise
 
 
-def sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _ranges(footer: Any) -> dict[str, tuple[int, int]]:
-    """The ranges of the columns that are `offset` or timestamps, where every row group has one."""
+    """The ranges of `offset` and timestamp columns that have statistics in every row group."""
     wanted = [
         index for index in range(footer.num_columns) if _worth_a_range(footer.schema.column(index))
     ]
@@ -179,7 +169,7 @@ def _ranges(footer: Any) -> dict[str, tuple[int, int]]:
 
 def _worth_a_range(column: Any) -> bool:
     if column.path != column.name:
-        return False  # A part of a list, a map or a struct.
+        return False  # Part of a list, map or struct.
     if column.name == "offset":
         return bool(column.physical_type == "INT64")
     return bool(column.logical_type.type == "TIMESTAMP")

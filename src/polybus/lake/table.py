@@ -1,19 +1,23 @@
 """LakeTable: a folder of Parquet files, and a list of versions that says which of them count.
 
-A reader takes the files of one version and reads them with whatever engine it likes. A writer puts
-new files into the folder, where nobody looks at them, and then commits: one small file is renamed
-into place, and from then on readers that ask see the new version. A crash leaves the old version or
-the new one; files that no version names are leftovers, and `vacuum` (lake/compact.py) sweeps them.
+A reader takes the files of one version and reads them with any engine. A writer puts new files into
+the folder, where no reader looks, and then commits: one small file is renamed into place, and
+readers that ask from then on see the new version.
 
     DATA/tables/<table>/<anything>.parquet                    rows
     DATA/tables/<table>/topic=orders/<anything>.parquet       rows of a partition
     DATA/tables/<table>/_polybus/                             versions, checkpoint, lock
-    DATA/tables/<table>/_staging/                             what writers have not yet committed
+    DATA/tables/<table>/_staging/                             uncommitted files of writers
+
+Order of writes of a commit: row files, their fsync, fsync of their folders, version file (then
+perhaps a checkpoint, see lake/versions.py). A crash before the version file leaves the old version
+and files that no version names, which `vacuum` (lake/compact.py) removes. A crash after it leaves
+the new version. A writer that repeats its batch after a crash is recognised by its batch number,
+which is in the version file itself.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,12 +33,9 @@ from polybus.errors import BusyError, UsageError
 from polybus.lake import files as lake_files
 from polybus.lake import versions
 from polybus.lake.files import FileNote, TableFile, new_path, note_of
-from polybus.lake.schemas import merged_schema
-from polybus.lake.versions import State, Version
-from polybus.log.disk import Disk, OsDisk
+from polybus.lake.versions import TableState, Version, merged_schema
+from polybus.log.disk import Disk, FileLock, OsDisk, sync_path
 from polybus.log.topics import storage_error
-
-__all__ = ["Conflict", "FileNote", "LakeTable", "open_table", "table_names"]
 
 STAGING = "_staging"
 LOCK_TIMEOUT_S = 30.0
@@ -42,31 +43,31 @@ WRITER_NAME_BYTES_MAX = 255
 
 
 class Conflict(BusyError):
-    """Another writer changed the table in between: read it again and do the work again."""
+    """Another writer changed the table meanwhile: read it and do the work again."""
 
     def __init__(self, table: str) -> None:
         super().__init__("lake.conflict", f"table {table} was changed meanwhile", retry_after_s=0.1)
 
 
 class LakeTable:
-    """A table of the lake. Any number of readers, any number of writers in any process.
+    """A table of the lake, for any number of readers and writers in any process.
 
-    An object remembers the newest version it has seen; every property looks for a newer one first.
+    An object caches the newest version that it has seen; every property looks for a newer one.
     """
 
     def __init__(self, path: Path, *, disk: Disk | None = None) -> None:
-        """Take a table's folder, which need not exist: the first commit makes it."""
+        """Open a table's folder. It need not exist: the first commit creates it."""
         self.path = Path(path).absolute()
         self.folder = self.path / versions.FOLDER
         self.disk = disk or OsDisk()
-        self._state = State()
+        self._state = TableState()
 
     @property
     def name(self) -> str:
         return unquote(self.path.name)
 
     @property
-    def state(self) -> State:
+    def state(self) -> TableState:
         """The newest version. Raises StorageError `lake.damaged`."""
         self._state = versions.refreshed(self.folder, self._state)
         return self._state
@@ -89,14 +90,14 @@ class LakeTable:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns of the newest version; those in folder names too. None before a commit."""
+        """The columns of the newest version and of folder names; None before a commit."""
         text = self.state.schema
         return None if text is None else versions.decode_schema(text)
 
     def files(self, **ranges: tuple[int | None, int | None]) -> list[Path]:
-        """The files of the newest version, in the order they came.
+        """The files of the newest version, in the order of their commits.
 
-        `offset=(10, None)` or `timestamp=(from_us, to_us)` leaves out files whose statistics say
+        `offset=(10, None)` or `timestamp=(from_us, to_us)` leaves out files whose statistics show
         that they have no row within these bounds, both included.
         """
         return [
@@ -104,16 +105,16 @@ class LakeTable:
         ]
 
     def last_batch(self, writer: str) -> int | None:
-        """The last batch a writer has committed."""
+        """The last batch that a writer has committed."""
         return self.state.batches.get(writer)
 
     def read(self) -> pa.Table:
-        """All rows, through pyarrow: for small tables."""
+        """All rows through pyarrow, for small tables."""
         return self.read_version(self.state)
 
-    def read_version(self, state: State) -> pa.Table:
-        """All rows of a version whose files are still there."""
-        # Heavy, and only for those who read here.
+    def read_version(self, state: TableState) -> pa.Table:
+        """All rows of a version whose files still exist."""
+        # Slow to import, and only needed here.
         import pyarrow.dataset as ds
 
         if state.schema is None:
@@ -142,7 +143,7 @@ class LakeTable:
         batch_id: int | None,
         partition_by: Sequence[str] = (),
     ) -> bool:
-        """Add rows from memory; as `commit`. One file per partition."""
+        """Add rows from memory, one file per partition; as `commit`."""
         if self._is_done(self.state, writer, batch_id):
             return False
         notes = [
@@ -158,7 +159,7 @@ class LakeTable:
         *,
         partition_types: Mapping[str, pa.DataType] | None = None,
     ) -> FileNote:
-        """Write rows as a new file of the folder, to be committed."""
+        """Write rows to a new file in the folder, to be committed."""
         path = new_path(values)
         full = self.path / path
         try:
@@ -177,22 +178,21 @@ class LakeTable:
         batch_id: int | None,
         based_on: int | None = None,
     ) -> bool:
-        """Make a new version with these files and without those; False if it was done before.
+        """Add and remove files in a new version; False if this batch was committed before.
 
-        A writer's batches have rising numbers: one at or below its last is one that was committed,
-        and is not done again. (A writer that starts counting anew, with a new checkpoint, needs a
-        new name.) When this returns True the version survives a power cut. `add` are files that
-        lie in the folder, complete; they are fsynced here. With `based_on` the table must still be
-        at that version.
+        Commits are idempotent: a writer's batches have ascending numbers, and a batch at or below
+        its last one is not committed again. A writer that restarts its numbers needs a new name.
+        When this returns True the version is durable. `add` are complete files in the folder;
+        they are fsynced here. With `based_on` the table must still be at that version.
 
         Raises:
-            Conflict: a file to remove is gone, or the version is not `based_on`. Nothing was done.
+            Conflict: a file to remove is gone, or the version is not `based_on`. Nothing changed.
             UsageError: `lake.schema`, a column has another type than in the table.
-            StorageError: `log.full`, `log.failed`: the old version is still in place (or, if only
-                the last fsync failed, the new one).
+            StorageError: `log.full`, `log.failed`: the old version is still in place, or the new
+                one if only the last fsync failed.
         """
         if len(writer.encode()) > WRITER_NAME_BYTES_MAX or not writer:
-            text = f"table {self.name}: a writer's name is 1 to {WRITER_NAME_BYTES_MAX} bytes"
+            text = f"table {self.name}: a writer's name has 1 to {WRITER_NAME_BYTES_MAX} bytes"
             raise UsageError("lake.writer", text)
         try:
             self._sync(add)
@@ -210,13 +210,13 @@ class LakeTable:
 
     def _change(
         self,
-        state: State,
+        state: TableState,
         add: Sequence[FileNote],
         remove: Collection[str],
         writer: str,
         batch_id: int | None,
     ) -> Version:
-        # When no old file stays, no old column has to.
+        # If no old file stays, its columns need not stay either.
         kept = state.schema if len(remove) < len(state.files) or not add else None
         known = None if kept is None else versions.decode_schema(kept)
         schema = merged_schema(self.name, known, [note.schema for note in add])
@@ -231,9 +231,9 @@ class LakeTable:
             remove=tuple(remove),
         )
 
-    def _save(self, change: Version, state: State) -> None:
+    def _save(self, change: Version, state: TableState) -> None:
         for path in change.remove:
-            # Readers of older versions may be at work: `vacuum` counts their grace from here.
+            # Readers may still use older versions: `vacuum` counts their grace period from here.
             os.utime(self.path / path)
         versions.save(self.folder, change, self.disk)
         self._state = state.after(change)
@@ -241,36 +241,32 @@ class LakeTable:
             versions.checkpoint(self.folder, self._state, self.disk)
 
     def _sync(self, add: Sequence[FileNote]) -> None:
-        """Make the new files and their names safe: what a version names must be there."""
+        """Make the new files and their names durable, before a version names them."""
         self.disk.make_folder(self.folder)
         for note in add:
-            lake_files.sync_file(self.path / note.file.path)
+            sync_path(self.path / note.file.path)
         for folder in {(self.path / note.file.path).parent for note in add}:
             self.disk.sync_folder(folder)
 
-    def _is_done(self, state: State, writer: str, batch_id: int | None) -> bool:
+    def _is_done(self, state: TableState, writer: str, batch_id: int | None) -> bool:
         last = state.batches.get(writer)
         return batch_id is not None and last is not None and batch_id <= last
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The right to commit. It is held for milliseconds."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.folder / "lock", flags, 0o644)
-        try:
-            deadline = time.monotonic() + LOCK_TIMEOUT_S
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        text = f"table {self.name}: its lock was taken for {LOCK_TIMEOUT_S:.0f} s"
-                        raise BusyError("lake.busy", text) from error
-                    time.sleep(0.002)
+        """Hold the right to commit, which takes milliseconds."""
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                lock = FileLock(self.folder / "lock")
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    text = f"table {self.name}: another writer held its lock {LOCK_TIMEOUT_S:.0f} s"
+                    raise BusyError("lake.busy", text) from error
+                time.sleep(0.002)
+        with lock:
             yield
-        finally:
-            os.close(descriptor)
 
 
 def tables_folder(data: Path) -> Path:
@@ -278,12 +274,12 @@ def tables_folder(data: Path) -> Path:
 
 
 def open_table(data: Path, name: str) -> LakeTable:
-    """The table of that name in a data folder, made or not."""
+    """The table of that name in a data folder, whether it exists or not."""
     return LakeTable(tables_folder(data) / names.folder_of(name))
 
 
 def table_names(data: Path) -> list[str]:
-    """All tables of a data folder that have a version."""
+    """The tables of a data folder that have a version."""
     folder = tables_folder(data)
     if not folder.is_dir():
         return []
@@ -304,7 +300,7 @@ def _may_hold(file: TableFile, ranges: Mapping[str, tuple[int | None, int | None
     return True
 
 
-def _partition_schema(schema: pa.Schema, state: State) -> pa.Schema:
+def _partition_schema(schema: pa.Schema, state: TableState) -> pa.Schema:
     used = {name for path in state.files for name in lake_files.partition_values(path)}
     return pa.schema([field for field in schema if field.name in used])
 
@@ -312,7 +308,7 @@ def _partition_schema(schema: pa.Schema, state: State) -> pa.Schema:
 def _partitions(
     rows: pa.Table, partition_by: Sequence[str]
 ) -> Iterator[tuple[dict[str, object], pa.Table]]:
-    """The rows by the values of some columns, which then are in the folder's name only."""
+    """The rows by the values of some columns, which are then only in the folder names."""
     if not partition_by:
         yield {}, rows
         return

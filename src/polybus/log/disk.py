@@ -6,10 +6,11 @@ files directly: a crash can only come between writes.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from polybus.batch import Buffer
 
@@ -141,6 +142,34 @@ class OsDisk:
 
     def sync_folder(self, path: Path) -> None:
         sync_path(path)
+
+
+class FileLock:
+    """An exclusive or shared lock on a file, held until `release`; a context manager.
+
+    The system releases it when the process ends.
+    """
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        """Take the lock. Raises BlockingIOError if another process holds it."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(self._descriptor, mode | fcntl.LOCK_NB)
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def sync_path(path: Path) -> None:

@@ -17,9 +17,7 @@ from polybus.log.history.topic_history import History
 from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
 from polybus.log.journal.committer import Journal
 from polybus.log.journal.index import CommitEntry, read_index
-from polybus.log.journal.recovery import recover
-from polybus.log.journal.restore import restore, settle_orphans
-from polybus.log.journal.segment import SegmentWriter
+from polybus.log.journal.recovery import recover, restore, settle_orphans
 from polybus.log.journal.topic_commits import CommitRows
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
 from polybus.log.topic_log import Shared, TopicLog
@@ -108,15 +106,7 @@ class FileLog:
         settle_orphans(self._topics, self.data, self._disk)
         self._sealed = [segment.path for segment in recovered.segments if segment.sealed]
         live = recovered.live
-        writer = None
-        if live is not None:
-            writer = SegmentWriter(
-                live.path,
-                self._disk,
-                end=live.end,
-                index_end=live.index_bytes,
-                count=len(live.entries),
-            )
+        writer = None if live is None else live.writer(self._disk)
         self._journal.start(recovered.next_commit, writer)
 
     def _topic_log(self, topic: str) -> TopicLog:
@@ -181,7 +171,7 @@ class FileLog:
         # The tail before `stop`: whoever sees the new end finds the messages.
         log.tail.append(batch)
         log.stop += len(batch.spans) >> 1
-        return self._journal.append(batch, urgent)
+        return self._journal.append([batch], urgent)
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
         logs = scan.find_ends(batches, self._topics)
@@ -194,7 +184,7 @@ class FileLog:
         if self._journal.failure is not None:
             raise self._journal.failure.again()
         # Nothing can go wrong from here on.
-        return self._journal.append_all(scan.take_batches(batches, logs, self._clock()), urgent)
+        return self._journal.append(scan.take_batches(batches, logs, self._clock()), urgent)
 
     @property
     def durable(self) -> int:
@@ -286,7 +276,7 @@ class FileLog:
             # Under the lock, as in `sealed`: the committer may add to the list meanwhile.
             self._sealed = [path for path in self._sealed if path != segment]
         self._shared.reread.forget(segment)
-        # In this order: `settle_orphans` knows an index that a crash leaves alone.
+        # In this order: `settle_orphans` removes an index that a crash leaves without its segment.
         self._disk.unlink(segment)
         self._disk.unlink(index_path(segment))
 

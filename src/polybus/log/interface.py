@@ -1,19 +1,19 @@
-"""The Log: what the bus needs of storage, and the promises every implementation keeps.
+"""The Log: what the bus needs from storage, and the promises of every implementation.
 
 Threads: `append`, `append_all`, `create_topic`, `delete_topic` and `read_recent` are called from
-the bus's thread only and never block on a disk or network. `read`, `bounds` and `offset_at` may be
-called from any thread. The log calls its `LogCallbacks` from threads of its choosing.
+the thread of the bus only and never block on a disk or network. `read`, `bounds` and `offset_at`
+may be called from any thread. The log calls its `LogCallbacks` from any thread.
 
-The promises (tests/log/log_contract.py holds every implementation to them):
+The promises, which tests/log/log_contract.py checks for every implementation:
 
-1. Offsets of a topic's epoch start at 0, have no gaps and no repeats, in the order of `append`.
+1. Offsets of a topic's epoch start at 0 and have no gaps or repeats, in the order of `append`.
 2. When `durable` (and the argument of `on_durable`) has reached a ticket, every message up to it
-   survives a crash of the process, and in the `fsync` and `interval` durabilities a power cut.
-3. What was appended is visible to readers at once, in offset order, until retention removes it.
-4. A recreated topic has a larger epoch, and shows nothing of the old one.
-5. What one `append_all` took is durable together or not at all, whatever fails in between.
-6. After a StorageError on a commit, `durable` does not move, and `append` raises until reopened or
-   until the log says it has recovered; nothing already durable is lost.
+   survives a crash of the process, and with durability `fsync` or `interval` a power cut.
+3. Appended messages are visible to readers at once, in offset order, until retention removes them.
+4. A recreated topic has a larger epoch and shows no message of the old one.
+5. The batches of one `append_all` become durable together or not at all, whatever fails.
+6. After a commit fails, `durable` does not move and `append` raises until the log has recovered.
+   Durable messages stay durable.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from polybus.batch import Batch
 from polybus.errors import StorageError
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a topic holds: offsets `start` (inclusive) to `stop` (exclusive) of `epoch`."""
+    """The offsets of a topic: `start` (included) to `stop` (excluded) of `epoch`."""
 
     epoch: int
     start: int
     stop: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSettings:
-    """What a topic may set for itself; None means the bus's own setting."""
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    """Settings of one topic, as in topic.json; None means the setting of the bus."""
 
     retention_age_s: float | None = None
     retention_bytes: int | None = None
@@ -45,13 +46,13 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCallbacks:
-    """What a log calls, from threads of its own; given when it is opened.
+    """Callbacks that are given to a log when it is opened. It calls them from its own threads.
 
     Attributes:
         on_durable: everything up to this ticket is durable.
-        on_failed: a commit failed, and receipts that wait for it will not come.
-        held_from: the first offset of a topic that a consumer still needs, None if none does;
-            retention keeps everything from there on.
+        on_failed: a commit failed; its receipts are late at least.
+        held_from: the first offset of a topic that a consumer still needs, or None. Retention
+            keeps everything from there on.
     """
 
     on_durable: Callable[[int], None] = lambda ticket: None
@@ -60,7 +61,7 @@ class LogCallbacks:
 
 
 class Log(Protocol):
-    """All topics' messages, by offset. The module docstring has the promises."""
+    """The messages of all topics, by offset. The module docstring has the promises."""
 
     def topics(self) -> Iterable[str]:
         """The names of all topics."""
@@ -69,11 +70,11 @@ class Log(Protocol):
     def settings(self, topic: str) -> TopicSettings: ...
 
     def describe(self, topic: str) -> dict[str, int]:
-        """Figures about how the topic is stored, `history-files` and `history-bytes` among them."""
+        """Figures of the topic's storage, among them `history-files` and `history-bytes`."""
         ...
 
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
-        """Create a topic; it survives a restart when this returns.
+        """Create a topic durably.
 
         Raises:
             UsageError: `topic.exists`.
@@ -89,7 +90,7 @@ class Log(Protocol):
         ...
 
     def bounds(self, topic: str) -> Bounds:
-        """What the topic holds now, appended messages included.
+        """The topic's offsets, including appended messages that are not durable yet.
 
         Raises:
             UsageError: `topic.unknown`.
@@ -100,55 +101,55 @@ class Log(Protocol):
     def append(self, batch: Batch, *, urgent: bool = False) -> int:
         """Give the batch its epoch and offsets, queue it for the next commit, return its ticket.
 
-        Tickets ascend over all topics. `urgent` says that somebody waits for the receipt, so the
-        commit should not wait for more to come.
+        Tickets ascend over all topics. `urgent` means that a client waits for the receipt, so the
+        commit should not wait for more batches.
 
         Raises:
             UsageError: `topic.unknown`.
-            StorageError: the log or the topic takes no writes; the batch is not in the log.
+            StorageError: the log or the topic cannot be written; the batch is not in the log.
         """
         ...
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
         """Append batches of any topics in one commit; return the ticket of the last.
 
-        All of them become durable at once: after a crash the log has every one or none. They are
-        in memory together until they are written, so the caller keeps them to a bounded size.
+        They become durable together: after a crash the log has all of them or none. They are in
+        memory together until they are written, so the caller bounds their size.
 
         Raises:
             UsageError: `topic.unknown`.
-            StorageError: the log or one of the topics takes no writes; none is in the log.
+            StorageError: the log or one of the topics cannot be written; no batch is in the log.
         """
         ...
 
     @property
     def durable(self) -> int:
-        """The ticket up to which everything is durable; 0 at first."""
+        """The ticket up to which everything is durable, initially 0."""
         ...
 
     @property
     def pending_bytes(self) -> int:
-        """Appended but not yet written: what the log holds in memory for its own needs."""
+        """The memory of appended batches that are not written yet."""
         ...
 
     def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
-        """Messages from `offset` on: at least one unless there is none, up to about `bytes_max`.
+        """Messages from `offset` on: at least one if there is one, up to about `bytes_max`.
 
-        Batches come in offset order without gaps, the first begins at `offset` exactly. May block.
+        Batches are in offset order without gaps; the first begins at `offset`. May block.
 
         Raises:
             UsageError: `topic.unknown`, or `log.offset-unknown` if `offset` is outside the bounds
-                (an offset equal to `stop` is inside and gives an empty list).
+                (`stop` itself is inside and gives an empty list).
             StorageError: `log.damaged`, naming segment or file and offsets.
         """
         ...
 
     def read_recent(self, topic: str, offset: int) -> list[Batch] | None:
-        """Everything from `offset` to the end if memory holds all of it, else None; no blocking."""
+        """Everything from `offset` to the end if it is all in memory, else None. Never blocks."""
         ...
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
-        """The first offset whose timestamp is at or after the time; `stop` if there is none."""
+        """The first offset whose timestamp is at or after the time, else `stop`."""
         ...
 
     def sync(self) -> None:
@@ -156,5 +157,5 @@ class Log(Protocol):
         ...
 
     def close(self) -> None:
-        """Sync, then release files and threads. The log is unusable afterwards."""
+        """Sync, then release files and threads. The log cannot be used afterwards."""
         ...

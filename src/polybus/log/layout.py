@@ -13,12 +13,11 @@ DATA/trash/                                         deleted topics on their way 
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
 from polybus import names
 from polybus.errors import StorageError
+from polybus.log.disk import FileLock
 
 FORMAT = 1
 SEGMENT_SUFFIX = ".arrows"
@@ -64,36 +63,22 @@ def segments(data: Path) -> list[Path]:
 
 
 def orphan_indexes(data: Path) -> list[Path]:
-    """Index files of the journal whose segment is not there."""
+    """Index files of the journal whose segment is missing."""
     found = sorted(journal_folder(data).glob(f"*{INDEX_SUFFIX}"))
     return [path for path in found if not path.with_suffix(SEGMENT_SUFFIX).exists()]
 
 
-class DataLock:
+class DataLock(FileLock):
     """The lock on a data directory: one writer, or any number of checkers of a stopped bus."""
 
     def __init__(self, data: Path, *, shared: bool = False) -> None:
         """Take the lock.
 
         Raises:
-            StorageError: `log.locked`, somebody else holds it.
+            StorageError: `log.locked`, another process holds it.
         """
-        self._descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(self._descriptor, mode | fcntl.LOCK_NB)
+            super().__init__(data / "lock", shared=shared)
         except BlockingIOError as error:
-            os.close(self._descriptor)
-            text = f"{data} is in use by another process (a running bus?)"
+            text = f"{data} is in use by another process, perhaps a running bus"
             raise StorageError("log.locked", text) from error
-
-    def release(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> DataLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()

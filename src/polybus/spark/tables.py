@@ -28,9 +28,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 from polybus.errors import UsageError
 from polybus.lake.compact import tidy
 from polybus.lake.files import SPARK_TYPE, FileNote, new_path, note_of, partition_values
-from polybus.lake.schemas import merged_schema
 from polybus.lake.table import STAGING, Conflict, LakeTable, unknown_table
-from polybus.lake.versions import State, decode_schema
+from polybus.lake.versions import TableState, decode_schema, merged_schema
 
 MERGE_ROWS_MAX = 5_000_000
 """A merge holds the table in memory. For larger tables, append and aggregate when reading."""
@@ -82,7 +81,7 @@ def replace(df: DataFrame, table: LakeTable, *, writer: str) -> int:
     """Replace all rows of the table; return the number of new rows. The columns may change."""
     notes = stage(df, table, ())
 
-    def commit(state: State) -> int:
+    def commit(state: TableState) -> int:
         _replace_files(table, state, notes, writer, None)
         return sum(note.file.rows for note in notes)
 
@@ -106,7 +105,7 @@ def merge(
         return
     fresh = _newest_last(df.toArrow(), keys)
 
-    def commit(state: State) -> None:
+    def commit(state: TableState) -> None:
         if fresh.num_rows + sum(file.rows for file in state.files.values()) > MERGE_ROWS_MAX:
             text = f"table {table.name} would have over {MERGE_ROWS_MAX} rows"
             raise UsageError("lake.too-large", f"{text}; append, and aggregate when reading")
@@ -184,7 +183,7 @@ def _has_batch(table: LakeTable, writer: str, batch_id: int) -> bool:
     return last is not None and batch_id <= last
 
 
-def _until_committed(table: LakeTable, commit: Callable[[State], R]) -> R:
+def _until_committed(table: LakeTable, commit: Callable[[TableState], R]) -> R:
     """Repeat a commit that is based on a version until no other writer interferes."""
     for _ in range(_ATTEMPTS_MAX):
         try:
@@ -197,7 +196,7 @@ def _until_committed(table: LakeTable, commit: Callable[[State], R]) -> R:
 
 
 def _replace_files(
-    table: LakeTable, state: State, notes: list[FileNote], writer: str, batch_id: int | None
+    table: LakeTable, state: TableState, notes: list[FileNote], writer: str, batch_id: int | None
 ) -> None:
     table.commit(
         notes, remove=list(state.files), writer=writer, batch_id=batch_id, based_on=state.version
@@ -239,7 +238,7 @@ def _newest_last(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     return rows.sort_by(order) if order and rows.num_rows > 1 else rows
 
 
-def _concatenated(table: LakeTable, state: State, fresh: pa.Table) -> pa.Table:
+def _concatenated(table: LakeTable, state: TableState, fresh: pa.Table) -> pa.Table:
     """The table's rows, then the fresh ones; missing columns are null."""
     if not state.files:
         return fresh

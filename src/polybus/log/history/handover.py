@@ -39,8 +39,9 @@ from polybus.log.history import parquet
 from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
 from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.commit import TopicRows
+from polybus.log.journal.index import CommitEntry
 from polybus.log.journal.recovery import recover
-from polybus.log.journal.segment import CommitEntry, SegmentReader, SegmentWriter
+from polybus.log.journal.segment import SegmentReader
 
 REPLACED_GRACE_S = 60.0
 _WINDOW_BYTES_MAX = 16 << 20
@@ -77,8 +78,8 @@ def hand_over(
             sweep_scratch(folder, grace_s=grace_s)
         done = []
         for segment in layout.segments(data):
-            reader = _open_sealed(segment, report)
-            if reader is None:
+            reader = SegmentReader(segment)
+            if not reader.sealed:
                 continue
             work = _SegmentHandover(data, reader, report, retention_bytes=retention_bytes)
             for group in _groups(work.topics.values()):
@@ -123,25 +124,12 @@ def _seal_journal(data: Path) -> None:
     """Recover the journal as a start of the bus would, and seal what is still open in it."""
     disk = OsDisk()
     for segment in recover(data, disk).segments:
-        whole = not segment.holes and segment.end == segment.path.stat().st_size
-        if segment.sealed or not segment.entries or not whole:
-            continue
-        end, index_end = segment.end, segment.index_bytes
-        count = len(segment.entries)
-        writer = SegmentWriter(segment.path, disk, end=end, index_end=index_end, count=count)
-        try:
-            writer.seal()
-        finally:
-            writer.close()
-
-
-def _open_sealed(segment: Path, report: Progress) -> SegmentReader | None:
-    try:
-        reader = SegmentReader(segment)
-    except StorageError as error:
-        report(f"damaged: {error.text}")
-        return None
-    return reader if reader.sealed else None
+        if segment.entries and segment.is_open:
+            writer = segment.writer(disk)
+            try:
+                writer.seal()
+            finally:
+                writer.close()
 
 
 class _SegmentHandover:

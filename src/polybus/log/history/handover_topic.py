@@ -17,6 +17,7 @@ from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.history.parquet import contiguous
 from polybus.log.journal.commit import SCHEMA, TopicRows
+from polybus.log.topics import epoch_of, read_topic_note
 
 
 class TopicHandover:
@@ -43,16 +44,16 @@ class TopicHandover:
         self._file_bytes_max = parquet.FILE_BYTES_MAX
         self._manifest = Manifest(epoch=0)
         try:
-            note = manifests.topic_note(folder)
+            note = read_topic_note(folder)
             if note is not None:
                 self._epoch = note.epoch
                 self._file_bytes_max = file_bytes_max(
                     note.settings.retention_bytes or retention_bytes
                 )
                 found = manifests.load(folder)
-                self._on_disk = found is not None and found.epoch == self._epoch
-                self._old_epoch = found is not None and found.epoch != self._epoch
-                self._manifest = manifests.load_for_epoch(folder, self._epoch)
+                self._on_disk = found is not None and found.epoch == note.epoch
+                self._old_epoch = found is not None and not self._on_disk
+                self._manifest = manifests.load_for_epoch(folder, note.epoch)
         except StorageError as error:
             self.problem = error.text
         self._added: list[pa.RecordBatch] = []
@@ -154,7 +155,7 @@ class TopicHandover:
 
     def _save_manifest(self) -> None:
         assert self._epoch is not None
-        if manifests.epoch_of(self._folder) != self._epoch:
+        if epoch_of(self._folder) != self._epoch:
             # Recreated meanwhile: the files are swept when the new topic is handed over.
             self._epoch = None
             return
@@ -201,7 +202,7 @@ class TopicHandover:
 
     def _gone(self) -> bool:
         """Whether a file was missing because the topic was deleted; then its rows go nowhere."""
-        if manifests.epoch_of(self._folder) == self._epoch:
+        if epoch_of(self._folder) == self._epoch:
             return False
         self._epoch = None
         self.release()

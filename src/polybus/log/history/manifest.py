@@ -1,28 +1,29 @@
 """manifest.json: which Parquet files are a topic's history, and where the journal takes over.
 
-The manifest is the only truth about history: a file it does not name is not there. It is replaced
-as a whole, in one rename, so a reader sees the history before or after a change and never between.
-It ends with a checksum of itself: a flipped digit in an offset would be served as the wrong row.
+The manifest alone decides what history is: a file that it does not name does not count. It is
+replaced atomically, so a reader sees the history before or after a change. It ends with a checksum
+of itself, because a flipped digit in an offset would serve the wrong row.
 
-One writer at a time: the hand-over and retention both hold `HistoryLock` while they change
-manifests. (They run one after the other anyway; the lock is for the hand-over process that
-outlives a killed bus.)
+Order of writes: the files that a manifest names are durable before the manifest; files that it no
+longer names are removed after it. So a crash can leave files that no manifest names, which the next
+hand-over sweeps, but never a name without a file. A manifest of another epoch than topic.json's
+belongs to a deleted topic and counts as empty.
+
+Manifests have one writer at a time: the hand-over and retention hold `HistoryLock`. In one bus they
+run one after the other; the lock is for a hand-over process that outlives a killed bus.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import xxhash
 
 from polybus.errors import BusyError, StorageError
-from polybus.log.disk import replace_file
-from polybus.log.topics import TopicNote
+from polybus.log.disk import FileLock, replace_file
+from polybus.log.topics import epoch_of
 
 NAME = "manifest.json"
 SMALL_FILE_BYTES = 16 << 20
@@ -67,10 +68,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def load(folder: Path) -> Manifest | None:
-    """The manifest in a topic's folder, checked; None if there is none.
+    """The manifest in a topic's folder, checked, or None.
 
     Raises:
-        StorageError: `log.damaged`; nothing of the history may be trusted.
+        StorageError: `log.damaged`; no part of the history can be trusted.
     """
     path = folder / NAME
     try:
@@ -81,7 +82,7 @@ def load(folder: Path) -> Manifest | None:
         raise StorageError("log.damaged", f"{path}: cannot be read: {error.strerror}") from error
     tail = _TAIL.search(content)
     if tail is None:
-        raise StorageError("log.damaged", f"{path}: cut off or not a manifest")
+        raise StorageError("log.damaged", f"{path}: truncated, or not a manifest")
     blanked = content[: tail.start(1)] + _BLANK + content[tail.end(1) :]
     if xxhash.xxh3_64_hexdigest(blanked).encode() != tail[1]:
         raise StorageError("log.damaged", f"{path}: its checksum is wrong")
@@ -94,7 +95,7 @@ def load(folder: Path) -> Manifest | None:
 
 
 def load_for_epoch(folder: Path, epoch: int) -> Manifest:
-    """The manifest if it is of this epoch, else an empty one: an older topic's is never used.
+    """The manifest if it has this epoch, else an empty one: an older topic's is never used.
 
     Raises:
         StorageError: `log.damaged`.
@@ -105,15 +106,21 @@ def load_for_epoch(folder: Path, epoch: int) -> Manifest:
     return manifest
 
 
+def load_current(folder: Path) -> Manifest | None:
+    """The manifest of the topic that exists now, as `load_for_epoch`; None without a topic."""
+    epoch = epoch_of(folder)
+    return None if epoch is None else load_for_epoch(folder, epoch)
+
+
 def check(manifest: Manifest, path: Path) -> None:
-    """Raise StorageError `log.damaged` unless the files are one row of offsets without a gap."""
+    """Raise StorageError `log.damaged` unless the files cover the offsets without a gap."""
     expected = manifest.start
     for file in manifest.files:
         if file.first != expected or file.rows != file.last - file.first + 1 or file.rows <= 0:
-            text = f"{path}: {file.path} does not begin at offset {expected} or has wrong rows"
+            text = f"{path}: {file.path}: does not begin at offset {expected}, or wrong row count"
             raise StorageError("log.damaged", text)
         if Path(file.path).is_absolute() or ".." in Path(file.path).parts:
-            raise StorageError("log.damaged", f"{path}: {file.path} is outside of the topic")
+            raise StorageError("log.damaged", f"{path}: {file.path} is outside the topic's folder")
         expected = file.last + 1
     if expected != manifest.handed_over:
         text = f"{path}: files end at offset {expected}, hand-over is at {manifest.handed_over}"
@@ -121,10 +128,10 @@ def check(manifest: Manifest, path: Path) -> None:
 
 
 def save(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest; when this returns the new one survives a power cut.
+    """Replace the manifest durably.
 
     Raises:
-        OSError: the old manifest is still in place (or, if only the last fsync failed, the new).
+        OSError: the old manifest is still in place, or the new one if only the last fsync failed.
     """
     check(manifest, folder / NAME)
     blanked = msgspec.json.encode(msgspec.structs.replace(manifest, xxh3=_BLANK.decode())) + b"\n"
@@ -134,47 +141,18 @@ def save(folder: Path, manifest: Manifest) -> None:
     replace_file(folder / NAME, content)
 
 
-def topic_note(folder: Path) -> TopicNote | None:
-    """What topic.json says; None if the topic is not there (deleted, or not yet created).
-
-    Raises:
-        StorageError: `log.damaged`.
-    """
-    path = folder / "topic.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TopicNote)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise StorageError("log.damaged", f"{path}: {error}") from error
-
-
-def epoch_of(folder: Path) -> int | None:
-    """The epoch in topic.json, as `topic_note`."""
-    note = topic_note(folder)
-    return None if note is None else note.epoch
-
-
-class HistoryLock:
-    """The right to change manifests in a data directory: a context manager.
-
-    Raises:
-        BusyError: `log.history-busy`, another process has it.
-    """
+class HistoryLock(FileLock):
+    """The right to change manifests in a data directory: a context manager."""
 
     def __init__(self, data: Path) -> None:
-        self._path = data / "history.lock"
-        self._descriptor = -1
+        """Take the lock.
 
-    def __enter__(self) -> Self:
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        Raises:
+            BusyError: `log.history-busy`, another process holds it.
+        """
+        path = data / "history.lock"
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            text = f"{self._path}: another hand-over or retention is at work"
+            super().__init__(path)
+        except BlockingIOError as error:
+            text = f"{path}: another hand-over or retention is running"
             raise BusyError("log.history-busy", text, retry_after_s=5.0) from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)

@@ -74,10 +74,9 @@ def retain(folder: Path, limits: Retention, *, now_us: int, held_from: int | Non
     Raises:
         StorageError: `log.damaged`, topic.json or the manifest cannot be trusted.
     """
-    epoch = manifests.epoch_of(folder)
-    if epoch is None:
+    manifest = manifests.load_current(folder)
+    if manifest is None:
         return False
-    manifest = manifests.load_for_epoch(folder, epoch)
     removed = expired(manifest, limits, now_us=now_us, held_from=held_from)
     if not removed:
         return False

@@ -114,11 +114,7 @@ class History:
 
     def reload(self) -> None:
         """Load the manifest again; on StorageError the snapshot stays as it was."""
-        epoch = manifests.epoch_of(self.folder)
-        if epoch is None:
-            found = manifests.load(self.folder) or Manifest(epoch=0)
-        else:
-            found = manifests.load_for_epoch(self.folder, epoch)
+        found = manifests.load_current(self.folder) or Manifest(epoch=0)
         self._snapshot = (found, [file.first for file in found.files])
 
     def read(self, offset: int, *, bytes_max: int) -> list[pa.RecordBatch]:

@@ -85,7 +85,7 @@ class Journal:
         self._events = events
         self._encoder = Encoder()
         # The bus's thread writes these; the committer reads.
-        self._queue: deque[tuple[Batch | list[Batch], int]] = deque()
+        self._queue: deque[tuple[list[Batch], int]] = deque()
         self._ticket = 0
         self._appended_bytes = 0
         self._urgent = False
@@ -130,37 +130,17 @@ class Journal:
     def pending_bytes(self) -> int:
         return self._appended_bytes - self._released_bytes
 
-    def append(self, batch: Batch, urgent: bool) -> int:
-        spans = batch.spans
-        weight = (
-            scan.spans_bytes(spans)
-            + len(spans) * (MESSAGE_OVERHEAD_BYTES // 2)
-            + BATCH_OVERHEAD_BYTES
-        )
-        self._queue.append((batch, weight))
-        self._ticket += 1
-        self._appended_bytes += weight
-        if urgent and self._each_synced:
-            self._urgent = True
-        # Waking a thread costs more than all of the above: only if it sleeps and has reason to go.
-        if self._wake_at != NEVER and (
-            self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
-        ):
-            self._wake_at = NEVER
-            self._event.set()
-        return self._ticket
-
-    def append_all(self, batches: list[Batch], urgent: bool) -> int:
-        """Append batches that stay together: they are never cut into several commits."""
+    def append(self, batches: list[Batch], urgent: bool) -> int:
+        """Queue batches that go into the same commit; return the ticket of the last."""
         if not batches:
             return self._ticket
         weight = scan.weigh(batches, MESSAGE_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES)
         self._queue.append((batches, weight))
-        # One ticket for each, as if they had come one by one: that is how tickets are counted.
         self._ticket += len(batches)
         self._appended_bytes += weight
         if urgent and self._each_synced:
             self._urgent = True
+        # Waking the thread costs more than all of the above, so only if it sleeps and has work.
         if self._wake_at != NEVER and (
             self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
         ):
@@ -286,16 +266,13 @@ class Journal:
         weight = 0
         weight_max = self._settings.commit_bytes * COMMIT_BYTES_FACTOR
         for _ in range(len(self._queue)):
-            batch, batch_weight = self._queue.popleft()
-            if group and weight + batch_weight > weight_max:
+            batches, added = self._queue.popleft()
+            if group and weight + added > weight_max:
                 self._groups.append((group, weight))
                 group, weight = [], 0
-            if isinstance(batch, list):
-                group += batch
-            else:
-                group.append(batch)
-            weight += batch_weight
-            self._taken_bytes += batch_weight
+            group += batches
+            weight += added
+            self._taken_bytes += added
         if group:
             self._groups.append((group, weight))
 

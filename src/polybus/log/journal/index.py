@@ -1,14 +1,15 @@
-"""The index beside a segment: which commit is where, with which topics' rows.
+"""The index file of a segment: the position of each commit, and its topics' rows.
 
 One record per commit: uint32 payload length, uint64 XXH3 of length and payload, and the payload, a
-MessagePack CommitEntry. A commit's record is written only after the segment's bytes were fsynced,
-so an indexed commit was durable. The last record of a sealed segment has the number SEAL and the
-place of the end marker. The index is derived: lost or damaged, it is made again from the segment.
+MessagePack CommitEntry. A commit's record is written after the fsync of the segment, so an indexed
+commit is durable. The last record of a sealed segment has the number SEAL and the position of the
+end marker. The index is derived: recovery rebuilds a lost or damaged one from the segment.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +20,10 @@ from polybus.log.journal.commit import END, TopicRows
 
 SEAL = -1
 _HEADER = struct.Struct("<IQ")
-_DECODER: msgspec.msgpack.Decoder[CommitEntry]
 
 
 class CommitEntry(NamedTuple):
-    """Where a commit is in its segment, and which rows of it are whose."""
+    """Where a commit is in its segment, and which rows belong to which topic."""
 
     commit: int
     position: int
@@ -31,19 +31,27 @@ class CommitEntry(NamedTuple):
     topics: tuple[TopicRows, ...]
 
 
-class Index(NamedTuple):
-    """What an index file says, up to its first bad record."""
+class SegmentIndex(NamedTuple):
+    """The content of an index file up to its first bad record."""
 
     entries: list[CommitEntry]
     sealed: bool
     intact_bytes: int
-    """Where the good records end."""
+    """The size of the good records."""
     file_bytes: int
 
     @property
     def end(self) -> int:
-        """Where in the segment the last indexed commit ends; 0 if none is."""
+        """Where the last indexed commit ends in the segment; 0 without one."""
         return self.entries[-1].position + self.entries[-1].size if self.entries else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it lists every commit that its segment had."""
+        return self.sealed or not self.file_bytes
+
+    def rows(self) -> Iterator[TopicRows]:
+        return (rows for entry in self.entries for rows in entry.topics)
 
 
 _DECODER = msgspec.msgpack.Decoder(CommitEntry)
@@ -59,8 +67,8 @@ def encode_seal(position: int) -> bytes:
     return encode_entry(CommitEntry(SEAL, position, len(END), ()))
 
 
-def read_index(path: Path) -> Index:
-    """Read an index file; a missing one is empty. What follows a bad record is not believed."""
+def read_index(path: Path) -> SegmentIndex:
+    """Read an index file; a missing one is empty. Everything after a bad record is ignored."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -68,8 +76,8 @@ def read_index(path: Path) -> Index:
     return parse_index(content)
 
 
-def parse_index(content: bytes) -> Index:
-    """What the bytes of an index say, from the start of any record on."""
+def parse_index(content: bytes) -> SegmentIndex:
+    """Decode bytes of an index that begin with any record."""
     entries: list[CommitEntry] = []
     position = 0
     while position + _HEADER.size <= len(content):
@@ -83,6 +91,6 @@ def parse_index(content: bytes) -> Index:
         entry = _DECODER.decode(payload)
         position = stop
         if entry.commit == SEAL:
-            return Index(entries, True, position, len(content))
+            return SegmentIndex(entries, True, position, len(content))
         entries.append(entry)
-    return Index(entries, False, position, len(content))
+    return SegmentIndex(entries, False, position, len(content))

@@ -1,12 +1,24 @@
-"""What the journal holds when a bus starts: its segments, where to go on, and what is damaged.
+"""Recovery: what the journal holds when a bus starts, where it continues, and what is damaged.
 
-For each segment the index is read; where it lacks commits (a crash came before they were indexed,
-or the index itself is lost or damaged) the segment's own bytes are looked at and the index is made
-anew. At the end of the last segment, bytes that are no whole commit are a torn write: nobody was
-told it was safe, so it is cut off. Anywhere else they are damage.
+Order of writes of a commit: segment bytes, fsync, index record. Of a segment: head, fsync, fsync of
+the folder; at its end the end marker, fsync, seal record of the index, fsync. Recovery accepts
+every prefix:
 
-How a torn write is told from damage when whole commits follow it: every commit says up to which
-number all was safe when it was written (`synced`). If that covers the bad one, it was safe once.
+- No head yet: the last segment begins again (`_begin_again`).
+- Bytes at the end of the last segment that are no whole commit: a torn write. No receipt was sent
+  for it, so it is cut off (`_cut`). Anywhere else such bytes are damage.
+- Whole commits without an index record, or a lost or damaged index: the commits are found in the
+  segment, synced, and the index is replaced (`_write_index`).
+- An end marker without a seal record: the index is replaced likewise.
+- Rows that history has already (the hand-over replaced the manifest and a crash came before the
+  segment was deleted): `restore` skips rows below the manifest's hand-over offset.
+- An index without a segment: a segment that is handed over is deleted before its index. If history
+  has all rows of the index, it is deleted; else the segment was lost, and its topics are frozen
+  (`settle_orphans`).
+
+Whole commits may follow a bad one, because several commits can be written before one fsync. Each
+commit records up to which number all commits were synced when it was written (`synced`). If that
+covers the bad one, it was durable once, and this is damage and not a torn write.
 """
 
 from __future__ import annotations
@@ -15,24 +27,32 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from polybus import scan as scanner
 from polybus.errors import StorageError
 from polybus.log.disk import Disk, replace_file
 from polybus.log.journal.commit import HEAD, TopicRows, head_of, new_mark
-from polybus.log.journal.index import CommitEntry, Index, encode_entry, encode_seal, read_index
-from polybus.log.journal.segment import Scan, damage_of, head_bytes
-from polybus.log.layout import first_commit_of, index_path, segments
+from polybus.log.journal.index import (
+    CommitEntry,
+    SegmentIndex,
+    encode_entry,
+    encode_seal,
+    read_index,
+)
+from polybus.log.journal.segment import SegmentScan, SegmentWriter, damage_of, head_bytes
+from polybus.log.layout import first_commit_of, index_path, orphan_indexes, segments
+from polybus.log.topic_log import TopicLog
 
 logger = logging.getLogger("polybus.log")
 
 
 @dataclass(slots=True, kw_only=True)
 class RecoveredSegment:
-    """A segment as it was found.
+    """A segment as recovery left it.
 
     Attributes:
         end: where its last whole commit ends.
-        index_bytes: the size of its index file, all of it good.
-        holes: after how many entries bytes are damaged of which nobody knows whose they were.
+        index_bytes: the size of its index file, without a bad record.
+        holes: (number of entries before it, text) of damaged bytes whose topics are unknown.
     """
 
     path: Path
@@ -42,15 +62,24 @@ class RecoveredSegment:
     index_bytes: int
     holes: list[tuple[int, str]] = field(default_factory=list)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is intact and not sealed, so that it can be appended to."""
+        return not self.sealed and not self.holes and self.end == _file_bytes(self.path)
+
+    def writer(self, disk: Disk) -> SegmentWriter:
+        count = len(self.entries)
+        return SegmentWriter(self.path, disk, end=self.end, index_end=self.index_bytes, count=count)
+
 
 @dataclass(slots=True, kw_only=True)
 class Recovered:
-    """The journal as it was found.
+    """The journal as recovery left it.
 
     Attributes:
-        next_commit: the number of the first commit to come.
-        live: the last segment, if commits may be appended to it.
-        damage: rows that the index knows and the segment no longer has.
+        next_commit: the number of the next commit.
+        live: the last segment, if commits can be appended to it.
+        damage: rows that the index lists and the segment no longer has.
     """
 
     segments: list[RecoveredSegment]
@@ -60,124 +89,157 @@ class Recovered:
 
 
 def recover(data: Path, disk: Disk) -> Recovered:
-    """Read the journal, cut off a torn tail, make lost indexes anew."""
+    """Read the journal, cut off a torn write, replace incomplete indexes."""
     paths = segments(data)
     damage: list[tuple[TopicRows, StorageError]] = []
     found = [_recover_segment(path, disk, damage, last=path is paths[-1]) for path in paths]
     next_commit = 1
     live = None
     if found:
-        entries = [segment.entries[-1] for segment in found if segment.entries]
-        next_commit = max(
-            [first_commit_of(paths[-1]), *(entry.commit + 1 for entry in entries[-1:])]
-        )
-        last = found[-1]
-        whole = last.end == _file_bytes(last.path) and not last.holes
-        # A segment with damage is left as it is; the next commit begins another.
-        if whole and not last.sealed and head_bytes(last.path) is not None:
-            live = last
+        commits = [segment.entries[-1].commit + 1 for segment in found if segment.entries]
+        next_commit = max(first_commit_of(paths[-1]), *commits[-1:], 1)
+        # A damaged segment stays as it is; the next commit begins another one.
+        if found[-1].is_open and head_bytes(paths[-1]) is not None:
+            live = found[-1]
     return Recovered(segments=found, next_commit=next_commit, live=live, damage=damage)
+
+
+def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
+    """Tell each topic where its messages are in the journal; freeze topics that miss any."""
+    # Topics that may have had messages in damaged bytes; a later commit without a gap clears one.
+    suspects: dict[str, str] = {}
+    for segment in recovered.segments:
+        holes = dict(segment.holes)
+        for number, entry in enumerate(segment.entries):
+            if number in holes:
+                suspects |= dict.fromkeys(topics, holes[number])
+            for rows in entry.topics:
+                log = topics.get(rows.topic)
+                if log is None or log.epoch != rows.epoch:
+                    continue
+                end = rows.first_offset + rows.row_count
+                if end <= log.handed_over:
+                    continue
+                if rows.first_offset > log.stop:
+                    reason = suspects.get(rows.topic, "the journal does not have them")
+                    log.freeze(f"offsets {log.stop} to {rows.first_offset - 1}: {reason}")
+                scanner.add_places([rows], topics, segment.path, entry.position, entry.size)
+                log.stop = end
+                suspects.pop(rows.topic, None)
+        if len(segment.entries) in holes:
+            suspects |= dict.fromkeys(topics, holes[len(segment.entries)])
+    for topic, reason in suspects.items():
+        topics[topic].freeze(reason)
+    for rows, error in recovered.damage:
+        log = topics.get(rows.topic)
+        if log is not None and log.epoch == rows.epoch:
+            log.freeze(error.text)
+
+
+def settle_orphans(topics: dict[str, TopicLog], data: Path, disk: Disk) -> None:
+    """Delete indexes that a hand-over left; freeze the topics that lost rows with a segment."""
+    for path in orphan_indexes(data):
+        index = read_index(path)
+        lost = False
+        for rows in index.rows():
+            log = topics.get(rows.topic)
+            if log is None or log.epoch != rows.epoch:
+                continue
+            if rows.first_offset + rows.row_count > log.handed_over:
+                lost = True
+                log.freeze(f"offsets from {rows.first_offset} on: segment {path.stem} is missing")
+        if not lost and index.is_complete:
+            disk.unlink(path)
 
 
 def _recover_segment(
     path: Path, disk: Disk, damage: list[tuple[TopicRows, StorageError]], *, last: bool
 ) -> RecoveredSegment:
     index = read_index(index_path(path))
+    segment = RecoveredSegment(
+        path=path,
+        entries=index.entries,
+        sealed=index.sealed,
+        end=index.end,
+        index_bytes=index.intact_bytes,
+    )
     file_bytes = _file_bytes(path)
     if file_bytes < index.end:
+        # `end` stays past the end of the file, so nothing is appended to this segment.
         for entry in index.entries:
             if entry.position + entry.size > file_bytes:
                 error = damage_of(path, entry, "the file ends before the commit does")
                 logger.error("%s", error.text)
                 damage.extend((rows, error) for rows in entry.topics)
-        # `end` past the file's end: nothing is appended here, the next commit begins a segment.
-        return _segment(path, index, index.entries, sealed=index.sealed, end=index.end)
+        return segment
     if index.sealed:
-        return _segment(path, index, index.entries, sealed=True, end=index.end)
+        return segment
     head = head_bytes(path)
-    scan = Scan(path, index.end or head or len(HEAD))
-    entries = index.entries + scan.entries
-    segment = _segment(path, index, entries, sealed=scan.sealed, end=scan.end)
-    if last and not entries and head is None:
+    scan = SegmentScan(path, index.end or head or len(HEAD))
+    segment.entries = index.entries + scan.entries
+    segment.sealed, segment.end = scan.sealed, scan.end
+    torn_at = torn_from(scan, index) if last else None
+    if last and not segment.entries and head is None:
         _begin_again(segment, disk)
-    elif last and is_torn(scan, index):
-        _cut(segment, scan, disk)
-    elif scan.holes or scan.tail:
-        _report(segment, scan)
+    elif torn_at is not None:
+        _cut(segment, torn_at, scan, disk)
+    else:
+        _report_holes(segment, scan)
     if scan.entries:
-        # A crash came before they were synced, and whoever finds them in the index may rely on it.
-        _sync(path, disk)
+        # The crash may have come before their fsync, and readers rely on what is in the index.
+        _change(path, disk)
     complete = len(segment.entries) == len(index.entries) and not segment.sealed
     if not complete or index.file_bytes > index.intact_bytes:
         _write_index(segment, disk)
     return segment
 
 
-def _segment(
-    path: Path, index: Index, entries: list[CommitEntry], *, sealed: bool, end: int
-) -> RecoveredSegment:
-    return RecoveredSegment(
-        path=path, entries=entries, sealed=sealed, end=end, index_bytes=index.intact_bytes
-    )
-
-
-def is_torn(scan: Scan, index: Index) -> bool:
-    """Whether the first bytes that are no commit were never promised to anybody."""
+def torn_from(scan: SegmentScan, index: SegmentIndex) -> int | None:
+    """Where a torn write begins: bytes for which no receipt was sent. None without one."""
     if not scan.holes:
-        return bool(scan.tail)
+        return scan.end if scan.tail else None
     start = scan.holes[0][0]
     before = [entry.commit for entry in index.entries]
     before += [entry.commit for entry in scan.entries if entry.position < start]
     after = [note for note in scan.notes if not before or note.commit > before[-1]]
     bad = before[-1] + 1 if before else after[0].commit - 1 if after else 0
-    return not scan.sealed and all(note.synced < bad for note in after)
+    torn = not scan.sealed and all(note.synced < bad for note in after)
+    return start if torn else None
 
 
-def _cut(segment: RecoveredSegment, scan: Scan, disk: Disk) -> None:
-    end = scan.holes[0][0] if scan.holes else scan.end
-    kept = [entry for entry in segment.entries if entry.position < end]
-    lost_bytes = _file_bytes(segment.path) - end
+def _cut(segment: RecoveredSegment, end: int, scan: SegmentScan, disk: Disk) -> None:
     logger.warning(
-        "journal segment %s: the last %d bytes are a write that was never finished (%s); cut off",
+        "journal segment %s: the last %d bytes are an unfinished write (%s); cut off",
         segment.path.name,
-        lost_bytes,
+        _file_bytes(segment.path) - end,
         scan.holes[0][2] if scan.holes else scan.tail,
     )
-    segment.entries = kept
+    segment.entries = [entry for entry in segment.entries if entry.position < end]
     segment.end = end
-    file = disk.open(segment.path)
-    try:
-        file.truncate(end)
-        file.sync()
-    finally:
-        file.close()
-
-
-def _sync(path: Path, disk: Disk) -> None:
-    file = disk.open(path)
-    try:
-        file.sync()
-    finally:
-        file.close()
+    _change(segment.path, disk, truncate_to=end)
 
 
 def _begin_again(segment: RecoveredSegment, disk: Disk) -> None:
-    """The crash came before the segment had so much as a head."""
-    file = disk.open(segment.path)
-    try:
-        file.truncate(0)
-        file.append(head_of(new_mark()))
-        file.sync()
-    finally:
-        file.close()
+    """The crash came before the segment had a head."""
+    _change(segment.path, disk, truncate_to=0, append=head_of(new_mark()))
     segment.end = len(HEAD)
 
 
-def _report(segment: RecoveredSegment, scan: Scan) -> None:
-    holes = list(scan.holes)
-    if scan.tail:
-        holes.append((scan.end, _file_bytes(segment.path), scan.tail))
-    for start, stop, reason in holes:
+def _change(path: Path, disk: Disk, *, truncate_to: int | None = None, append: bytes = b"") -> None:
+    """Truncate a file and append to it, if asked to; sync it in any case."""
+    file = disk.open(path)
+    try:
+        if truncate_to is not None:
+            file.truncate(truncate_to)
+        if append:
+            file.append(append)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _report_holes(segment: RecoveredSegment, scan: SegmentScan) -> None:
+    for start, stop, reason in scan.all_holes():
         text = f"journal segment {segment.path.name}, bytes {start} to {stop}: {reason}"
         logger.error("%s", text)
         whole = sum(1 for entry in segment.entries if entry.position < start)
@@ -185,8 +247,8 @@ def _report(segment: RecoveredSegment, scan: Scan) -> None:
 
 
 def _write_index(segment: RecoveredSegment, disk: Disk) -> None:
-    # A segment with a hole keeps an index that stops before it, so that the next start, and
-    # whoever reads the segment without us, meets the hole too.
+    # The index of a segment with a hole ends before the hole, so that the next start and readers
+    # in other processes find the hole too.
     entries = segment.entries
     sealed = segment.sealed
     if segment.holes:

@@ -1,13 +1,8 @@
 """One segment of the journal: an Arrow IPC stream of commits, and its index.
 
-Plain `pyarrow.ipc.open_stream` reads the file, sealed or live. SegmentReader checks what it reads;
-SegmentWriter is the committer's.
-
-Order of writes: the segment's head, its fsync and that of the folder; for each commit its bytes,
-their fsync, its record in the index; at the end the end marker, its fsync, the seal in the index,
-its fsync. recovery.py accepts every prefix: it cuts off a torn write, and takes commits and a seal
-that the index lacks from the segment. A segment that is handed over is deleted before its index
-(restore.py).
+`pyarrow.ipc.open_stream` reads the file, sealed or live. SegmentScan finds commits without the
+index, SegmentReader reads and checks them, and the committer writes with SegmentWriter. The order
+of writes, and how each prefix of it is recovered, is in log/journal/recovery.py.
 """
 
 from __future__ import annotations
@@ -24,27 +19,25 @@ from polybus.batch import Buffer
 from polybus.errors import StorageError
 from polybus.log.disk import Disk, DiskFile
 from polybus.log.journal import commit as commits
-from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitNote, Damaged, TopicRows
+from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitNote, Damaged
 from polybus.log.journal.index import CommitEntry, encode_entry, encode_seal, read_index
 from polybus.log.layout import index_path
 
-__all__ = ["CommitEntry", "Scan", "SegmentReader", "SegmentWriter", "TopicRows"]
-
 _SEARCH_BYTES = 1 << 20
-# The continuation marker and a metadata size of less than 64 MiB, or the end marker; overlapping.
+# A continuation marker with a metadata size below 64 MiB, or the end marker; matches may overlap.
 _MESSAGE_START = re.compile(rb"(?=\xff\xff\xff\xff.{3}[\x00-\x03])", re.DOTALL)
 
 
-class Scan:
-    """What a look at a segment's own bytes found, from a position on.
+class SegmentScan:
+    """The commits that a segment's bytes hold from a position on, found without the index.
 
     Attributes:
         entries: the whole commits, in order.
-        notes: what each of them says about itself.
-        holes: (start, stop, reason) of bytes between commits that are no commit.
+        notes: the descriptions of the commits.
+        holes: (start, stop, reason) of bytes between commits that are not a commit.
         end: where the last whole commit ends.
-        sealed: the end marker follows, and nothing else.
-        tail: why the bytes after `end` are no commit; "" when there are none.
+        sealed: only the end marker follows.
+        tail: why the bytes after `end` are not a commit; "" if there are none.
     """
 
     def __init__(self, path: Path, position: int) -> None:
@@ -57,7 +50,13 @@ class Scan:
         head = _head(path)
         self._mark = None if head is None else head[1]
         with path.open("rb", buffering=0) as file:
-            self._run(file.fileno(), os.fstat(file.fileno()).st_size)
+            self._file_bytes = os.fstat(file.fileno()).st_size
+            self._run(file.fileno(), self._file_bytes)
+
+    def all_holes(self) -> list[tuple[int, int, str]]:
+        """The holes, including bytes after the last commit."""
+        tail = [(self.end, self._file_bytes, self.tail)] if self.tail else []
+        return [*self.holes, *tail]
 
     def _run(self, file: int, file_bytes: int) -> None:
         hole: tuple[int, str] | None = None
@@ -89,14 +88,14 @@ class Scan:
 
     def _check_mark(self, note: CommitNote) -> None:
         if self._mark is None:
-            # The head is damaged: the first commit that is not must do.
+            # The head is damaged: take the mark of the first intact commit.
             self._mark = note.mark
         if note.mark != self._mark:
-            raise Damaged("it looks like a commit and is none of this segment's")
+            raise Damaged("it looks like a commit, but not one of this segment")
 
 
 def head_bytes(path: Path) -> int | None:
-    """The size of a segment's head, or None if that is not what the file begins with."""
+    """The size of a segment's head; None if the file does not begin with an intact one."""
     head = _head(path)
     return None if head is None else head[0]
 
@@ -123,7 +122,7 @@ def _commit_at(file: int, position: int, file_bytes: int) -> tuple[CommitNote, i
 
 
 def _next_message(file: int, position: int, file_bytes: int) -> int:
-    """The next place at which a message may begin; the file's end if there is none."""
+    """The next position at which a message may begin, or the end of the file."""
     while position < file_bytes:
         chunk = os.pread(file, _SEARCH_BYTES, position)
         for found in _MESSAGE_START.finditer(chunk):
@@ -136,11 +135,11 @@ def _next_message(file: int, position: int, file_bytes: int) -> int:
 
 
 class SegmentReader:
-    """A segment file, sealed or live, read and checked. Any thread may use it.
+    """A segment, sealed or live, read and checked. Any thread may use it.
 
     Attributes:
-        sealed: the segment is complete; nothing will be added.
-        damage: what of the file is no commit though it should be, in words.
+        sealed: the segment is complete.
+        damage: descriptions of damaged parts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,7 +152,7 @@ class SegmentReader:
         if head is None:
             self.damage.append(f"{path.name}: the head of the stream is damaged")
         if not self.sealed:
-            scan = Scan(path, index.end or head or len(HEAD))
+            scan = SegmentScan(path, index.end or head or len(HEAD))
             self._entries = index.entries + scan.entries
             self.sealed = scan.sealed
             self.damage += [
@@ -164,28 +163,27 @@ class SegmentReader:
         return list(self._entries)
 
     def rows(self, entry: CommitEntry) -> pa.RecordBatch:
-        """The rows of a commit, checked.
-
-        Raises:
-            StorageError: `log.damaged`, naming the segment, the commit, topics and offsets.
-        """
         return read_rows(self.path, entry)
 
 
 def read_rows(path: Path, entry: CommitEntry) -> pa.RecordBatch:
-    """SegmentReader.rows without the reader. FileNotFoundError if the segment is gone."""
+    """The rows of a commit, checked. FileNotFoundError if the segment was deleted.
+
+    Raises:
+        StorageError: `log.damaged`, naming the segment, the commit, topics and offsets.
+    """
     try:
         message = read_message(path, entry.position, entry.size)
         note = commits.note_of(message)
         if note.commit != entry.commit:
-            raise Damaged(f"commit {note.commit} is in its place")
+            raise Damaged(f"the segment has commit {note.commit} at its position")
     except Damaged as error:
         raise damage_of(path, entry, str(error)) from error
     return commits.rows_of(message)
 
 
 def read_message(path: Path, position: int, size: int) -> Buffer:
-    """A commit's bytes, verified. Raises Damaged; FileNotFoundError if the segment is gone."""
+    """A commit's bytes, verified. Raises Damaged; FileNotFoundError if the segment was deleted."""
     with path.open("rb", buffering=0) as file:
         try:
             message = os.pread(file.fileno(), size, position)
@@ -209,19 +207,19 @@ def damage_of(path: Path, entry: CommitEntry, reason: str) -> StorageError:
 
 
 class SegmentWriter:
-    """The segment commits are appended to, and its index.
+    """The segment to which commits are appended, and its index.
 
-    What was appended is safe after `sync`; its entries are then recorded with `index`.
+    Appended commits are durable after `sync`; their entries are then recorded with `index`.
 
     Attributes:
-        bytes, synced_bytes: the segment's size, and how much of it is safe.
-        commit_count: how many indexed commits it holds.
-        ended: the end marker is written; `seal` has to be finished.
-        mark: what every commit of this segment must carry.
+        bytes, synced_bytes: the size of the segment, and how much of it is durable.
+        commit_count: the number of indexed commits.
+        ended: the end marker is written, but `seal` did not finish.
+        mark: the mark that every commit of this segment carries.
     """
 
     def __init__(self, path: Path, disk: Disk, *, end: int, index_end: int, count: int) -> None:
-        """Continue a segment whose `count` commits end at `end`. What comes after is cut off."""
+        """Continue a segment whose `count` commits end at `end`; further bytes are cut off."""
         self.path = path
         self.bytes = self.synced_bytes = end
         self.commit_count = count
@@ -239,7 +237,7 @@ class SegmentWriter:
 
     @classmethod
     def create(cls, path: Path, disk: Disk) -> SegmentWriter:
-        """Begin a segment; its name and head are safe when this returns."""
+        """Begin a segment; its name and head are durable when this returns."""
         disk.unlink(path)
         disk.unlink(index_path(path))
         writer = cls(path, disk, end=0, index_end=0, count=0)
@@ -254,7 +252,7 @@ class SegmentWriter:
         return writer
 
     def append(self, *pieces: Buffer) -> int:
-        """Write a message and return its position. After an OSError, `repair` before the next."""
+        """Write a message and return its position. After an OSError call `repair`."""
         assert self._file is not None
         position = self.bytes
         for piece in pieces:
@@ -264,7 +262,7 @@ class SegmentWriter:
 
     def sync(self) -> None:
         assert self._file is not None
-        # Commits may be appended meanwhile, by another thread: those are not safe yet.
+        # Another thread may append commits meanwhile; these are not durable yet.
         written_bytes = self.bytes
         self._file.sync()
         self.synced_bytes = written_bytes
@@ -272,8 +270,8 @@ class SegmentWriter:
     def index(self, entries: list[CommitEntry]) -> None:
         """Record synced commits.
 
-        The index is derived, so a disk that cannot take the record now gets it with the next one;
-        recovery would make it from the segment.
+        The index is derived from the segment. If the disk fails here, the records are written with
+        the next ones, or by recovery.
         """
         self.commit_count += len(entries)
         self._unindexed += b"".join([encode_entry(entry) for entry in entries])
@@ -289,7 +287,7 @@ class SegmentWriter:
         self._unindexed = b""
 
     def seal(self) -> None:
-        """End the stream and its index, both safely; may be tried again after an OSError.
+        """End the stream and its index durably; may be called again after an OSError.
 
         All commits must be synced and indexed.
         """
@@ -303,14 +301,14 @@ class SegmentWriter:
         self._index.sync()
 
     def repair(self, unsynced: list[CommitEntry]) -> None:
-        """After an OSError: open the files anew, cut off half a write, write the unsynced again.
+        """After an OSError: reopen the files, cut off a partial write, rewrite unsynced commits.
 
-        After a failed fsync the system may show bytes that never reached the disk, and say of the
-        next fsync that all is well. Written again they are sure to be tried again. Raises OSError,
-        also when the system has forgotten what it was given.
+        After a failed fsync the kernel may show bytes that never reached the disk, and report
+        success for the next fsync. Bytes that are written again are synced again. Raises OSError,
+        also if the kernel has lost the bytes.
         """
         self.close()
-        # Not an end marker that could not be synced: `seal` writes it again.
+        # Without an end marker that was not synced: `seal` writes it again.
         self.bytes = self.synced_bytes
         if unsynced:
             self.bytes = unsynced[-1].position + unsynced[-1].size
@@ -321,8 +319,8 @@ class SegmentWriter:
                 message = os.pread(file.fileno(), entry.size, entry.position)
             try:
                 commits.verify(message)
-            except commits.Damaged as error:
-                text = f"{self.path.name}: commit {entry.commit} was lost before it was safe"
+            except Damaged as error:
+                text = f"{self.path.name}: commit {entry.commit} was lost before it was durable"
                 raise OSError(errno.EIO, text) from error
             self._file.rewrite(entry.position, message)
 

@@ -16,7 +16,7 @@ from polybus import names
 from polybus.log import layout
 from polybus.log.history import manifest as manifests
 from polybus.log.history.manifest import Manifest
-from polybus.log.topics import TopicNote, unknown
+from polybus.log.topics import TopicNote, read_topic_note, unknown
 
 T = TypeVar("T")
 SETTLED_NS = 1_000_000_000
@@ -105,6 +105,6 @@ class TopicNotes:
     def _files(self, folder: Path) -> tuple[_File[TopicNote], _File[Manifest]]:
         found = self._folders.get(folder)
         if found is None:
-            note = _File(folder, "topic.json", manifests.topic_note)
+            note = _File(folder, "topic.json", read_topic_note)
             found = self._folders[folder] = (note, _File(folder, manifests.NAME, manifests.load))
         return found

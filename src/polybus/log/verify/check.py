@@ -18,7 +18,7 @@ from polybus.log import layout
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
-from polybus.log.topics import is_unfinished
+from polybus.log.topics import is_unfinished, read_topic_note
 from polybus.log.verify.journal import check_journal
 from polybus.log.verify.report import (
     Checked,
@@ -69,7 +69,7 @@ def _check_topic(folder: Path, report: VerifyReport, checked: Checked) -> TopicS
     state = TopicState()
     note_file = str(folder / "topic.json")
     try:
-        note = manifests.topic_note(folder)
+        note = read_topic_note(folder)
     except StorageError as error:
         report.add(Damage(file=note_file, reason=error.text))
         return state

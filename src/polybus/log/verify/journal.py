@@ -12,10 +12,9 @@ from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.history import parquet
 from polybus.log.journal.commit import HEAD, TopicRows
-from polybus.log.journal.index import CommitEntry, Index, read_index
-from polybus.log.journal.recovery import is_torn
-from polybus.log.journal.restore import is_whole, rows_in
-from polybus.log.journal.segment import Scan, head_bytes, read_rows
+from polybus.log.journal.index import CommitEntry, SegmentIndex, read_index
+from polybus.log.journal.recovery import torn_from
+from polybus.log.journal.segment import SegmentScan, head_bytes, read_rows
 from polybus.log.verify.report import Checked, Damage, TopicState, VerifyReport
 
 
@@ -40,7 +39,7 @@ def _check_orphan(path: Path, topics: dict[str, TopicState], report: VerifyRepor
     """An index without its segment: left by a hand-over cut short, or all that is left of rows."""
     index = read_index(path)
     lost = False
-    for rows in rows_in(index):
+    for rows in index.rows():
         state = topics.get(names.folder_of(rows.topic))
         last = rows.first_offset + rows.row_count - 1
         if state is None or state.epoch != rows.epoch or last < (state.handed_over or 0):
@@ -56,7 +55,7 @@ def _check_orphan(path: Path, topics: dict[str, TopicState], report: VerifyRepor
                 last=last,
             )
         )
-    if not lost and is_whole(index):
+    if not lost and index.is_complete:
         report.notes.append(
             f"{path.name}: left by a hand-over cut short; the next start removes it"
         )
@@ -108,28 +107,29 @@ class _Offsets:
 def _check_segment(path: Path, offsets: _Offsets, report: VerifyReport, *, last: bool) -> None:
     index = read_index(layout.index_path(path))
     head = head_bytes(path)
-    scan = Scan(path, head or len(HEAD))
-    after_index = scan if index.sealed else Scan(path, index.end or head or len(HEAD))
-    torn = last and not index.sealed and is_torn(after_index, index)
+    scan = SegmentScan(path, head or len(HEAD))
+    after_index = scan if index.sealed else SegmentScan(path, index.end or head or len(HEAD))
+    torn_at = torn_from(after_index, index) if last and not index.sealed else None
     if head is None and not (last and not index.entries and not scan.entries):
         report.add(Damage(file=path.name, reason="the head of the stream is damaged"))
     if index.intact_bytes < index.file_bytes:
         report.notes.append(f"the index of {path.name} is damaged; the next start makes it anew")
     if index.sealed and not scan.sealed and not scan.tail:
         report.add(Damage(file=path.name, reason="the end of the stream is missing"))
-    torn_from = path.stat().st_size
-    if torn:
-        torn_from = after_index.holes[0][0] if after_index.holes else after_index.end
-        text = f"{path.name}: an unfinished write from byte {torn_from} on; the next start cuts it"
+    if torn_at is None:
+        intact_bytes = path.stat().st_size
+    else:
+        intact_bytes = torn_at
+        text = f"{path.name}: an unfinished write from byte {torn_at} on; the next start cuts it"
         report.notes.append(text)
-    _check_holes(path, scan, index, report, torn_from=torn_from)
+    _check_holes(path, scan, index, report, intact_bytes=intact_bytes)
     indexed = {entry.position: entry for entry in index.entries}
     whole = {entry.position: entry for entry in scan.entries}
     for position in sorted(indexed.keys() | whole.keys()):
         entry = whole.get(position)
         if entry is None:
             _report_lost(path, indexed[position], offsets, report)
-        elif position < torn_from:
+        elif position < intact_bytes:
             if position in indexed and indexed[position] != entry:
                 reason = f"commit {entry.commit}: the index says something else"
                 report.add(Damage(file=path.name, reason=reason))
@@ -137,14 +137,12 @@ def _check_segment(path: Path, offsets: _Offsets, report: VerifyReport, *, last:
 
 
 def _check_holes(
-    path: Path, scan: Scan, index: Index, report: VerifyReport, *, torn_from: int
+    path: Path, scan: SegmentScan, index: SegmentIndex, report: VerifyReport, *, intact_bytes: int
 ) -> None:
     """Report bytes that are no commit and that the index does not know, up to a torn tail."""
-    holes = list(scan.holes)
-    if scan.tail:
-        holes.append((scan.end, path.stat().st_size, scan.tail))
-    for start, stop, reason in holes:
-        if start < torn_from and not any(start <= entry.position < stop for entry in index.entries):
+    for start, stop, reason in scan.all_holes():
+        known = any(start <= entry.position < stop for entry in index.entries)
+        if start < intact_bytes and not known:
             text = f"bytes {start} to {stop}, topics unknown: {reason}"
             report.add(Damage(file=path.name, reason=text))
 

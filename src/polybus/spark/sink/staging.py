@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from polybus.errors import PolybusError, UsageError
-from polybus.log.disk import OsDisk
+from polybus.log.disk import sync_path
 from polybus.log.topics import storage_error
 from polybus.services.transactions.staging import SCHEMA, staging_folder
 from polybus.spark.location import BusLocation
@@ -85,7 +85,7 @@ def stage(
             path.unlink()
             return None, 0
         for one in (folder, folder.parent, location.data):
-            OsDisk().sync_folder(one)
+            sync_path(one)
     except BaseException as error:
         path.unlink(missing_ok=True)
         if isinstance(error, OSError):
