@@ -11,7 +11,7 @@ from client_kit import Proxy, take, url_of
 
 import polybus
 from polybus.client import urls
-from polybus.client.transports.base import Delivered, Refused
+from polybus.client.transports.base import Delivery, Refusal
 from polybus.client.transports.queue import QueueTransport
 from polybus.edges.node import Node
 from polybus.errors import PeerError, PolybusError, UsageError
@@ -150,7 +150,7 @@ def test_messages_are_of_the_topic_subscribed_to_in_any_chunking() -> None:
     assert transport.subscribe({"news": "latest"}, positions=True) == b""
     stream = b"\0\0\0\2ab\0\0\0\0\0\0\0\1c"
     events = [event for byte in stream for event in transport.receive(bytes([byte]))]
-    assert [(one.topic, one.values) for one in events if isinstance(one, Delivered)] == [
+    assert [(one.topic, one.values) for one in events if isinstance(one, Delivery)] == [
         ("news", [b"ab"]),
         ("news", [b""]),
         ("news", [b"c"]),
@@ -168,5 +168,5 @@ def test_an_impossible_length_is_a_final_refusal_after_what_came_before(length: 
     transport = QueueTransport(LIMIT)
     transport.subscribe({"news": "latest"}, positions=True)
     first, last = transport.receive(b"\0\0\0\2ab" + length + b"garbage")
-    assert isinstance(first, Delivered) and first.values == [b"ab"]
-    assert isinstance(last, Refused) and last.final and isinstance(last.error, PeerError)
+    assert isinstance(first, Delivery) and first.values == [b"ab"]
+    assert isinstance(last, Refusal) and last.final and isinstance(last.error, PeerError)

@@ -10,7 +10,7 @@ from client_kit import SCHEMES, url_of
 import polybus
 from polybus.client.link import Link
 from polybus.client.receipts import PendingReceipt, PendingReceipts
-from polybus.client.transports.base import Refused, refusal
+from polybus.client.transports.base import Refusal, refusal
 from polybus.edges.node import Node
 from polybus.error_codes import CODES
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError
@@ -143,21 +143,21 @@ async def test_every_code_ends_the_only_receipt_but_those_about_reading(code: st
     receipts = PendingReceipts()
     asked = receipts.ask("news", [b"x"])
     about_reading = code.startswith("outbox.")
-    assert receipts.refused(Refused(refusal(code, "why"))) is not about_reading
+    assert receipts.refused(Refusal(refusal(code, "why"))) is not about_reading
     assert outcome(asked) == (None if about_reading else code)
 
 
 async def test_of_several_receipts_none_is_said_to_be_refused_for_sure() -> None:
     receipts = PendingReceipts()
     several = [receipts.ask("a", [b"x"]), receipts.ask("b", [b"x"])]
-    assert receipts.refused(Refused(UNNAMED))
+    assert receipts.refused(Refusal(UNNAMED))
     assert [outcome(asked) for asked in several] == [UNKNOWN, UNKNOWN]
 
 
 async def test_the_largest_of_several_is_the_one_that_is_too_large() -> None:
     receipts = PendingReceipts()
     several = [receipts.ask("a", values) for values in ([b"12"], [b"1", b"12345"], [b"123"])]
-    receipts.refused(Refused(refusal("boson.message-too-large", "over the limit")))
+    receipts.refused(Refusal(refusal("boson.message-too-large", "over the limit")))
     told = [outcome(asked) for asked in several]
     assert told == [UNKNOWN, "boson.message-too-large", UNKNOWN]
 
@@ -166,7 +166,7 @@ async def test_a_message_without_a_receipt_may_be_the_one_that_was_refused() -> 
     receipts = PendingReceipts()
     receipts.sent_without("other")
     asked = receipts.ask("news", [b"x"])
-    assert not receipts.refused(Refused(UNNAMED)), "on_error is told, too"
+    assert not receipts.refused(Refusal(UNNAMED)), "on_error is told, too"
     assert outcome(asked) == UNKNOWN
 
 
@@ -175,7 +175,7 @@ async def test_a_refusal_that_names_a_topic_sent_to_without_a_receipt_ends_none(
     receipts.sent_without("it's")
     asked = receipts.ask("news", [b"x"])
     error = refusal("topic.unknown", "there is no topic 'it's'")
-    assert not receipts.refused(Refused(error))
+    assert not receipts.refused(Refusal(error))
     assert outcome(asked) is None
 
 
@@ -196,5 +196,5 @@ async def test_a_later_receipt_proves_that_messages_before_it_were_read() -> Non
 async def test_what_is_no_refusal_of_a_message_ends_no_receipt(error: PolybusError) -> None:
     receipts = PendingReceipts()
     asked = receipts.ask("news", [b"x"])
-    assert not receipts.refused(Refused(error))
+    assert not receipts.refused(Refusal(error))
     assert outcome(asked) is None

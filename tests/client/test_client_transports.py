@@ -7,10 +7,10 @@ import pytest
 from polybus.batch import Batch
 from polybus.client.transports import SCHEMES, find
 from polybus.client.transports.base import (
-    Delivered,
+    Delivery,
     Event,
     EventList,
-    Refused,
+    Refusal,
     Stored,
     Subscribed,
     Transport,
@@ -77,7 +77,7 @@ def test_a_confirmed_subscription_tells_its_place(scheme: str) -> None:
 def test_messages_next_to_each_other_come_as_one_run_with_a_position(scheme: str) -> None:
     transport = subscribed(scheme)
     (event,) = transport.receive(delivered(scheme, batch(10, [b"a", b"b", b"\xff"])))
-    assert isinstance(event, Delivered)
+    assert isinstance(event, Delivery)
     assert (event.topic, list(event.values)) == ("news", [b"a", b"b", b"\xff"])
     assert event.position == Position(3, 10)
 
@@ -86,7 +86,7 @@ def test_positions_go_on_from_read_to_read(scheme: str) -> None:
     transport = subscribed(scheme)
     transport.receive(delivered(scheme, batch(10, [b"a", b"b"])))
     (event,) = transport.receive(delivered(scheme, batch(12, [b"c"])))
-    assert isinstance(event, Delivered)
+    assert isinstance(event, Delivery)
     assert event.position == Position(3, 12)
 
 
@@ -105,7 +105,7 @@ def test_an_error_is_a_refusal_with_the_code_of_the_bus(scheme: str) -> None:
         "goms": goms.encode_error("001001", "x"),
     }
     (event,) = find(scheme)(LIMIT).receive(encoders[scheme])
-    assert isinstance(event, Refused)
+    assert isinstance(event, Refusal)
     assert isinstance(event.error, UsageError)
     assert event.error.code == "topic.unknown"
 
@@ -115,7 +115,7 @@ def test_headers_come_with_their_messages(scheme: str) -> None:
     messages = Batch.of("news", [b"a", b"b"], headers=[{"k": b"v"}, None])
     messages.epoch, messages.first_offset = 3, 10
     (event,) = subscribed(scheme).receive(delivered(scheme, messages))
-    assert isinstance(event, Delivered)
+    assert isinstance(event, Delivery)
     assert event.headers is not None
     assert [dict(headers or {}) for headers in event.headers] == [{"k": b"v"}, {}]
 
@@ -128,7 +128,7 @@ def test_boson_frames_refuse_headers_rather_than_lose_them() -> None:
 def test_garbage_ends_with_a_final_refusal(scheme: str) -> None:
     events = find(scheme)(LIMIT).receive(b"\x7f\xff\xff\xff garbage, and more of it\n" * 3)
     last = events[-1]
-    assert isinstance(last, Refused) and last.final
+    assert isinstance(last, Refusal) and last.final
     assert isinstance(last.error, PeerError)
 
 
@@ -149,7 +149,7 @@ def test_a_goms_ack_that_says_nothing_was_stored_gives_the_connection_up() -> No
     transport = GomsTransport(LIMIT)
     transport.publish("a", [b"1"], None, "1")
     (event,) = transport.receive(goms.encode_send_ack([], []))
-    assert isinstance(event, Refused) and event.final
+    assert isinstance(event, Refusal) and event.final
     assert event.error.code == "goms.ack-unknown"
 
 
@@ -161,7 +161,7 @@ def test_a_goms_error_while_acks_are_due_gives_the_connection_up(code: str) -> N
     transport = GomsTransport(LIMIT)
     transport.publish("a", [b"1"], None, "1")
     (event,) = transport.receive(goms.encode_error(code, "log.full: no space"))
-    assert isinstance(event, Refused) and event.final and not event.registering
+    assert isinstance(event, Refusal) and event.final and not event.registering
     assert event.error.code == "log.full"
 
 
@@ -172,7 +172,7 @@ def test_a_goms_error_about_anything_else_leaves_the_acks_that_are_due(code: str
     (event, stored) = transport.receive(
         goms.encode_error(code, "why") + goms.encode_send_ack(["a"], [Position(3, 5)])
     )
-    assert isinstance(event, Refused) and not event.final
+    assert isinstance(event, Refusal) and not event.final
     assert event.registering or isinstance(event.error, BusyError)
     assert stored == Stored("1", Position(3, 5))
 
@@ -180,7 +180,7 @@ def test_a_goms_error_about_anything_else_leaves_the_acks_that_are_due(code: str
 def test_a_boson_properties_error_names_the_receipt_it_ends() -> None:
     data = boson_properties.encode_error("topic.invalid", "no", b"7")
     (event,) = find("boson+properties")(LIMIT).receive(data)
-    assert isinstance(event, Refused)
+    assert isinstance(event, Refusal)
     assert event.receipt_id == "7"
 
 
@@ -195,7 +195,7 @@ def test_a_goms_registration_in_the_past_waits_for_messages_to_know_its_place() 
 def test_a_goms_message_to_several_topics_is_a_message_of_each() -> None:
     data = goms.encode_message(["a", "b"], b"x", None, [Position(1, 5), Position(2, 6)])
     events = GomsTransport(LIMIT).receive(data)
-    places = [(event.topic, event.position) for event in events if isinstance(event, Delivered)]
+    places = [(event.topic, event.position) for event in events if isinstance(event, Delivery)]
     assert places == [("a", Position(1, 5)), ("b", Position(2, 6))]
 
 
@@ -203,7 +203,7 @@ def test_runs_end_where_offsets_jump_or_the_topic_changes() -> None:
     runs = EventList()
     for topic, offset in [("a", 1), ("a", 2), ("a", 4), ("b", 5), ("b", 6)]:
         runs.add_message(topic, str(offset).encode(), None, Position(1, offset))
-    shapes = [(one.topic, len(one.values)) for one in runs.events if isinstance(one, Delivered)]
+    shapes = [(one.topic, len(one.values)) for one in runs.events if isinstance(one, Delivery)]
     assert shapes == [("a", 2), ("a", 1), ("b", 2)]
 
 
@@ -213,4 +213,4 @@ def test_runs_keep_other_events_in_their_place() -> None:
     runs.add(Subscribed("a", Position(1, 2)))
     runs.add_message("a", b"2", None, Position(1, 2))
     kinds: list[type[Event]] = [type(event) for event in runs.events]
-    assert kinds == [Delivered, Subscribed, Delivered]
+    assert kinds == [Delivery, Subscribed, Delivery]

@@ -19,7 +19,7 @@ from polybus.client import transports
 from polybus.client.link import Link, open_link
 from polybus.client.options import ClientOptions
 from polybus.client.retry import Backoff, retrying
-from polybus.client.transports.base import Event, Refused, Transport
+from polybus.client.transports.base import Event, Refusal, Transport
 from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
@@ -156,7 +156,7 @@ class ClientConnection:
             self._backoff.reset()
         for event in events:
             self._owner.received(event)
-            if isinstance(event, Refused) and event.final:
+            if isinstance(event, Refusal) and event.final:
                 self.restart()
                 return
 

@@ -20,9 +20,9 @@ from polybus.client.receipts import (
     refuse,
 )
 from polybus.client.transports.base import (
-    Delivered,
+    Delivery,
     Event,
-    Refused,
+    Refusal,
     Stored,
     Subscribed,
     Transport,
@@ -173,11 +173,11 @@ class StreamPublisher(Outgoing):
                 registration = self._registrations.get(topic)
                 if registration is not None and not registration.done():
                     registration.set_result(None)
-            case Refused():
+            case Refusal():
                 self._refused(event)
                 if event.final:
                     self._down()
-            case Delivered():
+            case Delivery():
                 pass  # goMS sends a publisher the messages of others too; they are ignored
 
     def lost(self) -> None:
@@ -203,7 +203,7 @@ class StreamPublisher(Outgoing):
             self._failure = error
         self._up.set()
 
-    def _refused(self, refusal: Refused) -> None:
+    def _refused(self, refusal: Refusal) -> None:
         registrations = self._registrations_of(refusal)
         for registration in registrations:
             refuse(registration, refusal.error)
@@ -213,7 +213,7 @@ class StreamPublisher(Outgoing):
         self._last_error = refusal.error
         self._options.report(refusal.error)
 
-    def _registrations_of(self, refusal: Refused) -> list[asyncio.Future[None]]:
+    def _registrations_of(self, refusal: Refusal) -> list[asyncio.Future[None]]:
         """Remove and return the refused registrations; the next publish registers again."""
         waiting = [topic for topic, one in self._registrations.items() if not one.done()]
         refused = list(refusal.topics)

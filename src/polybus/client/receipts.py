@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from polybus.batch import Headers
 from polybus.client.message import Position
 from polybus.client.options import ClientOptions
-from polybus.client.transports.base import TOO_LARGE, Refused
+from polybus.client.transports.base import TOO_LARGE, Refusal
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
 
 RECEIPT_UNKNOWN = "client.receipt-unknown"
@@ -148,7 +148,7 @@ class PendingReceipts:
         for asked in self._out.values():
             refuse(asked.receipt, error)
 
-    def refused(self, refusal: Refused) -> bool:
+    def refused(self, refusal: Refusal) -> bool:
         """Fail the receipts that will not come; return whether one is certainly the cause."""
         error = refusal.error
         if refusal.receipt_id is not None:

@@ -15,9 +15,9 @@ from polybus.client.message import NO_HEADERS, Message, Position
 from polybus.client.options import ClientOptions
 from polybus.client.subscription import Arrived, Subscription, cost_bytes, mark_gap
 from polybus.client.transports.base import (
-    Delivered,
+    Delivery,
     Event,
-    Refused,
+    Refusal,
     Stored,
     Subscribed,
     Transport,
@@ -130,7 +130,7 @@ class StreamSubscription(Subscription):
 
     def received(self, event: Event) -> None:
         match event:
-            case Delivered():
+            case Delivery():
                 self._deliver(event)
             case Subscribed(topic, position):
                 tracker = self._trackers.get(topic)
@@ -139,7 +139,7 @@ class StreamSubscription(Subscription):
                 self._unconfirmed.discard(topic)
                 if not self._unconfirmed:
                     self._confirmed.set()
-            case Refused(error):
+            case Refusal(error):
                 self._refused(error)
             case Stored():
                 pass  # a subscription publishes nothing
@@ -160,7 +160,7 @@ class StreamSubscription(Subscription):
         else:
             log.warning("%s: %s", self._options.name, error)
 
-    def _deliver(self, delivered: Delivered) -> None:
+    def _deliver(self, delivered: Delivery) -> None:
         tracker = self._trackers.get(delivered.topic)
         if tracker is None:
             return
@@ -175,7 +175,7 @@ class StreamSubscription(Subscription):
                 self._connection.link.pause()
 
 
-def _messages(delivered: Delivered) -> list[Message]:
+def _messages(delivered: Delivery) -> list[Message]:
     topic, values = delivered.topic, delivered.values
     headers = delivered.headers or [None] * len(values)
     if delivered.position is None:

@@ -19,20 +19,6 @@ from polybus.queues.pump import EventPump, Task
 from polybus.queues.registry import Registry
 from polybus.queues.tcp import TcpTransport
 
-__all__ = [
-    "AcceptListener",
-    "Broker",
-    "Channel",
-    "ChannelAcceptListener",
-    "ChannelConnectListener",
-    "ChannelListener",
-    "ConnectListener",
-    "EventPump",
-    "MessageListener",
-    "MessageQueue",
-    "QueueBroker",
-    "QueueLimits",
-    "Registry",
-    "Task",
-    "TcpTransport",
-]
+__all__ = ["AcceptListener", "Broker", "Channel", "ChannelAcceptListener", "ChannelConnectListener"]
+__all__ += ["ChannelListener", "ConnectListener", "EventPump", "MessageListener", "MessageQueue"]
+__all__ += ["QueueBroker", "QueueLimits", "Registry", "Task", "TcpTransport"]

@@ -14,7 +14,7 @@ TOO_LARGE = ".message-too-large"
 
 
 @dataclass(slots=True)
-class Delivered:
+class Delivery:
     """Consecutive messages of one topic, in order.
 
     `position` is that of the first message, None if the bus did not send it. `headers` is None if
@@ -44,7 +44,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refusal:
     """The bus refused the publish with that receipt id or, without one, an unknown request.
 
     `topics` are those it concerns, if the protocol names them. `registering` means that it is about
@@ -58,7 +58,7 @@ class Refused:
     final: bool = False
 
 
-Event = Delivered | Subscribed | Stored | Refused
+Event = Delivery | Subscribed | Stored | Refusal
 
 _ERROR_CLASSES: dict[str, type[PolybusError]] = {
     "topic": UsageError,
@@ -123,7 +123,7 @@ class Transport:
     def receive(self, data: Buffer) -> list[Event]:
         """The events that these bytes complete, in any chunking.
 
-        An unreadable stream ends with a final `Refused`.
+        An unreadable stream ends with a final `Refusal`.
         """
         raise NotImplementedError
 
@@ -158,5 +158,5 @@ class EventList:
             self._topic = topic
             self._values = [value]
             self._headers = [headers]
-            self.events.append(Delivered(topic, self._values, self._headers, position))
+            self.events.append(Delivery(topic, self._values, self._headers, position))
         self._next = None if position is None else Position(position.epoch, position.offset + 1)

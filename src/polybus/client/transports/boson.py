@@ -12,10 +12,10 @@ from polybus.batch import Buffer, Headers
 from polybus.client.message import Position
 from polybus.client.transports.base import (
     TOO_LARGE,
-    Delivered,
+    Delivery,
     Event,
     EventList,
-    Refused,
+    Refusal,
     Stored,
     Subscribed,
     Transport,
@@ -44,7 +44,7 @@ class _BosonTransport(Transport):
                     for batch in batches:
                         position = self._count(batch.topic, len(batch))
                         values = list(batch.values())
-                        found.add(Delivered(batch.topic, values, position=position))
+                        found.add(Delivery(batch.topic, values, position=position))
                 case boson_properties.Delivered(topic, content, headers, position):
                     found.add_message(topic, content, headers, position)
                 case boson.Positioned(topic, position):
@@ -54,9 +54,9 @@ class _BosonTransport(Transport):
                     found.add(Stored(receipt_id.decode("ascii", "replace"), position))
                 case boson.Refused(code, text, receipt_id):
                     asked = receipt_id.decode("ascii", "replace") or None
-                    found.add(Refused(refusal(code, text), asked, final=code.endswith(TOO_LARGE)))
+                    found.add(Refusal(refusal(code, text), asked, final=code.endswith(TOO_LARGE)))
                 case Bad(error):
-                    found.add(Refused(error, final=True))
+                    found.add(Refusal(error, final=True))
         return found.events
 
     def _count(self, topic: str, count: int) -> Position | None:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from polybus.batch import Batch, Buffer, Headers
 from polybus.client.transports.base import (
-    Delivered,
+    Delivery,
     Event,
     EventList,
-    Refused,
+    Refusal,
     Stored,
     Subscribed,
     Transport,
@@ -78,7 +78,7 @@ class GomsTransport(Transport):
             match event:
                 case wire.Deliver(batches):
                     for batch in batches:
-                        found.add(Delivered(batch.topic, list(batch.values())))
+                        found.add(Delivery(batch.topic, list(batch.values())))
                 case wire.Message():
                     _add_message(found, event)
                 case wire.RegAck():
@@ -88,7 +88,7 @@ class GomsTransport(Transport):
                 case wire.Error(code, text):
                     self._refused(found, code, text)
                 case Bad(error):
-                    found.add(Refused(error, final=True))
+                    found.add(Refusal(error, final=True))
         return found.events
 
     def _registered(self, found: EventList, ack: wire.RegAck) -> None:
@@ -102,7 +102,7 @@ class GomsTransport(Transport):
         if len(ack.topics) != 1 or len(ack.offsets) != 1 or not self._acks_due.get(ack.topics[0]):
             # A topic was deleted after our sends, so acks no longer match sends.
             error = PeerError("goms.ack-unknown", "the bus acknowledged a send that was not sent")
-            found.add(Refused(error, final=True))
+            found.add(Refusal(error, final=True))
             return
         receipt_id = self._acks_due[ack.topics[0]].popleft()
         found.add(Stored(receipt_id, ack.offsets[0]))
@@ -110,7 +110,7 @@ class GomsTransport(Transport):
     def _refused(self, found: EventList, code: str, text: str) -> None:
         if code == wire.Code.UNKNOWN_TOPICS:
             error = refusal("topic.unknown", f"there is no topic {text!r}")
-            found.add(Refused(error, topics=(text, *text.split(","))))
+            found.add(Refusal(error, topics=(text, *text.split(","))))
             return
         ours = _OUR_CODE.fullmatch(text)
         error = refusal(ours[1], ours[2]) if ours else refusal(f"goms.{code}", text)
@@ -120,9 +120,9 @@ class GomsTransport(Transport):
         elif code.startswith(_ABOUT_SENDS) and any(self._acks_due.values()):
             # One send gets no ack, so later acks no longer match their sends.
             self._acks_due.clear()
-            found.add(Refused(error, final=True))
+            found.add(Refusal(error, final=True))
             return
-        found.add(Refused(error, registering=code.startswith(_ABOUT_REGISTERING)))
+        found.add(Refusal(error, registering=code.startswith(_ABOUT_REGISTERING)))
 
 
 def _add_message(found: EventList, message: wire.Message) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polybus.batch import Batch, Buffer, Headers
-from polybus.client.transports.base import Delivered, Event, Refused, Transport
+from polybus.client.transports.base import Delivery, Event, Refusal, Transport
 from polybus.errors import UsageError
 from polybus.wire import queue as wire
 
@@ -53,9 +53,9 @@ class QueueTransport(Transport):
         events: list[Event] = []
         # A publisher receives the messages of others too, which it did not request.
         if messages and self._subscribed and self._topic is not None:
-            events.append(Delivered(self._topic, messages))
+            events.append(Delivery(self._topic, messages))
         if self._reader.error is not None:
-            events.append(Refused(self._reader.error, final=True))
+            events.append(Refusal(self._reader.error, final=True))
         return events
 
     def _use(self, topic: str) -> None:

@@ -36,27 +36,8 @@ from polybus.wire.boson_properties.encode import (
     encode_unsubscribe,
 )
 
-__all__ = [
-    "PROTOCOL",
-    "BadPublish",
-    "BosonPropertiesClientCodec",
-    "BosonPropertiesCodec",
-    "Delivered",
-    "Event",
-    "Positioned",
-    "Receipt",
-    "ReceiptOwed",
-    "Refused",
-    "Reply",
-    "Subscribe",
-    "Unsubscribe",
-    "encode",
-    "encode_error",
-    "encode_position",
-    "encode_publish",
-    "encode_receipt",
-    "encode_receipts",
-    "encode_refusals",
-    "encode_subscribe",
-    "encode_unsubscribe",
-]
+__all__ = ["PROTOCOL", "BadPublish", "BosonPropertiesClientCodec", "BosonPropertiesCodec"]
+__all__ += ["Delivered", "Event", "Positioned", "Receipt", "ReceiptOwed", "Refused", "Reply"]
+__all__ += ["Subscribe", "Unsubscribe", "encode", "encode_error", "encode_position"]
+__all__ += ["encode_publish", "encode_receipt", "encode_receipts", "encode_refusals"]
+__all__ += ["encode_subscribe", "encode_unsubscribe"]

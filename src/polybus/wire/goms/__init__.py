@@ -42,33 +42,8 @@ from polybus.wire.goms.events import (
     peer_error,
 )
 
-__all__ = [
-    "Close",
-    "Code",
-    "Deliver",
-    "Error",
-    "Event",
-    "GomsClientCodec",
-    "GomsCodec",
-    "Logout",
-    "Message",
-    "PROTOCOL",
-    "RegAck",
-    "Register",
-    "Reply",
-    "Send",
-    "SendAck",
-    "decode_datagram",
-    "encode",
-    "encode_close",
-    "encode_error",
-    "encode_logout",
-    "encode_message",
-    "encode_reg_ack",
-    "encode_register",
-    "encode_send",
-    "encode_send_ack",
-    "encode_sends",
-    "encode_with_offsets",
-    "peer_error",
-]
+__all__ = ["Close", "Code", "Deliver", "Error", "Event", "GomsClientCodec", "GomsCodec", "Logout"]
+__all__ += ["Message", "PROTOCOL", "RegAck", "Register", "Reply", "Send", "SendAck"]
+__all__ += ["decode_datagram", "encode", "encode_close", "encode_error", "encode_logout"]
+__all__ += ["encode_message", "encode_reg_ack", "encode_register", "encode_send", "encode_send_ack"]
+__all__ += ["encode_sends", "encode_with_offsets", "peer_error"]
