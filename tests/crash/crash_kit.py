@@ -119,46 +119,90 @@ def crashes(
     unless it says otherwise), `look` starts on a folder and says what it shows, as JSON. All are
     functions of a module.
     """
+    scenario = Scenario(work, look, start, proceed or work, ends, verified)
+    count = 0
+    for crash, problem in _from_runner(_run, scenario):
+        if problem:
+            pytest.fail(f"{crash}\n{problem}", pytrace=False)
+        count += 1
+        yield crash
+    assert count > 1, "the work writes nothing"
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a process from which it may fork."""
+    [(problem, result)] = _from_runner(_run_once, function, *arguments)
+    if problem:
+        pytest.fail(problem, pytrace=False)
+    return result
+
+
+def _from_runner(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    """What `target` sends from a process of its own, up to None."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     context = multiprocessing.get_context("forkserver")
-    scenario = Scenario(work, look, start, proceed or work, ends, verified)
     receive, send = context.Pipe(duplex=False)
-    runner = context.Process(target=_run, args=(scenario, send))
+    runner = context.Process(target=target, args=(send, *arguments))
     runner.start()
     send.close()
-    count = 0
     try:
         while (result := receive.recv()) is not None:
-            crash, problem = result
-            if problem:
-                pytest.fail(f"{crash}\n{problem}", pytrace=False)
-            count += 1
-            yield crash
+            yield result
     except EOFError:
-        pytest.fail("a start did not end", pytrace=False)
+        pytest.fail("the process was killed: a start did not end", pytrace=False)
     finally:
         runner.kill()
         runner.join()
         runner.close()
         receive.close()
-    assert count > 1, "the work writes nothing"
 
 
-def kill(work: Work, data: Path, *, before: str, nth: int = 1) -> None:
-    """Do the work on a folder, and end it before the nth write that begins with `before`."""
-    found = [
-        tree
-        for crash, tree in _recorded(work, data, ("kill",), every=True)
-        if crash.before.startswith(before)
-    ]
-    shutil.rmtree(data)
-    _lay_out(found[nth - 1], data)
+def kill(work: Work, data: Path, *, before: str = "", nth: int = 1) -> None:
+    """Do the work on a folder, and SIGKILL it before the nth write that begins with `before`."""
+    run = Run(data)
+    count = 0
+
+    def before_write(what: str) -> None:
+        nonlocal count
+        count += run.is_recorded and what.startswith(before)
+        if count == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def child() -> None:
+        WatchedDisk(data, before_write).install()
+        work(run)
+
+    status = _forked(child)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+
+
+def recorded(
+    work: Work, data: Path, ends: tuple[End, ...], *, every: bool = False
+) -> list[tuple[Crash, Tree]]:
+    """Each end of the work with its disk; `every`: also those that leave the same as another."""
+    spool = data.with_name("recorded")
+
+    def child() -> None:
+        spool.write_bytes(pickle.dumps(_record(work, data, ends, every=every)))
+
+    status = _forked(child)
+    assert status == 0, f"the work ended with status {status}"
+    found: list[tuple[Crash, Tree]] = pickle.loads(spool.read_bytes())
+    return found
 
 
 # In the runner.
 
 
-def _run(scenario: Scenario, results: Any) -> None:
+def _run_once(results: Any, function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        results.send(("", function(*arguments)))
+    except Exception:
+        results.send((traceback.format_exc(), None))
+    results.send(None)
+
+
+def _run(results: Any, scenario: Scenario) -> None:
     leave_pandas_out()
     with tempfile.TemporaryDirectory(prefix="polybus-crash-", dir=MEMORY_DISK) as folder:
         data = Path(folder) / "data"
@@ -167,10 +211,9 @@ def _run(scenario: Scenario, results: Any) -> None:
             data.mkdir()
             if scenario.start is not None:
                 scenario.start(Run(data))
-            recorded = _recorded(scenario.work, data, scenario.ends)
-            for crash, tree in recorded:
+            for crash, tree in recorded(scenario.work, data, scenario.ends):
                 shutil.rmtree(data)
-                _lay_out(tree, data)
+                lay_out(tree, data)
                 signal.alarm(LOOK_S)
                 results.send((crash, _look(scenario, crash, data)))
         except Exception:
@@ -205,7 +248,7 @@ def _verify(data: Path) -> None:
     assert report.intact, f"verify: {[str(one) for one in report.damages]}"
 
 
-def _lay_out(tree: Tree, data: Path) -> None:
+def lay_out(tree: Tree, data: Path) -> None:
     data.mkdir()
     for relative, content in tree.items():
         path = data / relative
@@ -215,25 +258,19 @@ def _lay_out(tree: Tree, data: Path) -> None:
             path.write_bytes(content)
 
 
-def _recorded(
-    work: Work, data: Path, ends: tuple[End, ...], *, every: bool = False
-) -> list[tuple[Crash, Tree]]:
-    """Each end of the work with its disk; `every`: also those that leave the same as another."""
-    spool = data.with_name("recorded")
+def _forked(work: Callable[[], None]) -> int:
+    """Do the work in a child process; its status."""
     child = os.fork()
     if not child:
         code = 1
         try:
-            spool.write_bytes(pickle.dumps(_record(work, data, ends, every=every)))
+            work()
             code = 0
         except BaseException:
-            spool.write_bytes(pickle.dumps(traceback.format_exc()))
+            traceback.print_exc()
         # Not `sys.exit`: threads of the work may still wait for something.
         os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    recorded = pickle.loads(spool.read_bytes())
-    assert status == 0, f"the work failed: {recorded}"
-    return list(recorded)
+    return os.waitpid(child, 0)[1]
 
 
 def _record(
@@ -241,7 +278,7 @@ def _record(
 ) -> list[tuple[Crash, Tree]]:
     run = Run(data)
     known: set[tuple[str, bytes]] = set()
-    recorded: list[tuple[Crash, Tree]] = []
+    found: list[tuple[Crash, Tree]] = []
     position = 0
 
     def record(what: str) -> None:
@@ -254,13 +291,13 @@ def _record(
             key = (json.dumps(run.acknowledged), _digest(tree))
             if every or key not in known:
                 known.add(key)
-                recorded.append((Crash(end, position, what, run.acknowledged), tree))
+                found.append((Crash(end, position, what, run.acknowledged), tree))
 
     disk = WatchedDisk(data, record)
     disk.install()
     work(run)
     record("")
-    return recorded
+    return found
 
 
 def _digest(tree: Tree) -> bytes:

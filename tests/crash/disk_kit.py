@@ -57,7 +57,8 @@ class WatchedDisk:
             self._sync_names(folder)
             for name in files:
                 path = os.path.join(folder, name)
-                self._contents[_inode(path)] = _content(path)
+                if os.path.isfile(path):
+                    self._contents[_inode(path)] = _content(path)
 
     # What is left.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 from uuid import uuid4
 
 import pyarrow as pa
@@ -16,8 +18,7 @@ def stage(data: Path, producer: str, batch: int, rows: Sequence[tuple[str, str]]
     """Stage one record batch for each (topic, value), fsynced; return the file's name."""
     name = f"{batch}-{uuid4().hex}.arrows"
     folder = data / "staging" / producer
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / name).open("wb") as file:
+    with _created(folder / name) as file:
         with pa.ipc.new_stream(file, SCHEMA) as writer:
             for topic, value in rows:
                 arrays = [[topic], [None], [value.encode()], [None]]
@@ -30,3 +31,11 @@ def stage(data: Path, producer: str, batch: int, rows: Sequence[tuple[str, str]]
         os.fsync(descriptor)
         os.close(descriptor)
     return name
+
+
+def _created(path: Path) -> IO[bytes]:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The bus removes a producer's empty folder, perhaps just now.
+        with contextlib.suppress(FileNotFoundError):
+            return path.open("xb")

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from crash_kit import Run, crashes
 from opened_kit import on_node, running_node
 
@@ -15,6 +16,9 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.services.consumers import book
 from polybus.services.consumers.consumers import ConsumerPosition, Report
+
+pytestmark = pytest.mark.slow
+
 
 DAY_US = 86_400_000_000
 

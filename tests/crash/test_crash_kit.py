@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_kit import Crash, Run, crashes
+from crash_kit import Crash, Run, apart, crashes, kill, recorded
 from disk_kit import End
+from opened_kit import opened_log, publish
 
 from polybus.log.disk import OsDisk, replace_file
 
@@ -100,3 +103,37 @@ def test_a_wrong_order_is_caught(work: Any, end: End) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         for crash in crashes(work, look, start=empty, verified=False, ends=(end,)):
             check(crash)
+
+
+def with_topics(run: Run) -> None:
+    with opened_log(run.data) as log:
+        for topic in ("a", "b"):
+            log.create_topic(topic)
+        publish(log, "a", "1")
+        log.delete_topic("b")
+
+
+def recorded_and_killed(data: Path) -> list[tuple[str, Any, Any]]:
+    """The sizes of all files, as recorded before a write and after a SIGKILL before it."""
+    compared = []
+    data.mkdir()
+    for crash, tree in recorded(with_topics, data, ("kill",), every=True)[:-1:4]:
+        shutil.rmtree(data)
+        data.mkdir()
+        kill(with_topics, data, nth=crash.position)
+        files = {str(path.relative_to(data)): path for path in data.rglob("*") if path.is_file()}
+        killed = {name: path.stat().st_size for name, path in files.items()}
+        left = {name: len(content) for name, content in tree.items() if content is not None}
+        compared.append((str(crash), _without_epochs(left), _without_epochs(killed)))
+    return compared
+
+
+def _without_epochs(sizes: dict[str, int]) -> dict[str, int]:
+    return {re.sub(r"trash/\d+", "trash/EPOCH", name): size for name, size in sizes.items()}
+
+
+def test_what_is_recorded_is_what_a_kill_leaves(tmp_path: Path) -> None:
+    compared = apart(recorded_and_killed, tmp_path / "data")
+    assert len(compared) > 10
+    for crash, left, killed in compared:
+        assert left == killed, crash

@@ -7,14 +7,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from crash_kit import Crash, Run, crashes, kill
+import pytest
+from crash_kit import Crash, Run, apart, crashes, kill
 from opened_kit import on_node, running_node
 
 from polybus.batch import Batch
 from polybus.edges.node import Node
+from polybus.log.layout import segments
 from polybus.services.sessions import saving
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import EMPTY_PACK
+
+pytestmark = pytest.mark.slow
+
 
 SAVED_S = 0.02
 """After this time what changed was saved, or is being saved."""
@@ -308,6 +313,28 @@ def test_a_deleted_session_does_not_come_back() -> None:
         check(crash)
 
 
+def change_topics(run: Run) -> None:
+    async def work(client: Client) -> None:
+        await client.open("a")
+        await client.publish("a", "m1")
+        run.acknowledge("changing")
+        await client.inboxes.replace_topics(client.session, ["b"])
+        run.acknowledge("changed")
+        await client.publish("b", "m2")
+        await client.receive()
+
+    with_client(run, work)
+
+
+def test_a_session_follows_its_old_topics_or_its_new_ones() -> None:
+    for crash in crashes(change_topics, look, start=started, proceed=go_on, ends=("kill", "cut")):
+        check(crash)
+        names = [name for name, *_ in crash.acknowledged]
+        for _, follows in crash.seen.values():
+            assert follows == ["b"] or (follows == ["a"] and "changed" not in names), crash
+            assert follows == ["a"] or "changing" in names, crash
+
+
 def several(run: Run) -> None:
     """One direct pack in two sessions: the second of them may be saved later."""
 
@@ -330,3 +357,28 @@ def several(run: Run) -> None:
 def test_a_direct_pack_of_several_sessions_goes_with_the_last_of_them() -> None:
     for crash in crashes(several, look, start=started, proceed=go_on, ends=("kill", "cut")):
         assert all(len(packs) <= 2 for packs, _ in crash.seen.values()), crash
+
+
+def lose_a_segment(data: Path) -> None:
+    async def publish(client: Client) -> None:
+        await client.open("a", "b")
+        await client.publish("a", "m1")
+        await client.receive()
+
+    async def go_on_with_b(client: Client) -> None:
+        assert set(client.node.bus.log.frozen) >= {"a"}  # type: ignore[attr-defined]
+        assert client.reopen()
+        assert list(client.session.follows) == ["a", "b"]
+        await client.publish("b", "m2")
+        packs = await client.inboxes.collect(client.session, 0)
+        assert [json for _, json in packs][-1] == b'[["b","m2"]]', packs
+
+    with_client(Run(data), publish)
+    segments(data)[-1].unlink()
+    with_client(Run(data), go_on_with_b)
+
+
+def test_a_damaged_topic_keeps_neither_the_bus_nor_its_sessions_from_starting(
+    tmp_path: Path,
+) -> None:
+    apart(lose_a_segment, tmp_path)

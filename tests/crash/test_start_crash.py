@@ -6,11 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from crash_kit import Run, crashes, kill
 from opened_kit import all_messages, messages, on_node, running_node
 
 from polybus.batch import Batch
 from polybus.edges.node import Node
+
+pytestmark = pytest.mark.slow
+
 
 TOPICS = ["a", "b"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from crash_kit import Crash, Run, crashes, kill
 from opened_kit import all_messages, on_node
 from staging_kit import stage
@@ -14,6 +15,9 @@ from polybus.services.transactions.commits import TransactionKey
 from polybus.services.transactions.staging import staging_folder
 from polybus.services.transactions.transactions import CommitRequest
 from polybus.services.transactions.uploads import StagingRoom, Upload
+
+pytestmark = pytest.mark.slow
+
 
 TOPICS = ["a", "b"]
 BATCHES = 2

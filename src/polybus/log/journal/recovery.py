@@ -101,6 +101,10 @@ def recover(data: Path, disk: Disk) -> Recovered:
         # A damaged segment stays as it is; the next commit begins another one.
         if found[-1].is_open and head_bytes(paths[-1]) is not None:
             live = found[-1]
+    for path in orphan_indexes(data):
+        # A new segment must not take the name, and so the index, of one that is missing.
+        lost = [entry.commit + 1 for entry in read_index(path).entries]
+        next_commit = max([next_commit, *lost[-1:]])
     return Recovered(segments=found, next_commit=next_commit, live=live, damage=damage)
 
 

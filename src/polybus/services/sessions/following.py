@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from polybus import names
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.services.context import Context
 from polybus.services.replay import resolve
 from polybus.services.sessions.feeds import (
@@ -85,7 +85,15 @@ class Following:
         """Follow a topic from a saved position; the offset, or None if the topic was deleted."""
         if not self._bus.has_topic(topic):
             return None
-        bounds = self._bus.log.bounds(topic)
+        try:
+            bounds = self._bus.log.bounds(topic)
+        except StorageError:
+            # Damaged: the session keeps its place in it, and goes on with its other topics.
+            feed = Feed(topic, epoch, offset, self._shared)
+            feed.followers.add(session)
+            self._bus.subscribe(topic, feed)
+            session.follow(Follow(feed, offset))
+            return offset
         # A log in memory begins every topic anew; on disk another epoch is another topic.
         if epoch != bounds.epoch and not self._is_volatile:
             return None
@@ -95,9 +103,11 @@ class Following:
 
     def stored(self, content: Content) -> int:
         """How many of the content's messages a crash has left in the log."""
-        if not self._bus.has_topic(content.topic):
+        try:
+            bounds = self._bus.log.bounds(content.topic)
+        except (UsageError, StorageError):
+            # Deleted or damaged: reading it will tell.
             return content.count
-        bounds = self._bus.log.bounds(content.topic)
         if bounds.epoch != content.epoch:
             return content.count
         return max(0, min(content.count, bounds.stop - content.first_offset))

@@ -102,7 +102,7 @@ class Transactions:
         """Learn what was committed, and finish transactions that have an intent.
 
         Raises:
-            StorageError: state.db or `$commits` cannot be read.
+            StorageError: state.db cannot be read.
         """
         self._bus.make_system_topic(TOPIC, settings_of(self._context.config))
         rows, self._saved = await self._state.read_producers()
@@ -111,7 +111,11 @@ class Transactions:
                 self._producers.restore(msgspec.json.decode(row, type=Producer))
         except msgspec.DecodeError as error:
             raise StorageError("state.failed", f"state.db, producers: {error}") from error
-        await self._read_records()
+        try:
+            await self._read_records()
+        except StorageError as error:
+            # Damaged: it takes no records either, so nothing is committed a second time.
+            logger.error("%s: %s; nothing can be committed", TOPIC, error)
         for unfinished in self._producers.unfinished():
             key = unfinished.intent.key
             try:
