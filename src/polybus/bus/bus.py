@@ -21,6 +21,7 @@ RECENT_BYTES_MAX = 1 << 20
 DELIVERED_BYTES_MAX = 4 << 20
 """Subscribers read a larger commit from the log instead of being handed it."""
 NOTHING = Batch("", b"", array("i"))
+NOTHING_ACCEPTED: tuple[Sequence[Topic], Sequence[Batch], int] = ((), (), 0)
 
 
 class Topic:
@@ -172,8 +173,8 @@ class Bus:
 
     # Publishing
     #
-    # One path for all: `_accept` (or `commit`, all or nothing) appends to the log and counts, then
-    # `_deliver` hands each batch to its topic's subscribers.
+    # One path for all. `_accept_one` appends a batch to the log, counts it and expects its receipt;
+    # `_accept` does the same for many at once, in compiled loops. Then the subscribers get them.
 
     def publish(
         self, batches: Sequence[Batch], publisher: Publisher, whole: Buffer | None = None
@@ -185,16 +186,23 @@ class Bus:
         """
         sender: object = publisher
         topics, accepted, ticket = self._accept(batches, publisher)
-        is_whole = whole is not None and 0 < len(accepted) == len(batches)
-        if whole is not None and is_whole and scan.listen_alike(topics):
+        is_all = len(accepted) == len(batches)
+        if is_all and (len(topics) == 1 or (whole is not None and scan.listen_alike(topics))):
             for subscriber in topics[0].subscribers:
-                if subscriber is not sender or subscriber.takes_own:
-                    subscriber.deliver_whole(batches, whole, publisher)
+                if subscriber is sender and not subscriber.takes_own:
+                    for topic, batch in zip(topics, accepted, strict=True):
+                        topic.traffic.spare(batch, subscriber.protocol)
+                elif whole is None:
+                    subscriber.deliver(batches[0], publisher)
                 else:
-                    _spare(topics, accepted, subscriber)
+                    subscriber.deliver_whole(batches, whole, publisher)
             return ticket
         for topic, batch in zip(topics, accepted, strict=True):
-            _deliver(topic, batch, publisher)
+            for subscriber in topic.subscribers:
+                if subscriber is not sender or subscriber.takes_own:
+                    subscriber.deliver(batch, publisher)
+                else:
+                    topic.traffic.spare(batch, subscriber.protocol)
         return ticket
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Publisher) -> int:
@@ -259,43 +267,49 @@ class Bus:
 
     def _accept(
         self, batches: Sequence[Batch], publisher: Publisher
-    ) -> tuple[list[Topic], Sequence[Batch], int]:
+    ) -> tuple[Sequence[Topic], Sequence[Batch], int]:
         """Append the batches; return the topics and batches that were accepted, and the ticket."""
-        topics = scan.find_topics(batches, self._topics, self._clock_us())
-        if topics is not None:
-            ticket = self._append(batches, publisher)
-            if ticket:
-                scan.count_taken(batches, topics)
-                return topics, batches, ticket
-        elif len(batches) == 1:
-            publisher.refuse(batches[0], unknown_topic(batches[0].topic))
         if len(batches) == 1:
-            return [], [], 0
+            topic = self._accept_one(batches[0], publisher)
+            return NOTHING_ACCEPTED if topic is None else ((topic,), batches, self._last_ticket)
+        topics = scan.find_topics(batches, self._topics, self._clock_us())
+        if topics is not None and self._append_all(batches, publisher):
+            scan.count_taken(batches, topics)
+            return topics, batches, self._last_ticket
         # Not all can be accepted: find out which, and why not.
-        alone = [self._accept([batch], publisher) for batch in batches]
-        return (
-            [topic for found, _, _ in alone for topic in found],
-            [batch for _, accepted, _ in alone for batch in accepted],
-            max(ticket for _, _, ticket in alone),
-        )
+        found = [(self._accept_one(batch, publisher), batch) for batch in batches]
+        accepted = [batch for topic, batch in found if topic is not None]
+        ticket = self._last_ticket if accepted else 0
+        return [topic for topic, _ in found if topic is not None], accepted, ticket
 
-    def _append(self, batches: Sequence[Batch], publisher: Publisher) -> int:
-        """Append all batches, or none and return 0; a single one is then refused."""
-        asking = [batch for batch in batches if batch.receipt_ids is not None]
-        urgent = bool(asking)
+    def _accept_one(self, batch: Batch, publisher: Publisher) -> Topic | None:
+        """Append a batch, or refuse it and return None."""
+        topic = self._topics.get(batch.topic)
+        if topic is None:
+            publisher.refuse(batch, unknown_topic(batch.topic))
+            return None
+        batch.timestamp_us = self._clock_us()
+        is_asking = batch.receipt_ids is not None
         try:
-            if len(batches) == 1:
-                ticket = self.log.append(batches[0], urgent=urgent)
-            else:
-                ticket = self.log.append_all(batches, urgent=urgent)
+            self._last_ticket = self.log.append(batch, urgent=is_asking)
         except (StorageError, UsageError) as error:
-            if len(batches) == 1:
-                publisher.refuse(batches[0], error)
-            return 0
-        self._last_ticket = ticket
+            publisher.refuse(batch, error)
+            return None
+        topic.traffic.take(batch)
+        if is_asking:
+            self.receipts.expect(self._last_ticket, (batch,), publisher)
+        return topic
+
+    def _append_all(self, batches: Sequence[Batch], publisher: Publisher) -> bool:
+        """Append all batches at once, or none and return False."""
+        asking = [batch for batch in batches if batch.receipt_ids is not None]
+        try:
+            self._last_ticket = self.log.append_all(batches, urgent=bool(asking))
+        except (StorageError, UsageError):
+            return False
         if asking:
-            self.receipts.expect(ticket, asking, publisher)
-        return ticket
+            self.receipts.expect(self._last_ticket, asking, publisher)
+        return True
 
     # Receipts
 
@@ -316,20 +330,6 @@ class Bus:
         if topic is None:
             raise unknown_topic(name)
         return topic
-
-
-def _deliver(topic: Topic, batch: Batch, publisher: Publisher) -> None:
-    sender: object = publisher
-    for subscriber in topic.subscribers:
-        if subscriber is sender and not subscriber.takes_own:
-            topic.traffic.spare(batch, subscriber.protocol)
-        else:
-            subscriber.deliver(batch, publisher)
-
-
-def _spare(topics: list[Topic], batches: Sequence[Batch], publisher: Subscriber) -> None:
-    for topic, batch in zip(topics, batches, strict=True):
-        topic.traffic.spare(batch, publisher.protocol)
 
 
 def unknown_topic(name: str) -> PolybusError:
