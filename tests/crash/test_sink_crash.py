@@ -27,8 +27,8 @@ def stage(data: Path) -> str:
     from polybus.spark.sink.staging import stage
 
     columns = SinkColumns(topic="a", has_key=False, has_headers=False)
-    name, count = stage(iter([ROWS]), columns, BusLocation(data), "spark", 0)
-    assert name is not None and count == 3
+    name = stage(iter([ROWS]), columns, BusLocation(data), "spark", 0)
+    assert name is not None
     return name
 
 

@@ -1,4 +1,4 @@
-"""What the sink's tests share: reading topics back, and a proxy where calls can be cut off."""
+"""Helpers for tests of the sink: topics read back, and a proxy that can cut calls off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to the bus from programs without a loop: its own words for what it refuses, ours else."""
+"""Blocking calls to the bus: errors of the bus, errors of the connection, and retries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_folder_without_a_bus_is_named(tmp_path: Path) -> None:
         bus_url(tmp_path)
 
 
-def test_what_the_bus_refuses_comes_with_its_code(bus: RunningBus) -> None:
+def test_a_refusal_has_the_code_of_the_bus(bus: RunningBus) -> None:
     with pytest.raises(UsageError) as caught:
         request_json(bus.url, "GET", "/v1/topics/nobody")
     assert caught.value.code == "topic.unknown"
@@ -50,7 +50,7 @@ def test_what_the_bus_refuses_comes_with_its_code(bus: RunningBus) -> None:
     assert caught.value.code == "http.body-too-large"
 
 
-def test_an_address_that_is_none_or_nobody_s_is_said() -> None:
+def test_an_invalid_and_an_unreachable_address_are_reported() -> None:
     for url in ("boson://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:x"):
         with pytest.raises(UsageError) as caught:
             request(url, "GET", "/")
@@ -85,7 +85,7 @@ class Answers:
         self._listener.close()
 
 
-def test_what_is_no_bus_and_what_goes_away_is_told_apart() -> None:
+def test_another_server_and_a_lost_connection_are_distinguished() -> None:
     page = b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\nnope"
     torn = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf"
     problem = json.dumps({"code": "log.full", "detail": "no room"}).encode()

@@ -131,7 +131,7 @@ def spark_process(folder: Path, program: str, *arguments: str) -> Iterator[None]
         env=environment(
             SPARK_HOME=str(archive.jars_folder().parent),
             SPARK_SCALA_VERSION="2.13",
-            JAVA_HOME=str(java.home),
+            JAVA_HOME=str(java.path.parents[1]),
             PYTHONPATH=str(hidden),
             PYSPARK_PYTHON=sys.executable,
         ),
@@ -216,7 +216,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
         yield ConnectServer(f"sc://127.0.0.1:{port}", folder / INSTALLED)
 
 
-def test_a_spark_connect_server_that_has_polybus_not_reads_a_topic(
+def test_a_spark_connect_server_without_polybus_reads_a_topic(
     connect_server: ConnectServer, tmp_path: Path
 ) -> None:
     with running_bus(tmp_path, topics=["orders"]) as bus:
@@ -323,7 +323,7 @@ def test_a_spark_connect_server_without_the_data_folder_is_refused(
     assert list((tmp_path / "data" / "pipeline").iterdir()) == []
 
 
-def test_the_zip_holds_all_that_a_worker_imports_and_is_made_once() -> None:
+def test_the_zip_has_all_that_a_worker_imports_and_is_written_once() -> None:
     path = shipping.package()
     assert shipping.package() == path
     with zipfile.ZipFile(path) as packed:

@@ -72,13 +72,13 @@ def test_a_source_without_a_group_is_known_by_its_querys_name() -> None:
     }
 
 
-def test_of_two_sources_of_one_topic_the_one_behind_counts() -> None:
+def test_the_lower_offset_of_two_sources_of_one_topic_counts() -> None:
     found = positions_by_group([source("etl", news=4), source("etl", news=3)], "q")
     assert found["etl"]["news"]["offset"] == 3
 
 
 @pytest.mark.parametrize("offset", [None, "17", '{"logOffset": 5}', "not json"])
-def test_other_peoples_sources_are_passed_over(offset: str | None) -> None:
+def test_sources_of_other_formats_are_ignored(offset: str | None) -> None:
     assert positions_by_group([SimpleNamespace(endOffset=offset)], "q") == {}
 
 
@@ -127,7 +127,7 @@ def test_a_query_that_fails_before_its_first_batch_is_named_if_the_reason_is_our
     assert (group, report["last-error"]) == ("early", "data.not-found: no")
 
 
-def test_a_progress_that_makes_no_sense_does_not_fail_the_query() -> None:
+def test_an_invalid_progress_does_not_fail_the_query() -> None:
     ConsumerListener(Notes()).onQueryProgress(SimpleNamespace(progress=None))
 
 
@@ -143,7 +143,7 @@ def test_reports_wait_for_a_bus_that_is_away_and_only_the_newest_is_sent(news: R
     reporter.close()
 
 
-def test_a_report_that_the_bus_refuses_is_not_sent_for_ever(news: RunningBus) -> None:
+def test_a_refused_report_is_not_sent_again(news: RunningBus) -> None:
     reporter = Reporter(url=news.url)
     reporter.put("x" * 300, {"kind": "spark"})
     assert reporter.flush(20)
@@ -151,7 +151,7 @@ def test_a_report_that_the_bus_refuses_is_not_sent_for_ever(news: RunningBus) ->
     reporter.close()
 
 
-def test_the_oldest_reports_go_when_too_many_wait(tmp_path: Path) -> None:
+def test_the_oldest_reports_are_dropped_when_too_many_wait(tmp_path: Path) -> None:
     reporter = Reporter(data=tmp_path)
     for number in range(WAITING_MAX + 5):
         reporter.put(str(number), {})

@@ -136,11 +136,11 @@ def listening(pid: int) -> list[str]:
     return found
 
 
-def test_a_second_call_gives_the_same_session(spark: Any) -> None:
+def test_a_second_call_returns_the_same_session(spark: Any) -> None:
     assert session(app="another").sparkContext is spark.sparkContext
 
 
-def test_a_callers_settings_win_over_ours(spark: Any) -> None:
+def test_a_callers_settings_override_ours(spark: Any) -> None:
     changed = session(conf={"spark.sql.session.timeZone": "Europe/Paris"})
     try:
         assert changed.conf.get("spark.sql.session.timeZone") == "Europe/Paris"
@@ -208,9 +208,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert (find_java().version, find_java().origin) == ("17.0.9", "PATH")
 
 
-def test_a_java_that_is_too_old_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_java_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POLYBUS_JAVA", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "1.8.0_392")))
     on_path = fake_java(tmp_path / "path", "17.0.9")
@@ -241,7 +239,7 @@ def test_no_java_says_what_was_found_instead(
 # The archive of classes
 
 
-def test_an_archive_is_used_when_it_is_there_and_not_when_switched_off(
+def test_an_archive_is_used_if_it_exists_and_is_not_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -259,7 +257,7 @@ def test_an_archive_is_used_when_it_is_there_and_not_when_switched_off(
     assert archive.options(java) == []
 
 
-def test_an_archive_is_put_in_place_whole_or_not_at_all(
+def test_an_archive_is_renamed_into_place_complete_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -289,7 +287,7 @@ def test_an_archive_is_put_in_place_whole_or_not_at_all(
     assert set(path.parent.glob("*.archive")) == {path, *others[1:]}
 
 
-def test_a_damaged_archive_is_ignored_in_silence(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_ignored_silently(tmp_path: Path) -> None:
     from polybus.spark.session.gateway import QUIET_OPTIONS
 
     damaged = tmp_path / "damaged"
@@ -306,7 +304,7 @@ def test_a_damaged_archive_is_ignored_in_silence(tmp_path: Path) -> None:
     assert b"damaged" not in run.stderr
 
 
-def test_a_bus_for_tests_survives_a_kill_and_comes_back_on_its_port(bus: RunningBus) -> None:
+def test_a_test_bus_restarts_on_its_port_after_a_kill(bus: RunningBus) -> None:
     port = bus.port
     bus.kill()
     bus.start()

@@ -107,7 +107,7 @@ def test_a_batch_write_with_a_task_that_fails_publishes_nothing(
     assert staged_files(bus) == []
 
 
-def test_tasks_that_are_tried_again_add_nothing_twice(spark: Any, bus: RunningBus) -> None:
+def test_repeated_tasks_publish_nothing_twice(spark: Any, bus: RunningBus) -> None:
     topics(bus, "retried")
 
     def fail_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -137,7 +137,7 @@ def test_tasks_that_are_tried_again_add_nothing_twice(spark: Any, bus: RunningBu
         (["repeat('x', 2000000) AS value"], {"topic": "bad"}, "message-bytes-max"),
     ],
 )
-def test_what_cannot_be_written_is_said_and_nothing_is(
+def test_rows_that_cannot_be_written_are_refused_and_nothing_is_published(
     spark: Any, bus: RunningBus, columns: list[str], options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(PySparkException) as caught:
@@ -147,7 +147,7 @@ def test_what_cannot_be_written_is_said_and_nothing_is(
     assert staged_files(bus) == []
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing(
+def test_a_stream_resumes_from_its_checkpoint_and_repeats_nothing(
     spark: Any, bus: RunningBus, tmp_path: Path
 ) -> None:
     topics(bus, "lines")
@@ -259,7 +259,7 @@ def test_update_mode_goes_through_upsert_once_for_each_batch(
     assert (last["query"], last["batch"]) == (query.id, 1)
 
 
-def test_publish_does_each_number_once_and_batches_may_be_left_out(
+def test_publish_commits_each_batch_number_once_and_allows_gaps(
     spark: Any, bus: RunningBus
 ) -> None:
     topics(bus, "numbers")
@@ -273,7 +273,7 @@ def test_publish_does_each_number_once_and_batches_may_be_left_out(
     assert values(bus, "$alerts") == ["hello"]
 
 
-def test_subscribers_of_two_protocols_hear_a_committed_batch_once(
+def test_subscribers_of_two_protocols_receive_a_committed_batch_once(
     spark: Any, bus: RunningBus
 ) -> None:
     topics(bus, "heard")

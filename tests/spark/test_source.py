@@ -1,4 +1,4 @@
-"""`format("polybus")` in Spark itself: batches, every trigger, restarts, errors as users see."""
+"""`format("polybus")` in Spark: batches, every trigger, restarts, and errors as users see them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_columns_shrink_the_schema(spark: Any, written: WrittenLog) -> None:
 
 
 @pytest.mark.parametrize("setting", ["true", "false"])
-def test_a_frame_may_be_used_again_with_other_filters_or_none(
+def test_a_dataframe_can_be_used_again_with_other_filters_or_without(
     spark: Any, written: WrittenLog, setting: str
 ) -> None:
     written.append("news", 100)
@@ -105,7 +105,7 @@ def test_a_frame_may_be_used_again_with_other_filters_or_none(
         spark.conf.set(PUSHDOWN, before)
 
 
-def test_filters_that_are_handed_down_give_the_right_rows(spark: Any, written: WrittenLog) -> None:
+def test_pushed_down_filters_return_the_right_rows(spark: Any, written: WrittenLog) -> None:
     written.create("sport")
     for topic in ("news", "sport"):
         written.append(topic, 100)
@@ -116,7 +116,7 @@ def test_filters_that_are_handed_down_give_the_right_rows(spark: Any, written: W
         assert frame.where(where).count() == count
 
 
-def test_each_run_over_what_is_available_goes_on_where_the_last_stopped(
+def test_each_available_now_run_continues_where_the_last_one_stopped(
     spark: Any, written: WrittenLog, tmp_path: Path
 ) -> None:
     sink = Sink(spark, tmp_path, data=str(written.data), subscribe="news", maxOffsetsPerTrigger=40)
@@ -134,7 +134,7 @@ def test_each_run_over_what_is_available_goes_on_where_the_last_stopped(
     assert query.exception() is None
 
 
-def test_a_running_stream_takes_what_comes_and_topics_that_are_created_later(
+def test_a_running_stream_reads_new_messages_and_topics_created_later(
     spark: Any, written: WrittenLog, tmp_path: Path
 ) -> None:
     sink = Sink(spark, tmp_path, data=str(written.data), subscribePattern="n.*", groupId="reports")
@@ -196,7 +196,7 @@ def test_a_recreated_topic_ends_a_stream_with_a_clear_error(
         ({"data": "/nowhere/at/all"}, "data.not-found: /nowhere/at/all"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
+def test_each_mistake_is_reported_in_one_sentence(
     spark: Any, written: WrittenLog, given: dict[str, str], said: str
 ) -> None:
     with pytest.raises(Exception) as caught:
@@ -204,7 +204,7 @@ def test_mistakes_are_told_in_one_sentence(
     assert said in str(caught.value)
 
 
-def test_a_value_of_100_mb_is_refused_and_the_session_goes_on(
+def test_a_value_of_100_mb_is_refused_and_the_session_survives(
     spark: Any, written: WrittenLog
 ) -> None:
     written.append("news", 1, size=100_000_000)

@@ -1,4 +1,4 @@
-"""The batch reader by itself: ranges, partitions, filters, columns; no Spark needed for that."""
+"""The batch reader without Spark: ranges, partitions, filters and columns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(written: WrittenLog, **given: Any) -> list[int]:
     return [offset for _, offset in offsets_of(reader, reader.partitions())]
 
 
-def test_batches_have_exactly_the_schema_that_spark_wants(written: WrittenLog) -> None:
+def test_record_batches_have_exactly_the_schema_that_spark_requires(written: WrittenLog) -> None:
     written.append("news", 3, headers={"a": b"1"})
     written.hand_over()
     written.append("news", 3)
@@ -62,7 +62,7 @@ def test_batches_have_exactly_the_schema_that_spark_wants(written: WrittenLog) -
     assert set(table.column("sender").to_pylist()) == {"127.0.0.1:1"}
 
 
-def test_headers_are_left_unread_when_they_are_not_wanted(written: WrittenLog) -> None:
+def test_headers_are_not_read_if_the_option_excludes_them(written: WrittenLog) -> None:
     written.append("news", 3, headers={"a": b"1"})
     reader = batch(written, includeHeaders="false")
     table = rows_of(reader, reader.partitions())
@@ -71,9 +71,7 @@ def test_headers_are_left_unread_when_they_are_not_wanted(written: WrittenLog) -
 
 
 @pytest.mark.parametrize("names", ["value", "topic", "epoch,partition", "headers,offset", "sender"])
-def test_columns_that_are_not_asked_for_are_not_in_the_schema(
-    written: WrittenLog, names: str
-) -> None:
+def test_only_requested_columns_are_in_the_schema(written: WrittenLog, names: str) -> None:
     written.append("news", 3)
     written.hand_over()
     written.append("news", 3)
@@ -155,7 +153,7 @@ def test_a_damaged_segment_is_an_error_that_names_file_topic_and_offsets(
     assert str(segment) in caught.value.text
 
 
-def test_a_value_that_spark_could_not_hold_is_named_and_not_handed_over(
+def test_a_value_too_large_for_spark_is_refused_with_its_offset(
     written: WrittenLog,
 ) -> None:
     written.append("news", 2)
@@ -185,7 +183,7 @@ def parts_of(written: WrittenLog, **limits: Any) -> list[list[tuple[str, int, in
     return [[(one.topic, one.start, one.stop) for one in part.plans] for part in found]
 
 
-def test_few_rows_of_many_topics_are_one_task(written: WrittenLog) -> None:
+def test_a_few_rows_of_many_topics_become_one_task(written: WrittenLog) -> None:
     names = [f"t{number}" for number in range(20)]
     written.create(*names)
     for name in names:
@@ -274,7 +272,7 @@ def filtered(written: WrittenLog, *filters: Any, **given: Any) -> list[int]:
         ([ds.LessThan(OFFSET, -5)], []),
     ],
 )
-def test_filters_on_the_offset_leave_other_offsets_unread(
+def test_filters_on_the_offset_skip_other_offsets(
     written: WrittenLog, filters: list[Any], expected: list[int]
 ) -> None:
     written.append("news", 5)
@@ -288,7 +286,7 @@ def test_a_list_of_offsets_bounds_what_is_read(written: WrittenLog) -> None:
     assert filtered(written, ds.In(OFFSET, (3, 5))) == [3, 4, 5]
 
 
-def test_filters_on_the_topic_leave_other_topics_unread(written: WrittenLog) -> None:
+def test_filters_on_the_topic_skip_other_topics(written: WrittenLog) -> None:
     written.create("sport")
     written.append("news", 2)
     written.append("sport", 3)
@@ -301,9 +299,7 @@ def test_filters_on_the_topic_leave_other_topics_unread(written: WrittenLog) -> 
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_filters_on_time_leave_commits_and_files_unread(
-    written: WrittenLog, handed_over: bool
-) -> None:
+def test_filters_on_time_skip_commits_and_files(written: WrittenLog, handed_over: bool) -> None:
     for _ in range(3):
         written.append("news", 2)
         if handed_over:
@@ -316,7 +312,7 @@ def test_filters_on_time_leave_commits_and_files_unread(
     assert filtered(written, ds.EqualTo(TIME, NOON)) == [0, 1]
 
 
-def test_filters_that_are_not_understood_leave_nothing_unread() -> None:
+def test_unsupported_filters_skip_nothing() -> None:
     filters = [
         ds.EqualTo(("value",), b"x"),
         ds.IsNull(OFFSET),
@@ -328,7 +324,7 @@ def test_filters_that_are_not_understood_leave_nothing_unread() -> None:
     assert narrow(filters) == narrow([])
 
 
-def test_filters_are_taken_only_if_wanted_and_where_spark_asks_for_them(
+def test_filters_are_pushed_down_only_by_option_and_in_the_filter_worker(
     written: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = source_options(written.data, subscribe="news")

@@ -1,4 +1,4 @@
-"""The source's options: Kafka's names and meanings, and a clear word about every mistake."""
+"""The options of the source: names and meanings as in Kafka, and a clear error for each mistake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refusal(kind: str = "batch", **given: str | None) -> UsageError:
     return caught.value
 
 
-def test_defaults_are_those_of_kafka_and_headers_are_there() -> None:
+def test_defaults_are_those_of_kafka_but_headers_are_included() -> None:
     batch, stream = parsed("batch"), parsed("stream")
     assert batch.starting.of("news") == EARLIEST
     assert stream.starting.of("news") == LATEST
@@ -38,13 +38,13 @@ def test_defaults_are_those_of_kafka_and_headers_are_there() -> None:
     assert stream.max_delay_ms == 15 * 60 * 1000
 
 
-def test_names_are_the_same_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     found = parsed(STARTINGOFFSETS="earliest", failondataloss="FALSE", groupid="g")
     assert not found.fail_on_data_loss
     assert found.group == "g"
 
 
-def test_a_list_of_topics_is_taken_apart_and_lowered() -> None:
+def test_a_list_of_topics_is_split_and_lowercased() -> None:
     assert parsed(subscribe=" News , sport,news,").topics == ("news", "sport")
 
 
@@ -58,11 +58,11 @@ def test_a_list_of_topics_is_taken_apart_and_lowered() -> None:
         ('{"news": "earliest"}', EARLIEST),
     ],
 )
-def test_starting_offsets_are_words_or_json_as_kafka_has_it(text: str, expected: int) -> None:
+def test_starting_offsets_are_words_or_json_as_in_kafka(text: str, expected: int) -> None:
     assert parsed(startingOffsets=text).starting.of("news") == expected
 
 
-def test_a_topic_that_json_does_not_name_begins_where_the_query_would() -> None:
+def test_a_topic_that_json_does_not_name_begins_at_the_default() -> None:
     options = parsed("stream", subscribe="news,sport", startingOffsets='{"news": 4}')
     assert options.starting.of("sport") == LATEST
 
@@ -70,19 +70,19 @@ def test_a_topic_that_json_does_not_name_begins_where_the_query_would() -> None:
 @pytest.mark.parametrize(
     "text", ["1728043200000", "2024-10-04T12:00:00Z", "2024-10-04T14:00+02:00"]
 )
-def test_a_time_is_milliseconds_or_iso_with_a_zone(text: str) -> None:
+def test_a_time_is_milliseconds_or_iso_8601_with_a_time_zone(text: str) -> None:
     assert parsed(startingTimestamp=text).starting.timestamp_us == NOON_US
 
 
 @pytest.mark.parametrize(
     ("text", "expected_ms"), [("500ms", 500), ("30s", 30_000), ("15m", 900_000), ("250", 250)]
 )
-def test_a_time_span_has_a_unit(text: str, expected_ms: int) -> None:
+def test_a_duration_has_a_unit(text: str, expected_ms: int) -> None:
     found = parsed("stream", minOffsetsPerTrigger="5", maxTriggerDelay=text)
     assert found.max_delay_ms == expected_ms
 
 
-def test_columns_come_in_our_order_whatever_the_order_asked_for() -> None:
+def test_columns_keep_the_order_of_the_schema() -> None:
     assert parsed(columns="value, Topic ,offset").columns == ("topic", "offset", "value")
 
 
@@ -132,20 +132,20 @@ def test_options_that_contradict_each_other_are_named(kind: str, given: dict[str
         {"maxValueBytes": "much"},
     ],
 )
-def test_a_value_that_cannot_be_names_its_option(given: dict[str, str]) -> None:
+def test_an_invalid_value_names_its_option(given: dict[str, str]) -> None:
     error = refusal("batch", **given)
     assert error.code == "spark.option-invalid"
     assert f"option {next(iter(given))}:" in error.text
 
 
 @pytest.mark.parametrize("text", ["news", '{"news": 1}', "[1]"])
-def test_topics_to_leave_out_are_a_list(text: str) -> None:
+def test_topics_to_leave_out_must_be_a_json_list(text: str) -> None:
     error = refusal("stream", leaveOut=text)
     assert error.code == "spark.option-invalid"
     assert "option leaveOut: it must be a JSON list of topics" in error.text
 
 
-def test_a_pattern_that_is_none_names_its_option() -> None:
+def test_an_invalid_pattern_names_its_option() -> None:
     error = refusal(subscribe=None, subscribePattern="(")
     assert error.code == "spark.option-invalid"
     assert "subscribePattern" in error.text
@@ -161,17 +161,17 @@ def test_an_unknown_option_suggests_the_nearest(wrong: str, right: str) -> None:
     assert f"option {wrong} is unknown; did you mean {right}?" in error.text
 
 
-def test_a_path_is_told_to_be_the_option_data() -> None:
+def test_the_option_path_is_answered_with_the_option_data() -> None:
     assert "option data" in refusal(path="/data").text
 
 
-def test_no_topic_at_all_is_a_missing_option() -> None:
+def test_no_selected_topic_is_a_missing_option() -> None:
     error = refusal(subscribe=None)
     assert error.code == "spark.option-missing"
     assert "subscribePattern" in error.text
 
 
-def test_a_pattern_meets_whole_names_and_no_system_topics_unless_it_says_so() -> None:
+def test_a_pattern_matches_whole_names_and_no_system_topics_by_default() -> None:
     plain = parse({"data": "/data", "subscribePattern": "new.*"}, streaming=True)
     assert plain.matches("news")
     assert not plain.matches("old.news")
@@ -179,7 +179,7 @@ def test_a_pattern_meets_whole_names_and_no_system_topics_unless_it_says_so() ->
     assert parse({"data": "/data", "subscribePattern": r"\$ev.*"}, streaming=True).system
 
 
-def test_the_environment_then_the_folder_here_say_where_the_log_is(
+def test_the_log_is_located_by_the_environment_then_by_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POLYBUS_DATA", raising=False)

@@ -1,4 +1,4 @@
-"""Reading over HTTP: the same answers as from the files, and a bus that goes away is told of."""
+"""Reading over HTTP: the same rows as from the files, and errors when the bus is away."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_options_mean_the_same_over_http(
     assert [offset for _, offset in offsets_of(reader, reader.partitions())] == list(expected)
 
 
-def test_a_range_comes_in_pages_of_bounded_size(
+def test_a_range_is_fetched_in_pages_of_bounded_size(
     bus: RunningBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "PAGE_ROWS", 37)
@@ -79,7 +79,7 @@ def test_a_topic_with_a_difficult_name_is_read(bus: RunningBus) -> None:
     assert offsets_of(reader, reader.partitions()) == [("a b%ü", 0)]
 
 
-def test_an_unknown_topic_is_told_by_its_option(bus: RunningBus) -> None:
+def test_an_unknown_topic_is_reported_with_its_option(bus: RunningBus) -> None:
     with pytest.raises(UsageError) as caught:
         batch(bus.url, subscribe="nothing").partitions()
     assert caught.value.code == "topic.unknown"
@@ -87,7 +87,7 @@ def test_an_unknown_topic_is_told_by_its_option(bus: RunningBus) -> None:
     assert bus.url in caught.value.text
 
 
-def test_a_damaged_topic_is_an_error_and_never_taken_for_a_new_one(
+def test_a_damaged_topic_is_an_error_or_held_and_never_a_new_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = [
@@ -227,7 +227,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_reading_goes_on_where_a_bus_broke_off() -> None:
+def test_reading_resumes_where_a_bus_disconnected() -> None:
     bus = Breaking(
         [
             cut_after(0, 3),

@@ -1,4 +1,4 @@
-"""The stream reader by itself: offsets, limits, new and lost topics; no Spark needed for that."""
+"""The stream reader without Spark: offsets, limits, new, lost and damaged topics."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_stream_reads_each_message_once_as_the_log_grows(written: WrittenLog) 
     assert step(reader, place) == (place, [])
 
 
-def test_a_batch_that_is_run_again_reads_the_same(written: WrittenLog) -> None:
+def test_a_repeated_batch_reads_the_same_messages(written: WrittenLog) -> None:
     written.append("news", 10)
     reader = stream(written)
     start = reader.initialOffset()
@@ -84,7 +84,7 @@ def test_a_batch_that_is_run_again_reads_the_same(written: WrittenLog) -> None:
 
 
 @pytest.mark.parametrize(("starting", "expected"), [("earliest", 0), ("latest", 4)])
-def test_a_stream_begins_where_it_is_told(
+def test_a_stream_begins_at_its_starting_offsets(
     written: WrittenLog, starting: str, expected: int
 ) -> None:
     written.append("news", 4)
@@ -116,7 +116,7 @@ def test_a_time_after_the_end_is_an_error_or_the_end(written: WrittenLog) -> Non
     assert places(PolybusStreamReader(options).initialOffset()) == {"news": 4}
 
 
-def test_a_topic_that_is_not_there_is_told_when_the_stream_starts(written: WrittenLog) -> None:
+def test_an_unknown_topic_is_reported_when_the_stream_starts(written: WrittenLog) -> None:
     with pytest.raises(UsageError) as caught:
         stream(written, subscribe="news,sport").initialOffset()
     assert caught.value.code == "topic.unknown"
@@ -124,7 +124,7 @@ def test_a_topic_that_is_not_there_is_told_when_the_stream_starts(written: Writt
     assert "'sport'" in caught.value.text
 
 
-def test_a_topic_that_comes_later_and_matches_joins_from_its_beginning(
+def test_a_matching_topic_that_is_created_later_joins_from_its_beginning(
     written: WrittenLog,
 ) -> None:
     reader = stream(written, subscribePattern="n.*")
@@ -143,7 +143,7 @@ def test_a_topic_that_comes_later_and_matches_joins_from_its_beginning(
     assert step(reader, place)[1] == [("nature", 3)]
 
 
-def test_the_most_per_trigger_is_shared_in_proportion(written: WrittenLog) -> None:
+def test_the_limit_per_trigger_is_shared_in_proportion(written: WrittenLog) -> None:
     written.create("sport")
     written.append("news", 30)
     written.append("sport", 10)
@@ -159,7 +159,7 @@ def test_the_most_per_trigger_is_shared_in_proportion(written: WrittenLog) -> No
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 100])
-def test_shares_never_pass_the_limit_and_never_starve_a_topic(most: int) -> None:
+def test_shares_never_exceed_the_limit_and_never_starve_a_topic(most: int) -> None:
     left = {"a": 50, "b": 1, "c": 0, "d": 9}
     steps = 0
     while any(left.values()):
@@ -171,7 +171,7 @@ def test_shares_never_pass_the_limit_and_never_starve_a_topic(most: int) -> None
     assert steps == -(-60 // most)
 
 
-def test_too_few_are_waited_for_until_the_delay_is_over(
+def test_a_batch_waits_for_enough_messages_until_the_delay_is_over(
     written: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -234,7 +234,7 @@ def test_expired_offsets_are_an_error_that_names_topic_and_offset(written: Writt
     assert "topic 'news': the next offset to read, 0, has expired; the log holds 5 to 10" in text
 
 
-def test_expired_offsets_are_left_out_and_told_if_so_wanted(
+def test_expired_offsets_are_skipped_and_logged_by_option(
     written: WrittenLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = stream(written).initialOffset()
@@ -257,7 +257,7 @@ def test_a_recreated_topic_is_an_error_even_if_it_is_longer_now(written: Written
     assert "'news' was deleted and created again" in lost(written, stream(written), start)
 
 
-def test_a_recreated_topic_is_read_from_its_beginning_if_so_wanted(written: WrittenLog) -> None:
+def test_a_recreated_topic_is_read_from_its_beginning_by_option(written: WrittenLog) -> None:
     written.append("news", 3)
     reader = stream(written, failOnDataLoss="false")
     start, _ = step(reader, reader.initialOffset())
@@ -269,7 +269,7 @@ def test_a_recreated_topic_is_read_from_its_beginning_if_so_wanted(written: Writ
     assert step(reader, end) == (end, [])
 
 
-def test_a_deleted_topic_is_an_error_or_is_left_out(written: WrittenLog) -> None:
+def test_a_deleted_topic_is_an_error_or_is_skipped(written: WrittenLog) -> None:
     written.create("sport")
     written.append("news", 3)
     pattern = {"subscribePattern": ".*"}
@@ -283,7 +283,7 @@ def test_a_deleted_topic_is_an_error_or_is_left_out(written: WrittenLog) -> None
     assert places(end) == {"news": 4}
 
 
-def test_a_topic_that_is_left_out_keeps_its_place_even_if_nobody_can_read_it(
+def test_a_topic_that_is_left_out_keeps_its_offset_even_if_it_is_damaged(
     written: WrittenLog,
 ) -> None:
     written.create("sport", "weather")
@@ -317,7 +317,7 @@ def damage(path: Path, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_history", [True, False])
-def test_a_damaged_topic_is_held_in_place_and_the_others_go_on(
+def test_a_damaged_topic_is_held_in_place_and_the_others_continue(
     written: WrittenLog,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -385,7 +385,7 @@ def test_a_topic_whose_manifest_is_damaged_is_held_and_reported(written: Written
     assert "damaged" not in place
 
 
-def test_a_batch_whose_messages_expired_before_it_ran_again_is_told(written: WrittenLog) -> None:
+def test_messages_that_expire_before_a_batch_is_repeated_are_data_loss(written: WrittenLog) -> None:
     start = stream(written).initialOffset()
     end = json.loads(json.dumps(start))
     end["topics"]["news"]["offset"] = 8

@@ -1,4 +1,4 @@
-"""Topics and lake tables in Spark: natively where it can be, each row once."""
+"""Topics and lake tables in Spark: read natively where possible, each row once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_topic_is_a_table_of_history_and_journal_with_each_message_once(
         assert row.epoch == LogReader(data).bounds("orders").epoch
 
 
-def test_the_date_is_utc_s_in_every_session(spark: Any, data: Path) -> None:
+def test_the_date_is_in_utc_in_every_session(spark: Any, data: Path) -> None:
     make_topic(data)
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
@@ -126,7 +126,7 @@ def test_a_hand_over_between_planning_and_running_changes_nothing(spark: Any, da
     assert sorted(row[0] for row in rows.collect()) == list(range(350))
 
 
-def test_a_view_that_is_made_again_shows_what_has_come(spark: Any, data: Path) -> None:
+def test_a_view_that_is_created_again_shows_new_messages(spark: Any, data: Path) -> None:
     make_topic(data, "orders.eu-1")
     assert views.register_views(spark, data) == ["orders.eu-1"]
     count = "select count(*) from `orders.eu-1`"
@@ -139,7 +139,7 @@ def test_a_view_that_is_made_again_shows_what_has_come(spark: Any, data: Path) -
     assert collect(spark, count, data, rows_max=10).to_pylist() == [{"count(1)": 310}]
 
 
-def test_sql_on_spark_knows_text_and_json_of_a_value(spark: Any, data: Path) -> None:
+def test_sql_on_spark_has_the_functions_text_and_json(spark: Any, data: Path) -> None:
     publish(data, "orders", [b'{"price": 2.5}', b"no json", b"\xff\xfe"])
     query = "select text(value) t, json(value) j, json(value):price::double p from orders"
     found = collect(spark, query + " order by offset", data, rows_max=10).to_pylist()
@@ -154,7 +154,7 @@ def test_sql_on_spark_knows_text_and_json_of_a_value(spark: Any, data: Path) -> 
         collect(spark, "selec 1", data, rows_max=1)
 
 
-def test_a_topic_that_is_not_there_is_named(spark: Any, data: Path) -> None:
+def test_an_unknown_topic_is_named(spark: Any, data: Path) -> None:
     make_topic(data)
     with pytest.raises(UsageError, match=r"topic\.unknown.*orderz"):
         bronze.table(spark, "orderz", data)
@@ -162,7 +162,7 @@ def test_a_topic_that_is_not_there_is_named(spark: Any, data: Path) -> None:
         bronze.table(spark, "orders", data / "nowhere")
 
 
-def test_a_history_file_that_is_damaged_or_gone_is_named(spark: Any, data: Path) -> None:
+def test_a_damaged_or_missing_history_file_is_named(spark: Any, data: Path) -> None:
     make_topic(data)
     file = topic_folder(data, "orders") / LogReader(data).history("orders").files[0].path
     # Not compressed, so that nothing but the page's checksum can tell.
@@ -205,7 +205,7 @@ def lake(data: Path) -> LakeTable:
     return open_table(data, "silver")
 
 
-def test_a_batch_is_appended_once_however_often_it_comes(spark: Any, lake: LakeTable) -> None:
+def test_a_batch_is_appended_once_however_often_it_is_repeated(spark: Any, lake: LakeTable) -> None:
     for batch in (0, 0, 1, 1, 0):
         tables.append(numbers(spark, batch * 10, 10), lake, writer="w", batch_id=batch)
     rows = tables.read(spark, lake)
@@ -296,7 +296,7 @@ def test_a_merge_keeps_the_newest_row_of_each_key(spark: Any, lake: LakeTable) -
         tables.merge(counts(("a", 1, 1)), lake, keys=["nope"], writer="w", batch_id=9)
 
 
-def test_replace_makes_the_rows_all_there_is(spark: Any, lake: LakeTable) -> None:
+def test_replace_leaves_only_the_new_rows(spark: Any, lake: LakeTable) -> None:
     tables.append(numbers(spark, 0, 10), lake, writer="w", batch_id=0)
     old = tables.read(spark, lake)
     tables.replace(spark.range(3).toDF("id"), lake, writer="daily")

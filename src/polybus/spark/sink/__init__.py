@@ -114,14 +114,14 @@ class PolybusWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFile:
         options = self._options
-        name, rows = stage(iterator, self._columns, options.location, self._producer, options.batch)
-        return StagedFile(name, rows, self._query, options.batch)
+        name = stage(iterator, self._columns, options.location, self._producer, options.batch)
+        return StagedFile(name, self._query)
 
     def commit(self, messages: Sequence[Any]) -> None:
         commit(self._options, self._producer, self._query, self._options.batch, messages)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        _unstage_all(self._options, self._producer, messages)
+        _unstage(self._options, self._producer, messages)
 
 
 class PolybusStreamWriter(DataSourceStreamArrowWriter):
@@ -138,9 +138,10 @@ class PolybusStreamWriter(DataSourceStreamArrowWriter):
         if not query or not batch:
             text = "Spark does not say to which query and batch a task belongs"
             raise UsageError("sink.mode", f"{text}; write from a streaming query")
-        producer = self._options.producer or query
-        name, rows = stage(iterator, self._columns, self._options.location, producer, int(batch))
-        return StagedFile(name, rows, query, int(batch))
+        options = self._options
+        producer = options.producer or query
+        name = stage(iterator, self._columns, options.location, producer, int(batch))
+        return StagedFile(name, query)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         # Spark runs at least one task, even for an empty batch.
@@ -151,7 +152,7 @@ class PolybusStreamWriter(DataSourceStreamArrowWriter):
         # Only staged files: the batch may be committed without Spark's knowledge.
         for one in messages:
             if one is not None:
-                _unstage_all(self._options, self._options.producer or one.query, [one])
+                _unstage(self._options, self._options.producer or one.query, [one])
 
 
 def commit(
@@ -184,7 +185,7 @@ def commit(
     )
 
 
-def _unstage_all(options: SinkOptions, producer: str, messages: Sequence[Any]) -> None:
+def _unstage(options: SinkOptions, producer: str, messages: Sequence[Any]) -> None:
     for one in messages:
         if one is not None and one.name is not None:
             unstage(options.location, producer, one.name)

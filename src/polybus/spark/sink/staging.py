@@ -37,12 +37,10 @@ _CREATE_ATTEMPTS = 5
 
 @dataclass
 class StagedFile(WriterCommitMessage):
-    """What a task has staged: a file, or None if it had no rows."""
+    """What a task of a query has staged: a file, or None if it had no rows."""
 
     name: str | None
-    rows: int
     query: str
-    batch: int
 
 
 def stage(
@@ -51,8 +49,8 @@ def stage(
     location: BusLocation,
     producer: str,
     batch: int,
-) -> tuple[str | None, int]:
-    """Stage all rows; return the name of the file, None if there are no rows, and their number.
+) -> str | None:
+    """Stage all rows; return the name of the file, or None if there are no rows.
 
     When this returns, the rows survive a power cut. If it raises, nothing is left behind.
 
@@ -64,26 +62,24 @@ def stage(
     name = f"{batch}-{uuid4().hex}.arrows"
     if location.url is not None:
         with tempfile.TemporaryFile() as file:
-            count = _write(file, Path(tempfile.gettempdir()), rows, columns)
-            if count:
-                file.seek(0)
-                _upload(file, location, f"/v1/staging/{producer}/{name}")
-        return (name if count else None), count
+            if not _write(file, Path(tempfile.gettempdir()), rows, columns):
+                return None
+            file.seek(0)
+            _upload(file, location, f"/v1/staging/{producer}/{name}")
+        return name
     if not (location.data / "polybus.json").exists():
-        text = (
-            f"{location.data} is not a data folder on this machine; if tasks run on other machines,"
-            " set option url instead of data"
-        )
-        raise UsageError("data.not-found", text)
+        text = f"{location.data} is not a data folder on this machine"
+        advice = "if tasks run on other machines, set option url instead of data"
+        raise UsageError("data.not-found", f"{text}; {advice}")
     folder = staging_folder(location.data) / producer
     path = folder / name
     try:
         with _created(path) as file:
-            count = _write(file, path, rows, columns)
+            has_rows = _write(file, path, rows, columns)
             os.fsync(file.fileno())
-        if not count:
+        if not has_rows:
             path.unlink()
-            return None, 0
+            return None
         for one in (folder, folder.parent, location.data):
             sync_path(one)
     except BaseException as error:
@@ -91,7 +87,7 @@ def stage(
         if isinstance(error, OSError):
             raise storage_error(error, f"cannot stage {path}") from error
         raise
-    return name, count
+    return name
 
 
 def unstage(location: BusLocation, producer: str, name: str) -> None:
@@ -114,18 +110,19 @@ def _created(path: Path) -> IO[bytes]:
 
 def _write(
     file: IO[bytes], path: Path, rows: Iterator[pa.RecordBatch], columns: SinkColumns
-) -> int:
-    count = 0
+) -> bool:
+    """Write the rows; return whether there were any."""
+    has_rows = False
     try:
         with pa.ipc.new_stream(file, SCHEMA) as writer:
             for batch in rows:
                 for part in columns.staged(batch):
                     writer.write_batch(part)
-                    count += part.num_rows
+                    has_rows = True
         file.flush()
     except OSError as error:
         raise storage_error(error, f"cannot stage {path}") from error
-    return count
+    return has_rows
 
 
 def _upload(file: IO[bytes], location: BusLocation, path: str) -> None:

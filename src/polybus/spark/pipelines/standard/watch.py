@@ -218,7 +218,7 @@ def publish(rows: pa.Table, bus: BusLocation, *, query: str, batch_id: int) -> N
     """
     bus.address()  # fails before anything is staged
     columns = SinkColumns(topic=None, has_key=True, has_headers=False)
-    file, _ = stage(iter(rows.to_batches()), columns, bus, PRODUCER, batch_id)
+    file = stage(iter(rows.to_batches()), columns, bus, PRODUCER, batch_id)
     body = {
         "producer": PRODUCER,
         "query": query,
