@@ -170,6 +170,12 @@ def test_pages_of_the_reference_are_made_from_the_source() -> None:
     assert all(page.endswith("\n") for page in made.values())
 
 
+def test_every_key_on_the_config_page_has_a_meaning() -> None:
+    rows = [line for line in pages()["config.md"].splitlines() if line.startswith("| `")]
+    meanings = {row: row.strip("| ").rpartition(" | ")[2] for row in rows}
+    assert rows and [row for row, meaning in meanings.items() if not meaning] == []
+
+
 def test_config_and_usage_errors_exit_2_and_refusals_1() -> None:
     assert failure(ConfigError("config.file", "x")).exit_code == 2
     assert failure(UsageError("client.url", "x")).exit_code == 2

@@ -8,11 +8,11 @@ nothing.
 from __future__ import annotations
 
 import select
-import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from polybus.bench import BenchError
 from polybus.bench.brokers import HOST, RunningBroker
 from polybus.bench.measure import Bench, EntryOutcome, RunSample, for_this_machine
-from polybus.bench.scenarios import BUS, Entry, Metric, Scenario, Workload
+from polybus.bench.scenarios import BUS, Entry, Metric, Scenario, Workload, peer
 
 TOPIC = "bench.0000"
 IDLE_SESSIONS = 10_000
@@ -30,9 +30,7 @@ CONFIRMED_RATE_PER_S = 1_000
 FAN_OUT_WINDOW_BYTES = 128 << 10
 # A broadcast accepts any amount at once and then sends it to one listener after the other.
 PEER_WINDOW_BYTES = 16 << 10
-OPENERS = 32
 POLL_DEADLINE_S = 30.0
-ANSWER_BYTES = 64 << 10
 
 
 def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple[Scenario, ...]:
@@ -54,10 +52,9 @@ def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple
             load=fan_out,
             entries=(
                 bus,
-                Entry(
-                    broker="websockets",
+                replace(
+                    peer("websockets", 2.0),
                     load=replace(fan_out, window_bytes=PEER_WINDOW_BYTES),
-                    target=2.0,
                 ),
             ),
         ),
@@ -65,7 +62,7 @@ def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple
             name="fan-out-single",
             title="the same, each message after all have received the one before",
             load=Workload(subscribers=listeners, window_bytes=1, one_per_write=True),
-            entries=(bus, Entry(broker="websockets")),
+            entries=(bus, peer("websockets")),
         ),
         Scenario(
             name="long-polls",
@@ -116,71 +113,16 @@ def resident_kib(pid: int) -> int:
     raise BenchError(f"process {pid} is gone")
 
 
-# A minimal HTTP client, which can wait for a thousand answers at once.
-
-
-class _Caller:
-    """One keep-alive connection."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection((HOST, port), timeout=POLL_DEADLINE_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._unread = b""
-
-    def send(self, method: str, path: str, body: bytes = b"") -> None:
-        head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
-        self.socket.sendall(head.encode() + body)
-
-    def read(self) -> bool:
-        """Read what has arrived; return whether the answer is complete."""
-        data = self.socket.recv(ANSWER_BYTES)
-        if not data:
-            raise BenchError("the bus closed a connection")
-        self._unread += data
-        head, found, body = self._unread.partition(b"\r\n\r\n")
-        return bool(found) and len(body) >= _content_bytes(head)
-
-    def answer(self) -> tuple[int, bytes]:
-        """The status and the body of the complete answer."""
-        head, _, body = self._unread.partition(b"\r\n\r\n")
-        self._unread = b""
-        return int(head.split(b" ", 2)[1]), body
-
-
-def _content_bytes(head: bytes) -> int:
-    for line in head.lower().split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name == b"content-length":
-            return int(value)
-    return 0
-
-
-@contextmanager
-def _callers(port: int, count: int) -> Iterator[list[_Caller]]:
-    with ExitStack() as stack:
-        callers = []
-        for _ in range(count):
-            callers.append(_Caller(port))
-            stack.enter_context(callers[-1].socket)
-        yield callers
-
-
 def open_sessions(port: int, count: int) -> list[str]:
     """Open sessions that follow the topic; return their keys. Raises BenchError."""
     body = msgspec.json.encode({"topics": [TOPIC]})
     keys: list[str] = []
-    with _callers(port, min(count, OPENERS)) as callers:
+    with _connections(port, 1) as (caller,):
         while len(keys) < count:
-            busy = callers[: count - len(keys)]
-            for caller in busy:
-                caller.send("POST", "/v1/sessions", body)
-            for caller in busy:
-                while not caller.read():
-                    pass
-                status, answer = caller.answer()
-                if status != 201:
-                    raise BenchError(f"a session was not opened: {status} {answer[:100]!r}")
-                keys.append(msgspec.json.decode(answer)["sessionKey"])
+            status, answer = _call(caller, "POST", "/v1/sessions", body)
+            if status != 201:
+                raise BenchError(f"a session was not opened: {status} {answer[:100]!r}")
+            keys.append(msgspec.json.decode(answer)["sessionKey"])
     return keys
 
 
@@ -190,47 +132,66 @@ def wake_polls(server: RunningBroker, keys: Sequence[str]) -> float:
     Raises:
         BenchError: an answer was wrong or missing.
     """
-    with _callers(server.port, len(keys)) as callers, _callers(server.port, 1) as (publisher,):
+    with (
+        _connections(server.port, len(keys)) as callers,
+        _connections(server.port, 1) as (publisher,),
+    ):
         for caller, key in zip(callers, keys, strict=True):
-            caller.send("GET", f"/msgstream?sessionKey={key}&transport=longpolling")
-        _await_hanging(publisher, len(keys))
+            caller.request("GET", f"/msgstream?sessionKey={key}&transport=longpolling")
+        _await_open_polls(publisher, len(keys))
         message = msgspec.json.encode("x" * 100)
         began_s = time.perf_counter()
-        path = f"/v1/topics/{TOPIC}/messages?receipt=memory"
-        publisher.send("POST", path, message)
-        _read_all(callers)
+        publisher.request("POST", f"/v1/topics/{TOPIC}/messages?receipt=memory", message)
+        _await_answers(callers)
         took_s = time.perf_counter() - began_s
         expected = (200, b'{"1":[["%b",%b]]}' % (TOPIC.encode(), message))
-        wrong = [answer for one in callers if (answer := one.answer()) != expected]
+        wrong = [answer for caller in callers if (answer := _answer(caller)) != expected]
         if wrong:
             raise BenchError(f"{len(wrong)} polls had a wrong answer: {wrong[0]!r:.100}")
     return took_s
 
 
-def _await_hanging(caller: _Caller, count: int) -> None:
+@contextmanager
+def _connections(port: int, count: int) -> Iterator[list[HTTPConnection]]:
+    with ExitStack() as stack:
+        callers = []
+        for _ in range(count):
+            caller = HTTPConnection(HOST, port, timeout=POLL_DEADLINE_S)
+            callers.append(stack.enter_context(closing(caller)))
+            caller.connect()
+        yield callers
+
+
+def _call(caller: HTTPConnection, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    caller.request(method, path, body)
+    return _answer(caller)
+
+
+def _answer(caller: HTTPConnection) -> tuple[int, bytes]:
+    response = caller.getresponse()
+    return response.status, response.read()
+
+
+def _await_open_polls(caller: HTTPConnection, count: int) -> None:
     """Wait until this many long polls are open at the bus."""
     deadline = time.monotonic() + POLL_DEADLINE_S
     wanted = b"\npolybus_polls %d\n" % count
-    while time.monotonic() < deadline:
-        caller.send("GET", "/metrics")
-        while not caller.read():
-            pass
-        if wanted in caller.answer()[1]:
-            return
+    while wanted not in _call(caller, "GET", "/metrics")[1]:
+        if time.monotonic() > deadline:
+            raise BenchError(f"the bus did not open {count} long polls")
         time.sleep(0.02)
-    raise BenchError(f"the bus did not open {count} long polls")
 
 
-def _read_all(callers: Sequence[_Caller]) -> None:
-    by_file = {caller.socket.fileno(): caller for caller in callers}
+def _await_answers(callers: Sequence[HTTPConnection]) -> None:
+    """Wait until every connection can be read; an answer is one small write of the bus."""
+    pending = {caller.sock.fileno() for caller in callers}
     with select.epoll() as poller:
-        for file in by_file:
+        for file in pending:
             poller.register(file, select.EPOLLIN)
-        while by_file:
+        while pending:
             ready = poller.poll(POLL_DEADLINE_S, 256)
             if not ready:
-                raise BenchError(f"{len(by_file)} polls were not answered")
+                raise BenchError(f"{len(pending)} polls were not answered")
             for file, _ in ready:
-                if by_file[file].read():
-                    poller.unregister(file)
-                    del by_file[file]
+                poller.unregister(file)
+                pending.discard(file)

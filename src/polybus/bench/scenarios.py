@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 RECEIPTS_UNANSWERED_MAX = 16_384
@@ -79,105 +79,85 @@ class Scenario:
 
 
 BUS = Entry(broker="polybus")
+FSYNC = Entry(broker="polybus-fsync")
+RECEIPTS = Workload(receipts=RECEIPTS_UNANSWERED_MAX)
+
+
+def peer(broker: str, target: float | None = None, goal: float | None = None) -> Entry:
+    return Entry(broker=broker, target=target, goal=goal)
+
+
+def _rate(name: str, title: str, load: Workload, *entries: Entry) -> Scenario:
+    return Scenario(name=name, title=title, load=load, entries=entries)
 
 
 def _one_per_write(publishers: int, subscribers: int) -> Scenario:
-    return Scenario(
-        name=f"single-{publishers}-{subscribers}",
-        title=f"one frame per write, {publishers} → {subscribers}, log on",
-        load=Workload(publishers=publishers, subscribers=subscribers, one_per_write=True),
-        entries=(
-            BUS,
-            Entry(broker="nats", target=0.9, goal=1.2),
-            Entry(broker="redis"),
-        ),
+    return _rate(
+        f"single-{publishers}-{subscribers}",
+        f"one frame per write, {publishers} → {subscribers}, log on",
+        Workload(publishers=publishers, subscribers=subscribers, one_per_write=True),
+        *(BUS, peer("nats", 0.9, goal=1.2), peer("redis")),
     )
 
 
 def _goms(subscribers: int) -> Scenario:
-    return Scenario(
-        name=f"goms-1-{subscribers}",
-        title=f"goMS 1 → {subscribers}, log on",
-        load=Workload(subscribers=subscribers),
-        entries=(
-            Entry(broker="polybus", protocol="goms"),
-            Entry(broker="redis", target=1.0),
-        ),
+    return _rate(
+        f"goms-1-{subscribers}",
+        f"goMS 1 → {subscribers}, log on",
+        Workload(subscribers=subscribers),
+        *(Entry(broker="polybus", protocol="goms"), peer("redis", 1.0)),
     )
 
 
-RECEIPTS = Workload(receipts=RECEIPTS_UNANSWERED_MAX)
-
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario(
-        name="boson-1-1",
-        title="Boson 1 → 1, log on",
-        load=Workload(),
-        entries=(
-            BUS,
-            Entry(broker="nats", target=3.0),
-            Entry(broker="redis", target=5.0),
-            Entry(broker="mosquitto", target=35.0),
-        ),
+    _rate(
+        "boson-1-1",
+        "Boson 1 → 1, log on",
+        Workload(),
+        *(BUS, peer("nats", 3.0), peer("redis", 5.0), peer("mosquitto", 35.0)),
     ),
-    Scenario(
-        name="memory-1-1",
-        title="Boson 1 → 1, log in memory",
-        load=Workload(),
-        entries=(
-            Entry(broker="polybus-memory"),
-            Entry(broker="nats", target=6.0),
-            Entry(broker="relay", target=0.75),
-        ),
+    _rate(
+        "memory-1-1",
+        "Boson 1 → 1, log in memory",
+        Workload(),
+        *(Entry(broker="polybus-memory"), peer("nats", 6.0), peer("relay", 0.75)),
     ),
-    Scenario(
-        name="boson-1-8",
-        title="Boson 1 → 8, log on, delivered",
-        load=Workload(subscribers=8),
-        entries=(
-            BUS,
-            Entry(broker="nats", target=3.0),
-            Entry(broker="redis"),
-            Entry(broker="mosquitto"),
-            Entry(broker="relay"),
-        ),
+    _rate(
+        "boson-1-8",
+        "Boson 1 → 8, log on, delivered",
+        Workload(subscribers=8),
+        *(BUS, peer("nats", 3.0), peer("redis"), peer("mosquitto"), peer("relay")),
     ),
-    Scenario(
-        name="topics-16",
-        title="16 topics interleaved, log on",
-        load=Workload(topics=16),
-        entries=(BUS, Entry(broker="nats", target=3.0), Entry(broker="redis")),
+    _rate(
+        "topics-16",
+        "16 topics interleaved, log on",
+        Workload(topics=16),
+        *(BUS, peer("nats", 3.0), peer("redis")),
     ),
-    Scenario(
-        name="topics-1000",
-        title="1,000 topics interleaved, log on",
-        load=Workload(topics=1000),
-        entries=(BUS, Entry(broker="nats", target=1.0, goal=3.0), Entry(broker="redis")),
+    _rate(
+        "topics-1000",
+        "1,000 topics interleaved, log on",
+        Workload(topics=1000),
+        *(BUS, peer("nats", 1.0, goal=3.0), peer("redis")),
     ),
-    Scenario(
-        name="receipts",
-        title="receipts after fsync; JetStream: acks of its file store",
-        load=RECEIPTS,
-        entries=(Entry(broker="polybus-fsync"), Entry(broker="jetstream", target=12.0)),
+    _rate(
+        "receipts",
+        "receipts after fsync; JetStream: acks of its file store",
+        RECEIPTS,
+        *(FSYNC, peer("jetstream", 12.0)),
     ),
-    Scenario(
-        name="receipts-64",
-        title="receipts after fsync over 64 topics",
-        load=Workload(receipts=RECEIPTS_UNANSWERED_MAX, topics=64),
-        entries=(
-            Entry(broker="polybus-fsync"),
-            Entry(broker="polybus-fsync", load=RECEIPTS, label="the same on one topic", target=0.8),
-        ),
+    _rate(
+        "receipts-64",
+        "receipts after fsync over 64 topics",
+        replace(RECEIPTS, topics=64),
+        *(FSYNC, replace(FSYNC, load=RECEIPTS, label="the same on one topic", target=0.8)),
     ),
-    _one_per_write(1, 1),
-    _one_per_write(1, 8),
-    _one_per_write(64, 1),
-    _one_per_write(64, 8),
-    Scenario(
-        name="kib-1-1",
-        title="1 KiB payloads, Boson 1 → 1, log on",
-        load=Workload(payload_bytes=1024),
-        entries=(BUS, Entry(broker="nats", target=2.0), Entry(broker="redis")),
+    *(_one_per_write(*pair) for pair in ((1, 1), (1, 8), (64, 1), (64, 8))),
+    _rate(
+        "kib-1-1",
+        "1 KiB payloads, Boson 1 → 1, log on",
+        Workload(payload_bytes=1024),
+        *(BUS, peer("nats", 2.0), peer("redis")),
     ),
     _goms(1),
     _goms(8),
@@ -186,12 +166,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         title="latency at 10,000 messages per second, log on",
         load=Workload(rate_per_s=LATENCY_RATE_PER_S),
         metric=Metric.LATENCY,
-        entries=(
-            BUS,
-            Entry(broker="nats", target=1.5),
-            Entry(broker="redis"),
-            Entry(broker="mosquitto"),
-        ),
+        entries=(BUS, peer("nats", 1.5), peer("redis"), peer("mosquitto")),
     ),
     Scenario(
         name="idle",
@@ -199,6 +174,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         load=Workload(subscribers=IDLE_CONNECTIONS),
         metric=Metric.MEMORY,
         limit=12,
-        entries=(BUS, Entry(broker="nats"), Entry(broker="redis"), Entry(broker="mosquitto")),
+        entries=(BUS, peer("nats"), peer("redis"), peer("mosquitto")),
     ),
 )

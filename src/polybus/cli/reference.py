@@ -1,10 +1,9 @@
-"""Makes docs/reference from the source: `python -m polybus.cli.reference [--check] FOLDER`."""
+"""Generates docs/reference from the source: `python -m polybus.cli.reference [--check] FOLDER`."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,13 @@ import click
 import msgspec
 
 from polybus import config as configuration
+from polybus.cli import exits
 from polybus.cli import main as root
 from polybus.config import Settings
 from polybus.error_codes import GROUPS
 
 HELP_WIDTH = 88
-NOTE = "<!-- Made by `make docs` from the source; edit that instead. -->"
+NOTE = "<!-- Generated from the source by `make docs`; edit the source. -->"
 
 
 @click.command(epilog="Example: python -m polybus.cli.reference --check docs/reference")
@@ -38,7 +38,7 @@ def reference(folder: Path, check: bool) -> None:
             path.write_text(content)
     if stale:
         click.echo(f"out of date in {folder}: {', '.join(stale)}; run `make docs`", err=True)
-        sys.exit(1)
+        exits.end(good=False)
 
 
 def pages() -> dict[str, str]:
@@ -95,7 +95,7 @@ def config_page() -> str:
 
 
 def _groups() -> Iterator[tuple[type[Settings], str]]:
-    """The settings groups in the order a reader meets them, each with its heading."""
+    """The settings groups in the order of the page, each with its heading."""
     yield configuration.Config, "Top level"
     yield configuration.Connector, "`Connector`, in `[[connectors]]`"
     yield configuration.Tls, "`Tls`, in a connector's `tls`"
@@ -123,7 +123,7 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "`true` or `f
 
 
 def _type(kind: Any) -> str:
-    """A type in words."""
+    """A type as the page names it."""
     arguments = typing.get_args(kind)
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
@@ -162,7 +162,7 @@ def _code(text: str) -> str:
 
 def errors_page() -> str:
     lines = ["# Error codes", "", NOTE, ""]
-    lines += ["Codes are stable; the sentences that come with them may improve.", ""]
+    lines += ["Codes are stable; the texts of errors may change.", ""]
     for heading, group in GROUPS.items():
         lines += [f"## {heading}", "", "| code | meaning | what to do |", "|---|---|---|"]
         for code, meaning in group.items():

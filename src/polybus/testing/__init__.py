@@ -1,4 +1,4 @@
-"""For tests, yours too: a whole bus on a free port, peers that speak bytes, clocks, bad disks."""
+"""For tests, also your own: a bus on a free port, raw peers, a manual clock, a faulty disk."""
 
 from polybus.testing.bus import run_bus
 from polybus.testing.clock import ManualClock

@@ -1,4 +1,4 @@
-"""A whole bus inside a test."""
+"""A complete bus inside a test."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from polybus.edges.node import Node
 
 @contextlib.asynccontextmanager
 async def run_bus(*topics: str, data: str | None = None, **settings: Any) -> AsyncIterator[Node]:
-    """Run a bus on free loopback ports for the time of a `with` block.
+    """Run a bus on free loopback ports until the `with` block ends.
 
-    `settings` are those of a config file, with underscores: `limits={"outbox-bytes-max": 1 << 20}`.
+    `settings` are keys of a config file, with underscores: `limits={"outbox-bytes-max": 1 << 20}`.
     Without `data` the log is in a temporary folder.
     """
     with contextlib.ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""A clock that moves when told to."""
+"""A clock that a test moves."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """Callable like the log's and the bus's clock: microseconds since 1970."""
+    """A clock for the log and the bus: a callable that returns microseconds since 1970."""
 
     def __init__(self, start_us: int = 1_700_000_000_000_000) -> None:
         self.now_us = start_us
@@ -13,5 +13,5 @@ class ManualClock:
         return self.now_us
 
     def advance(self, *, s: float) -> None:
-        """Move, forwards or backwards."""
+        """Move the clock; a negative time moves it back."""
         self.now_us += round(s * 1_000_000)

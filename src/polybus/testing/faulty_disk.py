@@ -1,21 +1,21 @@
-"""FaultyDisk: a disk for tests that loses what was not synced, and fails when told to.
+"""FaultyDisk: a disk for tests that loses unsynced bytes in a crash, and fails on request.
 
-It works on real files. Reading sees everything at once, as an operating system's cache shows it;
-`crash()` then does to the files what a power cut does:
+It works on real files. Reads see every write at once, as in the page cache of an operating system;
+`crash()` changes the files as a power cut does:
 
-- bytes appended but not synced are gone, or there in part, or there with holes (zeros or rubbish);
-- bytes whose fsync failed are not synced by the next one, unless they were written again;
-- a truncation that was not synced may not have happened;
-- a file created, renamed or removed without a sync of its folder may be as it was before: of the
-  changes to one folder, in order, some first ones survive and the others never happened.
+- appended bytes that were not synced are lost, kept in part, or kept with holes (zeros or garbage);
+- bytes whose fsync failed are not synced by the next fsync, unless they were written again;
+- a truncation that was not synced may be undone;
+- a file that was created, renamed or removed without a sync of its folder may be as before: of the
+  changes to one folder, a prefix survives and the rest is undone.
 
-What survives is drawn from the seed, so a failure can be played again.
+The seed decides what survives, so a failure can be reproduced.
 
     disk = FaultyDisk(seed=7)
     log = FileLog(data, ..., disk=disk)
-    disk.fail("fsync", errno.EIO, after=3)      # the fourth fsync fails, and all after it
+    disk.fail("fsync", errno.EIO, after=3)      # the fourth fsync fails, and all later ones
     disk.heal()
-    disk.crash()                                # the power is cut: abandon the log, open it again
+    disk.crash()                                # cut the power; then open a new log on the files
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from typing import Literal
 
 from polybus.batch import Buffer
 
-Operation = Literal["write", "fsync", "open", "rename"]
+DiskOperation = Literal["write", "fsync", "open", "rename"]
 
 
 class PowerCut(OSError):
-    """What an operation of a disk raises when its power is off."""
+    """Raised by every operation after the power was cut."""
 
     def __init__(self) -> None:
         super().__init__(errors.EIO, "the power is off")
 
 
 class FaultyFile:
-    """A file of a FaultyDisk; all that is not synced may be lost."""
+    """A file of a FaultyDisk; unsynced changes may be lost."""
 
     def __init__(self, disk: FaultyDisk, path: Path, mode: int) -> None:
         self._disk = disk
@@ -75,7 +75,7 @@ class FaultyFile:
             state = self._state
             view = memoryview(data).cast("B")
             if os.pread(self._descriptor, len(view), position) != view:
-                raise AssertionError("rewrite changes what is in the file")
+                raise AssertionError("rewrite must not change the content of the file")
             if position <= max(state.safe_bytes, state.rewritten_bytes):
                 state.rewritten_bytes = max(state.rewritten_bytes, position + len(view))
             if state.rewritten_bytes >= state.doubtful_bytes:
@@ -101,12 +101,11 @@ class FaultyFile:
             self._descriptor = -1
 
 
-class _State:
-    """What a power cut leaves of a file: `safe_bytes`, and perhaps what was cut off after them.
+class _FileState:
+    """What a power cut leaves of a file: `safe_bytes`, and perhaps the truncated `cut_off`.
 
-    After a failed fsync the system forgets that the bytes up to `doubtful_bytes` are not on disk:
-    another fsync does nothing for them, only writing them again does (up to `rewritten_bytes` so
-    far).
+    After a failed fsync the operating system treats the bytes up to `doubtful_bytes` as written.
+    Another fsync does not write them; only a rewrite does, which has reached `rewritten_bytes`.
     """
 
     def __init__(self, path: Path, safe_bytes: int) -> None:
@@ -121,7 +120,7 @@ class FaultyDisk:
     """A polybus.log.disk.Disk whose power can be cut and whose operations can fail.
 
     Attributes:
-        writes, fsyncs: how many there were, for choosing a moment.
+        writes, fsyncs: the number of operations so far, to choose a moment for a fault.
     """
 
     def __init__(self, *, seed: int) -> None:
@@ -130,18 +129,18 @@ class FaultyDisk:
         self.fsyncs = 0
         self.lock = threading.RLock()
         self._random = random.Random(seed)
-        self._states: dict[Path, _State] = {}
+        self._states: dict[Path, _FileState] = {}
         self._undo: dict[Path, list[Callable[[], None]]] = {}
-        self._faults: dict[Operation, tuple[int, int]] = {}
+        self._faults: dict[DiskOperation, tuple[int, int]] = {}
         self._power_at: int | None = None
         self._off = False
 
     # Faults.
 
-    def fail(self, operation: Operation, error: int, *, after: int = 0) -> None:
-        """Let `after` more operations of the kind succeed and fail all that follow, until `heal`.
+    def fail(self, operation: DiskOperation, error: int, *, after: int = 0) -> None:
+        """Let `after` more operations of a kind succeed, and fail all later ones until `heal`.
 
-        A write that fails with ENOSPC may have written some of its bytes.
+        A failed write may have written some of its bytes.
         """
         with self.lock:
             self._faults[operation] = (after, error)
@@ -151,12 +150,12 @@ class FaultyDisk:
             self._faults = {}
 
     def cut_power_after(self, operations: int) -> None:
-        """Switch off after so many more operations; call `crash` then to see what is left."""
+        """Cut the power after this many more operations; then call `crash`."""
         with self.lock:
             self._power_at = operations
 
     def crash(self) -> None:
-        """Cut the power, and leave the files as the next start would find them."""
+        """Cut the power, and change the files to what the next start finds."""
         with self.lock:
             self._off = True
             for state in self._states.values():
@@ -169,20 +168,20 @@ class FaultyDisk:
             self._states = {}
             self._undo = {}
 
-    def _lose_bytes(self, state: _State) -> None:
+    def _lose_bytes(self, state: _FileState) -> None:
         draw = self._random
         content = state.path.read_bytes()
         safe, unsafe = content[: state.safe_bytes], content[state.safe_bytes :]
         if state.cut_off and draw.random() < 0.5:
-            # The truncation never happened, nor did what was written after it.
+            # The truncation and every later write are undone.
             state.path.write_bytes(safe + state.cut_off)
             return
         kept = bytearray(unsafe[: draw.randint(0, len(unsafe))])
         if kept and draw.random() < 0.5:
             start = draw.randrange(len(kept))
             stop = min(len(kept), start + draw.randint(1, 4096))
-            rubbish = draw.randbytes(stop - start) if draw.random() < 0.5 else bytes(stop - start)
-            kept[start:stop] = rubbish
+            garbage = draw.randbytes(stop - start) if draw.random() < 0.5 else bytes(stop - start)
+            kept[start:stop] = garbage
         if draw.random() < 0.2:
             kept = bytearray(unsafe)
         state.path.write_bytes(safe + kept)
@@ -239,22 +238,22 @@ class FaultyDisk:
 
     # For FaultyFile.
 
-    def state_of(self, path: Path) -> _State:
+    def state_of(self, path: Path) -> _FileState:
         if path not in self._states:
             size = path.stat().st_size if path.exists() else 0
-            self._states[path] = _State(path, size)
+            self._states[path] = _FileState(path, size)
         return self._states[path]
 
     def allow_write(self, data: memoryview) -> memoryview:
-        """How much of a write gets through; `check` raises right after it if that is not all."""
+        """The part of a write that reaches the file; `check` raises next if it is not all."""
         if self._off:
             return data[:0]
         if self._power_at == 0 or self._faults.get("write", (1, 0))[0] == 0:
             return data[: self._random.randint(0, len(data))]
         return data
 
-    def check(self, operation: Operation) -> None:
-        """Count an operation, and raise OSError if it is to fail."""
+    def check(self, operation: DiskOperation) -> None:
+        """Count an operation, and raise OSError if it must fail."""
         if self._power_at is not None:
             if self._power_at == 0:
                 self._off = True

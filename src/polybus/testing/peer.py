@@ -1,4 +1,4 @@
-"""A peer that speaks raw bytes: for tests of what happens on the wire."""
+"""A peer that sends and receives raw bytes, for tests of the wire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polybus.scan.frames_py import HEADER, HEADER_BYTES
 
 
 class ScriptedPeer:
-    """A TCP connection to the bus that sends and expects exact bytes.
+    """A TCP connection to the bus, for exact bytes.
 
     Use it as `async with ScriptedPeer(port) as peer`. Every read has a time limit.
     """
@@ -43,7 +43,7 @@ class ScriptedPeer:
         self._writer.write_eof()
 
     async def read(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Exactly `size` bytes."""
         return await asyncio.wait_for(self._reader.readexactly(size), self._timeout_s)
 
     async def read_to_end(self) -> bytes:

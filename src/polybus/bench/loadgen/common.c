@@ -1,4 +1,4 @@
-/* Time, the server's CPU and memory from /proc, and the one place a failure is kept. */
+/* Time, the server's CPU and memory from /proc, and the first failure. */
 #include "loadgen.h"
 
 #include <glob.h>
@@ -98,7 +98,7 @@ static double process_cpu_s(int pid) {
            (double)sysconf(_SC_CLK_TCK);
 }
 
-/* Of the server and the processes it started: background work is part of the price. */
+/* Of the server and its child processes: background work counts too. */
 double server_cpu_s(void) {
     char pattern[64];
     glob_t tasks;

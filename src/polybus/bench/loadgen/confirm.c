@@ -1,7 +1,7 @@
-/* What a msgstream subscriber owes the bus: the numbers of the packs it has, after each frame.
+/* Confirmations of a msgstream subscriber: after each frame, the numbers of its packs.
  *
- * In a paced run a ping follows each confirmation. The bus answers in order, so its pong says that
- * the confirmation has been taken: that is when the messages of the frame count as delivered. */
+ * In a paced run a ping follows each confirmation. The bus answers in order, so its pong proves
+ * that it has read the confirmation. The messages of the frame count as delivered from then on. */
 #include "loadgen.h"
 
 #include <stdio.h>

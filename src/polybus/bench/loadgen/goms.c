@@ -1,4 +1,4 @@
-/* goMS: one JSON object a line. A publisher registers too, or what it sends is ignored. */
+/* goMS: one JSON object per line. A publisher must register, or its messages are ignored. */
 #include "loadgen.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* `loadgen idle`: many subscribers that get nothing, and what the server's memory grows by. */
+/* `loadgen idle`: many subscribers without messages, and the growth of the server's memory. */
 #include "loadgen.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 
 enum { IN_BYTES = 2048, SAMPLE_MS = 100, SAMPLES_EQUAL = 6, SAMPLES_MAX = 100, NOISE_KIB = 64 };
 
-/* The server's memory once it has stopped changing (or after ten seconds, whatever it is then). */
+/* The server's memory once it has stopped changing (or after ten seconds). */
 static long settled_rss_kib(void) {
     long last = server_rss_kib();
     for (int sample = 0, equal = 0; sample < SAMPLES_MAX && equal < SAMPLES_EQUAL; sample++) {
@@ -24,7 +24,7 @@ int idle_main(void) {
     struct subscribers *readers = subscribers_open(options.subscribers, IN_BYTES);
     if (!failed())
         after_kib = settled_rss_kib();
-    /* They count only if they are really served: one message must reach every one of them. */
+    /* A connection counts only if it is served: one message must reach every subscriber. */
     struct publishers *writers = failed() ? NULL : publishers_open(1);
     if (!failed()) {
         subscribers_start(readers);

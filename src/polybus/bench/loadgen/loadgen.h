@@ -1,14 +1,14 @@
 /* The load generator of `polybus bench`: one program that drives every broker the same way.
  *
  *   loadgen run    publishers and subscribers; every delivery is checked; one JSON line at the end
- *   loadgen idle   many subscribers that do nothing; what each costs the server in memory
- *   loadgen relay  a server that forwards bytes and understands nothing: the upper limit
+ *   loadgen idle   many idle subscribers; the server's memory for each
+ *   loadgen relay  a server that forwards bytes without parsing: the upper limit
  *
  * One thread publishes, one subscribes. Publishes are encoded before the clock starts; while it
  * runs only a few digits of each are rewritten, so that no two messages of a run are the same.
  *
- * A payload, all of it text that JSON needs not escape:
- *   0..8    pass: how often the publisher has been round its ring, 8 hex digits, rewritten
+ * A payload is text that JSON does not escape:
+ *   0..8    pass: how many times the publisher has sent its ring, 8 hex digits, rewritten
  *   8..12   publisher, 12..16 slot in its ring: 4 hex digits each
  *   16..32  when it was sent, nanoseconds, 16 hex digits, rewritten (paced runs; else filler)
  *   32..    filler: random text, different for every slot
@@ -53,12 +53,12 @@ struct options {
     size_t payload_bytes;
     double duration_s;
     uint64_t messages_max;  /* of all publishers together; 0: until `duration_s` */
-    double deadline_s;      /* from the start of the program; then it gives up and says where */
+    double deadline_s;      /* from the start of the program; then it fails with its progress */
     size_t window_bytes;    /* published but not yet delivered, so that no broker has to drop */
-    uint32_t receipts;      /* unanswered receipts a publisher may have; 0: asks for none */
+    uint32_t receipts;      /* unanswered receipts a publisher may have; 0: no receipts */
     bool one_per_write;
-    double rate;            /* messages a second; 0: as fast as it goes */
-    int server_pid;         /* whose CPU time and memory are measured; 0: nobody's */
+    double rate;            /* messages per second; 0: unlimited */
+    int server_pid;         /* the process whose CPU time and memory are measured; 0: none */
     const char *keys;       /* a file of session keys, one a line (msgstream) */
     const char *fault;      /* relay only: "flip:AT", "drop:AT:BYTES", "repeat:AT:BYTES" */
 };
@@ -79,13 +79,13 @@ enum role { PUBLISHER, SUBSCRIBER };
 
 struct protocol {
     const char *name;
-    /* What a connection says first; `ready_answers` of a publisher's must come back. */
+    /* The first bytes of a connection; a publisher waits for `ready_answers` answers. */
     size_t (*hello)(char *out, enum role role, int number);
     int (*ready_answers)(int number);
     /* One publish to `topic`; returns its size, and where the payload and the receipt id are. */
     size_t (*publish)(char *out, const char *topic, const char *payload, int number,
                       size_t *payload_at, size_t *id_at);
-    /* The next thing a broker sent: bytes used, 0 if it is not all there, -1 if it is nonsense. */
+    /* The next thing a broker sent: bytes used, 0 if it is incomplete, -1 if it is invalid. */
     long (*parse)(const char *in, size_t bytes, struct received *received);
     bool has_receipts;
 };
@@ -122,7 +122,7 @@ struct connection {
 };
 void connection_open(struct connection *connection, int port, size_t in_bytes_max);
 bool connection_send(struct connection *connection, const char *bytes, size_t count);
-/* Read once, without waiting, and hand what came to `take`; false at the end of the stream. */
+/* Read once, without waiting, and pass the bytes to `take`; false at the end of the stream. */
 typedef void take_fn(void *context, const struct received *received);
 bool connection_receive(struct connection *connection, take_fn *take, void *context);
 bool wait_readable(int fd, int timeout_ms);
@@ -154,14 +154,14 @@ void subscribers_start(struct subscribers *all); /* from here on a thread reads 
 bool subscribers_probed(const struct subscribers *all);
 uint64_t subscribers_delivered_min(const struct subscribers *all);
 uint64_t subscribers_delivered_sum(const struct subscribers *all);
-/* Wait until all have what was published; returns when the last of it came. */
+/* Wait until all have received everything; returns the time of the last delivery. */
 int64_t subscribers_finish(struct subscribers *all, uint64_t published);
 uint32_t *subscribers_latencies_us(struct subscribers *all, size_t *count); /* sorted */
 
 struct publishers;
 struct publishers *publishers_open(int count);
 void publishers_probe(struct publishers *all, const struct subscribers *readers);
-/* Publish for as long as asked and wait for the receipts; returns how many messages. */
+/* Publish for the duration and wait for the receipts; returns the number of messages. */
 uint64_t publishers_run(struct publishers *all, const struct subscribers *readers);
 uint64_t publishers_receipts(const struct publishers *all);
 
@@ -169,13 +169,13 @@ int run_main(void);
 int idle_main(void);
 int relay_main(void);
 
-/* --- time, the server's account, failing (common.c) --- */
+/* --- time, CPU and memory of the server, failures (common.c) --- */
 
 int64_t now_ns(void);
 double server_cpu_s(void);
 long server_rss_kib(void);
 double own_cpu_s(void);
-/* Remember the first failure; every loop looks at `failed()` and leaves. */
+/* Keep the first failure; every loop checks `failed()` and ends. */
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool failed(void);
 bool past_deadline(void);

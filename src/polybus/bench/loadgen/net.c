@@ -1,4 +1,4 @@
-/* Connections: open, send all, and read once into a buffer that is parsed as far as it goes. */
+/* Connections: open, send all, and read once into a buffer for the parser. */
 #include "loadgen.h"
 
 #include <arpa/inet.h>

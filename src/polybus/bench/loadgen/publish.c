@@ -10,17 +10,17 @@
 #include <sys/socket.h>
 #include <time.h>
 
-enum { READ_EVERY = 64 /* writes between two looks at what the broker answered */ };
+enum { READ_EVERY = 64 /* writes between two reads of the broker's answers */ };
 
 struct publisher {
     struct connection connection;
     struct ring ring;
     int number;
     uint32_t slot, pass;
-    size_t from, to;  /* bytes of the ring that are ready to go */
+    size_t from, to;  /* bytes of the ring that are ready to send */
     uint32_t next_id; /* of the next message that asks for a receipt */
     uint32_t receipt_mask;
-    char *waiting;    /* by id, whether its receipt is still to come */
+    char *waiting;    /* by id, whether its receipt is missing */
     uint64_t published, receipts;
     unsigned writes;
     int ready_answers;
@@ -31,7 +31,7 @@ struct publishers {
     struct pollfd *polled;
     int count;
     uint64_t published;
-    uint64_t credit; /* messages that may follow before the window is looked at again */
+    uint64_t credit; /* messages that may follow before the window is checked again */
 };
 
 static void take(void *context, const struct received *received) {
@@ -63,7 +63,7 @@ static uint32_t receipts_allowed(const struct publisher *publisher) {
 
 static uint32_t smaller(uint64_t a, uint64_t b) { return (uint32_t)(a < b ? a : b); }
 
-/* Make the next piece of the ring ready to go; returns how many messages it holds. */
+/* Prepare the next piece of the ring for sending; returns its number of messages. */
 static uint32_t prepare(struct publisher *publisher, uint64_t allowed) {
     struct ring *ring = &publisher->ring;
     uint32_t piece = options.one_per_write ? 1 : (uint32_t)(WRITE_BYTES / ring->stride) + 1;
@@ -77,7 +77,7 @@ static uint32_t prepare(struct publisher *publisher, uint64_t allowed) {
         if (options.receipts) {
             uint32_t id = publisher->next_id;
             if (publisher->waiting[id & publisher->receipt_mask]) {
-                count = slot - publisher->slot; /* an old receipt is long overdue: wait for it */
+                count = slot - publisher->slot; /* wait for a receipt that is overdue */
                 break;
             }
             hex_write(message + ring->id_at, id, ID_BYTES);
@@ -96,7 +96,7 @@ static uint32_t prepare(struct publisher *publisher, uint64_t allowed) {
     return count;
 }
 
-/* Send what is ready as far as the socket takes it; whether anything went out. */
+/* Send as much as the socket accepts; returns whether anything was sent. */
 static bool push(struct publisher *publisher) {
     ssize_t sent = send(publisher->connection.fd, publisher->ring.bytes + publisher->from,
                         publisher->to - publisher->from, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -110,7 +110,7 @@ static bool push(struct publisher *publisher) {
     return true;
 }
 
-/* Nothing could go out: wait until a socket takes more, an answer comes, or the window opens. */
+/* Nothing was sent: wait for a writable socket, an answer, or an open window. */
 static void wait_for_room(struct publishers *all) {
     for (int number = 0; number < all->count; number++) {
         const struct publisher *publisher = &all->each[number];
@@ -118,7 +118,7 @@ static void wait_for_room(struct publishers *all) {
         if (publisher->from < publisher->to)
             all->polled[number].events |= POLLOUT;
     }
-    /* A small window closes after every message or so: there a millisecond would be the figure. */
+    /* A small window closes after almost every message: waiting a millisecond would dominate. */
     struct timespec wait = {0, options.window_bytes < WRITE_BYTES ? 50000 : 1000000};
     ppoll(all->polled, (nfds_t)all->count, &wait, NULL);
     for (int number = 0; number < all->count; number++)
@@ -128,7 +128,7 @@ static void wait_for_room(struct publishers *all) {
         fail("publishers stood still until the deadline");
 }
 
-/* How many messages may follow now, given what the slowest subscriber has and the count asked. */
+/* How many messages the slowest subscriber and the total count permit now. */
 static uint64_t allowed_by_window(struct publishers *all, const struct subscribers *readers) {
     if (!all->credit) {
         uint64_t window = options.window_bytes / all->each[0].ring.stride + 1;
@@ -239,12 +239,12 @@ struct publishers *publishers_open(int count) {
     return all;
 }
 
-/* A broker may subscribe a connection any time after it asked: publish until everyone saw one. */
+/* A broker may delay a subscription: publish until every subscriber has a message. */
 void publishers_probe(struct publishers *all, const struct subscribers *readers) {
     char topic[TOPIC_BYTES + 1], payload[PAYLOAD_BYTES_MAX];
     char *probe = checked_alloc(publish_bytes_max());
     size_t payload_at, id_at;
-    topic_name(topic, options.topics - 1); /* asked for last, so the others are there too */
+    topic_name(topic, options.topics - 1); /* subscribed last, so the others are subscribed too */
     payload_make(payload, 0, 0);
     memcpy(payload, "PROBE", 5);
     size_t bytes = options.protocol->publish(probe, topic, payload, 0, &payload_at, &id_at);

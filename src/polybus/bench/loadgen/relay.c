@@ -1,6 +1,6 @@
-/* `loadgen relay`: what one port sends, everyone on the other gets. It parses nothing, so it shows
- * what the machine and the generator can do. Only one publisher makes sense, as pieces of two would
- * mix. A fault (for tests of the checking) strikes once, at a place in the stream of bytes. */
+/* `loadgen relay`: forwards bytes from one port to all connections on the other. It parses nothing,
+ * so it shows the limit of the machine and the generator. It supports one publisher only, because
+ * the bytes of two would mix. A fault (for tests) damages the stream once, at a given byte. */
 #include "loadgen.h"
 
 #include <arpa/inet.h>
@@ -67,7 +67,7 @@ static size_t clipped(size_t at, size_t from, size_t to) {
     return (at < from ? from : at > to ? to : at) - from;
 }
 
-/* Forward, but damaged: one byte changed, or a stretch left out or sent twice. */
+/* Forward with a fault: one byte changed, or some bytes left out or sent twice. */
 static void forward_faulty(struct relay *relay, char *bytes, size_t count) {
     static char stretch[STRETCH_BYTES_MAX]; /* may lie across two reads */
     char kind[8] = "";
@@ -104,7 +104,7 @@ static void relay_read(struct relay *relay) {
 int relay_main(void) {
     struct relay relay = {.polled = {{.events = POLLIN}, {.events = POLLIN}, {.events = POLLIN}}};
     int writer_port, reader_port;
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* never outlives whoever started it */
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* ends with its parent */
     relay.polled[LISTEN_WRITER].fd = listen_on_free_port(&writer_port);
     relay.polled[LISTEN_READER].fd = listen_on_free_port(&reader_port);
     relay.polled[WRITER].fd = -1;

@@ -1,4 +1,4 @@
-/* RESP, what redis speaks: PUBLISH and SUBSCRIBE, pipelined. */
+/* RESP, the protocol of redis: PUBLISH and SUBSCRIBE, pipelined. */
 #include "loadgen.h"
 
 #include <string.h>
@@ -35,7 +35,7 @@ static size_t publish(char *out, const char *topic, const char *payload, int num
     return append(out, at, "\r\n", 2);
 }
 
-/* A line `<type>123\r\n` at `*at`; moves past it. 1: read, 0: not all there, -1: nonsense. */
+/* A line `<type>123\r\n` at `*at`; moves past it. 1: read, 0: incomplete, -1: invalid. */
 static int number_line(const char *in, size_t bytes, size_t *at, size_t *number) {
     size_t look = *at + 1;
     *number = 0;

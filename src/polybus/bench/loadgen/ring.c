@@ -29,7 +29,7 @@ bool hex_read(const char *in, int digits, uint64_t *value) {
 }
 
 uint32_t ring_slots(void) {
-    /* Large enough that the pattern is no help to a broker, small enough to stay in the cache;
+    /* Large enough that no broker can exploit the pattern, small enough to stay in the cache;
      * smaller for many publishers that write one message at a time. */
     uint32_t topics = (uint32_t)options.topics, wanted = options.one_per_write ? 256 : 4096;
     if (options.payload_bytes > 512)

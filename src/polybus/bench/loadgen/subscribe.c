@@ -25,7 +25,7 @@ struct subscriber {
     int number;
     bool probed;
     struct confirms *confirms; /* msgstream only */
-    _Alignas(64) _Atomic uint64_t delivered; /* alone in its cache line: the publisher looks */
+    _Alignas(64) _Atomic uint64_t delivered; /* alone in its cache line: the publisher reads it */
 };
 
 struct subscribers {
@@ -71,7 +71,7 @@ static void note_latency(struct subscriber *subscriber, const char *payload) {
         add_latency(subscriber->all, sent_ns);
 }
 
-/* What a WebSocket brings beside messages. */
+/* Events of a WebSocket other than messages. */
 static void answer(struct subscriber *subscriber, const struct received *received) {
     struct confirms *confirms = subscriber->confirms;
     struct connection *connection = &subscriber->connection;
@@ -138,7 +138,7 @@ static void check(void *context, const struct received *received) {
     advance(next, all->slots);
     if (options.rate > 0)
         note_latency(subscriber, payload);
-    /* Only this thread writes it; plain load and store spare a locked instruction. */
+    /* Only this thread writes it: a plain load and store avoid a locked instruction. */
     uint64_t count = atomic_load_explicit(&subscriber->delivered, memory_order_relaxed);
     atomic_store_explicit(&subscriber->delivered, count + 1, memory_order_relaxed);
 }
@@ -175,7 +175,7 @@ static void *subscribe(void *context) {
                  (unsigned long long)subscribers_delivered_min(all));
     }
     all->last_ns = all->read_ns;
-    /* Nothing more may come: a message delivered twice at the very end is wrong too. */
+    /* No message may follow: a duplicate at the very end is an error too. */
     int64_t until = now_ns() + EXTRA_MS * 1000000LL;
     while (!failed() && now_ns() < until)
         read_ready(all, EXTRA_MS / 4);
@@ -220,7 +220,7 @@ static void open_subscriber(struct subscribers *all, int number, char *hello, si
     size_t bytes = options.protocol->hello(hello, SUBSCRIBER, number);
     connection_send(&subscriber->connection, hello, bytes);
     epoll_ctl(all->epoll, EPOLL_CTL_ADD, subscriber->connection.fd, &event);
-    /* A broker that accepts a few at a time loses connections that come faster than that. */
+    /* A broker with a short backlog loses connections that arrive faster than it accepts. */
     if (number % 32 == 31)
         wait_readable(-1, 4);
 }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def executed(sql: str, data: Path, engine: str, *, rows_max: int | None) -> Iter
             reason = error.cause
         if not _is_spark_here():
             raise reason
-        if not _is_running(data) and not is_sparks(sql, reason):
+        from polybus.spark.pipelines.running import service
+
+        if service.running(data) is None and not is_sparks(sql, reason):
             hint = "if this is SQL of Spark, --engine spark starts Spark for it"
             raise UsageError(reason.code, f"{reason.text}\n{hint}")
         say(f"DuckDB cannot run this ({reason.text.splitlines()[0]}); asking Spark")
@@ -110,20 +113,17 @@ def _by_spark(sql: str, data: Path, *, rows_max: int | None) -> SqlResult:
     if note is not None:
         table, answer = service.query(note, sql, rows_max=most)
         more = bool(answer.get("truncated"))
-        return SqlResult("spark (the running pipeline's)", table.schema, _of(table), more)
+        return SqlResult(
+            "spark (the running pipeline's)", table.schema, iter(table.to_batches()), more
+        )
     say("starting Spark; this takes some seconds")
     from polybus.spark.session import session
     from polybus.spark.views import collect
 
     table = collect(session(data=data, app="polybus-sql"), sql, data, rows_max=most + 1)
     kept = table.slice(0, most)
-    return SqlResult("spark (started for this)", table.schema, _of(kept), table.num_rows > most)
-
-
-def _is_running(data: Path) -> bool:
-    from polybus.spark.pipelines.running import service
-
-    return service.running(data) is not None
+    batches, more = iter(kept.to_batches()), table.num_rows > most
+    return SqlResult("spark (started for this)", table.schema, batches, more)
 
 
 def is_sparks(sql: str, reason: PolybusError) -> bool:
@@ -140,13 +140,7 @@ def is_sparks(sql: str, reason: PolybusError) -> bool:
     return any(name.lower() in functions.__all__ for name in called)
 
 
-def _of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    return iter(table.to_batches())
-
-
 def _is_spark_here() -> bool:
-    from importlib.util import find_spec
-
     return find_spec("pyspark") is not None
 
 
@@ -166,4 +160,4 @@ def _tables(data: Path) -> SqlResult:
     ]
     schema = pa.schema([("name", pa.string()), ("kind", pa.string()), ("rows", pa.int64())])
     table = pa.Table.from_pylist(found, schema)
-    return SqlResult("no engine", schema, _of(table))
+    return SqlResult("no engine", schema, iter(table.to_batches()))
