@@ -12,7 +12,7 @@ import pyarrow as pa
 from polybus.batch import Batch
 from polybus.log import layout
 from polybus.log.disk import OsDisk
-from polybus.log.history.topic_history import Cursors, History
+from polybus.log.history.topic_history import Cursors, TopicHistory
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.index import CommitEntry
 from polybus.log.journal.segment import SegmentReader, SegmentWriter
@@ -75,11 +75,11 @@ def parquet_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("history/**/*.parquet"))
 
 
-def history_of(data: Path, topic: str) -> History:
-    return History(layout.topic_folder(data, topic), cursors=Cursors())
+def history_of(data: Path, topic: str) -> TopicHistory:
+    return TopicHistory(layout.topic_folder(data, topic), cursors=Cursors())
 
 
-def read_history(history: History, offset: int = 0, *, bytes_max: int = 1 << 20) -> pa.Table:
+def read_history(history: TopicHistory, offset: int = 0, *, bytes_max: int = 1 << 20) -> pa.Table:
     """Everything in history from an offset on, read as a subscriber would."""
     batches: list[Any] = []
     while found := history.read(offset, bytes_max=bytes_max):

@@ -1,8 +1,8 @@
-"""pyarrow without pandas, for the processes that are only the bus's own.
+"""pyarrow without pandas, for processes that run only our own code.
 
-The first time pyarrow makes an array or a scalar of Python objects it imports pandas, if that is
-installed, to see whether they are some of pandas'. In the bus they never are, and pandas takes
-60 MB and half a second. pyarrow asks once per process and keeps the answer.
+The first time pyarrow converts Python objects it imports pandas, if it is installed, to recognise
+objects of pandas. The bus has none, and pandas takes 60 MB and half a second. pyarrow tries once
+per process and remembers the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 
 class _NoPandas(MetaPathFinder):
-    """Answers an import of pandas as if it were not installed."""
+    """Makes an import of pandas fail as if it were not installed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -26,15 +26,15 @@ class _NoPandas(MetaPathFinder):
 
 
 def leave_pandas_out() -> None:
-    """Have pyarrow take every value for what it is, and import no pandas to look.
+    """Keep pyarrow from importing pandas for conversions in this process.
 
-    For the whole process: a series or a data frame is no longer known for one, so this is not for
-    processes that run a user's code. `to_pandas` goes on working.
+    pyarrow no longer recognises a series or data frame, so do not call this in processes that run
+    a user's code. `to_pandas` still works.
     """
     answer = _NoPandas()
     sys.meta_path.insert(0, answer)
     try:
-        # Whatever needs the question answered; where pandas is imported already, it has been.
+        # Any conversion makes pyarrow try the import; without effect if it has tried before.
         pa.scalar(0)
     finally:
         sys.meta_path.remove(answer)

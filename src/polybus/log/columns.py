@@ -1,4 +1,4 @@
-"""The log's rows: their schema, and what a commit's rows are made of, told without single rows."""
+"""The columns of the log: their schema, and the columns of a commit as runs of equal values."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SCHEMA = pa.schema(
 _HEADERS_TYPE = SCHEMA.field("headers").type
 
 Runs: TypeAlias = "tuple[Values, array[int]]"
-"""A column: its values, and how many rows in a row have each."""
+"""A column as runs: its values, and how many consecutive rows have each."""
 
 
 class TopicRows(NamedTuple):
-    """Which rows of a commit are a topic's: `row_count` from `first_row` on, offsets ascending."""
+    """The rows of a topic in a commit: `row_count` from `first_row` on, offsets ascending."""
 
     account: str
     topic: str
@@ -45,17 +45,17 @@ class TopicRows(NamedTuple):
     max_timestamp_us: int
 
 
-class Rows:
-    """The rows of some batches, grouped by topic, each column as little as it takes.
+class GroupedRows:
+    """The rows of some batches, grouped by topic, with columns as runs.
 
     Attributes:
-        batches: all of them, in the order of their rows; values, keys and headers stay there.
-        topics: which rows are whose.
-        times, protocols: their columns.
+        batches: the batches in the order of their rows; they hold values, keys and headers.
+        topics: which rows belong to which topic.
+        times, protocols: these columns.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
-        """Take batches; those of a topic and epoch stay in their order."""
+        """Group batches; those of one topic and epoch keep their order."""
         self.batches, counts, self.topics, columns = scan.rows_by_topic(
             batches, TopicRows, names.ACCOUNT
         )
@@ -73,7 +73,7 @@ class Rows:
 
     @property
     def offsets(self) -> tuple[array[int], array[int]]:
-        """Where the offsets of each topic begin, and how many there are."""
+        """The first offset and the row count of each topic."""
         return self._firsts, self._counts
 
     @property
@@ -85,7 +85,7 @@ class Rows:
         return scan.weigh(self.batches, 0, 0)
 
     def keys(self) -> Any:
-        """The column of keys; None when there is not one."""
+        """The column of keys; None if no row has one."""
         if all(batch.keys is None for batch in self.batches):
             return None
         pieces = []
@@ -97,7 +97,7 @@ class Rows:
         return pa.concat_arrays(pieces)
 
     def headers(self) -> Any:
-        """The column of headers; None when there is not one."""
+        """The column of headers; None if no row has any."""
         if all(batch.headers is None for batch in self.batches):
             return None
         pieces = []

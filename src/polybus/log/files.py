@@ -1,4 +1,8 @@
-"""FileLog: the Log on a local disk. A shared journal in front, each topic's history behind it."""
+"""FileLog: the Log on a local disk, a shared journal in front of each topic's history.
+
+The order in which journal, history, topic.json and their indexes are written, and how each prefix
+is recovered, is in log/journal/recovery.py, log/history/handover.py and log/topics.py.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,23 @@ from polybus.errors import StorageError
 from polybus.log.disk import Disk, OsDisk
 from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
-from polybus.log.history.topic_history import History
+from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
-from polybus.log.journal.committer import Journal
+from polybus.log.journal.committer import Committer
 from polybus.log.journal.index import CommitEntry, read_index
 from polybus.log.journal.recovery import recover, restore, settle_orphans
 from polybus.log.journal.topic_commits import CommitRows
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
-from polybus.log.topic_log import Shared, TopicLog
+from polybus.log.topic_log import LogShared, TopicLog
 from polybus.log.topics import TopicStore, storage_error, unknown
 
 logger = logging.getLogger("polybus.log")
 T = TypeVar("T")
 
 RECENT_BYTES_MAX = 8 << 20
-"""How much of what was written last stays in memory, for all topics together."""
+"""Memory for the batches written last, of all topics together."""
 REREAD_BYTES_MAX = 8 << 20
-"""How much of what was read from the journal last is kept for the next reader."""
+"""Memory for the commits read last from the journal."""
 
 
 class FileLog:
@@ -53,10 +57,10 @@ class FileLog:
         disk: Disk | None = None,
         maintenance: bool = True,
     ) -> None:
-        """Open the data directory, creating what is not there, and recover what a crash left.
+        """Open the data directory, create what is missing, and recover from a crash.
 
         Raises:
-            StorageError: `log.locked`, `log.format`, `log.damaged` (no topic could be trusted),
+            StorageError: `log.locked`, `log.format`, `log.damaged` (no topic can be trusted),
                 `log.full` or `log.failed`.
         """
         self.data = data
@@ -64,11 +68,13 @@ class FileLog:
         self._clock = clock
         self._retention = retention
         self._disk = disk or OsDisk()
-        self._shared = Shared(recent_bytes_max=RECENT_BYTES_MAX, reread_bytes_max=REREAD_BYTES_MAX)
+        self._shared = LogShared(
+            recent_bytes_max=RECENT_BYTES_MAX, reread_bytes_max=REREAD_BYTES_MAX
+        )
         self._shared.on_damage = self._freeze_all_in
         self._topics: dict[str, TopicLog] = {}
         self._sealed: list[Path] = []
-        self._journal = Journal(
+        self._journal = Committer(
             journal_folder(data),
             durability=durability,
             settings=journal,
@@ -112,7 +118,7 @@ class FileLog:
     def _topic_log(self, topic: str) -> TopicLog:
         epoch = self._store.epoch(topic)
         try:
-            history = History(topic_folder(self.data, topic))
+            history = TopicHistory(topic_folder(self.data, topic))
         except StorageError as error:
             logger.error("%s", error.text)
             log = TopicLog(topic, epoch, None, self._shared)
@@ -168,7 +174,7 @@ class FileLog:
         batch.first_offset = log.stop
         if not batch.spans:
             return self._journal.last_ticket
-        # The tail before `stop`: whoever sees the new end finds the messages.
+        # The tail before `stop`: a reader that sees the new end finds the messages.
         log.tail.append(batch)
         log.stop += len(batch.spans) >> 1
         return self._journal.append([batch], urgent)
@@ -180,10 +186,10 @@ class FileLog:
                 log = self._log_of(batch.topic)
                 if log.frozen is not None:
                     raise log.frozen.again()
-            raise AssertionError("all topics are there and take writes")
+            raise AssertionError("every topic exists and can be written")
         if self._journal.failure is not None:
             raise self._journal.failure.again()
-        # Nothing can go wrong from here on.
+        # Nothing below can fail.
         return self._journal.append(scan.take_batches(batches, logs, self._clock()), urgent)
 
     @property
@@ -196,7 +202,7 @@ class FileLog:
 
     @property
     def sync_figures(self) -> tuple[int, float]:
-        """How often the journal was synced, and the seconds that took."""
+        """The number of fsyncs of the journal, and their total time in seconds."""
         return self._journal.syncs, self._journal.sync_s
 
     def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
@@ -204,7 +210,7 @@ class FileLog:
         try:
             return log.read(offset, bytes_max=bytes_max)
         except (StorageError, OSError):
-            # A topic that is deleted while it is read loses its files.
+            # A deletion during the read removes the files.
             if self._topics.get(topic) is not log:
                 raise unknown(topic) from None
             raise
@@ -225,28 +231,28 @@ class FileLog:
         finally:
             self._lock.release()
 
-    # Beyond the Log: health, and what maintenance needs.
+    # Beyond the Log: health and maintenance.
 
     @property
     def failure(self) -> StorageError | None:
-        """Why nothing can be appended now, or None. The log tries again by itself."""
+        """Why nothing can be appended at the moment, or None. The log retries by itself."""
         return self._journal.failure
 
     @property
     def frozen(self) -> dict[str, StorageError]:
-        """The damaged topics, each with the reason."""
+        """The damaged topics with the reasons."""
         logs = list(self._topics.values())
         return {log.name: log.frozen for log in logs if log.frozen is not None}
 
     def seal(self) -> None:
-        """End the live segment now, so that it can be handed over. Blocks like `sync`."""
+        """Seal the live segment, so that it can be handed over. Blocks like `sync`."""
         self._journal.seal()
 
     def sealed_segments(self) -> list[Path]:
         return list(self._sealed)
 
     def after_handover(self, segments: list[Path]) -> None:
-        """Read the manifests anew; forget and delete these segments."""
+        """Reload the manifests; delete these segments."""
         for log in list(self._topics.values()):
             with self._shared.lock:
                 is_placed = log.places.start is not None
@@ -259,7 +265,7 @@ class FileLog:
             self._disk.sync_folder(journal_folder(self.data))
 
     def _is_handed_over(self, segment: Path) -> bool:
-        """Never trust another process with the only copy: look at every topic's manifest."""
+        """Check every topic's manifest before the segment, perhaps the only copy, is deleted."""
         for log in list(self._topics.values()):
             with self._shared.lock:
                 stop = log.places.stop_in(segment)
@@ -273,7 +279,7 @@ class FileLog:
             for log in list(self._topics.values()):
                 log.places.forget(segment)
                 log.forget_entries()
-            # Under the lock, as in `sealed`: the committer may add to the list meanwhile.
+            # Under the lock, because the committer may add to the list meanwhile.
             self._sealed = [path for path in self._sealed if path != segment]
         self._shared.reread.forget(segment)
         # In this order: `settle_orphans` removes an index that a crash leaves without its segment.
@@ -290,7 +296,7 @@ class FileLog:
             if log is not None and log.history is not None:
                 log.history.reload()
 
-    # What the committer tells us, on its thread.
+    # Callbacks of the committer, on its thread.
 
     def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
         with self._shared.lock:
@@ -298,8 +304,8 @@ class FileLog:
             self._shared.recent.keep(batches, self._topics)
 
     def sealed(self, segment: Path) -> None:
-        # No nudge: under full load a segment fills every second, and the hand-over would run all
-        # the time beside the commits. It takes all that is sealed every `handover-interval-s`.
+        # Maintenance is not woken: under full load a segment fills every second, and the hand-over
+        # would run all the time. It takes all sealed segments every `handover-interval-s`.
         with self._shared.lock:
             self._sealed = [*self._sealed, segment]
 
@@ -318,7 +324,7 @@ class FileLog:
         return log
 
     def _freeze_all_in(self, place: CommitRows, error: StorageError) -> None:
-        """A commit turned out to be damaged: freeze every topic that has messages in it."""
+        """Freeze every topic that has messages in a damaged commit."""
         logger.error("%s", error.text)
         for entry in read_index(index_path(place.segment)).entries:
             if entry.position == place.position:
@@ -329,7 +335,7 @@ class FileLog:
 
 
 def _tell(listener: Callable[[T], None], news: T) -> None:
-    """A listener that fails (its loop is closed, say) must not look like a failing disk."""
+    """Call a listener. Its failure, for example a closed loop, must not look like a disk error."""
     try:
         listener(news)
     except Exception:

@@ -1,14 +1,14 @@
-"""Where everything lies in a data directory, and who may write to it.
+"""The layout of a data directory, and the lock on it.
 
-DATA/polybus.json                                   the format, the largest epoch deleted
-DATA/lock                                           held by whoever writes
-DATA/admin.token                                    the administrator's secret, made by the bus
+DATA/polybus.json                                   format, largest epoch of a deleted topic
+DATA/lock                                           held by the process that writes
+DATA/admin.token                                    the administrator's token, created by the bus
 DATA/journal/<first commit>.arrows, .index          the shared journal
-DATA/staging/<producer>/<batch>-<unique>.arrows     what Spark has staged and not committed yet
+DATA/staging/<producer>/<batch>-<unique>.arrows     staged and uncommitted rows of Spark
 DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
                                      manifest.json  the history's files
                                      history/…      Parquet
-DATA/trash/                                         deleted topics on their way out
+DATA/trash/                                         deleted topics until they are removed
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MemoryLog: the Log in memory. Messages go when the bus ends; topics may be kept on disk."""
+"""MemoryLog: the Log in memory. Messages are lost when the bus ends; topics may be on disk."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _DROPPED_MAX = 1024
 class MemoryTopic:
     """A topic's batches. One thread appends and drops; any thread reads.
 
-    `parts` is (first offsets, batches), two lists that only grow, and are replaced when half of
-    what is in them was dropped: a reader that holds the old pair is not disturbed.
+    `parts` is (first offsets, batches), two lists that only grow. They are replaced when half of
+    their entries were dropped, so a reader with the old pair is not disturbed.
     """
 
     __slots__ = ("bytes", "dropped", "epoch", "parts", "start", "stop")
@@ -48,20 +48,20 @@ class MemoryTopic:
             self.dropped = 0
 
     def from_offset(self, offset: int) -> list[Batch]:
-        """All batches from an offset on; the first is cut to begin with it."""
-        # `stop` before the lists: they have at least what it promises.
+        """All batches from an offset on; the first one is cut to begin there."""
+        # `stop` before the lists: they have at least the messages below it.
         stop = self.stop
         if not self.start <= offset <= stop:
-            text = f"offset {offset}; the topic holds {self.start} to {stop}"
+            text = f"the topic has no offset {offset}; it holds {self.start} to {stop}"
             raise UsageError("log.offset-unknown", text)
         if offset == stop:
             return []
         firsts, batches = self.parts
-        # No further than `stop`: who reads on from the end must not be told that it is unknown.
+        # Not beyond `stop`: an offset above it is not readable yet.
         found = batches[bisect_right(firsts, offset) - 1 : bisect_left(firsts, stop)]
         kept = [batch for batch in found if batch is not None]
         if len(kept) < len(found):
-            raise UsageError("log.offset-unknown", f"offset {offset} was dropped just now")
+            raise UsageError("log.offset-unknown", f"offset {offset} was dropped meanwhile")
         kept[0] = kept[0].slice(offset - kept[0].first_offset, len(kept[0]))
         return kept
 
@@ -69,9 +69,9 @@ class MemoryTopic:
 class MemoryLog:
     """The Log in memory (polybus.log.interface has the promises).
 
-    Everything is durable at once, in the sense that nothing is: a crash loses all messages. When
-    all topics together hold more than `bytes_max`, the oldest batches are dropped. With `data`,
-    topics survive a restart, each with a new epoch, since its messages did not.
+    Every message counts as durable at once, although a crash loses all. When all topics together
+    hold more than `bytes_max`, the oldest batches are dropped. With `data`, topics survive a
+    restart with a new epoch, because their messages are lost.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MemoryLog:
         data: Path | None = None,
         callbacks: LogCallbacks | None = None,
     ) -> None:
-        """Raises StorageError like FileLog, when there is a data directory."""
+        """Raises StorageError as FileLog, if there is a data directory."""
         self._on_durable = (callbacks or LogCallbacks()).on_durable
         self._clock = clock
         self._bytes_max = bytes_max
@@ -136,7 +136,7 @@ class MemoryLog:
         return Bounds(log.epoch, start, log.stop)
 
     def append(self, batch: Batch, *, urgent: bool = False) -> int:
-        """Store the batch. `on_durable` is called, before this returns, only if it is urgent."""
+        """Store the batch. Only if it is urgent, call `on_durable` before this returns."""
         log = self._topics.get(batch.topic)
         if log is None:
             raise unknown(batch.topic)
@@ -232,10 +232,9 @@ class MemoryLog:
 
 
 def _own(batch: Batch) -> tuple[Batch, int]:
-    """The batch as the log keeps it, and what it weighs.
+    """The batch as the log keeps it, and its size.
 
-    A few messages in a large read must not keep all of it in memory, nor must the encodings that
-    subscribers made of the batch.
+    A few messages must not keep a large read in memory, nor the encodings made for subscribers.
     """
     spans_bytes = len(batch.spans) * 4 + _BATCH_OVERHEAD_BYTES
     value_bytes = scan.spans_bytes(batch.spans)
@@ -249,7 +248,7 @@ def _own(batch: Batch) -> tuple[Batch, int]:
 
 
 def _same(batch: Batch, buffer: bytes | bytearray | memoryview) -> Batch:
-    """A batch with the same messages and nothing cached."""
+    """A batch with the same messages and no cached encodings."""
     same = Batch(batch.topic, buffer, batch.spans)
     same.keys = batch.keys
     same.headers = batch.headers

@@ -1,4 +1,4 @@
-"""From the log's rows to batches and back; only keys and headers become Python objects."""
+"""Conversion of stored rows to batches and back; only keys and headers become Python objects."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from polybus import scan
 from polybus.batch import Batch, Buffer
-from polybus.log.columns import Rows
+from polybus.log.columns import GroupedRows
 from polybus.log.journal.message import MessageWriter, read_rows
 
 _VALUE = 5
 
 
 def batch_of(rows: pa.RecordBatch, *, topic: str, epoch: int, first_offset: int) -> Batch:
-    """A batch over the rows' own memory; they must be one topic's, offsets ascending by one."""
+    """A batch that shares the memory of rows of one topic with consecutive offsets."""
     values = rows.column(_VALUE)
     _, ends, content = values.buffers()
     spans = scan.spans_of_offsets(ends, values.offset, len(values))
@@ -38,16 +38,16 @@ def batch_of(rows: pa.RecordBatch, *, topic: str, epoch: int, first_offset: int)
 
 
 def rows_of(batch: Batch) -> pa.RecordBatch:
-    """The rows of a batch that has its offsets; those it was read from, if it was."""
+    """The rows of a batch that has offsets; a batch that was read from rows returns these."""
     if batch.stored is not None:
         return batch.stored
-    # A writer of its own: the rows stay in its memory.
-    pieces, _ = MessageWriter().write(Rows([batch]), b" " * 64)
+    # A separate writer, because the rows stay in its memory.
+    pieces, _ = MessageWriter().write(GroupedRows([batch]), b" " * 64)
     return read_rows(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 def cut(rows: pa.RecordBatch, *, bytes_max: int) -> pa.RecordBatch:
-    """The first rows whose values come to at most `bytes_max`, but one at least."""
+    """The first rows with values of at most `bytes_max` together, but at least one."""
     values = rows.column(_VALUE)
     ends = memoryview(values.buffers()[1]).cast("B").cast("i")
     first = values.offset
@@ -58,7 +58,7 @@ def cut(rows: pa.RecordBatch, *, bytes_max: int) -> pa.RecordBatch:
 
 
 def cut_batch(batch: Batch, *, bytes_max: int) -> Batch:
-    """The same of a batch."""
+    """`cut` for a batch."""
     if batch.value_bytes <= bytes_max:
         return batch
     spans = batch.spans

@@ -1,9 +1,10 @@
-"""One topic of the log on disk: history, then the journal, then what is still in memory.
+"""One topic of the log on disk: history, then the journal, then the tail in memory.
 
-The tail has the batches that are not yet written, and of those written last what fits the log's
-limit. Who may touch what: `stop` and the right end of `tail` belong to the bus's thread; `places`
-and the left end of `tail` to the committer, under the log's lock. A batch is in `places` before it
-leaves `tail`, so a reader that looks at the tail first and at the places second never meets a gap.
+The tail has the batches that are not written yet, and recently written ones within the log's limit.
+Ownership: `stop` and the right end of `tail` belong to the thread of the bus; `places` (the
+commits) and the left end of `tail` belong to the committer, under the log's lock. A batch is in
+`places` before it leaves `tail`, so a reader that looks at the tail first and at `places` second
+never finds a gap.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log import rows as stored_rows
-from polybus.log.history.topic_history import History
+from polybus.log.history.topic_history import TopicHistory
 from polybus.log.journal import commit as commits
 from polybus.log.journal.cache import CommitCache, RecentBatches
 from polybus.log.journal.commit import Damaged
@@ -29,11 +30,11 @@ _COMMITS_MAX = 64
 _RECENT_BATCHES_MAX = 1024
 _RETRIES_MAX = 5
 _BATCH_BYTES_MIN = 1024
-"""What a batch counts at least against `bytes_max`, so that a read of tiny commits ends."""
+"""The least that a batch counts against `bytes_max`, so that a read of tiny commits ends."""
 
 
-class Shared:
-    """What all topics of a log use."""
+class LogShared:
+    """The lock and caches that all topics of a log share."""
 
     def __init__(self, *, recent_bytes_max: int, reread_bytes_max: int) -> None:
         self.lock = threading.Lock()
@@ -42,7 +43,7 @@ class Shared:
         self.on_damage: Callable[[CommitRows, StorageError], None] = lambda place, error: None
 
     def rows(self, place: CommitRows) -> pa.RecordBatch:
-        """The commit's rows. Raises Damaged, or FileNotFoundError if the segment is gone."""
+        """The commit's rows. Raises Damaged, or FileNotFoundError if the segment was deleted."""
         rows = self.reread.get(place.segment, place.position)
         if rows is None:
             rows = commits.rows_of(read_message(place.segment, place.position, place.size))
@@ -51,13 +52,15 @@ class Shared:
 
 
 class TopicLog(scan.TopicEnd):
-    """A topic's messages. The module docstring says who may touch what."""
+    """A topic's messages. The module docstring has the ownership of its fields."""
 
     __slots__ = ("_shared", "history", "name")
     places: TopicCommits
     frozen: StorageError | None
 
-    def __init__(self, name: str, epoch: int, history: History | None, shared: Shared) -> None:
+    def __init__(
+        self, name: str, epoch: int, history: TopicHistory | None, shared: LogShared
+    ) -> None:
         super().__init__(epoch, 0, TopicCommits())
         self.name = name
         self.history = history
@@ -74,14 +77,14 @@ class TopicLog(scan.TopicEnd):
 
     def freeze(self, reason: str) -> None:
         if self.frozen is None:
-            text = f"topic {self.name!r} is damaged and takes no writes: {reason}"
+            text = f"topic {self.name!r} is damaged and cannot be written: {reason}"
             self.frozen = StorageError("log.frozen", text)
 
     def check(self, offset: int) -> int:
         """Return `stop` if the offset is within the bounds, else raise UsageError."""
         stop = self.stop
         if not self.start <= offset <= stop:
-            text = f"offset {offset} of {self.name!r}; it holds {self.start} to {stop}"
+            text = f"topic {self.name!r} has no offset {offset}; it holds {self.start} to {stop}"
             raise UsageError("log.offset-unknown", text)
         return stop
 
@@ -92,7 +95,7 @@ class TopicLog(scan.TopicEnd):
             try:
                 batches = self._read_some(offset, stop, bytes_max=bytes_max)
             except StorageError:
-                # What comes before the damage is served; a read that begins there raises.
+                # Serve what comes before the damage. A read that begins there raises.
                 if found:
                     break
                 raise
@@ -102,7 +105,7 @@ class TopicLog(scan.TopicEnd):
         return found
 
     def _read_some(self, offset: int, stop: int, *, bytes_max: int) -> list[Batch]:
-        """One batch at least, from the one place that has the offset."""
+        """At least one batch, from wherever the offset is."""
         for _ in range(_RETRIES_MAX):
             if self.history is not None and offset < self.history.handed_over:
                 return self._read_history(self.history, offset, bytes_max=bytes_max)
@@ -111,17 +114,17 @@ class TopicLog(scan.TopicEnd):
                 return list(_limited(tail, bytes_max))
             with self._shared.lock:
                 places = self.places.find(offset, commits_max=_COMMITS_MAX)
-            # A hand-over may come between any two of these lines: then history has it now.
+            # A hand-over may have moved the rows to history meanwhile: look again.
             if places:
                 try:
                     return self._read_places(places, offset, bytes_max=bytes_max)
                 except FileNotFoundError:
                     continue
-        text = f"topic {self.name!r}, offset {offset}: no file of the log has it"
+        text = f"topic {self.name!r}, offset {offset}: it is in no file of the log"
         self.freeze(text)
         raise StorageError("log.damaged", text)
 
-    def _read_history(self, history: History, offset: int, *, bytes_max: int) -> list[Batch]:
+    def _read_history(self, history: TopicHistory, offset: int, *, bytes_max: int) -> list[Batch]:
         found = []
         for rows in history.read(offset, bytes_max=bytes_max):
             found.append(
@@ -178,11 +181,11 @@ class TopicLog(scan.TopicEnd):
         return [_same(batch) for batch in tail]
 
     def _tail_from(self, offset: int, stop: int) -> list[Batch] | None:
-        """The batches in memory from an offset on, or None if it is not among them.
+        """The batches in memory from an offset on; None if the offset is not in memory.
 
-        None begins at or after `stop`: who reads on from there would be told that it is unknown.
+        Batches at or after `stop` are left out: an offset beyond `stop` is not readable yet.
         """
-        # A copy is made in one step, whatever other threads do to the tail.
+        # Copying is atomic, so other threads may change the tail meanwhile.
         tail = list(self.tail)
         while tail and tail[-1].first_offset >= stop:
             tail.pop()
@@ -202,7 +205,7 @@ class TopicLog(scan.TopicEnd):
             try:
                 return self._find_time(timestamp_us)
             except FileNotFoundError:
-                # A hand-over came between: history has it now.
+                # A hand-over moved the rows to history.
                 continue
         raise StorageError("log.damaged", f"topic {self.name!r}: files of the log are missing")
 
@@ -230,7 +233,7 @@ class TopicLog(scan.TopicEnd):
             offset = place.stop_offset
         for batch in tail:
             if batch.timestamp_us >= timestamp_us:
-                # The tail is ahead of `stop` for a moment when a batch is appended.
+                # During an append the tail is ahead of `stop` for a moment.
                 return min(batch.first_offset, stop)
         return stop
 
@@ -240,7 +243,7 @@ def _first_offset(batch: Batch) -> int:
 
 
 def _same(batch: Batch) -> Batch:
-    """For a reader: what it makes of the batch must not stay in memory with ours."""
+    """A copy for a reader, whose cached encodings must not stay in memory with ours."""
     return batch.slice(0, len(batch))
 
 

@@ -83,7 +83,7 @@ class Cursors:
 _shared_cursors = Cursors()
 
 
-class History:
+class TopicHistory:
     """One topic's history. Any number of threads may read; each read sees one snapshot."""
 
     def __init__(self, folder: Path, *, cursors: Cursors = _shared_cursors) -> None:

@@ -1,4 +1,4 @@
-"""What was last written or read, kept in memory: what most readers want is among it."""
+"""Caches of the journal: the batches written last, and the commits read last."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _ENTRY_OVERHEAD_BYTES = 128
 
 
 class RecentBatches:
-    """The batches written last, over all topics: they stay in their topic's tail while they fit.
+    """The batches written last, over all topics: each stays in its topic's tail while they fit.
 
-    They go by reads, since all batches of a read keep the same memory. For the committer's thread.
+    They are dropped by socket read, because all batches of a read share its memory. For the
+    committer's thread.
     """
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        # For each read the tails that hold its batches, and what it weighs.
+        # For each socket read the tails with its batches, and its size.
         self._kept: deque[tuple[list[deque[Batch]], int]] = deque()
         self._last_owner: object = None
 
     def keep(self, batches: Iterable[Batch], ends: Mapping[str, TopicEnd]) -> None:
-        """The batches were written; of all that were, the oldest leave their tail if need be.
+        """Keep written batches; drop the oldest from their tails beyond the limit.
 
-        Each is the first of its topic's tail that was not kept before.
+        Each is the first batch of its topic's tail that was not kept before.
         """
         reads, self._last_owner = scan.keep_batches(
             batches, ends, self._last_owner, _BATCH_OVERHEAD_BYTES, _extra_bytes
@@ -49,7 +50,7 @@ class RecentBatches:
 
 
 def _extra_bytes(batch: Batch) -> int:
-    """About what keys and headers take."""
+    """The approximate size of keys and headers."""
     total = 0
     for key in batch.keys or ():
         total += _ENTRY_OVERHEAD_BYTES + len(key or b"")
@@ -60,7 +61,7 @@ def _extra_bytes(batch: Batch) -> int:
 
 
 class CommitCache:
-    """Verified commits by segment and position, the one unused for longest dropped first."""
+    """Verified commits by segment and position, an LRU cache."""
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -78,7 +79,7 @@ class CommitCache:
             return found[0]
 
     def put(self, segment: Path, position: int, rows: pa.RecordBatch) -> None:
-        """Keep a commit; one that is larger than the whole cache is not kept."""
+        """Keep a commit, unless it is larger than the whole cache."""
         key = (segment, position)
         size = rows.nbytes
         if size > self._bytes_max:

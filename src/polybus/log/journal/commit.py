@@ -2,18 +2,18 @@
 
 A commit is one encapsulated record batch message. Its custom metadata has two entries:
 
-    polybus.commit   JSON: the commit's number, the last number known to be on disk when it was
-                     written (`synced`), the segment's mark, and which rows are which topic's
+    polybus.commit   JSON: the commit's number, the last commit number that was synced when it was
+                     written (`synced`), the segment's mark, and which rows belong to which topic
     polybus.xxh3     16 hexadecimal digits: XXH3 (64 bits) of every byte of the message, header,
-                     padding and body, with these 16 digits taken as zeros
+                     padding and body, with zeros in place of these digits
 
 A segment begins with the stream's schema message, its head. The schema's metadata has an entry
 `polybus.mark`: 16 random hexadecimal digits and a checksum of them. Each commit of the segment
-repeats the digits. Nobody outside knows them, so a published value that looks like a commit is
-never taken for one, even when a damaged segment is searched for what is still whole.
+repeats the digits. Clients do not know them, so a published value that looks like a commit is never
+taken for one, even when a damaged segment is searched for intact commits.
 
-The digits of the checksum are found without trusting the message: as the only string of 16
-characters between flatbuffer length and terminator (JSON never holds the zero bytes around it).
+The checksum digits are found without trusting the message: they are the only string of 16
+characters between a flatbuffer length and terminator (JSON never has the zero bytes around it).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import pyarrow as pa
 import xxhash
 
 from polybus.batch import Batch, Buffer
-from polybus.log.columns import SCHEMA, Rows, TopicRows
+from polybus.log.columns import SCHEMA, GroupedRows, TopicRows
 from polybus.log.journal.message import DIGITS, MessageWriter
 from polybus.log.journal.message import read_rows as rows_of
 
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""What a sealed segment ends with: the stream's end marker."""
+"""The end marker of the stream, at the end of a sealed segment."""
 CONTINUATION = END[:4]
 NOTE_BYTES_STEP = 64
 
@@ -46,7 +46,7 @@ __all__ = ["END", "HEAD", "SCHEMA", "CommitNote", "Damaged", "Encoder", "TopicRo
 
 
 class CommitNote(msgspec.Struct, frozen=True):
-    """What `polybus.commit` says. `commit` must stay the first field: the JSON begins with it."""
+    """The content of `polybus.commit`. `commit` must stay the first field of the JSON."""
 
     commit: int
     synced: int
@@ -55,11 +55,11 @@ class CommitNote(msgspec.Struct, frozen=True):
 
 
 class Damaged(Exception):
-    """The bytes are not a whole, unchanged commit; the argument says what is wrong."""
+    """The bytes are not an intact commit or file; the argument says why."""
 
 
 class Encoder:
-    """Turns batches into commits, in a buffer of its own that the next commit overwrites."""
+    """Encodes batches as commits, in a buffer that the next commit overwrites."""
 
     def __init__(self) -> None:
         self._messages = MessageWriter()
@@ -67,8 +67,8 @@ class Encoder:
     def encode(
         self, commit: int, synced: int, batches: Iterable[Batch], *, mark: str = ""
     ) -> Encoded:
-        """One commit of the batches, their rows grouped by topic in the order of the batches."""
-        rows = Rows(batches)
+        """Encode the batches as one commit, their rows grouped by topic in the order of batches."""
+        rows = GroupedRows(batches)
         note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
         pieces, digits_at = self._messages.write(rows, _padded(note))
         state = xxhash.xxh3_64()
@@ -80,16 +80,16 @@ class Encoder:
 
 
 def _padded(note: bytes) -> bytes:
-    """The note with spaces at its end, so that there are few sizes: the writer knows them by size.
+    """The note padded with spaces, so that there are few sizes: headers are cached by size.
 
-    They add a sixteenth at most to a large note.
+    Padding adds at most a sixteenth to a large note.
     """
     step = max(NOTE_BYTES_STEP, 1 << len(note).bit_length() - 5)
     return note.ljust(-(-len(note) // step) * step)
 
 
 class Encoded(NamedTuple):
-    """A commit ready to be written: its bytes, in order, are valid until the next is encoded."""
+    """A commit ready to be written; its bytes are valid until the next one is encoded."""
 
     pieces: list[memoryview]
     topics: tuple[TopicRows, ...]
@@ -100,7 +100,7 @@ def _check_of(mark: str) -> str:
 
 
 def head_of(mark: str) -> bytes:
-    """The head of a segment with this mark."""
+    """The head of a segment that has this mark."""
     metadata = {"polybus.mark": mark + _check_of(mark)}
     return bytes(SCHEMA.with_metadata(metadata).serialize().to_pybytes())
 
@@ -110,11 +110,11 @@ def new_mark() -> str:
 
 
 HEAD = head_of(DIGITS.decode())
-"""A head: all have this size."""
+"""A head; all heads have this size."""
 
 
 def read_head(start: bytes) -> tuple[int, str] | None:
-    """The size and mark of the head that a file starts with; None if it is damaged."""
+    """The size and mark of the head at the start of a file; None if it is damaged."""
     source = pa.BufferReader(start)
     try:
         schema = pa.ipc.read_schema(source)
@@ -139,20 +139,20 @@ def verify(message: Buffer) -> None:
 
 
 def note_of(message: Buffer) -> CommitNote:
-    """What a verified commit says about itself."""
+    """The note of a verified commit. Raises Damaged."""
     metadata = _metadata(memoryview(message))
     start = metadata.find(_JSON_START)
     size = int.from_bytes(metadata[start - 4 : start], "little")
     try:
         return msgspec.json.decode(metadata[start : start + size], type=CommitNote)
     except msgspec.DecodeError as error:
-        raise Damaged(f"the commit's own description is unreadable: {error}") from error
+        raise Damaged(f"its note cannot be decoded: {error}") from error
 
 
 def size_of(start: Buffer) -> int:
-    """The size of the message that `start` begins with; its metadata must be there as a whole.
+    """The size of the message at `start`, which must include all its metadata. Raises Damaged.
 
-    Nothing is verified yet: the answer is where to look, not what to believe. Raises Damaged.
+    Nothing is verified yet, so the size is only a hint where to look.
     """
     metadata = _metadata(memoryview(start))
     try:
@@ -162,9 +162,9 @@ def size_of(start: Buffer) -> int:
         (field,) = struct.unpack_from("<H", metadata, table - to_fields + 10)
         (body_bytes,) = struct.unpack_from("<q", metadata, table + field)
     except struct.error as error:
-        raise Damaged("the message header is unreadable") from error
+        raise Damaged("the message header cannot be decoded") from error
     if body_bytes < 0:
-        raise Damaged("the message header is unreadable")
+        raise Damaged("the message header cannot be decoded")
     return 8 + len(metadata) + int(body_bytes)
 
 

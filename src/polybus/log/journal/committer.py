@@ -1,14 +1,16 @@
-"""The committer: one thread that writes what was appended, one write and one fsync for all topics.
+"""The committer: the thread that decides when queued batches are written and when fsync happens.
 
-A batch is queued by the bus's thread, taken into a commit with whatever else waits, written,
-synced, indexed, and only then durable. While a sync runs, more is queued: the next commit.
+The thread of the bus queues batches. The committer writes everything that waits, of all topics, as
+one commit, syncs it, records it in the index, and only then reports it as durable. Batches that
+arrive during a sync form the next commit.
 
-    queued → (commit_bytes, commit_delay_ms, or somebody waits) → written → synced → indexed
+    queued → (commit_bytes, commit_delay_ms, or urgent) → written → synced → indexed → durable
 
-With durability "fsync" each commit is synced by itself; with "interval" the commits of
-`fsync_interval_ms` are synced together, on a thread beside this one, so that commits go on
-meanwhile. What is written is no longer held in memory. When the disk fails, nothing more is taken,
-what is not known to be safe is written again in its place, and that is tried every second.
+With durability "fsync" every commit is synced before the next; with "interval" the commits of
+`fsync_interval_ms` are synced together on a second thread while commits continue. Written batches
+are released from memory. When the disk fails, the committer accepts nothing more, and every second
+it writes unsynced commits again at their positions. log/journal/recovery.py lists what a restart
+makes of each prefix of these writes.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ NEVER = 1 << 62
 BATCH_OVERHEAD_BYTES = 512
 MESSAGE_OVERHEAD_BYTES = 32
 COMMIT_BYTES_FACTOR = 2
-"""A commit that finds much waiting takes up to this many times `commit_bytes`; what is more goes
-into further commits under the same sync. Larger ones are slower: they no longer fit the caches."""
+"""A commit takes up to this many times `commit_bytes`; the rest of the queue goes into further
+commits under the same sync. Larger commits are slower, because they exceed the CPU caches."""
 UNSYNCED_BYTES_MAX = 16 << 20
-"""So much is synced without waiting for more."""
+"""A sync starts at the latest when this much is written."""
 
 
 class Written(NamedTuple):
-    """A commit in the file that is not synced yet: `tickets` is how many batches are in it."""
+    """A written commit that is not synced yet; `tickets` is its number of batches."""
 
     entry: CommitEntry
     weight: int
@@ -53,21 +55,21 @@ class Written(NamedTuple):
 
 
 class JournalEvents(Protocol):
-    """What the committer tells its log, from its own thread."""
+    """Callbacks of the committer, called from its own thread."""
 
     def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
-        """The commit of the batches can be read from its segment; it is not durable yet."""
+        """The commit can be read from its segment; it is not durable yet."""
 
     def sealed(self, segment: Path) -> None:
-        """The segment will not grow any more."""
+        """The segment is complete."""
 
     def durable_to(self, ticket: int) -> None: ...
 
     def failed(self, error: StorageError) -> None: ...
 
 
-class Journal:
-    """The journal's writing side. `append` is for one thread, everything else for any."""
+class Committer:
+    """Writes the journal. `append` is for one thread, everything else for any thread."""
 
     def __init__(
         self,
@@ -84,12 +86,12 @@ class Journal:
         self._disk = disk
         self._events = events
         self._encoder = Encoder()
-        # The bus's thread writes these; the committer reads.
+        # Written by the thread of the bus, read by the committer.
         self._queue: deque[tuple[list[Batch], int]] = deque()
         self._ticket = 0
         self._appended_bytes = 0
         self._urgent = False
-        # The committer writes these.
+        # Written by the committer.
         self.durable = 0
         self.syncs = 0
         self.sync_s = 0.0
@@ -116,7 +118,7 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="polybus-committer", daemon=True)
 
     def start(self, next_commit: int, live: SegmentWriter | None) -> None:
-        """Go on in the live segment, or begin a new one, and start the thread. Raises OSError."""
+        """Continue the live segment or begin a new one, and start the thread. Raises OSError."""
         self._commit = next_commit
         self._writer = live or self._begin_segment()
         self._opened_at = time.monotonic()
@@ -160,7 +162,7 @@ class Journal:
                 self._settled.wait(1.0)
 
     def seal(self) -> None:
-        """Make all durable and end the segment, if it holds anything. Raises StorageError."""
+        """Make everything durable and seal the segment, unless it is empty. Raises StorageError."""
         self.sync()
         with self._settled:
             self._seal_wanted = True
@@ -182,7 +184,7 @@ class Journal:
             if self._writer is not None:
                 self._writer.close()
 
-    # The committer's thread from here on.
+    # On the committer's thread.
 
     def _run(self) -> None:
         while self._wait():
@@ -196,12 +198,12 @@ class Journal:
             except OSError as error:
                 self._fail(storage_error(error, "the journal cannot be written"))
             except Exception as error:
-                # A defect of ours must not end the thread in silence: receipts would just stop.
+                # A bug must not end the thread silently: receipts would stop without an error.
                 logger.exception("the committer failed")
                 self._fail(StorageError("log.failed", f"the committer failed: {error!r}"))
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; False when it is time to stop."""
+        """Sleep until there is work; False on close."""
         while not self._closing:
             self._event.clear()
             queued = bool(self._queue)
@@ -220,7 +222,7 @@ class Journal:
         return not self._closing
 
     def _due_in_s(self) -> float | None:
-        """How long there is nothing to do; None: until something is appended."""
+        """The time until the next work; None means until the next append."""
         now = time.monotonic()
         if self.failure is not None:
             return self._retry_at - now
@@ -261,7 +263,7 @@ class Journal:
             self._roll()
 
     def _take(self) -> None:
-        """Take what is queued into groups, each a commit."""
+        """Move the queue into groups; each group becomes a commit."""
         group: list[Batch] = []
         weight = 0
         weight_max = self._settings.commit_bytes * COMMIT_BYTES_FACTOR
@@ -306,7 +308,7 @@ class Journal:
                 self._begin_sync()
 
     def _sync(self) -> None:
-        """Make everything written durable, and wait for it."""
+        """Make everything written durable before this returns."""
         if self._sync_running is not None:
             self._end_sync()
         if self._unsynced:
@@ -314,7 +316,7 @@ class Journal:
             self._end_sync()
 
     def _begin_sync(self, *, here: bool = False) -> None:
-        """Sync what is written so far: here and now, or while this thread goes on."""
+        """Sync everything written so far: on this thread, or on the other one meanwhile."""
         assert self._writer is not None
         self._syncing, self._unsynced = self._unsynced, []
         self._synced_at = time.monotonic()
@@ -325,7 +327,7 @@ class Journal:
             self._sync_running.add_done_callback(lambda _: self._event.set())
 
     def _end_sync(self) -> None:
-        """What was being synced is durable. Raises the sync's own OSError if it failed."""
+        """Index the synced commits and report them as durable. Raises the OSError of the sync."""
         assert self._writer is not None
         if self._sync_running is not None:
             running, self._sync_running = self._sync_running, None
@@ -348,7 +350,7 @@ class Journal:
         return time.monotonic() >= self._opened_at + self._settings.segment_age_s
 
     def _roll(self) -> None:
-        """End the segment and begin the next; all is synced."""
+        """Seal the segment and begin the next; every commit is synced."""
         writer = self._writer
         if writer is not None and writer.commit_count:
             writer.seal()
@@ -366,7 +368,7 @@ class Journal:
         return SegmentWriter.create(segment_path(self._folder, self._commit), self._disk)
 
     def _repair(self) -> None:
-        """After a failure: cut off half a write, and write again what was never synced."""
+        """After a failure: cut off a partial write, and write unsynced commits again."""
         if self._sync_running is not None:
             wait([self._sync_running])
             self._sync_running = None
@@ -380,7 +382,7 @@ class Journal:
         if self.failure is not None:
             return
         self.failure = failure
-        logger.error("%s; trying again every %g s", failure.text, RETRY_S)
+        logger.error("%s; retrying every %g s", failure.text, RETRY_S)
         with self._settled:
             self._settled.notify_all()
         self._events.failed(failure)

@@ -1,15 +1,15 @@
-"""The bytes of a commit's record batch message, each buffer stored as it pays.
+"""The bytes of a commit's record batch message: which buffers are compressed.
 
-Arrow compresses all buffers of a message or none. Half of a small message's row is columns that
-repeat (account, topic, protocol, sender, time), and LZ4 makes nothing of them almost for free; but
-trying the values too costs more time than all the rest of a commit. Arrow's format allows each
-buffer of a compressed message to be stored as it is, so that is what we do with values, keys,
-headers, offsets and lengths. Every Arrow reader understands it.
+pyarrow compresses all buffers of a message or none. In rows of small messages half of the bytes are
+repeated columns (account, topic, protocol, sender, time), which LZ4 compresses to almost nothing at
+little cost; but trying the values too takes longer than the rest of a commit. The Arrow format
+allows uncompressed buffers in a compressed message, so values, keys, headers, offsets and lengths
+are stored uncompressed. Every Arrow reader understands it.
 
-pyarrow offers no such choice, so we take the header that it writes for one row of the same shape
-and put in our own counts and buffer places.
+So we take the header that pyarrow writes for one row of the same shape, and fill in our own counts
+and buffer positions.
 
-A few large values are not copied: they stay in their batches, and the message is in pieces.
+A few large values are not copied: they stay in their batches, and the message is several pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from polybus import scan
 from polybus.batch import Batch, Buffer
-from polybus.log.columns import SCHEMA, Rows
+from polybus.log.columns import SCHEMA, GroupedRows
 
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 PREFIX_BYTES = 8
@@ -34,10 +34,10 @@ SCRATCH_BYTES_MAX = 16 << 20
 _SCHEMA_BYTES = SCHEMA.serialize().size
 BESIDE_BYTES_MIN = 4 << 20
 BESIDE_ROWS_MAX = 1024
-"""Values of so many bytes, in so few rows, stay where they are."""
-# The columns' places among the nodes; three of the headers' children follow it.
+"""From this size and up to this row count, values are not copied."""
+# Indexes of columns among the nodes; the three children of `headers` follow it.
 _KEY_NODE, _HEADERS_NODE, _CHILD_NODES = 4, 6, (7, 8, 9)
-# As a flatbuffer string: its length, and a zero at its end. The note is JSON and has no zeros.
+# A flatbuffer string has its length before it and a zero after it. The note, JSON, has no zeros.
 _DIGITS_ENTRY = len(DIGITS).to_bytes(4, "little") + DIGITS + b"\x00"
 _STORED = struct.pack("<q", -1)
 _LENGTH = struct.Struct("<q")
@@ -45,36 +45,36 @@ _HEADERS_MAX = 64
 
 
 def own_pages(size: int) -> mmap.mmap:
-    """Memory that goes back to the system as soon as nobody uses it, past every allocator."""
+    """Memory that returns to the system as soon as it is unused, without an allocator between."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-class Message(NamedTuple):
-    """A message's bytes in order, and where in the first piece the checksum's digits go."""
+class MessageBytes(NamedTuple):
+    """A message's bytes in order, and the position of the checksum digits in the first piece."""
 
     pieces: list[memoryview]
     digits_at: int
 
 
 class MessageWriter:
-    """Writes messages into memory of its own, which the next message overwrites.
+    """Writes messages into a buffer that the next message overwrites.
 
-    Memory that is used again and again is warm; fresh memory costs ten times as much. It is pages
-    of its own: those of a large message go back to the system, whatever an allocator would do.
+    Reused memory is in the caches; fresh memory costs ten times as much. The buffer is mapped
+    pages, so that those of a large message return to the system.
     """
 
     def __init__(self) -> None:
         self._scratch = own_pages(SCRATCH_BYTES)
         self._headers: dict[int, _Header] = {}
 
-    def write(self, rows: Rows, note: bytes) -> Message:
-        """The message with the note as metadata."""
+    def write(self, rows: GroupedRows, note: bytes) -> MessageBytes:
+        """Encode the rows, with the note as metadata."""
         header = self._header(len(note))
         columns = _Columns(rows)
-        body = _Body(self._room(header.size + columns.bytes_max), header.size)
+        body = _MessageBody(self._room(header.size + columns.bytes_max), header.size)
         columns.write(body)
         header.write(body, note, rows.count, columns.nodes(header.nodes_of_one_row))
-        return Message(body.pieces(), header.digits_at)
+        return MessageBytes(body.pieces(), header.digits_at)
 
     def _header(self, note_bytes: int) -> _Header:
         header = self._headers.get(note_bytes)
@@ -92,8 +92,8 @@ class MessageWriter:
         return memoryview(self._scratch)
 
 
-class _Body:
-    """A message's body while it is written: buffer after buffer, each at a multiple of 8."""
+class _MessageBody:
+    """A message's body while it is written: buffers, each at a multiple of 8."""
 
     def __init__(self, target: memoryview, start: int) -> None:
         self.target = target
@@ -111,19 +111,19 @@ class _Body:
         self.places += (self.bytes, 0)
 
     def put(self, data: Buffer) -> None:
-        """Add a buffer that says itself whether it is compressed."""
+        """Add a buffer that already has its length prefix."""
         at = self._take(len(data))
         self.target[at : at + len(data)] = data
 
     def store(self, data: Buffer | None) -> None:
-        """Add a buffer that is not compressed."""
+        """Add an uncompressed buffer."""
         size = 0 if data is None else memoryview(data).nbytes
         at = self.room(size)
         if data is not None and size:
             self.target[at : at + size] = memoryview(data).cast("B")
 
     def room(self, size: int) -> int:
-        """Add a buffer that is not compressed; return where its bytes are to be written."""
+        """Reserve an uncompressed buffer; return the position for its bytes."""
         if not size:
             self.absent()
             return self.end
@@ -132,7 +132,7 @@ class _Body:
         return at + len(_STORED)
 
     def lay_beside(self, parts: list[memoryview], size: int) -> None:
-        """Add a buffer that is not compressed and stays where it is; one in a body at most."""
+        """Add an uncompressed buffer without copying it; at most one per body."""
         at = self.end
         self.places += (self.bytes, len(_STORED) + size)
         self.target[at : at + len(_STORED)] = _STORED
@@ -142,7 +142,7 @@ class _Body:
         self._beside_bytes = size + len(padding)
 
     def pieces(self) -> list[memoryview]:
-        """All bytes, those before the body too."""
+        """All bytes of the message, including its header."""
         whole = self.target[: self.end]
         if not self._beside:
             return [whole]
@@ -160,7 +160,7 @@ class _Body:
 class _Columns:
     """The buffers of rows, in the order of the schema."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: GroupedRows) -> None:
         self._rows = rows
         self._texts = [rows.accounts, rows.topic_names, rows.protocols, rows.senders]
         self._packed = [scan.pack_runs(*runs) for runs in self._texts]
@@ -182,7 +182,7 @@ class _Columns:
         return sum(map(len, packed)) + stored_bytes + 16 * 32
 
     def nodes(self, of_one_row: tuple[int, ...]) -> list[int]:
-        """Rows and nulls of each column and child: those of one row, as often as there are rows."""
+        """Row and null counts of each column and child: those of one row times the row count."""
         nodes = [self._rows.count * one for one in of_one_row]
         if self._keys is not None:
             nodes[2 * _KEY_NODE + 1] = self._keys.null_count
@@ -192,7 +192,7 @@ class _Columns:
                 nodes[2 * child] = len(self._headers.keys)
         return nodes
 
-    def write(self, body: _Body) -> None:
+    def write(self, body: _MessageBody) -> None:
         self._text(body, 0)
         self._text(body, 1)
         body.absent()
@@ -212,26 +212,26 @@ class _Columns:
         self._text(body, 2)
         self._text(body, 3)
 
-    def _no_headers(self, body: _Body) -> None:
-        """Nulls, and a column of their keys and one of their values, both empty."""
+    def _no_headers(self, body: _MessageBody) -> None:
+        """A null column, and its empty columns of keys and values."""
         self._nulls(body)
         for _ in range(2):
             body.absent()
             body.put(_STORED + bytes(4))
             body.absent()
 
-    def _text(self, body: _Body, index: int) -> None:
-        """A column of repeating text: its lengths as they are, its characters packed."""
+    def _text(self, body: _MessageBody, index: int) -> None:
+        """A column of repeated text: uncompressed lengths, compressed characters."""
         body.absent()
         scan.ends_into(*self._texts[index], body.target, body.room(4 * (self._rows.count + 1)))
         body.put(self._packed[index])
 
-    def _nulls(self, body: _Body) -> None:
+    def _nulls(self, body: _MessageBody) -> None:
         body.put(self._validity)
         body.put(self._no_lengths)
         body.absent()
 
-    def _values(self, body: _Body) -> None:
+    def _values(self, body: _MessageBody) -> None:
         batches = self._rows.batches
         if self._beside:
             parts, ends = _values_of(batches)
@@ -249,15 +249,15 @@ class _Columns:
         )
 
 
-def _store(body: _Body, column: Any) -> None:
-    # Made of whole lists: its rows are those of its buffers, from the first on.
+def _store(body: _MessageBody, column: Any) -> None:
+    # It was built from whole lists, so it begins with the first row of its buffers.
     assert not column.offset
     for buffer in column.buffers():
         body.store(buffer)
 
 
 def _values_of(batches: list[Batch]) -> tuple[list[memoryview], array[int]]:
-    """Each value where it is, and the column's int32 offsets."""
+    """Views of the values, and the column's int32 offsets."""
     parts = []
     ends = array("i", [0])
     for batch in batches:
@@ -269,11 +269,11 @@ def _values_of(batches: list[Batch]) -> tuple[list[memoryview], array[int]]:
 
 
 class _Header:
-    """What comes before a body, for a note of some size, and where in it our numbers go.
+    """The header of a message for a note of some size, and the positions of its counts.
 
     The flatbuffer tables are `Message` (field 2 the record batch, field 3 the body's length) and
-    `RecordBatch` (field 0 the row count, 1 the nodes, 2 the buffers). A node counts the rows and
-    the nulls of a column, or of a child of one.
+    `RecordBatch` (field 0 the row count, 1 the nodes, 2 the buffers). A node has the row count and
+    the null count of a column or of its child.
     """
 
     def __init__(self, note_bytes: int) -> None:
@@ -295,8 +295,8 @@ class _Header:
         self._places = struct.Struct(f"<{2 * _unsigned(data, places_at)}q")
         self.nodes_of_one_row: tuple[int, ...] = self._nodes.unpack_from(data, self._nodes_at)
 
-    def write(self, body: _Body, note: bytes, row_count: int, nodes: list[int]) -> None:
-        """Write what comes before the body, with our counts where those of one row stood."""
+    def write(self, body: _MessageBody, note: bytes, row_count: int, nodes: list[int]) -> None:
+        """Write the header with the counts of this body in place of those of one row."""
         target = body.target
         note_at = len(self._before)
         target[:note_at] = self._before
@@ -310,7 +310,7 @@ class _Header:
 
 @functools.cache
 def _one_row() -> pa.RecordBatch:
-    # Made when it is needed: pyarrow may import pandas for it, and not all who import this write.
+    # Lazily: pyarrow may import pandas for this, and not every process that imports us writes.
     row = {"account": "a", "topic": "t", "offset": 0, "timestamp": 0, "value": b"v"}
     row |= {"protocol": "p", "sender": "s"}
     return pa.RecordBatch.from_pylist([row], schema=SCHEMA)

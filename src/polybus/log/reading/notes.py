@@ -1,7 +1,7 @@
-"""topic.json and manifest.json of all topics, read again only when they were replaced.
+"""topic.json and manifest.json of all topics, cached until they are replaced.
 
-A stream asks for its topics' bounds several times a second, and a pattern may have a thousand: so
-paths are made once, and the folder of topics is listed only when it was changed.
+A stream asks for the bounds of its topics several times a second, and a pattern may match a
+thousand. So paths are computed once, and the folder of topics is listed only after a change.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from polybus.log.topics import TopicNote, read_topic_note, unknown
 
 T = TypeVar("T")
 SETTLED_NS = 1_000_000_000
-"""File systems stamp with a coarse clock: a folder may be changed twice at what looks one time."""
+"""File systems have coarse timestamps: two changes within this time may have the same one."""
 
 
-class _File(Generic[T]):
-    """A small file of a topic's folder, and what was made of it."""
+class _CachedFile(Generic[T]):
+    """A small file in a topic's folder, and its decoded content."""
 
     def __init__(self, folder: Path, name: str, load: Callable[[Path], T | None]) -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class _File(Generic[T]):
         self._found: T | None = None
 
     def read(self) -> T | None:
-        """What it says now; None if it is not there. Raises StorageError `log.damaged`."""
+        """The current content; None if the file is missing. Raises StorageError `log.damaged`."""
         try:
             status = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
@@ -42,19 +42,19 @@ class _File(Generic[T]):
             return None
         seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         if seen != self._seen:
-            # `seen` is older than what is loaded at worst: then it is loaded once more.
+            # If the file changes in between, `seen` is older than the content: it is loaded again.
             self._found = self._load(self._folder)
             self._seen = seen
         return self._found
 
 
 class TopicNotes:
-    """What the small files of a data folder's topics say now."""
+    """The current topic.json and manifest.json of all topics in a data folder."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
-        self._folders: dict[Path, tuple[_File[TopicNote], _File[Manifest]]] = {}
-        self._by_topic: dict[str, tuple[_File[TopicNote], _File[Manifest]]] = {}
+        self._folders: dict[Path, tuple[_CachedFile[TopicNote], _CachedFile[Manifest]]] = {}
+        self._by_topic: dict[str, tuple[_CachedFile[TopicNote], _CachedFile[Manifest]]] = {}
         self._listed: list[str] = []
         self._listed_at: tuple[int, int] | None = None
 
@@ -73,7 +73,7 @@ class TopicNotes:
         return [name for name in self._listed if system or not names.is_reserved(name)]
 
     def _list(self, folder: Path) -> bool:
-        """Look at the folder; say whether every topic in it was complete."""
+        """List the folder; return whether every topic in it was complete."""
         with os.scandir(folder) as entries:
             paths = [Path(entry.path) for entry in entries if entry.is_dir()]
         notes = [self._files(path)[0].read() for path in paths]
@@ -88,23 +88,26 @@ class TopicNotes:
         return note.epoch
 
     def manifest(self, topic: str) -> Manifest:
-        """The topic's history; an older topic's of the same name is none of it. Raises as above."""
+        """The topic's manifest, empty if it is of an older topic. Raises as `epoch`."""
         epoch = self.epoch(topic)
         found = self._of(topic)[1].read()
         if found is None or found.epoch != epoch:
             return Manifest(epoch=epoch)
         return found
 
-    def _of(self, topic: str) -> tuple[_File[TopicNote], _File[Manifest]]:
+    def _of(self, topic: str) -> tuple[_CachedFile[TopicNote], _CachedFile[Manifest]]:
         found = self._by_topic.get(topic)
         if found is None:
             found = self._files(layout.topic_folder(self._data, topic))
             self._by_topic[topic] = found
         return found
 
-    def _files(self, folder: Path) -> tuple[_File[TopicNote], _File[Manifest]]:
+    def _files(self, folder: Path) -> tuple[_CachedFile[TopicNote], _CachedFile[Manifest]]:
         found = self._folders.get(folder)
         if found is None:
-            note = _File(folder, "topic.json", read_topic_note)
-            found = self._folders[folder] = (note, _File(folder, manifests.NAME, manifests.load))
+            note = _CachedFile(folder, "topic.json", read_topic_note)
+            found = self._folders[folder] = (
+                note,
+                _CachedFile(folder, manifests.NAME, manifests.load),
+            )
         return found

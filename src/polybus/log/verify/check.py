@@ -22,9 +22,9 @@ from polybus.log.topics import is_unfinished, read_topic_note
 from polybus.log.verify.journal import check_journal
 from polybus.log.verify.report import (
     Checked,
+    CheckedTopic,
     Damage,
     Progress,
-    TopicState,
     VerifyReport,
 )
 
@@ -52,9 +52,9 @@ def verify(data: Path, *, progress: Progress | None = None) -> VerifyReport:
         return report
 
 
-def _check_topics(data: Path, report: VerifyReport, checked: Checked) -> dict[str, TopicState]:
+def _check_topics(data: Path, report: VerifyReport, checked: Checked) -> dict[str, CheckedTopic]:
     """Check topic.json, manifest and history of every topic; their states by folder name."""
-    states: dict[str, TopicState] = {}
+    states: dict[str, CheckedTopic] = {}
     folders = layout.topics_folder(data)
     for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
         if not folder.is_dir() or is_unfinished(folder):
@@ -64,9 +64,9 @@ def _check_topics(data: Path, report: VerifyReport, checked: Checked) -> dict[st
     return states
 
 
-def _check_topic(folder: Path, report: VerifyReport, checked: Checked) -> TopicState:
+def _check_topic(folder: Path, report: VerifyReport, checked: Checked) -> CheckedTopic:
     report.count(folder.name, topics=1)
-    state = TopicState()
+    state = CheckedTopic()
     note_file = str(folder / "topic.json")
     try:
         note = read_topic_note(folder)

@@ -15,11 +15,11 @@ from polybus.log.journal.commit import HEAD, TopicRows
 from polybus.log.journal.index import CommitEntry, SegmentIndex, read_index
 from polybus.log.journal.recovery import torn_from
 from polybus.log.journal.segment import SegmentScan, head_bytes, read_rows
-from polybus.log.verify.report import Checked, Damage, TopicState, VerifyReport
+from polybus.log.verify.report import Checked, CheckedTopic, Damage, VerifyReport
 
 
 def check_journal(
-    data: Path, topics: dict[str, TopicState], report: VerifyReport, checked: Checked
+    data: Path, topics: dict[str, CheckedTopic], report: VerifyReport, checked: Checked
 ) -> None:
     """Check all segments; `topics` says by folder name where each topic's history ends."""
     offsets = _Offsets(topics, report)
@@ -35,7 +35,7 @@ def check_journal(
         report.notes.append(text)
 
 
-def _check_orphan(path: Path, topics: dict[str, TopicState], report: VerifyReport) -> None:
+def _check_orphan(path: Path, topics: dict[str, CheckedTopic], report: VerifyReport) -> None:
     """An index without its segment: left by a hand-over cut short, or all that is left of rows."""
     index = read_index(path)
     lost = False
@@ -66,7 +66,7 @@ def _check_orphan(path: Path, topics: dict[str, TopicState], report: VerifyRepor
 class _Offsets:
     """Which offset of each topic comes next in the journal."""
 
-    def __init__(self, topics: dict[str, TopicState], report: VerifyReport) -> None:
+    def __init__(self, topics: dict[str, CheckedTopic], report: VerifyReport) -> None:
         self.abandoned = 0
         self._topics = topics
         self._report = report

@@ -68,7 +68,7 @@ class VerifyReport:
 
 
 @dataclass(slots=True, kw_only=True)
-class TopicState:
+class CheckedTopic:
     """A topic on disk: its history ends at `handed_over`; None where it cannot be known."""
 
     epoch: int | None = None
