@@ -5,6 +5,8 @@ imports. `install` changes how `subprocess`, and with it asyncio, starts `python
 forks the command from a `warm_parent.py`. The command is a child of the test like any other, with
 its own streams, environment, folder, signals and exit code. A command that asks for more, or whose
 environment changes how Python itself works, starts as usual. With TESTS_COLD=1 all do.
+
+A program of a test, `python -c PROGRAM`, is forked too if its first line is `WARM`.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ PARENT = Path(__file__).with_name("warm_parent.py")
 AT_IMPORT = ("PYTHON", "POLYBUS_PURE", "LANG", "LC_", "LD_")
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 PR_SET_CHILD_SUBREAPER = 36
+WARM = "# Forked from a process that has imported Polybus: warm_kit.py\n"
 
 _start_as_usual = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _parameters = inspect.signature(_start_as_usual)
 _libc = ctypes.CDLL(None, use_errno=True)
+# The environment before any test changed it: parents have this one.
+_at_install: dict[str, str] = {}
 
 
 def at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -45,12 +50,12 @@ class WarmParent:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
         self._asking, theirs = socket.socketpair()
-        self.environment = at_import(os.environ)
         with theirs:
             # It ends when the socket closes, at the latest with this process.
             self._process = subprocess.Popen(
                 [sys.executable, str(PARENT), str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
+                env=_at_install,
                 pass_fds=[theirs.fileno()],
             )
 
@@ -78,6 +83,8 @@ def modules_of(module: str, arguments: Sequence[str]) -> tuple[str, ...]:
 
     A bus gets nothing that it does not import itself: it must do without pandas, for one.
     """
+    if module == "-c":
+        return ("polybus.lake.compact", "polybus.log.history.handover")
     if module.startswith("polybus.spark."):
         return ("polybus.spark", "pyspark.sql")
     if module.startswith("polybus.log.") or "serve" in arguments[:1]:
@@ -100,8 +107,11 @@ def is_plain(asked: Mapping[str, Any]) -> bool:
     command = asked["args"]
     return (
         isinstance(command, list | tuple)
-        and list(command[:2]) == [sys.executable, "-m"]
-        and str(command[2]).startswith("polybus.")
+        and command[0] == sys.executable
+        and (
+            (command[1] == "-m" and str(command[2]).startswith("polybus."))
+            or (command[1] == "-c" and str(command[2]).startswith(WARM))
+        )
         and asked["executable"] is None
         and asked["preexec_fn"] is None
         and not asked["pass_fds"]
@@ -114,14 +124,13 @@ def is_plain(asked: Mapping[str, Any]) -> bool:
 def _start(self: Any, *args: Any, **options: Any) -> None:
     asked = _parameters.bind(self, *args, **options).arguments
     environment = dict(os.environ if asked["env"] is None else asked["env"])
-    if not is_plain(asked):
+    if not is_plain(asked) or at_import(environment) != at_import(_at_install):
         _start_as_usual(self, *args, **options)
         return
-    module, *arguments = map(os.fspath, asked["args"][2:])
+    kind, module, *arguments = map(os.fspath, asked["args"][1:])
+    if kind == "-c":
+        module, arguments = "-c", [module, *arguments]
     parent = parent_of(modules_of(module, arguments))
-    if at_import(environment) != parent.environment:
-        _start_as_usual(self, *args, **options)
-        return
     request = {
         "module": module,
         "arguments": arguments,
@@ -142,4 +151,5 @@ def _start(self: Any, *args: Any, **options: Any) -> None:
 def install() -> None:
     """Start commands of Polybus warm from now on."""
     if os.environ.get("TESTS_COLD") != "1" and sys.platform == "linux":
+        _at_install.update(os.environ)
         subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]

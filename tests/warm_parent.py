@@ -97,4 +97,7 @@ if __name__ == "__main__":
     asked = serve(asking)
     asking.close()
     become(asked)
-    runpy.run_module(asked.request["module"], run_name="__main__", alter_sys=True)
+    if asked.request["module"] == "-c":
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
+    else:
+        runpy.run_module(asked.request["module"], run_name="__main__", alter_sys=True)

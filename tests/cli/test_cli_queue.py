@@ -57,10 +57,11 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
         yield bridge
 
 
-def test_what_is_published_on_a_queue_is_in_the_topic_of_its_connector(bus: Bridge) -> None:
-    done = polybus("publish", "news", "--lines", "--url", bus.queue, stdin=b"one\n\ntwo\n")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    done = polybus("tail", "news", "--from", "earliest", "--count", "3", "--url", bus.boson)
+def test_what_is_published_on_a_queue_is_in_the_topic_of_its_connector(tmp_path: Path) -> None:
+    with serving(tmp_path) as bus:
+        done = polybus("publish", "news", "--lines", "--url", bus.queue, stdin=b"one\n\ntwo\n")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        done = polybus("tail", "news", "--from", "earliest", "--count", "3", "--url", bus.boson)
     assert (done.returncode, done.stdout) == (0, b"one\n\ntwo\n")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from warm_kit import WARM
 
 from polybus.errors import StorageError
 from polybus.lake.compact import compact, vacuum
@@ -59,7 +60,9 @@ def test_a_power_cut_at_any_moment_leaves_the_old_version_or_the_new(
     assert promised > 0
 
 
-WRITER = """
+WRITER = (
+    WARM
+    + """
 import sys
 from array import array
 from pathlib import Path
@@ -87,6 +90,7 @@ while True:
         compact(table)
     batch += 1
 """
+)
 
 
 @pytest.mark.slow

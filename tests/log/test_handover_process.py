@@ -21,6 +21,7 @@ from segments_kit import (
     rows_batch,
     values_across,
 )
+from warm_kit import WARM
 
 from polybus.log import layout
 from polybus.log.history import manifest as manifests
@@ -50,7 +51,9 @@ def test_the_process_says_in_json_which_segments_are_done(tmp_path: Path) -> Non
     assert b"log.history-busy" in errors
 
 
-KILLED_AT_STEP = """
+KILLED_AT_STEP = (
+    WARM
+    + """
 import os, sys
 from polybus.log.history.handover import hand_over
 step = int(sys.argv[2])
@@ -65,6 +68,7 @@ sys.addaudithook(count)
 from pathlib import Path
 hand_over(Path(sys.argv[1]), grace_s=0)
 """
+)
 
 
 @pytest.mark.slow
