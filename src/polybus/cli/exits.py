@@ -63,6 +63,11 @@ def end(*, good: bool) -> NoReturn:
     sys.exit(DONE if good else FAILED)
 
 
+def end_with(code: int) -> NoReturn:
+    """End with the exit code of a child process."""
+    sys.exit(code)
+
+
 def end_by_signal(number: int, frame: object) -> NoReturn:
     """A signal handler that leaves through every `finally`."""
     sys.exit(128 + number)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TOPIC_COLUMNS = ("name", "epoch", "start", "stop", "messages-in", "subscribers", "lag")
 CONSUMER_COLUMNS = ("group", "topic", "position", "lag", "rows/s", "batch-ms", "seen", "state")
 DATA_LOSS = {
-    "epoch": "the topic was created anew",
+    "epoch": "the topic was recreated",
     "expired": "{lost} messages expired before they were read",
     "ahead": "the topic ends before its position",
     "topic": "the topic no longer exists",

@@ -88,11 +88,8 @@ def _driver(data: Path) -> Iterator[tuple[int, float]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "polybus.spark.pipelines.running.driver", "--data", str(data)],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
     )
-    # Its output must be read, or it would block.
-    drain = threading.Thread(target=lambda: process.stdout and process.stdout.read(), daemon=True)
-    drain.start()
     try:
         yield process.pid, began
     finally:

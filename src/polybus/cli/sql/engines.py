@@ -47,7 +47,7 @@ def executed(sql: str, data: Path, engine: str, *, rows_max: int | None) -> Iter
 
     `auto` tries DuckDB. A statement that DuckDB refuses goes to the Spark session of the running
     pipeline. Without a pipeline, Spark is started only for a statement with Spark's own syntax or
-    functions; any other is an error at once.
+    functions; any other is an error, and Spark is not started.
 
     Raises:
         PolybusError: `sql.…`, `lake.…`, `log.…`, `spark.…`.

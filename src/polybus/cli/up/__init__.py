@@ -124,7 +124,7 @@ def up(
         )
         with display() as screen:
             code = asyncio.run(Up(request, screen).run())
-    sys.exit(code)
+    exits.end_with(code)
 
 
 class Up:
