@@ -16,13 +16,15 @@ from time import monotonic
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Bounds
-from polybus.spark.source.origin import BATCH_BYTES_MAX, ROWS_MAX, Origin
+from polybus.spark.source.origin import BATCH_BYTES_MAX, Origin
 
 logger = logging.getLogger("polybus.spark")
 
 CODES = ("log.damaged", "log.frozen")
 RECHECK_S = 10.0
 """How long a damaged topic is left alone: each check reads the damaged range again."""
+CHECK_ROWS = 500
+"""How exactly damage is located: up to this many intact messages before it are held too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class HeldTopics:
         try:
             plan = self._origin.plan(topic, first, stop)
             for rows in self._origin.read_plan(
-                plan, columns=("offset",), rows_max=ROWS_MAX, bytes_max=BATCH_BYTES_MAX
+                plan, columns=("offset",), rows_max=CHECK_ROWS, bytes_max=BATCH_BYTES_MAX
             ):
                 offset += rows.num_rows
         except StorageError as error:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
@@ -41,43 +41,11 @@ LOSSES = ("log.offset-unknown", "topic.unknown", "topic.recreated")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Origin(Protocol):
-    """A log that is read by offset. Only durable messages are visible."""
-
-    def topics(self, *, system: bool) -> list[str]: ...
-
-    def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
-        """The bounds of the topics that exist. Raises StorageError `log.damaged`."""
-        ...
-
-    def offset_at(self, topic: str, timestamp_us: int) -> int:
-        """The first offset at or after a time, or the stop offset."""
-        ...
-
-    def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
-        """Locate a range. Raises UsageError `topic.unknown` or `log.offset-unknown`."""
-        ...
-
-    def read_plan(
-        self,
-        plan: ReadPlan,
-        *,
-        columns: Sequence[str],
-        rows_max: int,
-        bytes_max: int,
-        lost: Lost | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of a plan, each once; raises as LogReader.read_plan."""
-        ...
-
-
-def open_origin(location: BusLocation) -> Origin:
-    """Raises UsageError `data.not-found`. A remote bus is only called when it is needed."""
-    return LogReader(location.data) if location.url is None else RemoteLog(location)
-
-
 class RemoteLog:
-    """The log of a bus at a URL. The pieces of its plans have no file."""
+    """The log of a bus at a URL, with the methods of LogReader that readers use.
+
+    The pieces of its plans have no file.
+    """
 
     def __init__(self, location: BusLocation) -> None:
         self._location = location
@@ -188,6 +156,15 @@ class RemoteLog:
         }
         self._damaged = {one["name"]: one["damaged"] for one in topics if one.get("damaged")}
         self._asked_at_s = time.monotonic()
+
+
+Origin = LogReader | RemoteLog
+"""A log that is read by offset. Only durable messages are visible."""
+
+
+def open_origin(location: BusLocation) -> Origin:
+    """Raises UsageError `data.not-found`. A remote bus is only called when it is needed."""
+    return LogReader(location.data) if location.url is None else RemoteLog(location)
 
 
 class _ArrowBody:
