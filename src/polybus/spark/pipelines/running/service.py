@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import hashlib
 import os
 import socket
@@ -38,6 +37,7 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log.disk import FileLock
 from polybus.processes import is_alive
 
 LINE_BYTES_MAX = 1 << 20
@@ -71,9 +71,8 @@ def folder(data: Path) -> Path:
     return data / "pipeline"
 
 
-@contextlib.contextmanager
-def only_one(data: Path) -> Iterator[None]:
-    """Hold the lock: one pipeline per data folder.
+def only_one(data: Path) -> FileLock:
+    """Take the lock: one pipeline per data folder.
 
     Raises:
         UsageError: `pipeline.running`.
@@ -82,16 +81,12 @@ def only_one(data: Path) -> Iterator[None]:
     path = folder(data) / "lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
+        return FileLock(path)
+    except BlockingIOError as error:
+        text = f"another pipeline runs on {data}: polybus pipeline stop ends it"
+        raise UsageError("pipeline.running", text) from error
     except OSError as error:
         raise StorageError("pipeline.storage", f"cannot write {path}: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            text = f"another pipeline runs on {data}: polybus pipeline stop ends it"
-            raise UsageError("pipeline.running", text) from error
-        yield
 
 
 def socket_path(data: Path) -> Path:
