@@ -41,6 +41,14 @@ class Check:
     todo: str = ""
 
 
+def ok(name: str, text: str) -> Check:
+    return Check(name, "ok", text)
+
+
+def warn(name: str, text: str, todo: str) -> Check:
+    return Check(name, "warn", text, todo)
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """A package of the data pipeline: the versions that work, and what needs it."""
@@ -80,18 +88,6 @@ REQUIREMENTS = (
     Requirement("grpcio", (1, 76), None, "Spark Connect (sc://)"),
     Requirement("duckdb", (1, 4), None, "polybus sql without Java"),
 )
-
-
-def ok(name: str, text: str) -> Check:
-    return Check(name, "ok", text)
-
-
-def warn(name: str, text: str, todo: str) -> Check:
-    return Check(name, "warn", text, todo)
-
-
-def fail(name: str, text: str, todo: str) -> Check:
-    return Check(name, "fail", text, todo)
 
 
 @click.command(epilog="Example: polybus doctor --data /var/lib/polybus")
@@ -204,7 +200,7 @@ def _ports(config: Config) -> Iterator[Check]:
                 probe.bind((connector.ip, connector.port))
             except OSError as error:
                 todo = "stop the program that listens there (ss -lntup), or choose another port"
-                yield fail("port", f"{name}: {error.strerror}", todo)
+                yield Check("port", "fail", f"{name}: {error.strerror}", todo)
             else:
                 yield ok("port", f"{name} is free")
 
@@ -218,7 +214,8 @@ def _data(config: Config) -> Iterator[Check]:
         fsync_ms = _fsync_ms(folder)
     except OSError as error:
         todo = "choose another folder (--data), or give this user the right to write there"
-        yield fail("data", f"cannot write to {folder}: {error.strerror}", todo)
+        text = f"cannot write to {folder}: {error.strerror}"
+        yield Check("data", "fail", text, todo)
         return
     what = "is writable" if data.exists() else f"can be created in {folder}"
     yield ok("data", f"{data} {what}")

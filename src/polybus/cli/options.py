@@ -12,22 +12,20 @@ import msgspec
 
 from polybus import config as configuration
 from polybus.client.urls import DEFAULT_URL
-from polybus.config import Config
+from polybus.config import PORT, Config
 from polybus.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-url_option = click.option(
-    "--url",
-    envvar="POLYBUS_URL",
-    default=DEFAULT_URL,
-    show_default=True,
-    show_envvar=True,
-    help=(
-        "The bus: boson://, boson+properties:// or goms://, each also with +tls; http://, "
-        "https://, ws:// or wss://; or queue://."
-    ),
+_url = functools.partial(
+    click.option, "--url", envvar="POLYBUS_URL", show_default=True, show_envvar=True
 )
+url_option = _url(
+    default=DEFAULT_URL,
+    help="The bus: boson://, boson+properties:// or goms://, each also with +tls; http://, "
+    "https://, ws:// or wss://; or queue://.",
+)
+http_url_option = _url(default=f"http://127.0.0.1:{PORT}", help="The bus: http:// or https://.")
 from_option = click.option(
     "--from",
     "start",

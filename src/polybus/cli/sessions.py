@@ -9,22 +9,12 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from polybus.cli.options import from_option, json_option
+from polybus.cli.options import from_option, http_url_option, json_option
 from polybus.cli.output import echo
 from polybus.client import connect
 from polybus.client.http.sessions import Sessions
-from polybus.config import PORT
 
 T = TypeVar("T")
-
-_url_option = click.option(
-    "--url",
-    envvar="POLYBUS_URL",
-    default=f"http://127.0.0.1:{PORT}",
-    show_default=True,
-    show_envvar=True,
-    help="The bus: http:// or https://.",
-)
 
 
 @click.group(
@@ -45,7 +35,7 @@ def sessions() -> None:
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--ttl", "ttl_s", type=float, help="Seconds until it expires without a client.")
 @from_option
-@_url_option
+@http_url_option
 @json_option
 def create(
     topics: tuple[str, ...], ttl_s: float | None, start: str, url: str, as_json: bool
@@ -57,7 +47,7 @@ def create(
 
 @sessions.command(epilog="Example: polybus sessions delete KEY")
 @click.argument("key")
-@_url_option
+@http_url_option
 @json_option
 def delete(key: str, url: str, as_json: bool) -> None:
     """End a session and notify its client."""
@@ -68,7 +58,7 @@ def delete(key: str, url: str, as_json: bool) -> None:
 @sessions.command(epilog="""Example: polybus sessions push KEY '[["mail.new", {"count": 3}]]'""")
 @click.argument("key")
 @click.argument("pack", metavar="JSON")
-@_url_option
+@http_url_option
 @json_option
 def push(key: str, pack: str, url: str, as_json: bool) -> None:
     """Put one pack of events, [["type", data], …], into a session."""
@@ -79,7 +69,7 @@ def push(key: str, pack: str, url: str, as_json: bool) -> None:
 
 @sessions.command(epilog="""Example: polybus sessions broadcast '[["server.notice", "hello"]]'""")
 @click.argument("pack", metavar="JSON")
-@_url_option
+@http_url_option
 @json_option
 def broadcast(pack: str, url: str, as_json: bool) -> None:
     """Put one pack of events, [["type", data], …], into every session."""

@@ -130,7 +130,7 @@ class FaultyDisk:
         self.lock = threading.RLock()
         self._random = random.Random(seed)
         self._states: dict[Path, _FileState] = {}
-        self._undo: dict[Path, list[Callable[[], None]]] = {}
+        self._undo: dict[Path, list[Callable[[], object]]] = {}
         self._faults: dict[DiskOperation, tuple[int, int]] = {}
         self._power_at: int | None = None
         self._off = False
@@ -219,7 +219,7 @@ class FaultyDisk:
             content = path.read_bytes()
             path.unlink()
             self._states.pop(path, None)
-            self._remember(path.parent, lambda: _write_back(path, content))
+            self._remember(path.parent, lambda: path.write_bytes(content))
 
     def make_folder(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -268,9 +268,5 @@ class FaultyDisk:
                 raise OSError(error, os.strerror(error))
             self._faults[operation] = (after - 1, error)
 
-    def _remember(self, folder: Path, undo: Callable[[], None]) -> None:
+    def _remember(self, folder: Path, undo: Callable[[], object]) -> None:
         self._undo.setdefault(folder, []).append(undo)
-
-
-def _write_back(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
