@@ -69,7 +69,7 @@ def codes_in_source() -> dict[str, str]:
     Docstrings do not count, nor the table of codes itself.
     """
     kinds = {code.partition(".")[0] for code in CODES}
-    found = {f"goms.{code}": "wire/goms/codes.py" for code in Code}
+    found = {f"goms.{code}": "wire/goms/events.py" for code in Code}
     for path in SOURCES:
         if path.name == "error_codes.py":
             continue
