@@ -1,13 +1,13 @@
 """The error tree.
 
     PolybusError(code, text)
-    ├── PeerError      they broke their protocol      → answered in that protocol's words
-    ├── UsageError     our caller broke our contract  → fix the call; never retried
-    ├── StorageError   the log cannot keep a promise  → no more receipts; health goes red
-    ├── BusyError      slow down (retry_after_s)      → the edge pauses reading; clients back off
-    └── ConfigError    refuse to start                → one line on stderr, exit 2
+    ├── PeerError      a peer broke its protocol      → answered with an error of that protocol
+    ├── UsageError     the request is not possible    → fix the call; never retried
+    ├── StorageError   the disk failed or is damaged  → no more receipts; health goes red
+    ├── BusyError      too much load (retry_after_s)  → the edge pauses reading; clients back off
+    └── ConfigError    the configuration is wrong     → one line on stderr, exit code 2
 
-Codes are public and stable (docs/reference/errors.md lists them); sentences may improve.
+Codes are public and stable (docs/reference/errors.md lists them); texts may improve.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Self
 
 
 class PolybusError(Exception):
-    """Something Polybus can name: a stable `code` and a sentence for people."""
+    """An error with a stable `code` and a text for people."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(code, text)
@@ -28,9 +28,9 @@ class PolybusError(Exception):
         return f"{self.code}: {self.text}"
 
     def again(self) -> Self:
-        """The same error to raise once more.
+        """A copy to raise.
 
-        An error that is kept and raised again keeps the frames of every raise, and what they hold.
+        Raising one error object several times would keep the frames of every raise in memory.
         """
         return copy.copy(self)
 
@@ -38,8 +38,8 @@ class PolybusError(Exception):
 class PeerError(PolybusError):
     """A peer broke its protocol.
 
-    `final` says whether its stream can still be understood: after a final error the connection is
-    closed, after any other it stays and reading goes on behind the offending message.
+    After a `final` error the stream cannot be decoded any further and the connection is closed.
+    After any other error reading continues behind the offending message.
     """
 
     def __init__(self, code: str, text: str, *, final: bool = True) -> None:
@@ -48,15 +48,15 @@ class PeerError(PolybusError):
 
 
 class UsageError(PolybusError):
-    """A caller asked for something that cannot be: an unknown topic, a closed client."""
+    """The request is not possible: an unknown topic, a closed client."""
 
 
 class StorageError(PolybusError):
-    """The log cannot keep its promise: a damaged segment, a full or failing disk."""
+    """Storage failed: a damaged segment, a full or failing disk."""
 
 
 class BusyError(PolybusError):
-    """Nothing is wrong but the load; try again after `retry_after_s`."""
+    """Too much load or a held lock; try again after `retry_after_s`."""
 
     def __init__(self, code: str, text: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(code, text)

@@ -121,7 +121,7 @@ def test_a_parquet_file_with_other_rows_is_named(tmp_path: Path) -> None:
     (folder / second.path).write_bytes((folder / first.path).read_bytes())
     wrong = msgspec.structs.replace(second, xxh3=first.xxh3, bytes=first.bytes)
     manifests.save(folder, msgspec.structs.replace(found, files=(first, wrong, third)))
-    assert "do not go on at offset 10" in str(only_damage(tmp_path))
+    assert "do not continue at offset 10" in str(only_damage(tmp_path))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""SQL over topics and lake tables with DuckDB: no JVM, no server, nothing copied.
+"""SQL over topics and lake tables with DuckDB, without a JVM, a server or a copy.
 
-A topic is its Parquet history, which DuckDB reads itself, and the journal's end, which it gets as a
-stream of Arrow batches. Both are bounded by one offset of one manifest and the end is fixed when a
-statement begins, so each message is there once, however often the statement reads the topic.
+DuckDB reads a topic's Parquet history itself and gets the journal part as a stream of Arrow
+batches. The hand-over offset of one manifest separates the two, and the end is fixed when a
+statement begins. So each message appears once, even if the statement reads the topic several times.
 
-Only what a statement names is made known to DuckDB. It may read the files of these tables and
+Only the tables that a statement names are registered. DuckDB may read the files of these tables and
 nothing else, and uses at most MEMORY_MAX.
 """
 
@@ -33,14 +33,14 @@ from polybus.log.reading.reader import LogReader
 MEMORY_MAX = "1GiB"
 SPILL_MAX = "16GiB"
 FRESH_ROWS = 8192
-"""Rows of a batch of the journal: a few of DuckDB's own vectors. Joining more costs a copy."""
+"""Rows of a batch from the journal: a few vectors of DuckDB. Joining more costs a copy."""
 COLUMNS = (
     *("topic", "partition", "offset", "timestamp", "key", "value", "headers"),
     *("protocol", "sender", "epoch", "date"),
 )
 _STORED = ("offset", "timestamp", "key", "value", "headers", "protocol", "sender")
-# DuckDB's own json() takes a BLOB for the text it is shown as, and decode() fails on what is no
-# text: values come from strangers.
+# DuckDB's json() converts a BLOB to its escaped text, and decode() fails on a value that is not
+# UTF-8. Values come from any client, so neither must fail.
 _MACROS = """
 CREATE MACRO text(value BLOB) AS try(decode(value)), (value VARCHAR) AS value;
 CREATE MACRO json(value BLOB) AS try_cast(try(decode(value)) AS JSON),
@@ -52,7 +52,7 @@ _PINNED = Path("/proc/self/fd")
 
 
 def connect(data: Path) -> Engine:
-    """An engine on a data folder.
+    """Open an engine on a data folder.
 
     Raises:
         UsageError: `data.not-found`; `sql.engine-missing`, DuckDB is not installed.
@@ -85,34 +85,34 @@ class Engine:
         shutil.rmtree(self._spill, ignore_errors=True)
 
     def tables(self) -> list[str]:
-        """Every name a statement may use."""
+        """Every table name that a statement may use."""
         return sorted({*self._topics, *table_names(self.data)})
 
     def query(self, sql: str) -> Any:
-        """Run one statement on the topics and tables as they are now: DuckDB's own result.
+        """Run one statement on the current topics and tables; return DuckDB's result.
 
         Raises:
-            UsageError: `sql.invalid` (with the place in the text), `sql.table-unknown`,
-                `sql.statement` (it is not one statement that only reads).
+            UsageError: `sql.invalid` (with the position in the text), `sql.table-unknown`,
+                `sql.statement` (not a single statement that only reads).
             StorageError: `log.damaged`, `lake.damaged` or `sql.unreadable` name a file.
         """
         return self._attempt(with_offset_quoted(sql), lambda text: self._connection.execute(text))
 
     def stream(self, sql: str, *, batch_rows: int = 2048) -> tuple[pa.Schema, Iterator[Any]]:
-        """As `query`: the columns, and the rows in record batches, as they are found."""
+        """As `query`, but return the columns and an iterator of record batches."""
 
         def run(text: str) -> Any:
             try:
                 return self._connection.sql(text).to_arrow_reader(batch_rows)
             except self._duckdb.BinderException:
-                self._connection.execute(text)  # Fails in the same way, and says where in the text.
+                self._connection.execute(text)  # Fails likewise, with the position in the text.
                 raise
 
         reader = self._attempt(with_offset_quoted(sql), run)
         return reader.schema, self._batches_of(reader)
 
     def _attempt(self, text: str, run: Callable[[str], Any]) -> Any:
-        """Make known what the statement names, and run it."""
+        """Register the tables of the statement, and run it."""
         with self._explained():
             self._open()
             named = self._named(text)
@@ -122,7 +122,7 @@ class Engine:
             except self._duckdb.BinderException:
                 if named.everything:
                     raise
-            # A column may be needed in a way that cannot be read off the text.
+            # The statement may need a column that its text does not show.
             self._open()
             self._register_all(named._replace(everything=True))
             return run(text)
@@ -133,17 +133,17 @@ class Engine:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """DuckDB's errors as ours."""
+        """Translate errors of DuckDB."""
         duckdb = self._duckdb
         self._failure = None
         try:
             yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if self._failure is not None:
-                # DuckDB was reading from us; what it says is only that this failed.
+                # DuckDB was reading our stream and only reports that it failed.
                 raise self._failure from error
             if isinstance(error, duckdb.OutOfMemoryException):
-                text = f"it needs more than {MEMORY_MAX} of memory: {_one_line(error)}"
+                text = f"the statement needs more than {MEMORY_MAX} of memory: {_one_line(error)}"
                 raise UsageError("sql.failed", text) from error
             if isinstance(
                 error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException
@@ -164,7 +164,7 @@ class Engine:
     # Opening.
 
     def _open(self) -> None:
-        """A connection that knows no table yet: what is registered is of one moment."""
+        """Open a connection without tables, because registered tables are of one moment."""
         self._forget()
         settings = {
             "memory_limit": MEMORY_MAX,
@@ -187,21 +187,21 @@ class Engine:
         self._pins.clear()
 
     def _named(self, text: str) -> Named:
-        """What the statement names. Raises UsageError `sql.invalid`, `sql.statement`."""
+        """The names in the statement. Raises UsageError `sql.invalid`, `sql.statement`."""
         statements = self._connection.extract_statements(text)
         kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
         if len(kinds) != 1:
-            raise UsageError("sql.statement", f"one statement at a time; these are {len(kinds)}")
+            raise UsageError("sql.statement", f"write one statement; these are {len(kinds)}")
         if kinds[0] not in ("SELECT", "EXPLAIN"):
-            raise UsageError("sql.statement", f"{kinds[0]} is not among what is run: only SELECT")
+            raise UsageError("sql.statement", f"{kinds[0]} is not supported: use SELECT")
         text = without_explain(text) if kinds[0] == "EXPLAIN" else text
         found = self._connection.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
         return named_in(json.loads(found[0][0]))
 
-    # What a statement names.
+    # Registering.
 
     def _register(self, parts: tuple[str, ...], named: Named) -> list[str]:
-        """Make a view of a topic or a table; the files it reads."""
+        """Create a view of a topic or a table; return the files it reads."""
         if parts[0].lower() in _SYSTEM:
             return []
         name = ".".join(parts)
@@ -214,7 +214,7 @@ class Engine:
         else:
             raise unknown_table(name, self.tables())
         if len(parts) > 2:
-            text = f'{name}: names of more than two parts need quotes: "{name}"'
+            text = f'{name}: put a name with more than two parts in quotes: "{name}"'
             raise UsageError("sql.invalid", text)
         if len(parts) == 2:
             self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(parts[0])}")
@@ -261,7 +261,7 @@ class Engine:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            text = f"{path}: {error.strerror}; if a hand-over replaced it, the next try succeeds"
+            text = f"{path}: {error.strerror}; if a hand-over replaced it, run the statement again"
             raise StorageError("sql.unreadable", text) from error
         self._pins.append(descriptor)
         return str(_PINNED / str(descriptor)) if _PINNED.is_dir() else str(path)
@@ -280,7 +280,7 @@ class Engine:
         return f"SELECT * FROM {source}", paths
 
     def batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
-        """The fresh end of a topic. DuckDB may pull several streams from several threads."""
+        """The journal part of a topic. DuckDB may read several streams from several threads."""
         with self._reading:
             found = self._reader.read(topic, *bounds, columns=columns, rows_max=FRESH_ROWS)
         try:
@@ -296,7 +296,7 @@ class Engine:
 
 
 class _Fresh:
-    """The journal's end as DuckDB takes it: each scan asks for a stream of its own."""
+    """The journal part of a topic for DuckDB; each scan requests its own stream."""
 
     def __init__(
         self, engine: Engine, topic: str, bounds: tuple[int, int], columns: list[str]

@@ -1,9 +1,7 @@
-"""What the bus's config says to the pipeline, as a file: the pipeline is another process.
+"""DATA/pipeline/settings.json: the settings of the bus for the pipeline, another process.
 
-    DATA/pipeline/settings.json
-
-The bus writes it at every start; the pipeline looks at it before every micro-batch, so a change
-takes hold with a restart of the bus alone.
+The bus writes the file at every start, and the pipeline reads it before every micro-batch. So a
+change needs only a restart of the bus.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ NAME = "settings.json"
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The group `pipeline` of the config, and the topics that say how they are decoded."""
+    """The group `pipeline` of the config, and the topics with settings for decoding."""
 
     pipeline: Pipeline = Pipeline()
     topics: tuple[Topic, ...] = ()
@@ -41,7 +39,7 @@ def path_of(data: Path) -> Path:
 
 
 def write(data: Path, config: Config) -> None:
-    """Tell the pipeline of the folder. Raises StorageError `log.full`, `log.failed`."""
+    """Write the settings. Raises StorageError `log.full`, `log.failed`."""
     path = path_of(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +49,7 @@ def write(data: Path, config: Config) -> None:
 
 
 def read(data: Path) -> PipelineSettings:
-    """What the last bus on the folder said; the defaults where none has.
+    """Read the settings; the defaults if no bus has written any.
 
     Raises:
         StorageError: `pipeline.settings`, the file is damaged.
@@ -66,5 +64,5 @@ def read(data: Path) -> PipelineSettings:
     try:
         return msgspec.json.decode(content, type=PipelineSettings)
     except msgspec.DecodeError as error:
-        text = f"{path}: {error}; a restart of the bus writes it anew"
+        text = f"{path}: {error}; restart the bus to replace the file"
         raise StorageError("pipeline.settings", text) from error

@@ -1,6 +1,6 @@
-"""What a SQL statement names: its tables, and the columns it may need, read off DuckDB's own parse.
+"""The tables that a SQL statement names and the columns it may need, from DuckDB's parser.
 
-Nothing is bound here, so a statement can be looked at before the tables it names are there.
+Nothing is bound, so a statement can be examined before its tables are registered.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _EXPLAIN = re.compile(r"\A\s*explain(\s+analyze)?\s+", re.IGNORECASE)
 
 
 class Named(NamedTuple):
-    """What a statement refers to.
+    """The names in a statement.
 
     Attributes:
         tables: each table's name in its parts, as written: `orders.eu` has two, `"orders.eu"` one.
-        words: every name in the statement, lower case: a column that is not here is not needed.
-        everything: the statement may need columns that it does not name (`*`, `SELECT t FROM t`).
+        words: every name in the statement, in lower case; other columns are not needed.
+        everything: the statement may need columns without naming them (`*`, `SELECT t FROM t`).
     """
 
     tables: list[tuple[str, ...]]
@@ -32,9 +32,9 @@ class Named(NamedTuple):
 
 
 def with_offset_quoted(sql: str) -> str:
-    """The statement with the column `offset` in quotes: DuckDB takes the word for its clause.
+    """The statement with the column `offset` in quotes, because OFFSET is a keyword of DuckDB.
 
-    The clause is followed by a number; nothing that follows a column is.
+    The OFFSET clause is followed by a number; a column never is.
     """
 
     def quoted(found: re.Match[str]) -> str:
@@ -51,12 +51,12 @@ def with_offset_quoted(sql: str) -> str:
 
 
 def without_explain(sql: str) -> str:
-    """The statement that an EXPLAIN is about."""
+    """The statement without a leading EXPLAIN."""
     return _EXPLAIN.sub("", sql, count=1)
 
 
 def named_in(tree: Any) -> Named:
-    """What the tree of `json_serialize_sql` names."""
+    """The names in the tree of `json_serialize_sql`."""
     nodes = list(_nodes(tree))
     local = {
         str(entry["key"]).lower()

@@ -1,9 +1,9 @@
-"""Marking columns of a Parquet file as VARIANT, which pyarrow cannot.
+"""Marks columns of a Parquet file as VARIANT, which pyarrow cannot do.
 
-To pyarrow a VARIANT is a struct of two binaries, and that is how it writes it. Spark would still
-know better from the table's schema; DuckDB goes by the file. All that is missing is one field of
-the file's footer, the logical type in the column's schema element. The footer is a Thrift struct in
-the compact protocol: we walk it to the end of those elements and insert the field there.
+pyarrow writes a VARIANT as a struct of two binaries. Spark takes the type from the table's schema,
+but DuckDB takes it from the file. Only one field of the footer is missing: the logical type in the
+column's schema element. The footer is a Thrift struct in the compact protocol; we walk it to the
+end of these elements and insert the field.
 
     FileMetaData { 1: version, 2: list<SchemaElement>, … }
     SchemaElement { …, 4: name, 5: num_children, …, 10: LogicalType }, the tree in pre-order
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MAGIC = b"PAR1"
-_TAIL_BYTES = 8  # The footer's size, and the magic.
+_TAIL_BYTES = 8  # The size of the footer, and the magic.
 _BINARY, _LIST, _SET, _MAP, _STRUCT = 8, 9, 10, 11, 12
 _LOGICAL_TYPE = 10
-# Field 16, too far from 0 for a short header, of type struct; in it field 1, a byte, 1; two ends.
+# Field 16 in the long form, a struct; in it field 1, a byte with value 1; two struct ends.
 _VARIANT = bytes([_STRUCT, 16 << 1, 1 << 4 | 3, 1, 0, 0])
 
 
 class _Element(NamedTuple):
-    """A schema element: where it ends, and its last field before that."""
+    """A schema element: where it ends, and the number of its last field."""
 
     name: bytes
     children: int
@@ -35,7 +35,7 @@ class _Element(NamedTuple):
 
 
 def mark_variants(path: Path, columns: Collection[str]) -> None:
-    """Say in a file's footer that these columns are VARIANT. The file must not be in use yet."""
+    """Mark these columns as VARIANT in the file's footer. No reader may use the file yet."""
     if not columns:
         return
     with path.open("r+b") as file:
@@ -48,10 +48,10 @@ def mark_variants(path: Path, columns: Collection[str]) -> None:
 
 
 def marked(footer: bytes, columns: Collection[bytes]) -> bytes:
-    """The footer with the logical type on these top-level columns, if they have none yet."""
+    """The footer with the logical type added to these top-level columns that have none."""
     pieces = []
     copied = 0
-    # How many elements are still to come below each group on the way down.
+    # For each open group the number of its children that are still to come.
     open_groups: list[int] = []
     for element in _elements(_Walk(footer)):
         is_column = len(open_groups) == 1 and element.name in columns
@@ -159,7 +159,7 @@ class _Walk:
 
     def _skip_item(self, kind: int) -> None:
         if kind in (1, 2):
-            self.at += 1  # In a list a truth value takes a byte; as a field it is in the header.
+            self.at += 1  # A boolean takes a byte in a list; as a field it is in the header.
         else:
             self.skip(kind)
 

@@ -1,20 +1,22 @@
-"""The hand-over: sealed journal segments become Parquet history, topic by topic.
+"""The hand-over: moves sealed journal segments to Parquet history, topic by topic.
 
-It runs in a process of its own (`python -m polybus.log.history.handover --data DIR`) at the lowest
-priority, takes no lock of the bus and reads only sealed segments. It may be killed at any moment:
+It runs in its own process (`python -m polybus.log.history.handover --data DIR`) at the lowest
+priority, takes no lock of the bus, and reads only sealed segments. It may be killed at any moment.
+Order of writes for a topic's rows of a segment, each durable before the next:
 
-1. A topic's rows of a segment are written to scratch, fsynced and moved below `history/`.
-   Nobody reads them there yet: the manifest does not name them.
-2. The manifest is replaced. In that one rename the rows belong to history, and a small file that
-   was merged into a new one stops belonging to it.
-3. What the manifest does not name is moved out of `history/` to scratch, and removed after a grace
-   in which readers that already chose the file may still open it.
+1. A file in `scratch/`, moved to `history/` when complete. A file that a crash leaves in either
+   folder is not in the manifest; the next hand-over removes it (`sweep`, `sweep_scratch`).
+2. The manifest. With its rename the rows belong to history, and a small file that was merged into
+   a new one does not. The next hand-over continues at the manifest's hand-over offset, so no row
+   is missing or repeated.
+3. Files that the manifest no longer names move to `scratch/`. They are removed after a grace
+   period, in which readers that already chose a file may still open it.
+4. The caller deletes the segment and then its index, when the manifests of all its topics cover it.
+   Until then the rows are in both; readers take them from history (log/journal/recovery.py). A
+   damaged segment is kept and reported.
 
-Run again, it goes on at the manifest's hand-over offset, so no row is there twice or missing. The
-caller deletes a segment when all its topics are handed over; a damaged one is kept and reported.
-
-Memory: a window of commits, and the open row groups of a group of topics. A segment is read once
-per group.
+Memory is bounded by a window of commits and the open row groups of a group of topics. A segment is
+read once per group.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from polybus.log.journal.segment import SegmentReader
 REPLACED_GRACE_S = 60.0
 _WINDOW_BYTES_MAX = 16 << 20
 _WINDOW_SLICES_MAX = 4096
-"""Each topic's slice of a commit costs some kilobytes in Arrow, however few rows it has."""
+"""In Arrow each topic's slice of a commit takes some kilobytes, even with few rows."""
 _GROUP_BYTES_MAX = 48 << 20
 _GROUP_TOPICS_MAX = 1024
 
@@ -61,16 +63,16 @@ def hand_over(
     grace_s: float = REPLACED_GRACE_S,
     retention_bytes: int | None = None,
 ) -> list[Path]:
-    """Hand over every sealed segment; return those that are in history as a whole.
+    """Hand over every sealed segment; return those that are completely in history.
 
-    Those may be deleted, each as soon as `finished` is told of it. A segment with damage is not
-    among them: its other topics are handed over as far as their offsets have no gap, and `progress`
-    is told what is wrong. `retention_bytes` is the bus's limit for topics that have none of their
-    own: files are made to fit in it.
+    These may be deleted, each after `finished` was called for it. A damaged segment is not among
+    them: its other topics are handed over up to the first gap in their offsets, and `progress` is
+    called with the damage. `retention_bytes` is the limit for topics that set none themselves;
+    files are sized to fit it.
 
     Raises:
-        BusyError: `log.history-busy`, another hand-over is at work.
-        OSError: the disk failed; what was handed over so far stays so.
+        BusyError: `log.history-busy`, another hand-over is running.
+        OSError: the disk failed; rows handed over so far stay in history.
     """
     report = progress or (lambda _: None)
     with HistoryLock(data):
@@ -93,9 +95,7 @@ def hand_over(
 
 
 def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
-    """Hand over the whole journal of a stopped bus and delete what is in history; see `hand_over`.
-
-    Returns the segments that were deleted.
+    """Hand over the journal of a stopped bus; return the segments that were deleted.
 
     Raises:
         StorageError: `log.locked`, a bus is running on this data directory.
@@ -114,7 +114,7 @@ def delete_segments(segments: Iterable[Path]) -> None:
     """Delete segments that are handed over, each with its index."""
     disk = OsDisk()
     for segment in segments:
-        # The segment first: an index alone means nothing, a segment alone would be indexed again.
+        # The segment first: recovery deletes an index without a segment, but would index a segment.
         disk.unlink(segment)
         disk.unlink(layout.index_path(segment))
         disk.sync_folder(segment.parent)
@@ -133,7 +133,7 @@ def _seal_journal(data: Path) -> None:
 
 
 class _SegmentHandover:
-    """One segment on its way into the history of its topics."""
+    """The hand-over of one segment."""
 
     def __init__(
         self, data: Path, reader: SegmentReader, report: Progress, *, retention_bytes: int | None
@@ -161,14 +161,14 @@ class _SegmentHandover:
                 topic.expect(rows, int(rows.row_count * row_bytes))
 
     def _inflation(self) -> float:
-        """How much larger rows are in memory than in the segment: commits may be compressed."""
+        """How much larger rows are in memory than in the segment, where they may be compressed."""
         for entry in self._entries[:1]:
             with suppress(StorageError):
                 return max(1.0, float(self._reader.rows(entry).nbytes) / entry.size)
         return 1.0
 
     def run(self, group: list[TopicHandover], *, grace_s: float) -> None:
-        """Hand over the rows of some topics: one pass over the segment."""
+        """Hand over the rows of some topics in one pass over the segment."""
         members = {topic.name: topic for topic in group}
         window_bytes = window_slices = 0
         try:
@@ -195,7 +195,7 @@ class _SegmentHandover:
                 topic.release()
 
     def _run_commit(self, entry: CommitEntry, wanted: list[tuple[TopicHandover, TopicRows]]) -> int:
-        """Give a commit's rows to their topics; return how much memory they hold by that."""
+        """Pass a commit's rows to their topics; return how much memory they hold."""
         try:
             batch = self._reader.rows(entry)
         except StorageError as error:
@@ -210,7 +210,7 @@ class _SegmentHandover:
         return int(batch.nbytes)
 
     def complete(self) -> bool:
-        """Whether nothing in the segment is needed any more."""
+        """Whether all rows of the segment are in history, so that it can be deleted."""
         return (
             self._whole
             and not self._damaged
@@ -223,7 +223,7 @@ class _SegmentHandover:
 
 
 def _groups(topics: Iterable[TopicHandover]) -> Iterator[list[TopicHandover]]:
-    """Topics that are handed over together: as many as fit in memory."""
+    """Groups of topics whose rows fit in memory together."""
     group: list[TopicHandover] = []
     group_bytes = 0
     for topic in topics:
@@ -239,7 +239,7 @@ def _groups(topics: Iterable[TopicHandover]) -> Iterator[list[TopicHandover]]:
 
 
 def _bound_memory(group: list[TopicHandover]) -> None:
-    """Groups are made by estimate; if rows are larger than that, write the largest early."""
+    """If rows are larger than estimated, write the row groups of the largest topics early."""
     while sum(topic.buffered_bytes for topic in group) > 2 * _GROUP_BYTES_MAX:
         max(group, key=lambda topic: topic.buffered_bytes).flush()
 
@@ -253,7 +253,7 @@ def _topic_folders(data: Path) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The process. Says `{"progress": text}` and `{"segment": path}` (handed over), a line each."""
+    """The process. It prints lines `{"progress": text}` and `{"segment": path}` (handed over)."""
     parser = argparse.ArgumentParser(prog="python -m polybus.log.history.handover")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--retention-bytes", type=int)
@@ -283,7 +283,7 @@ def _say(**fields: str) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A hand-over without a bus to tell is useless; it may be killed anywhere, so it ends here."""
+    """End with the bus: without it a hand-over is useless, and it may be killed at any moment."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

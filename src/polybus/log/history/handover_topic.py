@@ -1,4 +1,7 @@
-"""One topic's part of a hand-over: its rows of one segment become files, then one manifest."""
+"""One topic's part of a hand-over: its rows of one segment become files, then a manifest.
+
+The order of writes is in log/history/handover.py.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ from polybus.log.topics import epoch_of, read_topic_note
 
 
 class TopicHandover:
-    """A topic's rows on their way from one segment to its history.
+    """Moves a topic's rows of one segment to its history.
 
-    `expect` everything there is, then `add` what it `wants` in order, with a `write` now and then,
-    then `finish`. Nothing is visible before `finish`. `problem` says why rows had to stay in the
-    journal.
+    Call `expect` for all rows, then `add` for the rows that it `wants`, in order, `write` from time
+    to time, and `finish`. Nothing is visible before `finish`. `problem` says why rows had to stay
+    in the journal.
     """
 
     def __init__(self, name: str, folder: Path, *, retention_bytes: int | None) -> None:
-        """`retention_bytes` is the limit of a topic that sets none itself."""
+        """`retention_bytes` applies if the topic sets none itself."""
         self.name = name
         self.expected_bytes = 0
         self.problem: str | None = None
@@ -64,13 +67,13 @@ class TopicHandover:
         return 0 if self._writer is None else self._writer.buffered_bytes
 
     def expect(self, rows: TopicRows, size: int) -> None:
-        """Take note of rows that are in the segment."""
+        """Count rows that are in the segment."""
         self.expected_bytes += size
         self._days.add(parquet.day_of(rows.min_timestamp_us))
         self._days.add(parquet.day_of(rows.max_timestamp_us))
 
     def wants(self, rows: TopicRows) -> bool:
-        """Whether the rows are the topic's next; a gap before them stops the topic."""
+        """Whether the rows continue the topic's history; a gap before them stops the topic."""
         if self.problem is not None or self._epoch is None or self.has(rows):
             return False
         if rows.epoch != self._epoch:
@@ -82,7 +85,7 @@ class TopicHandover:
         return rows.first_offset + rows.row_count > self._next
 
     def has(self, rows: TopicRows) -> bool:
-        """Whether the rows are in history, or nobody can ask for them: an older epoch's."""
+        """Whether the rows are in history, or belong to an older epoch and are not needed."""
         if self.problem is not None and self._epoch is None:
             return False
         if self._epoch is None or rows.epoch < self._epoch:
@@ -93,23 +96,23 @@ class TopicHandover:
         )
 
     def stop(self, problem: str) -> None:
-        """Hand over no more than what was added so far."""
+        """Hand over only the rows that were added so far."""
         self.problem = self.problem or problem
 
     def add(self, rows: TopicRows, batch: pa.RecordBatch) -> None:
-        """Take the next rows. They are slices of a commit, and keep it in memory until `write`."""
+        """Add the next rows: slices of a commit, which they keep in memory until `write`."""
         self._added.append(batch.slice(self._next - rows.first_offset))
         self._next = rows.first_offset + rows.row_count
 
     def write(self) -> None:
-        """Give what was added to a file. A topic deleted meanwhile swallows it."""
+        """Write the added rows to a file, or drop them if the topic was deleted meanwhile."""
         if not self._added:
             return
-        # Many small slices become one batch: a topic may have only a row or two in each commit.
+        # Join small slices: a topic may have only a row or two in each commit.
         batch = pa.concat_batches(self._added)
         self._added.clear()
         if not contiguous(batch.column("offset"), self._written):
-            self.stop(f"from offset {self._written} on, its rows are not those in the index")
+            self.stop(f"from offset {self._written} on, its rows do not match the index")
             return
         try:
             for day, rows in parquet.split_by_day(batch):
@@ -131,7 +134,7 @@ class TopicHandover:
                     raise
 
     def finish(self, *, grace_s: float) -> None:
-        """Make what was added part of history: one rename of the manifest, then clean up."""
+        """Make the added rows part of history by replacing the manifest, then clean up."""
         self.write()
         if self._epoch is None:
             return
@@ -147,7 +150,7 @@ class TopicHandover:
                 raise
 
     def release(self) -> None:
-        """Drop what was not finished."""
+        """Drop what is not finished."""
         self._added.clear()
         if self._writer is not None:
             self._writer.abandon()
@@ -156,7 +159,7 @@ class TopicHandover:
     def _save_manifest(self) -> None:
         assert self._epoch is not None
         if epoch_of(self._folder) != self._epoch:
-            # Recreated meanwhile: the files are swept when the new topic is handed over.
+            # The topic was recreated meanwhile; its next hand-over removes the files.
             self._epoch = None
             return
         kept = self._manifest.files
@@ -181,12 +184,12 @@ class TopicHandover:
         return writer
 
     def _merge_last_file(self, writer: parquet.FileWriter) -> None:
-        """Begin with the rows of the day's last file if it is small, to replace it."""
+        """If the day's last file is small, begin with its rows in order to replace it."""
         last = self._manifest.files[-1] if self._manifest.files else None
         if last is None or last.bytes >= min(manifests.SMALL_FILE_BYTES, self._file_bytes_max):
             return
         path = self._folder / last.path
-        # A damaged file stays as it is, named by the manifest, for `verify` to find.
+        # A damaged file stays in the manifest, so that `verify` finds it.
         if parquet.day_in(last.path) != writer.day or not path.exists():
             return
         if parquet.xxh3_of(path) != last.xxh3:
@@ -201,7 +204,7 @@ class TopicHandover:
             self._writer = None
 
     def _gone(self) -> bool:
-        """Whether a file was missing because the topic was deleted; then its rows go nowhere."""
+        """Whether a file is missing because the topic was deleted; then drop its rows."""
         if epoch_of(self._folder) == self._epoch:
             return False
         self._epoch = None
@@ -210,17 +213,17 @@ class TopicHandover:
 
 
 def file_bytes_max(retention_bytes: int | None) -> int:
-    """How large a topic's files get: retention removes whole ones, so a few should fit."""
+    """The size limit of a topic's files. Retention removes whole files, so a few should fit."""
     if retention_bytes is None:
         return parquet.FILE_BYTES_MAX
     return min(parquet.FILE_BYTES_MAX, retention_bytes // 4)
 
 
 def sweep(folder: Path, manifest: Manifest, *, days: set[str] | None, grace_s: float) -> None:
-    """Move files the manifest does not name out of history; `days` None means all of them.
+    """Move files that the manifest does not name out of history; `days` None means every day.
 
-    The manifest must be the one on disk: a topic without one may have lost it, and then these
-    files are all there is.
+    The manifest must be on disk: a topic without one may have lost it, and then these files are the
+    only copy of its rows.
     """
     named = {file.path for file in manifest.files}
     history = folder / parquet.HISTORY
@@ -232,12 +235,12 @@ def sweep(folder: Path, manifest: Manifest, *, days: set[str] | None, grace_s: f
             if str(path.relative_to(folder)) not in named:
                 set_aside(folder, path)
         with suppress(OSError):
-            day_folder.rmdir()  # Only an empty one goes.
+            day_folder.rmdir()  # Only if it is empty.
     sweep_scratch(folder, grace_s=grace_s)
 
 
 def set_aside(folder: Path, path: Path) -> None:
-    """Take a file out of history; queries over its folder no longer meet it."""
+    """Move a file out of history, so that queries over the folder do not read it."""
     scratch = folder / parquet.SCRATCH
     scratch.mkdir(exist_ok=True)
     replaced = scratch / f"{path.name}.replaced"
@@ -248,7 +251,7 @@ def set_aside(folder: Path, path: Path) -> None:
 
 
 def sweep_scratch(folder: Path, *, grace_s: float) -> None:
-    """Remove half-written files, and replaced ones whose grace is over. Only under HistoryLock."""
+    """Remove partial files, and replaced ones after their grace period. Under HistoryLock."""
     scratch = folder / parquet.SCRATCH
     try:
         found = list(os.scandir(scratch))
@@ -261,4 +264,4 @@ def sweep_scratch(folder: Path, *, grace_s: float) -> None:
             elif entry.stat().st_mtime <= time.time() - grace_s:
                 os.unlink(entry.path)
     with suppress(OSError):
-        scratch.rmdir()  # Only an empty one goes.
+        scratch.rmdir()  # Only if it is empty.

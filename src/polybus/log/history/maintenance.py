@@ -1,8 +1,8 @@
-"""Maintenance: a thread in the bus that starts the hand-over process, then applies retention.
+"""Maintenance: a thread of the bus that runs the hand-over process and then applies retention.
 
-Both change manifests, so they run here one after the other. Nothing of this touches the bus's own
-thread or the committer, and a hand-over that fails is logged and tried again later: the journal
-keeps everything meanwhile.
+Both change manifests, so they run one after the other. They do not involve the thread of the bus or
+the committer. A failed hand-over is logged and retried with back-off; the journal keeps everything
+meanwhile.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _STOP_S = 1.0
 
 
 class MaintainedLog(Protocol):
-    """What maintenance needs of a log on disk. Called from the maintenance thread."""
+    """The methods of a log that maintenance calls from its thread."""
 
     data: Path
 
     def sealed_segments(self) -> list[Path]: ...
 
     def after_handover(self, segments: list[Path]) -> None:
-        """These segments are in history: load the manifests, then forget and delete them."""
+        """These segments are in history: reload the manifests and delete the segments."""
         ...
 
     def apply_retention(self, now_us: int) -> None: ...
 
 
 class Maintenance:
-    """Runs hand-over and retention every `interval_s`, and soon after `nudge`.
+    """Runs hand-over and retention every `interval_s`.
 
-    `retention_bytes` is the bus's own limit, which the hand-over makes files to fit.
+    `retention_bytes` is the limit of the bus, which the hand-over sizes files for.
     """
 
     def __init__(
@@ -78,12 +78,8 @@ class Maintenance:
     def start(self) -> None:
         self._thread.start()
 
-    def nudge(self) -> None:
-        """There is something to hand over; do not wait for the interval. From any thread."""
-        self._wake.set()
-
     def stop(self) -> None:
-        """End within about a second; a hand-over at work is killed, which it is made for."""
+        """End within about a second. A running hand-over is killed, which is safe."""
         with self._child_lock:
             self._stopping = True
             if self._child is not None:
@@ -94,24 +90,13 @@ class Maintenance:
 
     def _run(self) -> None:
         while not self._stopping:
-            # After a failure a nudge does not shorten the wait: the disk needs time, not attempts.
-            if self._failures:
-                delay_s = min(_BACK_OFF_S_MAX, self._interval_s * 2**self._failures)
-                self._sleep(delay_s)
-            else:
-                self._wake.wait(self._interval_s)
-            self._wake.clear()
+            back_off_s = min(_BACK_OFF_S_MAX, self._interval_s * 2**self._failures)
+            self._wake.wait(back_off_s if self._failures else self._interval_s)
             if not self._stopping:
                 self.run_once()
 
-    def _sleep(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not self._stopping and (left := deadline - time.monotonic()) > 0:
-            self._wake.wait(left)
-            self._wake.clear()
-
     def run_once(self) -> None:
-        """One round, in the calling thread. Never raises: what fails is logged and tried again."""
+        """Run once in the calling thread. Never raises: a failure is logged and retried."""
         try:
             self._hand_over()
             if not self._stopping:
@@ -120,15 +105,15 @@ class Maintenance:
         except (PolybusError, OSError, _HandoverFailed) as error:
             if not self._stopping:
                 self._failures = min(self._failures + 1, 16)
-                logger.warning("maintenance failed and will be tried again: %s", error)
+                logger.warning("maintenance failed and will be retried: %s", error)
         except Exception:
-            # A bug must not end the thread: nothing would be handed over or removed any more.
+            # A bug must not end the thread, or nothing would be handed over any more.
             self._failures = min(self._failures + 1, 16)
-            logger.exception("maintenance failed and will be tried again")
+            logger.exception("maintenance failed and will be retried")
 
     def _hand_over(self) -> None:
         sealed = self._log.sealed_segments()
-        # Segments that damage keeps from being deleted would start a process every interval.
+        # Damaged segments are never deleted; do not start a process for them every interval.
         stuck = sealed == self._stuck and time.monotonic() < self._stuck_until_s
         if not sealed or stuck:
             return
@@ -157,7 +142,7 @@ class Maintenance:
             raise _HandoverFailed(f"the hand-over process ended with {child.returncode}")
 
     def _listen(self, child: subprocess.Popen[bytes], sealed: set[Path]) -> None:
-        """Follow what the process says until it ends, and tell the log which segments are done."""
+        """Read the output of the process until it ends; tell the log which segments are done."""
         assert child.stdout is not None
         done: list[Path] = []
         told_s = time.monotonic()
@@ -173,23 +158,23 @@ class Maintenance:
         child.wait()
         lines.end()
         if not self._stopping:
-            # Also with none done: topics of a segment that is kept may have moved on.
+            # Even without a segment: topics of a kept segment may have been handed over.
             self._log.after_handover(done)
 
 
 class _HandoverFailed(Exception):
-    """The hand-over process did not end well; its own words are in the log."""
+    """The hand-over process failed; its output is in the log."""
 
 
 class _Line(msgspec.Struct):
-    """A line of the hand-over process."""
+    """A line of output of the hand-over process."""
 
     segment: str | None = None
     progress: str | None = None
 
 
 class _LimitedLog:
-    """Logs the first lines and counts the others."""
+    """Logs the first lines and counts the rest."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -201,11 +186,11 @@ class _LimitedLog:
 
     def end(self) -> None:
         if self._count > _LOG_LINES_MAX:
-            logger.warning("hand-over: and %d lines more", self._count - _LOG_LINES_MAX)
+            logger.warning("hand-over: %d further lines", self._count - _LOG_LINES_MAX)
 
 
 def _segment_in(text: bytes, lines: _LimitedLog) -> Path | None:
-    """The segment a line says is done. What is no line of ours is an error of the process."""
+    """The segment that a line reports as done. Any other output is an error message."""
     try:
         line = msgspec.json.decode(text, type=_Line)
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
-"""One Parquet file of a topic's history: how it is written, opened and checked.
+"""One Parquet file of a topic's history: how it is written and opened.
 
-A file holds one contiguous range of offsets of one UTC day. It is written in the topic's `scratch`
-folder and moved to `history/date=YYYY-MM-DD/` when complete and fsynced, so everything below
-`history/` is whole: a query over `history/**/*.parquet` never meets half a file.
+A file holds a contiguous range of offsets of one UTC day. It is written in the topic's `scratch`
+folder and, when complete and fsynced, moved to `history/date=YYYY-MM-DD/`. So a query over
+`history/**/*.parquet` never reads a partial file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROW_GROUP_ROWS = 128 << 10
 ROW_GROUP_BYTES = 32 << 20
 _GROUP_BATCHES_MAX = 16
 FILE_BYTES_MAX = 64 << 20
-"""A file is closed when it gets this large: a reader checks a file as a whole before it serves it,
-so this bounds the cost of reading one message."""
+"""A file of this size is closed. A reader verifies a whole file before it serves a row, so this
+bounds the cost of reading one message."""
 SCRATCH = "scratch"
 HISTORY = "history"
 _DAY_US = 86_400_000_000
@@ -43,7 +43,7 @@ def timestamp_us_of(moment: datetime) -> int:
 
 
 def file_path(day: str, first: int, last: int) -> str:
-    """Where a file is, from the topic's folder."""
+    """The path of a file relative to the topic's folder."""
     return f"{HISTORY}/date={day}/{first:020d}-{last:020d}.parquet"
 
 
@@ -53,7 +53,7 @@ def day_in(path: str) -> str:
 
 
 def split_by_day(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows in runs of one UTC day each, in order; a clock that jumped makes more runs."""
+    """The rows in runs of one UTC day each; a clock that was set back makes more runs."""
     days = rows.column("timestamp").cast(pa.date32())
     start = 0
     runs = pc.run_end_encode(days)
@@ -63,19 +63,19 @@ def split_by_day(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 
 def timestamp_range_us(rows: pa.RecordBatch) -> tuple[int, int]:
-    """The smallest and the largest timestamp."""
+    """The smallest and the largest timestamp of the rows."""
     ends = pc.min_max(rows.column("timestamp").cast(pa.int64()))
     return ends["min"].as_py(), ends["max"].as_py()
 
 
 def offset_range(rows: pa.RecordBatch) -> tuple[int, int]:
-    """The first and the last row's offset."""
+    """The offsets of the first and the last row."""
     offsets = rows.column("offset")
     return offsets[0].as_py(), offsets[len(offsets) - 1].as_py()
 
 
 def contiguous(offsets: pa.Array, first: int) -> bool:
-    """Whether the offsets are first, first + 1, and so on."""
+    """Whether the offsets are `first`, `first + 1` and so on."""
     if len(offsets) == 0 or offsets.null_count or offsets[0].as_py() != first:
         return len(offsets) == 0
     steps = pc.subtract(offsets.slice(1), offsets.slice(0, len(offsets) - 1))
@@ -83,7 +83,7 @@ def contiguous(offsets: pa.Array, first: int) -> bool:
 
 
 def xxh3_of(path: Path) -> str:
-    """The checksum of a whole file, read a piece at a time."""
+    """The checksum of a whole file."""
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -92,15 +92,15 @@ def xxh3_of(path: Path) -> str:
 
 
 def open_file(path: Path) -> Any:
-    """A pyarrow ParquetFile that checks every page it reads and holds few of them at a time."""
+    """A pyarrow ParquetFile that verifies every page and buffers few of them."""
     return pq.ParquetFile(path, page_checksum_verification=True, buffer_size=64 << 10)
 
 
 class FileWriter:
-    """Writes one history file: `add` rows, then `finish`, or `abandon` it.
+    """Writes one history file: `add` rows, then `finish` or `abandon`.
 
-    Holds at most one row group in memory. `topic_folder` must exist: if the topic is deleted
-    meanwhile, the next call that touches the disk raises FileNotFoundError.
+    At most one row group is in memory. `topic_folder` must exist; if the topic is deleted
+    meanwhile, the next call that writes raises FileNotFoundError.
     """
 
     def __init__(self, topic_folder: Path, day: str, schema: pa.Schema) -> None:
@@ -122,7 +122,7 @@ class FileWriter:
         return 0 if self._file is None else self._file.tell()
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Append rows that follow the ones before and are of the same day."""
+        """Append the next rows, of the same day."""
         first, last = offset_range(rows)
         low, high = timestamp_range_us(rows)
         if self._first < 0:
@@ -130,11 +130,11 @@ class FileWriter:
         assert self._last < 0 or first == self._last + 1, "history rows must be contiguous"
         self._last = last
         self._min_us, self._max_us = min(self._min_us, low), max(self._max_us, high)
-        # A copy: a slice would keep its whole commit in memory for the sake of a few rows.
+        # A copy: a slice of a few rows would keep its whole commit in memory.
         rows = pa.concat_batches([rows])
         self._group.append(rows)
         if len(self._group) >= _GROUP_BATCHES_MAX and self._group_rows < ROW_GROUP_ROWS // 8:
-            # Small batches cost more for being many than for their rows.
+            # Many small batches cost more than their rows.
             self._group = [pa.concat_batches(self._group)]
         self._group_rows += rows.num_rows
         self.buffered_bytes += rows.nbytes
@@ -142,7 +142,7 @@ class FileWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held as a row group."""
+        """Write the buffered rows as a row group."""
         if not self._group:
             return
         if self._writer is None:
@@ -153,7 +153,7 @@ class FileWriter:
         self._group_rows = self.buffered_bytes = 0
 
     def finish(self) -> HistoryFile:
-        """Complete the file and move it to its place; it survives a power cut from here on."""
+        """Complete the file durably and move it into `history/`."""
         self.flush()
         assert self._file is not None, "a history file has rows"
         self._writer.close()
@@ -180,7 +180,7 @@ class FileWriter:
         return entry
 
     def abandon(self) -> None:
-        """Give up: nothing of the file stays."""
+        """Remove the file."""
         self._group.clear()
         if self._file is not None and not self._file.closed:
             self._writer.close()
@@ -206,7 +206,7 @@ class FileWriter:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder so that it survives a power cut; its parent must exist."""
+    """Create a folder durably; its parent must exist."""
     try:
         folder.mkdir()
     except FileExistsError:

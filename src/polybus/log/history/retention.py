@@ -1,12 +1,13 @@
-"""Retention: the oldest history files go when they are too old or a topic's history is too large.
+"""Retention: which history files are removed because of their age or the size of the history.
 
-Whole files only, from the oldest on, so what is kept has no gap. The manifest goes first: after a
-crash a file may be left that nobody names (the next hand-over sweeps it), never a name without a
-file. The newest file is not removed for its size: a limit smaller than one file would otherwise
-empty the topic each time it is reached.
+Whole files are removed, oldest first, so the rest has no gap. The newest file is never removed for
+its size: a limit below the size of one file would otherwise empty the topic again and again.
 
-Runs in the bus, right after the hand-over process has ended and under the same HistoryLock, so
-manifests have one writer.
+Order of writes: the manifest without the files, then their removal. A crash in between leaves files
+that no manifest names, which the next hand-over removes (`handover_topic.sweep`).
+
+Retention runs in the bus after the hand-over process has ended, and under the same HistoryLock, so
+that manifests have one writer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from polybus.log.history.manifest import HistoryFile, HistoryLock, Manifest
 from polybus.log.interface import TopicSettings
 
 HeldFrom = Callable[[str], int | None]
-"""The first offset of a topic that a consumer still needs; None if nobody holds anything."""
+"""The first offset of a topic that a consumer still needs, or None."""
 
 
 def apply(
@@ -37,11 +38,10 @@ def apply(
     now_us: int,
     held_from: HeldFrom | None = None,
 ) -> list[str]:
-    """Remove what is over the limits of each topic; return the topics whose `start` moved.
+    """Remove files beyond the limits of each topic; return the topics whose `start` moved.
 
-    Nothing at or above what `held_from` says is removed; without it nobody holds anything. If a
-    hand-over is at work nothing happens: there is always a next time. A topic whose manifest is
-    damaged keeps what it has.
+    Offsets from `held_from` on are kept. While a hand-over runs nothing is removed; a later call
+    will. A topic with a damaged manifest keeps all its files.
     """
     changed = []
     try:
@@ -52,7 +52,7 @@ def apply(
                     continue
                 held = None if held_from is None else held_from(topic)
                 folder = layout.topic_folder(data, topic)
-                # The log has frozen a damaged topic and said so.
+                # The log has frozen a damaged topic and logged the reason.
                 with suppress(StorageError):
                     if retain(folder, limits, now_us=now_us, held_from=held):
                         changed.append(topic)
@@ -62,14 +62,14 @@ def apply(
 
 
 def limits_of(settings: TopicSettings, defaults: Retention) -> Retention:
-    """A topic's own limits, and the bus's where it has none."""
+    """A topic's own limits, or those of the bus where it has none."""
     age_s = defaults.age_s if settings.retention_age_s is None else settings.retention_age_s
     size = defaults.bytes if settings.retention_bytes is None else settings.retention_bytes
     return Retention(age_s=age_s, bytes=size)
 
 
 def retain(folder: Path, limits: Retention, *, now_us: int, held_from: int | None = None) -> bool:
-    """Apply limits to one topic's folder; say whether anything was removed.
+    """Apply limits to one topic's folder; return whether anything was removed.
 
     Raises:
         StorageError: `log.damaged`, topic.json or the manifest cannot be trusted.
@@ -85,19 +85,19 @@ def retain(folder: Path, limits: Retention, *, now_us: int, held_from: int | Non
     try:
         manifests.save(folder, msgspec.structs.replace(manifest, files=kept, start=start))
     except FileNotFoundError:
-        return False  # Deleted meanwhile.
+        return False  # The topic was deleted meanwhile.
     for file in removed:
         path = folder / file.path
         path.unlink(missing_ok=True)
         with suppress(OSError):
-            os.rmdir(path.parent)  # Only an empty one goes.
+            os.rmdir(path.parent)  # Only if it is empty.
     return True
 
 
 def expired(
     manifest: Manifest, limits: Retention, *, now_us: int, held_from: int | None
 ) -> list[HistoryFile]:
-    """The files to remove: the oldest ones over the limits that nobody holds."""
+    """The files to remove: the oldest ones beyond the limits that no consumer holds."""
     size = manifest.bytes
     removed: list[HistoryFile] = []
     for file in manifest.files:

@@ -1,8 +1,8 @@
-"""verify: check everything a stopped bus has on disk, and name what is damaged.
+"""verify: checks everything that a stopped bus has on disk, and names what is damaged.
 
-Every topic.json and manifest, every history file (checksum of the file, checksums of its pages,
-rows, order) and every commit of the journal (checksum, columns, index) is read, a piece at a time.
-Then the offsets: from a topic's start to its end each is there once, in history or in the journal.
+It reads every topic.json and manifest, every history file (checksums of file and pages, rows,
+order) and every commit of the journal (checksum, columns, index). Then it checks that each offset
+from a topic's start to its end exists once, in history or in the journal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def verify(data: Path, *, progress: Progress | None = None) -> VerifyReport:
     """Check the data directory of a stopped bus.
 
     Raises:
-        UsageError: `log.no-data`, there is no such directory.
+        UsageError: `log.no-data`, the directory does not exist.
         StorageError: `log.locked`, a bus is running on it.
     """
     if not data.is_dir():
@@ -53,12 +53,12 @@ def verify(data: Path, *, progress: Progress | None = None) -> VerifyReport:
 
 
 def _check_topics(data: Path, report: VerifyReport, checked: Checked) -> dict[str, CheckedTopic]:
-    """Check topic.json, manifest and history of every topic; their states by folder name."""
+    """Check topic.json, manifest and history of every topic; results by folder name."""
     states: dict[str, CheckedTopic] = {}
     folders = layout.topics_folder(data)
     for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
         if not folder.is_dir() or is_unfinished(folder):
-            report.notes.append(f"{folder}: the creation of a topic was cut short")
+            report.notes.append(f"{folder}: the creation of a topic was interrupted")
             continue
         states[folder.name] = _check_topic(folder, report, checked)
     return states
@@ -78,7 +78,7 @@ def _check_topic(folder: Path, report: VerifyReport, checked: Checked) -> Checke
         return state
     state.epoch = note.epoch
     if names.folder_of(note.name) != folder.name:
-        reason = f"names topic {note.name!r}, which belongs in another folder"
+        reason = f"it names topic {note.name!r}, which belongs in another folder"
         report.add(Damage(file=note_file, reason=reason))
     try:
         manifest = manifests.load_for_epoch(folder, note.epoch)
@@ -108,11 +108,11 @@ def _check_history(
     named = {file.path for file in manifest.files}
     for path in sorted(folder.glob("history/*/*.parquet")):
         if str(path.relative_to(folder)) not in named:
-            report.notes.append(f"{path} is not in the manifest: left by a hand-over cut short")
+            report.notes.append(f"{path} is not in the manifest: a hand-over was interrupted")
 
 
 def _check_file(folder: Path, file: HistoryFile, topic: str) -> str | None:
-    """What is wrong with a history file; None if nothing is."""
+    """What is wrong with a history file, or None."""
     path = folder / file.path
     try:
         if path.stat().st_size != file.bytes:
@@ -132,7 +132,7 @@ def _check_rows(path: Path, file: HistoryFile, topic: str) -> str | None:
     with parquet.open_file(path) as opened:
         for rows in opened.iter_batches(batch_size=8192, use_threads=False):
             if not parquet.contiguous(rows.column("offset"), offset):
-                return f"its rows do not go on at offset {offset}"
+                return f"its rows do not continue at offset {offset}"
             if not pc.all(pc.equal(rows.column("topic"), topic)).as_py():
                 return "it has rows of another topic"
             low = min(low, parquet.timestamp_range_us(rows)[0])

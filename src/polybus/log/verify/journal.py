@@ -1,4 +1,4 @@
-"""The journal's part of verify: every commit of every segment, and the offsets they hold."""
+"""The journal in verify: every commit of every segment, and their offsets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polybus.log.verify.report import Checked, CheckedTopic, Damage, VerifyRepor
 def check_journal(
     data: Path, topics: dict[str, CheckedTopic], report: VerifyReport, checked: Checked
 ) -> None:
-    """Check all segments; `topics` says by folder name where each topic's history ends."""
+    """Check all segments; `topics` has, by folder name, where each topic's history ends."""
     offsets = _Offsets(topics, report)
     paths = layout.segments(data)
     for path in paths:
@@ -36,7 +36,7 @@ def check_journal(
 
 
 def _check_orphan(path: Path, topics: dict[str, CheckedTopic], report: VerifyReport) -> None:
-    """An index without its segment: left by a hand-over cut short, or all that is left of rows."""
+    """Check an index without a segment: from an interrupted hand-over, or the segment is lost."""
     index = read_index(path)
     lost = False
     for rows in index.rows():
@@ -56,15 +56,13 @@ def _check_orphan(path: Path, topics: dict[str, CheckedTopic], report: VerifyRep
             )
         )
     if not lost and index.is_complete:
-        report.notes.append(
-            f"{path.name}: left by a hand-over cut short; the next start removes it"
-        )
+        report.notes.append(f"{path.name}: a hand-over was interrupted; the next start removes it")
     elif not lost:
         report.add(Damage(file=path.name, reason="its segment is missing"))
 
 
 class _Offsets:
-    """Which offset of each topic comes next in the journal."""
+    """The next expected offset of each topic in the journal."""
 
     def __init__(self, topics: dict[str, CheckedTopic], report: VerifyReport) -> None:
         self.abandoned = 0
@@ -73,15 +71,15 @@ class _Offsets:
         self._next: dict[str, int] = {}
 
     def take(self, segment: Path, rows: TopicRows, *, intact: bool) -> None:
-        """Take note of rows in the order of the journal. Rows already in history are served there,
-        so only what is at or above the hand-over counts."""
+        """Check rows in the order of the journal. Rows below the hand-over offset are served from
+        history and do not count."""
         state = self._topics.get(names.folder_of(rows.topic))
         if state is None or (state.epoch is not None and rows.epoch < state.epoch):
             self.abandoned += rows.row_count
             return
         last = rows.first_offset + rows.row_count - 1
         if state.epoch is None or state.handed_over is None:
-            return  # Said already, and nothing can be compared.
+            return  # Reported already, and nothing can be compared.
         if rows.epoch > state.epoch:
             reason = f"epoch {rows.epoch} is newer than topic.json's {state.epoch}"
             self._add(segment, rows.topic, (rows.first_offset, last), reason)
@@ -89,9 +87,9 @@ class _Offsets:
         expected = max(self._next.get(rows.topic, 0), state.handed_over)
         if rows.first_offset > expected:
             gap = (expected, rows.first_offset - 1)
-            self._add(segment, rows.topic, gap, "are missing before this segment's next commit")
+            self._add(segment, rows.topic, gap, "missing before the next commit of this segment")
         elif rows.first_offset < self._next.get(rows.topic, rows.first_offset):
-            self._add(segment, rows.topic, (rows.first_offset, last), "are in the journal twice")
+            self._add(segment, rows.topic, (rows.first_offset, last), "they are there twice")
         self._next[rows.topic] = max(self._next.get(rows.topic, 0), last + 1)
         if intact:
             readable = max(0, last + 1 - max(rows.first_offset, expected))
@@ -113,7 +111,7 @@ def _check_segment(path: Path, offsets: _Offsets, report: VerifyReport, *, last:
     if head is None and not (last and not index.entries and not scan.entries):
         report.add(Damage(file=path.name, reason="the head of the stream is damaged"))
     if index.intact_bytes < index.file_bytes:
-        report.notes.append(f"the index of {path.name} is damaged; the next start makes it anew")
+        report.notes.append(f"the index of {path.name} is damaged; the next start rebuilds it")
     if index.sealed and not scan.sealed and not scan.tail:
         report.add(Damage(file=path.name, reason="the end of the stream is missing"))
     if torn_at is None:
@@ -131,7 +129,7 @@ def _check_segment(path: Path, offsets: _Offsets, report: VerifyReport, *, last:
             _report_lost(path, indexed[position], offsets, report)
         elif position < intact_bytes:
             if position in indexed and indexed[position] != entry:
-                reason = f"commit {entry.commit}: the index says something else"
+                reason = f"commit {entry.commit}: the index does not match it"
                 report.add(Damage(file=path.name, reason=reason))
             _check_commit(path, entry, offsets, report)
 
@@ -139,7 +137,7 @@ def _check_segment(path: Path, offsets: _Offsets, report: VerifyReport, *, last:
 def _check_holes(
     path: Path, scan: SegmentScan, index: SegmentIndex, report: VerifyReport, *, intact_bytes: int
 ) -> None:
-    """Report bytes that are no commit and that the index does not know, up to a torn tail."""
+    """Report bytes that are not a commit and not in the index, up to a torn write."""
     for start, stop, reason in scan.all_holes():
         known = any(start <= entry.position < stop for entry in index.entries)
         if start < intact_bytes and not known:
@@ -148,7 +146,7 @@ def _check_holes(
 
 
 def _report_lost(path: Path, entry: CommitEntry, offsets: _Offsets, report: VerifyReport) -> None:
-    """A commit that the index has and the segment has not, at least not intact."""
+    """Report a commit that is in the index but not intact in the segment."""
     try:
         read_rows(path, entry)
         reason = "the index points into another commit"
@@ -177,7 +175,7 @@ def _check_commit(path: Path, entry: CommitEntry, offsets: _Offsets, report: Ver
 
 
 def _damage(path: Path, entry: CommitEntry, rows: TopicRows, reason: str) -> Damage:
-    """What is wrong with a topic's rows of a commit."""
+    """Damage of a topic's rows in a commit."""
     return Damage(
         file=path.name,
         reason=f"commit {entry.commit}: {reason}",
@@ -188,7 +186,7 @@ def _damage(path: Path, entry: CommitEntry, rows: TopicRows, reason: str) -> Dam
 
 
 def _is_right(entry: CommitEntry, batch: pa.RecordBatch) -> bool:
-    """Whether every topic's rows are what the commit says, checked for all of them at once."""
+    """Whether the rows match the commit's note, checked for all topics at once."""
     topics = entry.topics
     ends = [rows.first_row + rows.row_count for rows in topics]
     if [rows.first_row for rows in topics] != [0, *ends[:-1]] or ends[-1:] != [batch.num_rows]:
@@ -200,7 +198,7 @@ def _is_right(entry: CommitEntry, batch: pa.RecordBatch) -> bool:
 
     if not batch.column("topic").equals(column([rows.topic for rows in topics], pa.string())):
         return False
-    # A row's offset less its number is the same for all rows of a topic.
+    # Offset minus row number is the same for all rows of a topic.
     ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
     numbers = pc.cumulative_sum(ones, start=-1)
     shifts = pc.subtract(batch.column("offset"), numbers)
@@ -220,11 +218,11 @@ def _is_right(entry: CommitEntry, batch: pa.RecordBatch) -> bool:
 
 def _check_topic_rows(rows: TopicRows, batch: pa.RecordBatch) -> str | None:
     if batch.num_rows != rows.row_count:
-        return f"it has {batch.num_rows} rows of the topic, not {rows.row_count}"
+        return f"it has {batch.num_rows} rows of the topic instead of {rows.row_count}"
     if not pc.all(pc.equal(batch.column("topic"), rows.topic)).as_py():
-        return "it has rows of another topic in their place"
+        return "it has rows of another topic"
     if not parquet.contiguous(batch.column("offset"), rows.first_offset):
-        return "its offsets are not those it says it has"
+        return "its offsets do not match its note"
     if parquet.timestamp_range_us(batch) != (rows.min_timestamp_us, rows.max_timestamp_us):
-        return "its timestamps are not those it says it has"
+        return "its timestamps do not match its note"
     return None

@@ -1,4 +1,4 @@
-"""What a check of the log finds: the report of `verify` and its parts."""
+"""The report of `verify`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from polybus import names
 
 DAMAGES_MAX = 10_000
 Progress = Callable[[str, int, int], None]
-"""Called with what is being checked, the bytes checked so far, and the bytes there are."""
+"""Called with what was checked, the bytes checked so far, and the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Something wrong: in which file, and which offsets of which topic it costs, if known."""
+    """A damaged file, with the topic and offsets that are lost, if known."""
 
     file: str
     reason: str
@@ -30,11 +30,10 @@ class Damage:
 
 @dataclass(slots=True, kw_only=True)
 class VerifyReport:
-    """What a check found. `damages` holds the first DAMAGES_MAX of `damage_count`.
+    """The result of a check. `damages` has the first DAMAGES_MAX of `damage_count`.
 
-    `messages` are those a reader can get, and like `topics` they are of users: the system's own are
-    counted apart. `notes` are harmless: leftovers of a crash that the next
-    start or hand-over removes.
+    `messages` counts readable messages. System topics are counted separately. `notes` are harmless
+    leftovers of a crash, which the next start or hand-over removes.
     """
 
     topics: int = 0
@@ -53,7 +52,7 @@ class VerifyReport:
         return self.damage_count == 0
 
     def count(self, topic: str, *, topics: int = 0, messages: int = 0) -> None:
-        """Count a topic, or intact messages of one."""
+        """Count a topic, or intact messages of a topic."""
         if names.is_reserved(topic):
             self.system_topics += topics
             self.system_messages += messages
@@ -69,14 +68,14 @@ class VerifyReport:
 
 @dataclass(slots=True, kw_only=True)
 class CheckedTopic:
-    """A topic on disk: its history ends at `handed_over`; None where it cannot be known."""
+    """A topic on disk; its history ends at `handed_over`. None if damage hides it."""
 
     epoch: int | None = None
     handed_over: int | None = None
 
 
 class Checked:
-    """Tells how far a check is."""
+    """Reports the progress of a check."""
 
     def __init__(self, report: VerifyReport, progress: Progress | None, total_bytes: int) -> None:
         self._report = report
