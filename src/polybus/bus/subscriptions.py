@@ -26,19 +26,23 @@ class ManyReceiptsTaker(Protocol):
         ...
 
 
-class Publisher(ReceiptTaker, Protocol):
-    """Publishes batches, and is slowed down by subscribers that cannot keep up."""
-
-    def refuse(self, batch: Batch, error: PolybusError) -> None:
-        """A batch it published was not accepted."""
-        ...
+class Holdable(Protocol):
+    """A source of messages that can be held back."""
 
     def hold(self, gate: Hashable) -> bool:
-        """Stop publishing until `release(gate)`; return False if it does not or already has."""
+        """Stop until `release(gate)`; return False if it does not or already has."""
         ...
 
     def release(self, gate: Hashable) -> None:
         """Continue, unless another gate holds it."""
+        ...
+
+
+class Publisher(ReceiptTaker, Holdable, Protocol):
+    """Publishes batches, and is slowed down by subscribers that cannot keep up."""
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        """A batch it published was not accepted."""
         ...
 
 

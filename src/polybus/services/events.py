@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,48 +29,34 @@ TEXT_MAX = 500
 LIST_MAX = 50
 
 
+@dataclass(slots=True)
 class DeliveryRun:
     """Packs of one topic delivered to a session since the last message."""
 
-    __slots__ = ("count", "first", "last", "messages", "time_us")
-
-    def __init__(self, number: int, time_us: int) -> None:
-        self.first = self.last = number
-        self.count = 0
-        self.messages = 0
-        self.time_us = time_us
+    first: int
+    time_us: int
+    last: int = 0
+    count: int = 0
+    messages: int = 0
 
 
+@dataclass(slots=True)
 class Tally:
     """Deliveries and confirmations of one session since the last message."""
 
-    __slots__ = (
-        "confirmed",
-        "first",
-        "last",
-        "marks",
-        "pending",
-        "repeated",
-        "runs",
-        "time_us",
-        "timed",
-        "wait_us",
-        "wait_us_max",
-    )
-
-    def __init__(self) -> None:
-        # (last number, time) of each delivery; kept beyond a message.
-        self.marks: list[tuple[int, int]] = []
-        self.runs: dict[str, DeliveryRun] = {}
-        self.pending = False
-        self.clear()
-
-    def clear(self) -> None:
-        if self.runs:
-            self.runs = {}
-        self.repeated = self.confirmed = self.first = self.last = self.time_us = 0
-        # Confirmed packs whose delivery time is known, and how long they took.
-        self.timed = self.wait_us = self.wait_us_max = 0
+    runs: dict[str, DeliveryRun] = field(default_factory=dict)
+    repeated: int = 0
+    confirmed: int = 0
+    first: int = 0
+    last: int = 0
+    time_us: int = 0
+    # Confirmed packs whose delivery time is known, and how long they took.
+    timed: int = 0
+    wait_us: int = 0
+    wait_us_max: int = 0
+    # (last number, time) of each delivery; kept beyond a message.
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    pending: bool = False
 
 
 class EventBook:
@@ -144,7 +131,6 @@ class EventBook:
         tally = self._tallies.pop(session, None)
         if tally is not None and tally.pending:
             self._events += self._report(session, tally, waiting)
-            tally.pending = False
         self.tell("session-ended", session=session.digest.hex(), reason=reason, waiting=waiting)
 
     def tell(self, kind: str, **fields: Any) -> None:
@@ -168,9 +154,10 @@ class EventBook:
         for session in pending:
             tally = self._tallies.get(session)
             if tally is not None and tally.pending:
-                tally.pending = False
                 events += self._report(session, tally, session.pack_count)
-                if not tally.marks:
+                if tally.marks:
+                    self._tallies[session] = Tally(marks=tally.marks)
+                else:
                     del self._tallies[session]
         if self.dropped:
             dropped, self.dropped = self.dropped, 0
@@ -228,7 +215,6 @@ class EventBook:
                     "waiting": waiting,
                 }
             )
-        tally.clear()
         return report
 
 

@@ -8,23 +8,14 @@ reads, live messages have room.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from typing import Protocol
 
 from polybus.batch import Buffer
+from polybus.bus.subscriptions import Holdable
 from polybus.log.interface import Log
 
 POLL_S = 0.002
 REPLAYS_AT_ONCE_MAX = 4
 REPLAY_POLL_S = 0.02
-
-
-class Holdable(Protocol):
-    """A publisher that can be held back."""
-
-    def hold(self, gate: Hashable) -> bool: ...
-
-    def release(self, gate: Hashable) -> None: ...
 
 
 class Ledger:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from polybus import names
 from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import Publisher, Subscriber
+from polybus.bus.subscriptions import Holdable, Publisher, Subscriber
 from polybus.edges.edge import Edge
 from polybus.edges.tcp.outbox import DroppedMessages
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
@@ -24,7 +24,7 @@ from polybus.wire.positions import SubscribeLine
 EVERYTHING = "*"
 
 
-class Peer(Protocol):
+class Peer(Holdable, Protocol):
     """Where a translator's bytes go: a TCP connection or a UDP address."""
 
     name: str
@@ -44,12 +44,6 @@ class Peer(Protocol):
     ) -> None:
         """Send the bytes of batches, or of a reply; hold the publisher back if the peer is slow."""
         ...
-
-    def hold(self, gate: Hashable) -> bool:
-        """Stop reading until the gate is released; return False if nothing changes."""
-        ...
-
-    def release(self, gate: Hashable) -> None: ...
 
     def close(self) -> None:
         """Close when everything sent before is out."""

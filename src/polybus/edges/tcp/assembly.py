@@ -12,9 +12,10 @@ within SILENT_S.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Protocol
 
+from polybus.bus.subscriptions import Holdable
 from polybus.config import Limits
 
 FREE_BYTES = 64 << 10
@@ -23,14 +24,10 @@ SILENT_S = 60.0
 GATE = "assembly"
 
 
-class Assembling(Protocol):
+class Assembling(Holdable, Protocol):
     """A connection that receives messages."""
 
     def too_slow(self) -> None: ...
-
-    def hold(self, gate: Hashable) -> bool: ...
-
-    def release(self, gate: Hashable) -> None: ...
 
 
 class Assembly:

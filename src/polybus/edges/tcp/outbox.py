@@ -17,13 +17,15 @@ largest outbox first: slow peers pay for it, not the publishers.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import is_not
-from typing import Literal, Protocol
+from typing import Literal
 
 from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import Holdable
 from polybus.services.memory import Ledger, MemoryGate
 
 Policy = Literal["disconnect", "drop-oldest", "wait"]
@@ -37,12 +39,6 @@ STANDSTILL_S = 10.0
 # How long a peer may take nothing while memory is short, and while replays wait for memory.
 SHORT_PATIENCE_S = 0.3
 STARVING_PATIENCE_S = 3.0
-
-
-class OutboxWaiter(Protocol):
-    """A publisher, or a replay, that waits for a slow peer."""
-
-    def release(self, gate: Hashable) -> None: ...
 
 
 @dataclass(slots=True)
@@ -189,8 +185,9 @@ class Outbox:
         self._limit = outboxes.bytes_max
         self._pending: deque[Buffer] = deque()
         self._batches: deque[Sequence[Batch]] = deque()
-        self._waiters: list[OutboxWaiter] = []
-        self._drains: list[OutboxWaiter] = []
+        # Publishers that are held back, and replays that wait until the peer takes more.
+        self._waiters: list[Holdable] = []
+        self._drains: list[asyncio.Future[None]] = []
         # The last write, while the transport still holds it.
         self._written: Buffer = b""
         self._lost = DroppedMessages()
@@ -227,13 +224,16 @@ class Outbox:
             return False
         return self._policy == "wait" or self.patience_s > 0
 
-    def add_waiter(self, waiter: OutboxWaiter) -> None:
+    def add_waiter(self, waiter: Holdable) -> None:
         self._waiters.append(waiter)
         self._congested.add(self)
 
-    def add_drain(self, waiter: OutboxWaiter) -> None:
-        """Release a sender that sends only to this peer when it takes more."""
-        self._drains.append(waiter)
+    async def drained(self) -> None:
+        """Wait until the peer takes more."""
+        if self.paused and not self.closed:
+            drained = asyncio.get_running_loop().create_future()
+            self._drains.append(drained)
+            await drained
 
     def flush(self) -> None:
         """Write pending bytes, in large pieces, until the transport pauses us."""
@@ -320,8 +320,9 @@ class Outbox:
 
     def _release_drains(self) -> None:
         drains, self._drains = self._drains, []
-        for waiter in drains:
-            waiter.release(self)
+        for drained in drains:
+            if not drained.done():
+                drained.set_result(None)
 
     def drop_all(self) -> DroppedMessages:
         """Drop everything that waits, and return what it was."""

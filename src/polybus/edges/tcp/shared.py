@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from polybus.batch import Batch
 from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Translator
-from polybus.edges.tcp.assembly import Assembly
+from polybus.edges.tcp.assembly import Assembling, Assembly
 from polybus.edges.tcp.buffers import ReadBuffers
 from polybus.edges.tcp.outbox import Flusher, Outboxes
 from polybus.edges.tcp.pace import Pace
@@ -27,7 +27,7 @@ TranslatorFactory = Callable[[Any, Connector], Translator]
 """Makes the translator of a connection, once its protocol is known."""
 
 
-class OpenConnection(Protocol):
+class OpenConnection(Assembling, Protocol):
     """A connection, as the set of all connections knows it."""
 
     name: str
@@ -38,12 +38,6 @@ class OpenConnection(Protocol):
     def abort(self) -> None: ...
 
     def stop_reading(self) -> None: ...
-
-    def too_slow(self) -> None: ...
-
-    def hold(self, gate: Hashable) -> bool: ...
-
-    def release(self, gate: Hashable) -> None: ...
 
 
 class TcpShared:

@@ -23,19 +23,8 @@ LARGE_BYTES = 64 << 10
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class _Drain:
-    """Wakes a sender when an outbox has drained."""
-
-    def __init__(self, drained: asyncio.Future[None]) -> None:
-        self._drained = drained
-
-    def release(self, gate: Hashable) -> None:
-        if not self._drained.done():
-            self._drained.set_result(None)
-
-
 class Stream(asyncio.BufferedProtocol):
-    """The half of a connection that writes and closes. Implements outbox.OutboxWaiter."""
+    """The half of a connection that writes and closes. Implements bus.Holdable."""
 
     __slots__ = (
         "_closing",
@@ -75,10 +64,7 @@ class Stream(asyncio.BufferedProtocol):
         self.outbox.flush()
 
     async def drained(self) -> None:
-        if self.outbox.paused and not self.outbox.closed:
-            drained = self._tcp.loop.create_future()
-            self.outbox.add_drain(_Drain(drained))
-            await drained
+        await self.outbox.drained()
 
     def send(
         self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None

@@ -13,7 +13,13 @@ import logging
 import msgspec
 
 from polybus.errors import PolybusError, StorageError
-from polybus.services.consumers.consumers import Consumer, Consumers, Report, TopicLag
+from polybus.services.consumers.consumers import (
+    Consumer,
+    ConsumerFigures,
+    Consumers,
+    Report,
+    TopicLag,
+)
 from polybus.services.context import Context
 from polybus.services.state import StateDb
 
@@ -22,18 +28,9 @@ logger = logging.getLogger("polybus.consumers")
 SAVE_INTERVAL_S = 1.0
 
 
-class ConsumerView(msgspec.Struct, kw_only=True, rename="kebab"):
+class ConsumerView(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
     """A consumer as shown to users; times are microseconds since 1970."""
 
-    group: str
-    kind: str
-    query_id: str
-    run_id: str
-    rows_per_s: float
-    batch_ms: float
-    failed: bool
-    last_error: str
-    last_error_us: int
     last_seen_us: int
     seen_s_ago: float
     lag: int
@@ -51,16 +48,9 @@ class TopicConsumer(msgspec.Struct, kw_only=True, rename="kebab"):
 
 
 def view_of(consumer: Consumer, lags: list[TopicLag], now_us: int) -> ConsumerView:
+    figures = {name: getattr(consumer, name) for name in ConsumerFigures.__struct_fields__}
     return ConsumerView(
-        group=consumer.group,
-        kind=consumer.kind,
-        query_id=consumer.query_id,
-        run_id=consumer.run_id,
-        rows_per_s=consumer.rows_per_s,
-        batch_ms=consumer.batch_ms,
-        failed=consumer.failed,
-        last_error=consumer.last_error,
-        last_error_us=consumer.last_error_us,
+        **figures,
         last_seen_us=consumer.seen_us,
         seen_s_ago=round(max(0, now_us - consumer.seen_us) / 1e6, 1),
         lag=sum(one.lag or 0 for one in lags),

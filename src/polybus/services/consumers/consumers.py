@@ -43,19 +43,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     last_error: str | None = None
 
 
-class Consumer(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A consumer as saved. `failed`: its last report was an error."""
+class ConsumerFigures(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What is saved and shown of a consumer. `failed`: its last report was an error."""
 
     group: str
     kind: str = ""
     query_id: str = ""
     run_id: str = ""
-    positions: dict[str, ConsumerPosition] = {}
     rows_per_s: float = 0.0
     batch_ms: float = 0.0
     last_error: str = ""
     last_error_us: int = 0
     failed: bool = False
+
+
+class Consumer(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
+    """A consumer as saved."""
+
+    positions: dict[str, ConsumerPosition] = {}
     seen_us: int = 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from polybus.batch import Batch
@@ -22,6 +23,7 @@ PACK_BYTES = 256 << 10
 BEHIND = -1
 
 
+@dataclass(slots=True, eq=False)
 class Content:
     """What a pack holds, shared by every session that has it.
 
@@ -34,45 +36,24 @@ class Content:
         holders: how many sessions hold a direct pack.
     """
 
-    __slots__ = (
-        "count",
-        "epoch",
-        "first_offset",
-        "holders",
-        "json",
-        "order",
-        "stored_as",
-        "topic",
-        "value_bytes",
-    )
-
-    def __init__(self, topic: str, epoch: int, first_offset: int, count: int) -> None:
-        self.topic = topic
-        self.epoch = epoch
-        self.first_offset = first_offset
-        self.count = count
-        self.value_bytes = 0
-        self.order = 0
-        self.json: bytes | None = None
-        self.stored_as = 0
-        self.holders = 0
+    topic: str
+    epoch: int
+    first_offset: int
+    count: int
+    value_bytes: int = 0
+    order: int = 0
+    json: bytes | None = None
+    stored_as: int = 0
+    holders: int = 0
 
     @property
     def stop_offset(self) -> int:
         return self.first_offset + self.count
 
-    def __repr__(self) -> str:
-        return f"<Content {self.topic!r} {self.epoch}:{self.first_offset} of {self.count}>"
-
 
 def direct(json: bytes, *, order: int = 0, stored_as: int = 0) -> Content:
     """A pack that a program posted."""
-    content = Content("", 0, 0, 1)
-    content.json = json
-    content.value_bytes = len(json)
-    content.order = order
-    content.stored_as = stored_as
-    return content
+    return Content("", 0, 0, 1, len(json), order, json, stored_as)
 
 
 # The content of a pack whose number is used up and whose messages, if any, are in another pack.
