@@ -121,3 +121,18 @@ class Sessions(RuleBasedStateMachine):
 
 Sessions.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 TestSessions = Sessions.TestCase
+
+
+def test_numbers_that_a_crash_used_up_push_out_no_messages() -> None:
+    session = Session(1, b"", 60, SessionLimits(packs_max=10, value_bytes_max=1000))
+    for _ in range(8):
+        session.add(direct(b"x"))
+        session.saved(session.take_unsaved(to_show=True).mark)
+        session.show(session.next_id - 1)
+    session.confirm([1, 2])
+    saved = session.take_unsaved(to_show=True)
+    restored = Session(1, b"", 60, SessionLimits(packs_max=10, value_bytes_max=1000))
+    packs = {number: direct(b"x") for number in range(3, 9)}
+    restored.restore(packs, next_id=session.next_id, mark=saved.mark)
+    assert restored.pack_count <= 10
+    assert restored.lost() == []

@@ -288,3 +288,22 @@ async def test_a_publisher_that_was_held_back_is_not_called_slow(
             await writer.send(message[100:])
             over = False
             assert (await writer.read_frame())[0] == "$receipt"
+
+
+@pytest.mark.slow
+async def test_under_wait_a_publisher_may_read_its_receipts_at_the_end() -> None:
+    """Many more receipts than an outbox holds; the publisher reads none before it has sent all."""
+    chunk = b"".join(frame(f"news?receipt={number:08}", b"x" * 40) for number in range(100_000))
+    limits = {"outbox-bytes-max": 1 << 18}
+    async with run_bus("news", slow_subscriber="wait", limits=limits) as node:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, ("127.0.0.1", node.tcp_port))
+            async with asyncio.timeout(TIMEOUT_S):
+                for sent in range(1, 5):
+                    await loop.sock_sendall(sock, chunk)
+                    await until(lambda sent=sent: node.bus.receipts.given == sent * 100_000)
+            sock.shutdown(socket.SHUT_WR)
+            assert (await read_to_end(sock)).count(b"$receipt") == 400_000

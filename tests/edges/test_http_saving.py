@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Iterable
 
 import pytest
-from http_kit import http_bus, recv
+from http_kit import Http, http_bus, recv
 
+from polybus.errors import StorageError
 from polybus.services.sessions.saving import SAVE_INTERVAL_S, SAVE_INTERVAL_S_MAX, Saver
 from polybus.services.sessions.session import Session, SessionLimits
-from polybus.services.state import SessionChanges
+from polybus.services.state import SessionChanges, StateDb
 
 
 async def test_a_session_in_steady_use_does_not_wait_for_the_disk_each_time(
@@ -35,6 +38,64 @@ async def test_a_session_in_steady_use_does_not_wait_for_the_disk_each_time(
 
     # Each save reserves as many numbers as were shown before.
     assert waits <= 7
+
+
+async def sessions_on_disk(http: Http) -> int:
+    """How many sessions a restart would restore, when everything is saved."""
+    await asyncio.sleep(2 * SAVE_INTERVAL_S)
+    with contextlib.closing(sqlite3.connect(http.node.data / "state.db")) as db:
+        count: int = db.execute("SELECT count(*) FROM sessions").fetchone()[0]
+    return count
+
+
+async def test_a_session_that_is_deleted_during_a_poll_stays_deleted() -> None:
+    async with http_bus("news") as http:
+        await http.publish("news", b"1")
+        for _ in range(5):
+            key = await http.open_session("news", **{"from": "earliest"})
+            poll = asyncio.create_task(http.poll(key, hang=True))
+            await asyncio.sleep(0)
+            assert (await http.client.delete(f"/v1/sessions/{key}")).status_code == 204
+            await poll
+        assert await sessions_on_disk(http) == 0
+
+
+async def test_a_session_that_is_deleted_while_it_gets_a_pack_stays_deleted() -> None:
+    async with http_bus("news") as http:
+        inboxes = http.node.services.inboxes
+        session = inboxes.find(await http.open_session("news"))
+        assert session is not None
+        post = asyncio.create_task(inboxes.post([session], b'[["late",1]]'))
+        await inboxes.delete(session)
+        await post
+        await inboxes.post([session], b'[["later",1]]')
+        assert await sessions_on_disk(http) == 0
+
+
+async def test_a_session_that_ended_during_a_failed_save_stays_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with http_bus("news") as http:
+        inboxes = http.node.services.inboxes
+        session = inboxes.find(await http.open_session("news"))
+        assert session is not None
+        save = StateDb.save
+        failed = asyncio.Event()
+
+        async def fails_once(state: StateDb, changes: SessionChanges) -> None:
+            if not failed.is_set():
+                await asyncio.sleep(0.05)
+                failed.set()
+                raise StorageError("state.failed", "the disk is full")
+            await save(state, changes)
+
+        monkeypatch.setattr(StateDb, "save", fails_once)
+        post = asyncio.create_task(inboxes.post([session], b'[["late",1]]'))
+        await asyncio.sleep(0.01)
+        inboxes.end(session)
+        with pytest.raises(StorageError):
+            await post
+        assert await sessions_on_disk(http) == 0
 
 
 class SlowState:

@@ -93,8 +93,7 @@ class Node:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(callback, argument)
 
-        # The log calls these only after something was appended, or for retention: by then what
-        # they refer to is there.
+        # The log calls the first two only after something was appended: by then `context` is there.
         callbacks = LogCallbacks(
             on_durable=lambda ticket: in_loop(self.context.durability.on_durable, ticket),
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
@@ -112,6 +111,7 @@ class Node:
             await self._admin.start()
         except BaseException:
             if hasattr(self, "services"):
+                self._events.close()
                 await self.services.close()
             self._log.close()
             raise

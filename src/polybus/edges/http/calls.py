@@ -35,7 +35,7 @@ class Operation:
         answer: the type of the body of a successful answer; None if it has none.
         fails: the statuses of problems that it may answer.
         body: the type of a JSON body; `media` are the content types that it accepts.
-        produces: the content type of its answers; problems are JSON unless it is plain text.
+        produces: the content type of its answers, and of a 503 that it declares.
     """
 
     method: str

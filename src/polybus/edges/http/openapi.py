@@ -55,7 +55,7 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         (status, PROBLEM, Problem) for status in sorted({*operation.fails, *ALWAYS})
     ]
     answers.append((operation.status, operation.produces, operation.answer))
-    if operation.produces == TEXT:
+    if operation.produces == TEXT and 503 in operation.fails:
         answers.append((503, TEXT, str))
     words = re.findall(r"[a-z0-9]+", operation.path)
     described: dict[str, Any] = {

@@ -115,7 +115,7 @@ OPERATIONS = (
         media=(OCTETS,),
     ),
     Operation("DELETE", STAGED, commits_api.unstage, status=204, fails=[400]),
-    Operation("GET", "/healthz", health.healthz, str, produces=TEXT),
-    Operation("GET", "/readyz", health.readyz, str, produces=TEXT),
+    Operation("GET", "/healthz", health.healthz, str, fails=[503], produces=TEXT),
+    Operation("GET", "/readyz", health.readyz, str, fails=[503], produces=TEXT),
     Operation("GET", "/metrics", health.metrics, str, produces=TEXT),
 )

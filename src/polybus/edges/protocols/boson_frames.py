@@ -52,10 +52,10 @@ class BosonFramesTranslator(Translator):
             super().deliver_whole(batches, whole, publisher)
 
     def receipt(self, batch: Batch) -> None:
-        self.reply(wire.encode_receipts(batch))
+        self.peer.send(wire.encode_receipts(batch))
 
     def receipt_all(self, batches: Sequence[Batch]) -> None:
-        self.reply(wire.encode_receipts(*batches))
+        self.peer.send(wire.encode_receipts(*batches))
 
     def send_error(self, code: str, text: str) -> None:
         self.reply(wire.encode_error(code, text))

@@ -44,7 +44,7 @@ class BosonPropertiesTranslator(Translator):
         return wire.encode(batch)
 
     def receipt(self, batch: Batch) -> None:
-        self.reply(wire.encode_receipts(batch))
+        self.peer.send(wire.encode_receipts(batch))
 
     def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
         self.reply(wire.encode_error(code, text, receipt_id))

@@ -178,7 +178,7 @@ class GomsTranslator(Translator):
         batches = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
         topics = [one.topic for one in batches]
         offsets = [Position(one.epoch, one.first_offset) for one in batches]
-        self.reply(wire.encode_send_ack(topics, offsets))
+        self.peer.send(wire.encode_send_ack(topics, offsets))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._acks.pop(batch, None)

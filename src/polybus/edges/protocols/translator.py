@@ -282,7 +282,10 @@ class Translator(Subscriber):
     # Replies
 
     def reply(self, data: Buffer) -> None:
-        """Send a reply; a peer that does not read its replies is not read from either."""
+        """Send a reply; a peer that does not read its replies is not read from either.
+
+        Receipts are no replies: a client may publish everything first and read them afterwards.
+        """
         self.peer.send(data, (), self)
 
     def bad(self, error: PeerError) -> None:

@@ -127,7 +127,6 @@ class Feed(Subscriber):
         self.followers: set[Follower] = set()
         # The followers that have a receiver.
         self.listeners: dict[Follower, None] = {}
-        self.deleted = False
         self._signalled = False
         self._shared = shared
 
@@ -190,7 +189,6 @@ class Feed(Subscriber):
             self._shared.on_delivered(self)
 
     def topic_deleted(self, topic: str) -> None:
-        self.deleted = True
         self._shared.on_deleted(self)
 
 

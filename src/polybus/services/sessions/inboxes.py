@@ -202,6 +202,7 @@ class Inboxes:
     def collect_now(self, session: Session, after: int) -> Packs | None:
         """The packs above a number; None if something must be read or saved first."""
         session.cut()
+        self._touch(session)
         if session.needs_mark() or session.has_notice or session.wants_catch_up() is not None:
             return None
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)

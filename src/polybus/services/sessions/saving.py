@@ -135,7 +135,7 @@ class Saver:
         Raises:
             StorageError: they are not.
         """
-        self._pending.update(sessions)
+        self._pending.update(one for one in sessions if not one.is_ended)
         if to_show:
             self._to_show.update(sessions)
         await asyncio.shield(self._start())

@@ -33,7 +33,8 @@ NOTICES_MAX = 100
 NUMBERS_AHEAD = 256
 """How many numbers the mark reserves at most beyond the existing packs, so that a busy session does
 not wait for the disk before each pack. A session reserves no more than it has shown so far, so that
-a crash leaves few empty packs in a session with few messages."""
+a crash leaves few empty packs in a session with few messages, and no more than it has room for, so
+that they do not push out packs with messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Session:
         "_gap",
         "_held",
         "_is_changed",
+        "_is_ended",
         "_limits",
         "_lost",
         "_mark",
@@ -127,6 +129,7 @@ class Session:
         self._saved_to = 1
         self._rewrite_from = 0
         self._is_changed = True
+        self._is_ended = False
         self._unsaved_confirms: list[int] = []
 
     @property
@@ -147,11 +150,6 @@ class Session:
         return self._shown_to
 
     @property
-    def mark(self) -> int:
-        """Numbers below it may be shown to a client."""
-        return self._mark
-
-    @property
     def has_reserved(self) -> bool:
         """Whether the mark is above what was shown."""
         return self._mark > self._shown_to + 1
@@ -167,7 +165,11 @@ class Session:
     @property
     def is_changed(self) -> bool:
         """Whether there is something to save."""
-        return self._is_changed
+        return self._is_changed and not self._is_ended
+
+    @property
+    def is_ended(self) -> bool:
+        return self._is_ended
 
     # Contact
 
@@ -308,6 +310,7 @@ class Session:
                 self._let_go(index)
         self._packs = []
         self._follows = {}
+        self._is_ended = True
 
     # The bound
 
@@ -409,7 +412,8 @@ class Session:
         if is_last:
             mark = self._mark = self._shown_to + 1
         elif to_show:
-            mark = self.next_id + min(NUMBERS_AHEAD, self._shown_to)
+            room = max(0, self._limits.packs_max - self._held)
+            mark = self.next_id + min(NUMBERS_AHEAD, self._shown_to, room)
         first = self._first_id
         unsaved = UnsavedPacks(
             mark,
