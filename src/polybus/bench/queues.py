@@ -65,7 +65,7 @@ class QueueLoad:
             raise BenchError(f"{count} of {self.count} messages arrived")
 
 
-# Queues of this package
+# Our queues.
 
 
 class _Source(MessageListener, ConnectListener):
@@ -75,7 +75,7 @@ class _Source(MessageListener, ConnectListener):
         self._message = bytes(load.message_bytes)
         self._left = load.count
         self._window = load.window
-        self._under_way = 0
+        self._in_flight = 0
         self._pump = pump
 
     def connected(self, queue: MessageQueue) -> None:
@@ -84,16 +84,16 @@ class _Source(MessageListener, ConnectListener):
         self._fill()
 
     def _fill(self) -> None:
-        count = min(self._left, self._window - self._under_way)
+        count = min(self._left, self._window - self._in_flight)
         send, message = self._queue.send, self._message
         for _ in range(count):
             send(message)
         self._left -= count
-        self._under_way += count
+        self._in_flight += count
 
     def sent(self, message: bytes) -> None:
-        self._under_way -= 1
-        if 2 * self._under_way <= self._window and self._left:
+        self._in_flight -= 1
+        if 2 * self._in_flight <= self._window and self._left:
             self._fill()
 
     def received(self, message: bytes) -> None:
@@ -164,7 +164,7 @@ def _polybus_local(load: QueueLoad) -> float:
     return time.perf_counter() - start_s
 
 
-# multiprocessing.connection
+# multiprocessing.connection.
 
 
 def _take(load: QueueLoad, receive: Callable[[], Sized]) -> None:
@@ -198,16 +198,11 @@ def _connection_tcp(load: QueueLoad) -> float:
 
 def _connection_local(load: QueueLoad) -> float:
     ours, theirs = multiprocessing.Pipe()
-
-    def sink() -> None:
-        _take(load, theirs.recv_bytes)
-        theirs.send_bytes(ANSWER)
-
-    with ours, theirs, _thread(sink):
+    with ours, theirs, _thread(load, theirs.recv_bytes, theirs.send_bytes):
         return _give(load, ours.send_bytes, ours.recv_bytes)
 
 
-# pyzmq
+# pyzmq.
 
 
 def _zmq_pair(context: Any, load: QueueLoad) -> Any:
@@ -252,16 +247,11 @@ def _zmq_local(load: QueueLoad) -> float:
     ):
         theirs.bind("inproc://bench")
         ours.connect("inproc://bench")
-
-        def sink() -> None:
-            _take(load, theirs.recv)
-            theirs.send(ANSWER)
-
-        with _thread(sink):
+        with _thread(load, theirs.recv, theirs.send):
             return _give(load, ours.send, ours.recv)
 
 
-# The run
+# The run.
 
 
 @contextmanager
@@ -287,8 +277,16 @@ def _process(
 
 
 @contextmanager
-def _thread(target: Callable[[], None]) -> Iterator[None]:
-    thread = threading.Thread(target=target)
+def _thread(
+    load: QueueLoad, receive: Callable[[], Sized], send: Callable[[bytes], object]
+) -> Iterator[None]:
+    """Run the receiving end in a thread."""
+
+    def sink() -> None:
+        _take(load, receive)
+        send(ANSWER)
+
+    thread = threading.Thread(target=sink)
     thread.start()
     try:
         yield
