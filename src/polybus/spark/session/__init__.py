@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from polybus.errors import PolybusError
 from polybus.spark import shipping
 from polybus.spark.session.connect import (
-    NONE,
     QUERY_SETTINGS,
     equip,
     is_connect,
@@ -57,7 +56,7 @@ def session(
     master: str = MASTER,
     app: str = "polybus",
     memory: str = "1g",
-    conf: Mapping[str, str] = NONE,
+    conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """The Spark session of this process: created by the first call, returned by later ones.
 
@@ -83,7 +82,7 @@ def session(
 
         spark = equip(SparkSession.builder.remote(master).appName(app).getOrCreate(), conf)
     else:
-        spark = _embedded(settings(master, app) | dict(conf), memory, data)
+        spark = _embedded(settings(master, app) | dict(conf or {}), memory, data)
         if not is_local(master):
             spark.sparkContext.addPyFile(str(shipping.package()))
             register_source(spark)

@@ -10,7 +10,6 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +27,6 @@ QUERY_SETTINGS = {
     "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
     "spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB": "64",
 }
-NONE: Mapping[str, str] = MappingProxyType({})
 
 _opened: list[Any] = []
 
@@ -38,9 +36,9 @@ def is_connect(spark: Any) -> bool:
     return getattr(spark, "_jsparkSession", None) is None
 
 
-def equip(spark: Any, conf: Mapping[str, str] = NONE) -> Any:
+def equip(spark: Any, conf: Mapping[str, str] | None = None) -> Any:
     """Give a session of Spark Connect our settings and our code; a new one has neither."""
-    for name, value in {**QUERY_SETTINGS, **conf}.items():
+    for name, value in {**QUERY_SETTINGS, **(conf or {})}.items():
         spark.conf.set(name, value)
     spark.addArtifacts(str(shipping.package()), pyfile=True)
     register_source(spark)

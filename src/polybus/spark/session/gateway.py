@@ -21,13 +21,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from polybus.errors import PolybusError
 from polybus.spark.session import archive
 from polybus.spark.session.java import Java, find_java
 
-NONE: Mapping[str, str] = MappingProxyType({})
 START_TIMEOUT_S = 90.0
 LAST_LINES = 10
 # The options of Spark's own launcher, without the module that some runtimes lack.
@@ -123,7 +121,7 @@ class Jvm:
         memory: str,
         loopback: bool = True,
         log: Path | None = None,
-        jars: Mapping[str, str] = NONE,
+        jars: Mapping[str, str] | None = None,
     ) -> None:
         """Start the JVM, and return before it is ready.
 
@@ -138,7 +136,7 @@ class Jvm:
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._address = self.scratch / "gateway"
         log = log or self.scratch / "spark.log"
-        settings = [part for item in jars.items() for part in ("--conf", "=".join(item))]
+        settings = [part for item in (jars or {}).items() for part in ("--conf", "=".join(item))]
         self.process = subprocess.Popen(
             [
                 *java_command(self.java, memory=memory, scratch=self.scratch, log=log),
