@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_kit import Run, crashes
+from crash_kit import Crash, Run, crashes
 from opened_kit import on_node, running_node
 
 from polybus.batch import Batch
@@ -72,9 +72,13 @@ def look(data: Path) -> Any:
     return on_node(shown, data)
 
 
+def check_position(crash: Crash) -> None:
+    start, position, lost = crash.seen
+    assert position in (None, 1, 3), crash
+    assert position is None or start <= position, crash
+    assert not any(lost), crash
+
+
 def test_retention_removes_nothing_that_a_saved_position_still_needs() -> None:
     for crash in crashes(report_and_retain, look, start=six_days, ends=("kill", "cut")):
-        start, position, lost = crash.seen
-        assert position in (None, 1, 3), crash
-        assert position is None or start <= position, crash
-        assert not any(lost), crash
+        check_position(crash)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from crash_kit import Run, crashes
+from crash_kit import Crash, Run, crashes
 from opened_kit import look_at_log, messages, opened_log, publish
 
 from polybus.batch import Batch
@@ -49,9 +49,13 @@ def hand_all_over(run: Run) -> None:
         log.after_handover(hand_over(run.data, grace_s=0.0))
 
 
+def check_everything(crash: Crash) -> None:
+    assert crash.seen == crash.end == EVERYTHING, crash
+
+
 def test_a_hand_over_loses_and_repeats_nothing() -> None:
     for crash in crashes(hand_all_over, look_at_log, start=sealed):
-        assert crash.seen == crash.end == EVERYTHING, crash
+        check_everything(crash)
 
 
 def test_a_hand_over_that_merges_a_small_file_loses_and_repeats_nothing() -> None:

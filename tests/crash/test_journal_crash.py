@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crash_kit import Run, crashes
+from crash_kit import Crash, Run, crashes
 from opened_kit import look_at_log, opened_log, publish
 
 from polybus.log.layout import index_path, segments
@@ -25,20 +25,22 @@ def publish_and_seal(run: Run) -> None:
                 log.seal()
 
 
+def check_published(crash: Crash) -> None:
+    for topic, per_batch in (("a", 2), ("b", 1)):
+        acknowledged = [
+            value for name, *values in crash.acknowledged for value in values if name == topic
+        ]
+        seen = crash.seen[topic]
+        everything = ["0.1", "0.2", "1.1", "1.2", "2.1", "2.2"] if topic == "a" else ["0", "1", "2"]
+        assert seen[: len(acknowledged)] == acknowledged, crash
+        assert seen == everything[: len(seen)], crash
+        assert len(seen) % per_batch == 0, crash
+        assert crash.end[topic] == seen + everything, crash
+
+
 def test_acknowledged_messages_are_there_once_and_in_order() -> None:
     for crash in crashes(publish_and_seal, look_at_log, start=with_topics):
-        for topic, per_batch in (("a", 2), ("b", 1)):
-            acknowledged = [
-                value for name, *values in crash.acknowledged for value in values if name == topic
-            ]
-            seen = crash.seen[topic]
-            everything = (
-                ["0.1", "0.2", "1.1", "1.2", "2.1", "2.2"] if topic == "a" else ["0", "1", "2"]
-            )
-            assert seen[: len(acknowledged)] == acknowledged, crash
-            assert seen == everything[: len(seen)], crash
-            assert len(seen) % per_batch == 0, crash
-            assert crash.end[topic] == seen + everything, crash
+        check_published(crash)
 
 
 def with_a_torn_write(run: Run) -> None:

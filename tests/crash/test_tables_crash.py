@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from crash_kit import Run, crashes
+from crash_kit import Crash, Run, crashes
 
 from polybus.lake import versions
 from polybus.lake.compact import compact, vacuum
@@ -36,9 +36,13 @@ def look(data: Path) -> Any:
     return [-1 if last is None else last, sorted(table.read().column("offset").to_pylist())]
 
 
+def check_batches(crash: Crash) -> None:
+    last, offsets = crash.seen
+    assert offsets == list(range(2 * (last + 1))), crash
+    assert last >= max([batch for [batch] in crash.acknowledged], default=-1), crash
+    assert crash.end == [BATCHES - 1, list(range(2 * BATCHES))], crash
+
+
 def test_a_batch_is_in_the_table_once_or_not_at_all() -> None:
     for crash in crashes(append_and_compact, look, verified=False):
-        last, offsets = crash.seen
-        assert offsets == list(range(2 * (last + 1))), crash
-        assert last >= max([batch for [batch] in crash.acknowledged], default=-1), crash
-        assert crash.end == [BATCHES - 1, list(range(2 * BATCHES))], crash
+        check_batches(crash)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crash_kit import Run, crashes
+from crash_kit import Crash, Run, crashes
 from opened_kit import all_messages, look_at_log, opened_log, publish
 
 
@@ -26,13 +26,17 @@ def create(run: Run) -> None:
             run.acknowledge(f"{topic}!")
 
 
+def check_created(crash: Crash) -> None:
+    for [fact] in crash.acknowledged:
+        topic = fact.rstrip("!")
+        assert topic in crash.seen, crash
+        assert not fact.endswith("!") or crash.seen[topic] == [fact], crash
+    assert list(crash.end) == ["one", "two"], crash
+
+
 def test_a_topic_is_there_when_its_creation_is_acknowledged() -> None:
     for crash in crashes(create, look_at_log):
-        for [fact] in crash.acknowledged:
-            topic = fact.rstrip("!")
-            assert topic in crash.seen, crash
-            assert not fact.endswith("!") or crash.seen[topic] == [fact], crash
-        assert list(crash.end) == ["one", "two"], crash
+        check_created(crash)
 
 
 def with_a_topic(run: Run) -> None:

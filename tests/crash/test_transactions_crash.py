@@ -125,11 +125,15 @@ def staged_content(data: Path) -> str | None:
     return path.read_text() if path.exists() else None
 
 
+def check_upload(crash: Crash) -> None:
+    facts = [fact for [fact] in crash.acknowledged]
+    if facts:
+        assert (crash.seen or "").startswith("first"), crash
+    if "last" in facts:
+        assert crash.seen == "first and last", crash
+    assert crash.end == "first and last", crash
+
+
 def test_an_uploaded_piece_is_there_when_it_is_acknowledged() -> None:
     for crash in crashes(upload, staged_content, verified=False):
-        facts = [fact for [fact] in crash.acknowledged]
-        if facts:
-            assert crash.seen.startswith("first"), crash
-        if "last" in facts:
-            assert crash.seen == "first and last", crash
-        assert crash.end == "first and last", crash
+        check_upload(crash)
