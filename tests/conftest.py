@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 # They start processes or Java, or wait for disks and slow readers: too long for `make test-fast`.
-SLOW = (TESTS / "cli", TESTS / "spark")
+SLOW = (TESTS / "cli", TESTS / "crash", TESTS / "spark")
 SLOW_FILES = (
     "test_append_all.py",
     "test_backpressure.py",
@@ -35,9 +35,13 @@ SLOW_FILES = (
     "test_failing_disk.py",
     "test_handover.py",
     "test_handover_process.py",
+    "test_http_bad_input.py",
     "test_http_far_readers.py",
+    "test_lake_crash.py",
     "test_queue_connector.py",
     "test_queue_connector_peers.py",
+    "test_reader_moving.py",
+    "test_warm.py",
 )
 SPARK_TIMEOUT_S = 300
 # What PySpark and the libraries under it warn of; none of it is in our hands. PySpark's own

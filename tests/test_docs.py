@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -58,11 +59,12 @@ def test_every_setting_is_documented(group: type[config.Settings]) -> None:
         assert f"| `{field.encode_name}` |" in page
 
 
-@pytest.mark.parametrize("code", sorted(CODES))
-def test_every_error_code_is_documented(code: str) -> None:
-    assert f"| `{code}` |" in (DOCS / "reference" / "errors.md").read_text()
+def test_every_error_code_is_documented() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text()
+    assert [code for code in sorted(CODES) if f"| `{code}` |" not in page] == []
 
 
+@functools.cache
 def codes_in_source() -> dict[str, str]:
     """Every string in the source that has the shape of a code of a known kind, and where it is.
 

@@ -21,7 +21,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 EVERYTHING = [*MODULES, *sorted(TESTS.rglob("*.py"))]
 
 # Shared names that are still to be removed. Nothing may be added.
-KNOWN_SHARED_NAMES = set("Journal Message Topic TopicState".split())
+KNOWN_SHARED_NAMES = set("Message Topic".split())
 
 
 def shown(path: Path) -> str:
@@ -35,6 +35,11 @@ def report(offenders: list[str]) -> str:
 @functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(path)))
 
 
 def module_name(path: Path) -> str:
@@ -63,7 +68,7 @@ def test_a_function_fits_on_a_screen() -> None:
         f"{shown(path)}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines,"
         f" at most {FUNCTION_LINES_MAX} are allowed"
         for path in EVERYTHING
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX
@@ -94,7 +99,7 @@ def test_a_module_begins_with_a_docstring() -> None:
 def imported_names(path: Path) -> frozenset[str]:
     """Every module that a file may import: `from a import b` counts as a and as a.b."""
     names: set[str] = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -152,7 +157,7 @@ def imports_of(name: str) -> set[str]:
     """The modules of the package that a module imports anywhere in its file."""
     path = MODULE_FILES[name]
     found: set[str] = set()
-    for statement in ast.walk(parsed(path)):
+    for statement in nodes(path):
         if isinstance(statement, ast.Import):
             found |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
@@ -209,7 +214,7 @@ def test_a_class_name_has_one_meaning() -> None:
     """No class name is defined in two modules of the package."""
     places: dict[str, list[str]] = defaultdict(list)
     for module, path in MODULE_FILES.items():
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     shared = [
