@@ -23,7 +23,7 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 	$(BIN)/python -m polybus.cli.reference --check docs/reference
 

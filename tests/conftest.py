@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import warm_kit
 
@@ -43,6 +44,9 @@ SLOW_FILES = (
     "test_reader_moving.py",
     "test_warm.py",
 )
+# What `make test-fast` selects, and how many examples a property gets there instead of 100.
+FAST = "not slow"
+FAST_EXAMPLES = 25
 SPARK_TIMEOUT_S = 300
 # What PySpark and the libraries under it warn of; none of it is in our hands. PySpark's own
 # sockets and pipes are closed when the process ends.
@@ -65,6 +69,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     warm_kit.install()
+    if config.option.markexpr == FAST:
+        hypothesis.settings.register_profile("fast", max_examples=FAST_EXAMPLES)
+        hypothesis.settings.load_profile("fast")
     if hasattr(config, "workerinput"):
         config.option.shuffle = config.workerinput["shuffle"]
     elif config.option.shuffle == "random":
@@ -80,6 +87,12 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     seed = config.option.shuffle
     return None if seed is None else f"random order: make test SEED={seed} repeats it"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what `make test-fast` leaves out: Spark's tests alone take seconds."""
+    left_out = collection_path in SLOW or collection_path.name in SLOW_FILES
+    return True if config.option.markexpr == FAST and left_out else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
