@@ -242,7 +242,7 @@ class Pipeline(Settings, frozen=True):
     """The same alert of a topic is not repeated within this time."""
 
 
-class Topic(Settings, frozen=True):
+class DeclaredTopic(Settings, frozen=True):
     """A topic declared in the config: its retention, and how the pipeline decodes its values."""
 
     name: str
@@ -266,7 +266,7 @@ class Config(Settings, frozen=True):
     """The data directory. The bus creates it."""
     topic_config: str | None = None
     """Path of a file `{"topics": [...]}` with further topics, relative to the config file."""
-    topics: list[str | Topic] = []
+    topics: list[str | DeclaredTopic] = []
     """Topics to create at the start: names, or tables with settings."""
     connectors: list[Connector] = msgspec.field(
         default_factory=lambda: [Connector(), Connector(protocol="udp", speaks="goms")]
@@ -292,7 +292,7 @@ class Config(Settings, frozen=True):
     pipeline: Pipeline = Pipeline()
     """The standard pipeline."""
 
-    def topic_list(self) -> list[Topic]:
+    def topic_list(self) -> list[DeclaredTopic]:
         """The declared topics with canonical names, without duplicates.
 
         A queue connector declares its topic too.
@@ -304,9 +304,9 @@ class Config(Settings, frozen=True):
         for number, connector in enumerate(self.connectors):
             if "queue" in connector.protocols and connector.topic is not None:
                 declared.append((f"connectors[{number}].topic", connector.topic))
-        topics: dict[str, Topic] = {}
+        topics: dict[str, DeclaredTopic] = {}
         for key, entry in declared:
-            topic = Topic(name=entry) if isinstance(entry, str) else entry
+            topic = DeclaredTopic(name=entry) if isinstance(entry, str) else entry
             try:
                 name = names.canonical(topic.name, topic_bytes_max=self.limits.topic_bytes_max)
                 names.check_creatable(name)
@@ -385,7 +385,7 @@ def _check_positive(group: Settings, key: str) -> None:
             raise ConfigError("config.range", text)
 
 
-def _check_paths(topic: Topic) -> None:
+def _check_paths(topic: DeclaredTopic) -> None:
     for field, path in (("message-id", topic.message_id), ("event-time", topic.event_time)):
         if path is not None and not JSON_PATH.fullmatch(path):
             text = f"topics: {topic.name}: {field} is {path!r}; write a path like $.order.id"

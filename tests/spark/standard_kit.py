@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from polybus.config import Config, Pipeline, Topic
+from polybus.config import Config, DeclaredTopic, Pipeline
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.batches import StandardBatches
@@ -58,14 +58,14 @@ def _bytes(text: bytes | str) -> bytes:
 class Pipe:
     """The standard pipeline's batches on a data folder, without a query around them."""
 
-    def __init__(self, spark: Any, data: Path, *topics: Topic, **pipeline: Any) -> None:
+    def __init__(self, spark: Any, data: Path, *topics: DeclaredTopic, **pipeline: Any) -> None:
         self.spark = spark
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
         self.configure(*topics, **pipeline)
         self.restart()
 
-    def configure(self, *topics: Topic, **pipeline: Any) -> None:
+    def configure(self, *topics: DeclaredTopic, **pipeline: Any) -> None:
         """Do what a bus with such a config does when it starts."""
         config = Config(data=str(self.data), topics=list(topics), pipeline=Pipeline(**pipeline))
         pipeline_settings.write(self.data, config)

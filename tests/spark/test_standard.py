@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from standard_kit import EPOCH, NOON, Pipe, Topics
 
-from polybus.config import Topic
+from polybus.config import DeclaredTopic
 from polybus.errors import UsageError
 from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ from polybus.spark.pipelines.standard.decode import schema_fields
 from polybus.spark.source.schema import ARROW, SPARK
 from polybus.spark.views import collect
 
-ORDERS = Topic(
+ORDERS = DeclaredTopic(
     name="orders",
     schema="id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>",
     message_id="$.id",

@@ -99,7 +99,7 @@ def _groups() -> Iterator[tuple[type[Settings], str]]:
     yield configuration.Config, "Top level"
     yield configuration.Connector, "`Connector`, in `[[connectors]]`"
     yield configuration.Tls, "`Tls`, in a connector's `tls`"
-    yield configuration.Topic, "`Topic`, in `[[topics]]`"
+    yield configuration.DeclaredTopic, "`DeclaredTopic`, in `[[topics]]`"
     yield configuration.Retention, "`Retention`, in a topic's `retention`"
     for field in msgspec.structs.fields(configuration.Config):
         if isinstance(field.type, type) and issubclass(field.type, Settings):

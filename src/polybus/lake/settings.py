@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from polybus.config import Config, Pipeline, Topic
+from polybus.config import Config, DeclaredTopic, Pipeline
 from polybus.errors import StorageError
 from polybus.log.disk import OsDisk, replace_file
 from polybus.log.topics import storage_error
@@ -22,7 +22,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The group `pipeline` of the config, and the topics with settings for decoding."""
 
     pipeline: Pipeline = Pipeline()
-    topics: tuple[Topic, ...] = ()
+    topics: tuple[DeclaredTopic, ...] = ()
 
 
 def of_config(config: Config) -> PipelineSettings:

@@ -1,5 +1,7 @@
 """FileLog: the Log on a local disk, a shared journal in front of each topic's history.
 
+`append` and `append_all` give each message its offset: the next one of its topic.
+
 The order in which journal, history, topic.json and their indexes are written, and how each prefix
 is recovered, is in log/journal/recovery.py, log/history/handover.py and log/topics.py.
 """

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from polybus.client import Client, connect
-from polybus.config import Config, Connector, Pipeline, Topic
+from polybus.config import Config, Connector, DeclaredTopic, Pipeline
 from polybus.errors import PolybusError
 from polybus.wire.goms.encode import encode_send
 
@@ -23,16 +23,16 @@ TELEMETRY = "demo.telemetry"
 CHAT = "demo.chat"
 READINGS = "demo.readings"
 TOPICS = (
-    Topic(
+    DeclaredTopic(
         name=ORDERS,
         format="json",
         schema="id STRING, customer STRING, item STRING, quantity INT, amount DOUBLE, at TIMESTAMP",
         message_id="$.id",
         event_time="$.at",
     ),
-    Topic(name=TELEMETRY),
-    Topic(name=CHAT),
-    Topic(name=READINGS),
+    DeclaredTopic(name=TELEMETRY),
+    DeclaredTopic(name=CHAT),
+    DeclaredTopic(name=READINGS),
 )
 CUSTOMERS = ("acme", "globex", "initech", "umbrella", "hooli", "stark", "wayne", "tyrell")
 PRICES = {

@@ -2,8 +2,8 @@
 
 A value that begins with `{` or `[` must be JSON. Other values are text if they are UTF-8, else
 binary; a message with headers and no value is `properties`. A topic may declare more
-(config.Topic): that all its values are JSON, the columns they must have, and the paths of id and
-time in them.
+(config.DeclaredTopic): that all its values are JSON, the columns they must have, and the paths of
+id and time in them.
 
 The expressions are SQL text: every function of PySpark is a call to the JVM, for which a
 micro-batch has no time.
@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from polybus.config import Topic
+from polybus.config import DeclaredTopic
 from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.settings import PipelineSettings
@@ -99,7 +99,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def reason(topics: Sequence[Topic], limit: int) -> str:
+def reason(topics: Sequence[DeclaredTopic], limit: int) -> str:
     cases = [
         f"WHEN bytes > {limit} THEN "
         f"CONCAT('the value has ', bytes, ' bytes; value-bytes-max is {limit}')",
@@ -161,7 +161,9 @@ def schema_fields(topic: str, schema: str) -> list[tuple[str, str, bool]]:
     return fields
 
 
-def first_of(topics: Sequence[Topic], path_of: Callable[[Topic], str | None], header: str) -> str:
+def first_of(
+    topics: Sequence[DeclaredTopic], path_of: Callable[[DeclaredTopic], str | None], header: str
+) -> str:
     """The text at a topic's declared path, else that of the header."""
     from_header = f"TRY_VALIDATE_UTF8(CAST(TRY_ELEMENT_AT(headers, {literal(header)}) AS STRING))"
     cases = [
