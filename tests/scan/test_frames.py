@@ -22,14 +22,23 @@ def frame(topic: bytes, content: bytes, flag: int = 0) -> bytes:
     return frames_py.HEADER.pack(len(content), flag, len(topic)) + topic + content
 
 
+def owing(buffer: bytes, ids: list[int], epoch: int, first_offset: int) -> Batch:
+    """A batch of empty messages that requested receipts with these ids."""
+    batch = Batch("a", buffer, array("i", [0] * len(ids)))
+    batch.receipt_ids = array("i", ids)
+    batch.epoch, batch.first_offset = epoch, first_offset
+    return batch
+
+
+def shape(scan: ModuleType, data: bytes) -> tuple[int, list[object]]:
+    """What a scan found: each topic with its spans and receipts."""
+    stop, _, unnamed = scan.scan_frames(data, 0, len(data), 15, 255, {}, "boson")
+    return stop, [(topic, batch.spans, batch.receipt_ids) for batch, topic in unnamed]
+
+
 def found(scan: ModuleType, data: bytes) -> tuple[int, dict[bytes, list[bytes]]]:
-    stop, groups = scan.scan_frames(data, 0, len(data), LIMIT, 255)
-    return stop, {
-        group.topic: [
-            data[group.spans[i] : group.spans[i + 1]] for i in range(0, len(group.spans), 2)
-        ]
-        for group in groups
-    }
+    stop, _, unnamed = scan.scan_frames(data, 0, len(data), LIMIT, 255, {}, "boson")
+    return stop, {topic: list(batch.values()) for batch, topic in unnamed}
 
 
 @BOTH
@@ -64,29 +73,27 @@ def test_a_scan_stops_at_what_is_not_plain(scan: ModuleType, other: bytes) -> No
 @BOTH
 def test_receipt_requests_are_found_beside_messages_without(scan: ModuleType) -> None:
     data = frame(b"a", b"1") + frame(b"a?receipt=x7", b"2") + frame(b"a", b"3")
-    _, [group] = scan.scan_frames(data, 0, len(data), LIMIT, 255)
-    ids = group.receipts
-    assert group.topic == b"a"
+    _, [batch], _ = scan.scan_frames(data, 0, len(data), LIMIT, 255, {b"a": "a"}, "boson")
+    ids = batch.receipt_ids
+    assert batch.topic == "a"
     assert [data[ids[i] : ids[i + 1]] for i in range(0, len(ids), 2)] == [b"", b"x7", b""]
 
 
 @BOTH
 def test_a_scan_never_looks_behind_its_end(scan: ModuleType) -> None:
     data = frame(b"a", b"1")
-    assert scan.scan_frames(data, 0, len(data) - 1, LIMIT, 255) == (0, [])
+    assert scan.scan_frames(data, 0, len(data) - 1, LIMIT, 255, {}, "boson") == (0, [], [])
 
 
 def test_spans_outside_the_buffer_are_refused() -> None:
     with pytest.raises(IndexError):
-        _frames.encode_frames(b"a", b"short", array("i", [0, 99]))
+        _frames.encode_frames([Batch("a", b"short", array("i", [0, 99]))])
     with pytest.raises(IndexError):
-        _frames.encode_receipts(b"short", array("i", [-1, 3]), 1, 1)
+        _frames.encode_frames([Batch("a", b"short", array("i", [3, 2]))])
     with pytest.raises(IndexError):
-        _frames.scan_frames(b"short", 0, 99, LIMIT, 255)
+        _frames.encode_receipts([owing(b"short", [-1, 3], 1, 1)])
     with pytest.raises(IndexError):
-        _frames.scan_batches(b"short", 0, 99, LIMIT, 255, {}, "boson")
-    with pytest.raises(IndexError):
-        _frames.encode_frames_of([Batch("a", b"short", array("i", [3, 2]))])
+        _frames.scan_frames(b"short", 0, 99, LIMIT, 255, {}, "boson")
 
 
 @BOTH
@@ -99,7 +106,7 @@ def test_thousands_of_topics_in_one_scan_are_kept_apart(scan: ModuleType) -> Non
 
 @BOTH
 def test_receipts_name_each_messages_own_offset(scan: ModuleType) -> None:
-    receipts = scan.encode_receipts(b"abc", array("i", [0, 1, 1, 1, 1, 3]), 17, 1000)
+    receipts = scan.encode_receipts([owing(b"abc", [0, 1, 1, 1, 1, 3], 17, 1000)])
     assert receipts == frame(b"$receipt", b"a 17:1000") + frame(b"$receipt", b"bc 17:1002")
 
 
@@ -107,7 +114,8 @@ def test_receipts_name_each_messages_own_offset(scan: ModuleType) -> None:
 def test_a_scan_makes_batches_of_topics_whose_names_are_known(scan: ModuleType) -> None:
     data = frame(b"a", b"1") + frame(b"b?receipt=7", b"2") + frame(b"a", b"3") + b"\x00"
     names = {b"a": "a", b"b": "b"}
-    stop, batches = scan.scan_batches(data, 0, len(data), LIMIT, 255, names, "boson")
+    stop, batches, unnamed = scan.scan_frames(data, 0, len(data), LIMIT, 255, names, "boson")
+    assert unnamed == []
     assert stop == len(data) - 1
     assert [(one.topic, list(one.values()), one.protocol) for one in batches] == [
         ("a", [b"1", b"3"], "boson"),
@@ -116,17 +124,28 @@ def test_a_scan_makes_batches_of_topics_whose_names_are_known(scan: ModuleType) 
     assert batches[0].receipt_ids is None
     start, end = batches[1].receipt_ids
     assert data[start:end] == b"7"
-    assert scan.scan_batches(data, 0, stop, LIMIT, 255, {b"a": "a"}, "boson") == (stop, None)
-    assert scan.scan_batches(b"", 0, 0, LIMIT, 255, names, "boson") == (0, [])
+    assert scan.scan_frames(b"", 0, 0, LIMIT, 255, names, "boson") == (0, [], [])
+
+
+@BOTH
+def test_a_batch_of_an_unknown_topic_comes_with_its_topic(scan: ModuleType) -> None:
+    data = frame(b"a", b"1") + frame(b"B", b"2")
+    _, [known, unknown], unnamed = scan.scan_frames(
+        data, 0, len(data), LIMIT, 255, {b"a": "a"}, "boson"
+    )
+    assert (known.topic, unknown.topic) == ("a", "")
+    [(batch, topic)] = unnamed
+    assert batch is unknown and topic == b"B"
+    assert list(batch.values()) == [b"2"]
 
 
 @BOTH
 def test_many_batches_are_encoded_as_one_after_the_other(scan: ModuleType) -> None:
     batches = [Batch.of("ä", [b"1", b""]), Batch.of("b", []), Batch.of("c", [b"22"])]
-    assert scan.encode_frames_of(batches) == (
+    assert scan.encode_frames(batches) == (
         frame("ä".encode(), b"1") + frame("ä".encode(), b"") + frame(b"c", b"22")
     )
-    assert scan.encode_frames_of([]) == b""
+    assert scan.encode_frames([]) == b""
 
 
 @BOTH
@@ -136,8 +155,8 @@ def test_receipts_of_many_batches_follow_one_another(scan: ModuleType) -> None:
     asked.epoch, asked.first_offset = 17, 9
     silent = Batch.of("b", [b"x"])
     expected = frame(b"$receipt", b"a 17:9") + frame(b"$receipt", b"bc 17:11")
-    assert scan.encode_receipts_of([asked, silent, asked]) == 2 * expected
-    assert scan.encode_receipts_of([silent]) == b""
+    assert scan.encode_receipts([asked, silent, asked]) == 2 * expected
+    assert scan.encode_receipts([silent]) == b""
 
 
 chunks = st.lists(
@@ -156,18 +175,15 @@ def test_both_twins_find_the_same(
 ) -> None:
     data = b"".join(frame(topic, content, flag) for topic, content, flag in frames) + garbage
     data = data[: max(len(data) - cut, 0)]
-    expected = frames_py.scan_frames(data, 0, len(data), 15, 255)
-    assert _frames.scan_frames(data, 0, len(data), 15, 255) == expected
+    assert shape(_frames, data) == shape(frames_py, data)
 
 
-@given(st.binary(min_size=1, max_size=300), st.lists(st.binary(max_size=50), max_size=20))
-def test_what_is_encoded_scans_back(topic: bytes, values: list[bytes]) -> None:
-    buffer = b"".join(values)
-    spans = array("i")
-    end = 0
-    for value in values:
-        spans.extend((end, end + len(value)))
-        end += len(value)
-    compiled = _frames.encode_frames(topic, buffer, spans)
-    assert compiled == frames_py.encode_frames(topic, buffer, spans)
-    assert compiled == b"".join(frame(topic, value) for value in values)
+@given(
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=300),
+    st.lists(st.binary(max_size=50), max_size=20),
+)
+def test_what_is_encoded_scans_back(topic: str, values: list[bytes]) -> None:
+    batches = [Batch.of(topic, values)]
+    encoded = _frames.encode_frames(batches)
+    assert encoded == frames_py.encode_frames(batches)
+    assert encoded == b"".join(frame(topic.encode(), value) for value in values)

@@ -136,7 +136,7 @@ def test_a_scanner_can_be_used_again(objects: ModuleType) -> None:
 
 @both
 def test_an_object_is_at_least_one_level(objects: ModuleType) -> None:
-    with pytest.raises(ValueError, match="level"):
+    with pytest.raises(ValueError, match="depth_max"):
         objects.ObjectScanner(0)
 
 

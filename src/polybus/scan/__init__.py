@@ -39,14 +39,7 @@ from polybus.scan.ends_py import (
     rows_by_topic,
     take_batches,
 )
-from polybus.scan.frames_py import (
-    encode_frames,
-    encode_frames_of,
-    encode_receipts,
-    encode_receipts_of,
-    scan_batches,
-    scan_frames,
-)
+from polybus.scan.frames_py import encode_frames, encode_receipts, scan_frames
 from polybus.scan.lines_py import encode_lines, is_utf8, scan_lines
 from polybus.scan.objects_py import ObjectScanner
 from polybus.scan.packs_py import compact_json, encode_pack
@@ -54,11 +47,11 @@ from polybus.scan.properties_py import encode_properties, scan_properties
 from polybus.scan.queue_py import encode_queue, join_queue, scan_queue, split_queue
 
 __all__ = ["COMPILED", "Batch", "Flow", "ObjectScanner", "TopicEnd", "add_places", "compact_json"]
-__all__ += ["count_receipts", "count_taken", "drop_oldest", "encode_frames", "encode_frames_of"]
+__all__ += ["count_receipts", "count_taken", "drop_oldest", "encode_frames"]
 __all__ += ["encode_lines", "encode_pack", "encode_properties", "encode_queue", "encode_receipts"]
-__all__ += ["encode_receipts_of", "ends_into", "find_ends", "find_topics", "gather", "gather_into"]
+__all__ += ["ends_into", "find_ends", "find_topics", "gather", "gather_into"]
 __all__ += ["is_utf8", "join_queue", "keep_batches", "listen_alike", "merge_runs", "offsets_into"]
-__all__ += ["pack_runs", "rows_by_topic", "scan_batches", "scan_frames", "scan_lines"]
+__all__ += ["pack_runs", "rows_by_topic", "scan_frames", "scan_lines"]
 __all__ += ["scan_properties", "scan_queue", "spans_bytes", "spans_of_offsets", "split_queue"]
 __all__ += ["take_batches", "weigh"]
 TWINS = ("batch", "columns", "ends", "frames", "lines", "objects", "packs", "properties", "queue")

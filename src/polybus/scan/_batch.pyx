@@ -27,7 +27,7 @@ cdef Batch new_batch(object topic, object buffer, array.array spans):
     return batch
 
 
-# Batches come by the thousand and never refer to one another, so no collector need look at them.
+# Thousands of batches exist and never form reference cycles, so the collector need not visit them.
 @cython.no_gc
 @cython.freelist(256)
 cdef class Batch:
@@ -42,7 +42,7 @@ cdef class Batch:
 
     @classmethod
     def of(cls, topic, values, *, headers=None, keys=None):
-        """Build a batch from separate values: for slow paths and tests."""
+        """Build a batch from separate values, for slow paths and tests."""
         spans = array.array("i")
         end = 0
         for value in values:
@@ -64,7 +64,7 @@ cdef class Batch:
 
     @property
     def value_bytes(self):
-        """The size of all values together."""
+        """The total size of the values."""
         return bytes_of(self.spans)
 
     @property
@@ -75,7 +75,7 @@ cdef class Batch:
         return bytes(self.buffer[self.spans[2 * index] : self.spans[2 * index + 1]])
 
     def values(self):
-        """Each value as bytes: for protocols and callers that must look at single messages."""
+        """Each value as bytes, for callers that need single messages."""
         view = memoryview(self.buffer)
         spans = self.spans
         for index in range(0, len(spans), 2):
@@ -98,8 +98,8 @@ cdef class Batch:
         return part
 
     def encoded(self, protocol, encode):
-        """The batch in a protocol's bytes, made once however many subscribers there are."""
-        # By a name of its own: another thread may forget the encodings meanwhile.
+        """The batch in a protocol's bytes; all subscribers share one encoding."""
+        # A local name, because another thread may call `forget_encodings` meanwhile.
         cdef dict encodings = self._encodings
         if encodings is None:
             encodings = self._encodings = {}
@@ -109,18 +109,18 @@ cdef class Batch:
         return encoding
 
     def forget_encodings(self):
-        """Let go of what `encoded` made; any thread may do so."""
+        """Drop the cached encodings. Thread-safe."""
         self._encodings = None
 
     def carry_encoding(self, protocol, encoding):
-        """Remember the bytes the batch arrived in as its encoding in that protocol."""
+        """Use the bytes that the batch arrived in as its encoding in that protocol."""
         if self._encodings is None:
             self._encodings = {}
         self._encodings[protocol] = encoding
 
 
 def weigh(batches, int64_t message_bytes, int64_t batch_bytes):
-    """The values' bytes of all batches, and so much more for each message and each batch."""
+    """The size of all values, plus a fixed cost for each message and each batch."""
     cdef Batch batch
     cdef int64_t total = 0
     for batch in batches:
@@ -129,7 +129,7 @@ def weigh(batches, int64_t message_bytes, int64_t batch_bytes):
 
 
 cdef class Flow:
-    """So many messages and bytes."""
+    """Counts messages and their bytes."""
 
     def __init__(self, int64_t messages=0, int64_t value_bytes=0):
         self.messages = messages
@@ -137,7 +137,7 @@ cdef class Flow:
 
 
 def find_topics(batches, dict topics not None, int64_t now_us):
-    """Give each batch its time; the bus's topic of each, or None if one is not there."""
+    """Set each batch's timestamp and return its topic; None if a topic does not exist."""
     cdef Batch batch
     cdef list found = []
     for batch in batches:
@@ -150,12 +150,12 @@ def find_topics(batches, dict topics not None, int64_t now_us):
 
 
 def count_taken(batches, topics):
-    """Add each batch's messages and bytes to what came in by its topic and protocol."""
+    """Add each batch to the incoming traffic of its topic and protocol."""
     cdef Batch batch
     cdef Flow flow
     cdef dict taken
     if len(batches) != len(topics):
-        raise ValueError("as many batches as topics")
+        raise ValueError("batches and topics must have the same length")
     for batch, topic in zip(batches, topics):
         taken = topic.traffic.taken
         flow = taken.get(batch.protocol)
@@ -177,7 +177,7 @@ def listen_alike(topics):
 
 
 def count_receipts(batches):
-    """How many receipts the batches ask for: one for each id; a request without ids is one."""
+    """How many receipts the batches request: one per id; a request without ids counts as one."""
     cdef Batch batch
     cdef const int* at
     cdef Py_ssize_t index, count, total = 0

@@ -1,6 +1,8 @@
-"""Small work on bytes that the scanners' loops do for every message: no calls, few branches."""
+"""Helpers that the scanners call for every message: all are inlined, with few branches."""
 
-from libc.stdint cimport uint8_t, uint64_t
+from cpython cimport array
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 cdef extern from *:
     """
@@ -27,7 +29,7 @@ cdef extern from *:
         return word ^ (word >> 32);
     }
 
-    /* The last word of a long name may overlap the one before. */
+    /* The last word of a long name may overlap the previous one. */
     static inline uint64_t polybus_hash(const uint8_t *at, size_t size, uint64_t seed) {
         uint64_t hash = seed ^ size, word = 0;
         size_t done;
@@ -40,7 +42,7 @@ cdef extern from *:
         return polybus_mix(hash ^ polybus_load(at + size - 8));
     }
 
-    /* Names mostly differ at their ends, so those come first. */
+    /* Names mostly differ at their ends, so the ends are compared first. */
     static inline int polybus_same(const uint8_t *one, const uint8_t *other, size_t size) {
         if (size < 8 || size > 16)
             return memcmp(one, other, size) == 0;
@@ -48,7 +50,7 @@ cdef extern from *:
             && polybus_load(one) == polybus_load(other);
     }
 
-    /* What is copied lies far apart, and the memory is told what comes next. */
+    /* Messages to copy lie far apart; this loads the next one into the cache. */
     static inline void polybus_prefetch(const char *at, size_t size) {
         POLYBUS_PREFETCH(at);
         if (size > 64)
@@ -60,3 +62,60 @@ cdef extern from *:
         const uint8_t* one, const uint8_t* other, size_t size
     ) noexcept nogil
     void prefetch "polybus_prefetch"(const char* at, size_t size) noexcept nogil
+
+
+cdef inline int32_t get_int32(const uint8_t* at) noexcept nogil:
+    """Read a big-endian int32."""
+    return <int32_t> (
+        (<uint32_t> at[0] << 24) | (<uint32_t> at[1] << 16) | (<uint32_t> at[2] << 8) | at[3]
+    )
+
+
+cdef inline void put_int32(uint8_t* at, uint32_t number) noexcept nogil:
+    at[0] = <uint8_t> (number >> 24)
+    at[1] = <uint8_t> (number >> 16)
+    at[2] = <uint8_t> (number >> 8)
+    at[3] = <uint8_t> number
+
+
+cdef inline uint8_t* put(uint8_t* to, const void* source, Py_ssize_t size) noexcept nogil:
+    """Copy bytes; return the position after them."""
+    memcpy(to, source, size)
+    return to + size
+
+
+cdef inline uint8_t* put_decimal(uint8_t* at, uint64_t number) noexcept nogil:
+    """Write a number in decimal; return the position after it."""
+    cdef uint8_t digits[20]
+    cdef Py_ssize_t size = 0, index
+    # Unsigned, because this header has no cdivision directive.
+    while True:
+        digits[size] = <uint8_t> (48 + number % 10)
+        size += 1
+        number //= 10
+        if number == 0:
+            break
+    for index in range(size):
+        at[index] = digits[size - 1 - index]
+    return at + size
+
+
+cdef inline int check_scan(const Py_buffer* view, Py_ssize_t start, Py_ssize_t stop) except -1:
+    """Refuse a range outside the buffer, and offsets that do not fit a C int."""
+    if stop > 0x7FFFFFFF:
+        raise OverflowError("a scan covers at most 2 GiB")
+    if start < 0 or stop > view.len:
+        raise IndexError("the scan range is outside its buffer")
+    return 0
+
+
+cdef inline int64_t check_spans(const Py_buffer* view, array.array spans) except -1:
+    """The total size of the spans; refuse spans outside the buffer."""
+    cdef const int* at = spans.data.as_ints
+    cdef Py_ssize_t index
+    cdef int64_t total = 0
+    for index in range(0, len(spans) - 1, 2):
+        if at[index] < 0 or at[index + 1] < at[index] or at[index + 1] > view.len:
+            raise IndexError("a span is outside its buffer")
+        total += at[index + 1] - at[index]
+    return total

@@ -17,6 +17,7 @@ from libc.string cimport memcpy, memset
 import array
 
 from polybus.scan import columns_py
+from polybus.scan._batch cimport bytes_of
 from polybus.scan._bytes cimport prefetch
 from polybus.scan.columns_py import FRAME_END, FRAME_START, STORED
 
@@ -40,25 +41,11 @@ cdef struct Part:
 
 def spans_bytes(array.array spans not None):
     """The total length of all spans."""
-    cdef const int* at = spans.data.as_ints
-    cdef Py_ssize_t index, count = len(spans)
-    cdef int64_t total = 0
-    for index in range(0, count - 1, 2):
-        total += at[index + 1] - at[index]
-    return total
-
-
-def spans_count(array.array spans not None):
-    """How many spans are not empty."""
-    cdef const int* at = spans.data.as_ints
-    cdef Py_ssize_t index, count = len(spans), found = 0
-    for index in range(0, count - 1, 2):
-        found += at[index + 1] != at[index]
-    return found
+    return bytes_of(spans)
 
 
 def gather(buffers, spans):
-    """Copy the spans of several buffers end to end; return (values, int32 offsets)."""
+    """Concatenate the spans of several buffers; return (values, int32 offsets)."""
     cdef Py_ssize_t rows = 0
     cdef int64_t total = measure(spans, &rows)
     values = PyBytes_FromStringAndSize(NULL, total)
@@ -68,7 +55,7 @@ def gather(buffers, spans):
 
 
 def gather_into(buffers, spans, target, Py_ssize_t ends_at, Py_ssize_t values_at):
-    """`gather` into places of `target`, which must be large enough; return the values' size."""
+    """`gather` into `target`, which must be large enough; return the size of the values."""
     cdef Py_ssize_t rows = 0
     cdef int64_t total = measure(spans, &rows)
     cdef Py_buffer view
@@ -85,7 +72,7 @@ def gather_into(buffers, spans, target, Py_ssize_t ends_at, Py_ssize_t values_at
 
 
 cdef int64_t measure(spans, Py_ssize_t* rows) except -1:
-    """How many spans and bytes there are; refuse spans that no buffer can have."""
+    """Count spans and bytes; refuse spans that are invalid in any buffer."""
     cdef array.array one
     cdef const int* at
     cdef Py_ssize_t index
@@ -94,9 +81,9 @@ cdef int64_t measure(spans, Py_ssize_t* rows) except -1:
         rows[0] += len(one) // 2
         at = one.data.as_ints
         for index in range(0, len(one) - 1, 2):
-            # Checked here, before anything is sized by it: the copy trusts the total.
+            # Checked before memory is allocated by the total, which the copy relies on.
             if at[index] < 0 or at[index + 1] < at[index]:
-                raise IndexError("a span lies outside its buffer")
+                raise IndexError("a span is outside its buffer")
             total += at[index + 1] - at[index]
     if total > COLUMN_BYTES_MAX:
         raise OverflowError("a column holds at most 2 GiB")
@@ -105,9 +92,9 @@ cdef int64_t measure(spans, Py_ssize_t* rows) except -1:
 
 cdef int check_place(Py_buffer* view, Py_ssize_t at, int64_t size, int alignment) except -1:
     if at < 0 or at > view.len or size > view.len - at:
-        raise IndexError("the column does not fit its place")
+        raise IndexError("the column does not fit into its target")
     if (<size_t> view.buf + <size_t> at) % alignment:
-        raise ValueError("the column's place is not aligned")
+        raise ValueError("the column's target is not aligned")
     return 0
 
 
@@ -125,12 +112,12 @@ cdef int copy_spans(buffers, spans, char* target, int32_t* ends) except -1:
             all_parts[part].length = len(one) - 1
             PyObject_GetBuffer(buffers[part], &all_parts[part].view, PyBUF_SIMPLE)
             held += 1
-        # The committer runs this beside the event loop: without the lock, they run at once. It is
-        # let go only once, since taking it again may mean to wait.
+        # The committer's thread runs this beside the event loop, in parallel without the GIL. It
+        # is released only once, because acquiring it again may have to wait.
         with nogil:
             inside = copy_parts(all_parts, parts, target, ends + 1)
         if not inside:
-            raise IndexError("a span lies outside its buffer")
+            raise IndexError("a span is outside its buffer")
     finally:
         for part in range(held):
             PyBuffer_Release(&all_parts[part].view)
@@ -139,7 +126,7 @@ cdef int copy_spans(buffers, spans, char* target, int32_t* ends) except -1:
 
 
 cdef bint copy_parts(Part* all_parts, Py_ssize_t parts, char* target, int32_t* ends) noexcept nogil:
-    """Copy all spans, whose sizes are known to be right; False if one is not in its buffer."""
+    """Copy all spans, whose sizes are checked; False if one is outside its buffer."""
     cdef Py_ssize_t part, index
     cdef const char* source
     cdef const int* at
@@ -164,17 +151,17 @@ cdef bint copy_parts(Part* all_parts, Py_ssize_t parts, char* target, int32_t* e
 
 cdef int check_longs(array.array numbers) except -1:
     if numbers.typecode != "q":
-        raise TypeError("numbers are of 64 bits, in an array of 'q'")
+        raise TypeError("numbers must be in an array of type 'q' (64 bits)")
     return 0
 
 
 cdef Py_ssize_t rows_of(array.array counts) except -1:
-    """How many rows the counts make; so few that sizes in bytes do not overflow."""
+    """The number of rows; limited so that sizes in bytes do not overflow."""
     cdef Py_ssize_t index, rows = 0
     check_longs(counts)
     for index in range(len(counts)):
         if counts.data.as_longlongs[index] < 0:
-            raise ValueError("a count is negative")
+            raise ValueError("a count cannot be negative")
         if counts.data.as_longlongs[index] > COLUMN_BYTES_MAX - rows:
             raise OverflowError("a column has at most 2 Gi rows")
         rows += counts.data.as_longlongs[index]
@@ -188,12 +175,12 @@ cdef struct Run:
 
 
 cdef Run* runs_of(values, array.array counts) except NULL:
-    """Where each value is, and how often it comes; they live as long as `values`, to be freed."""
+    """The runs, to be freed by the caller; they point into `values`."""
     cdef Py_ssize_t index, length = len(counts)
     cdef array.array numbers
     cdef Run* runs
     if len(values) != length:
-        raise ValueError("as many values as counts")
+        raise ValueError("values and counts must have the same length")
     rows_of(counts)
     runs = <Run*> PyMem_Malloc((length + 1) * sizeof(Run))
     if runs == NULL:
@@ -230,7 +217,7 @@ cdef int64_t bytes_in(const Run* runs, Py_ssize_t length) noexcept:
 
 
 def ends_into(values, array.array counts not None, target, Py_ssize_t at):
-    """The int32 offsets of a string column that repeats each value as often as its count says."""
+    """Write the int32 offsets of a string column that repeats each value `count` times."""
     cdef Py_ssize_t rows = rows_of(counts), run, index
     cdef int32_t size, end = 0
     cdef int32_t* ends
@@ -258,13 +245,13 @@ def ends_into(values, array.array counts not None, target, Py_ssize_t at):
 
 
 def offsets_into(array.array firsts not None, array.array counts not None, target, Py_ssize_t at):
-    """An int64 column that counts up from each of `firsts`, as often as its count says."""
+    """Write an int64 column that counts up from each of `firsts`, `count` rows each."""
     cdef Py_ssize_t rows = rows_of(counts), run, index
     cdef int64_t first, count
     cdef int64_t* column
     cdef Py_buffer view
     if len(firsts) != len(counts):
-        raise ValueError("as many firsts as counts")
+        raise ValueError("firsts and counts must have the same length")
     check_longs(firsts)
     PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
     try:
@@ -281,7 +268,7 @@ def offsets_into(array.array firsts not None, array.array counts not None, targe
 
 
 def pack_runs(values, array.array counts not None):
-    """Each value as often as its count says, in a compressed Arrow message (see the twin)."""
+    """Each value repeated `count` times, for a compressed Arrow message (see the twin)."""
     cdef Py_ssize_t longest = 0, index, length = len(counts)
     cdef Run* runs = runs_of(values, counts)
     cdef int64_t size = bytes_in(runs, length)
@@ -302,14 +289,14 @@ def pack_runs(values, array.array counts not None):
 
 
 cdef bytes pack_frame(const Run* runs, Py_ssize_t length, int64_t size):
-    """An LZ4 frame of the runs, in as many blocks as it takes."""
+    """An LZ4 frame of the runs, in one or more blocks."""
     cdef Py_ssize_t done = 0, parts
     cdef list frame = [FRAME_START]
     cdef Run* left
     if size <= BLOCK_BYTES_MAX:
         add_block(frame, runs, length)
     else:
-        # What is still to be packed, and behind it the runs of a block.
+        # The runs that are left to pack, followed by the runs of one block.
         left = <Run*> PyMem_Malloc(2 * length * sizeof(Run))
         if left == NULL:
             raise MemoryError
@@ -332,7 +319,7 @@ cdef int add_block(list frame, const Run* runs, Py_ssize_t length) except -1:
 
 
 cdef Py_ssize_t next_block(Run* left, Py_ssize_t length, Py_ssize_t* done, Run* block) noexcept:
-    """Take the runs of the next LZ4 block, as many as fit; no value is longer than a block."""
+    """Take the runs that fit the next LZ4 block; no value is longer than a block."""
     cdef int64_t room = BLOCK_BYTES_MAX
     cdef Py_ssize_t parts = 0, fits
     while done[0] < length:
@@ -351,14 +338,14 @@ cdef Py_ssize_t next_block(Run* left, Py_ssize_t length, Py_ssize_t* done, Run* 
 
 
 cdef bytes pack_block(const Run* runs, Py_ssize_t length):
-    """An LZ4 block: a value is written once, and what repeats it is a match of that distance."""
+    """An LZ4 block: each value is one literal, and its repetitions are one match."""
     cdef int64_t size = bytes_in(runs, length), at = 0
     cdef Py_ssize_t room = 64, run, value_bytes, repeated, matched, index, literal_bytes = 0
     cdef const char* source
     cdef char* target
     for run in range(length):
         room += runs[run].size + 32
-    # Most of a run is lengths, 255 a byte; literals are the values, and 16 bytes more at most.
+    # A match takes a byte per 255 of its length; literals are the values plus 16 bytes at most.
     packed = PyBytes_FromStringAndSize(NULL, room + room // 255 + size // 255)
     literals = PyBytes_FromStringAndSize(NULL, room)
     cdef char* literal = PyBytes_AS_STRING(literals)
@@ -390,7 +377,7 @@ cdef bytes pack_block(const Run* runs, Py_ssize_t length):
 
 
 cdef char* put_literals(char* target, const char* literal, Py_ssize_t size, Py_ssize_t match):
-    """A sequence's token, which has both lengths if they are small, and its literals."""
+    """The token of a sequence, which holds both lengths if small, and its literals."""
     target[0] = <char> (min(size, 15) << 4 | min(match, 15))
     target = put_length(target + 1, size)
     memcpy(target, literal, size)
@@ -398,7 +385,7 @@ cdef char* put_literals(char* target, const char* literal, Py_ssize_t size, Py_s
 
 
 cdef char* put_length(char* target, Py_ssize_t length):
-    """What of a length the token could not hold."""
+    """The rest of a length that does not fit the token."""
     if length < 15:
         return target
     memset(target, 0xFF, (length - 15) // 255)
@@ -408,7 +395,7 @@ cdef char* put_length(char* target, Py_ssize_t length):
 
 
 def spans_of_offsets(offsets, Py_ssize_t first, Py_ssize_t count):
-    """The spans of `count` messages of a column, from its int32 offsets, beginning with `first`."""
+    """The spans of `count` messages of a column from its int32 offsets, starting at `first`."""
     cdef Py_buffer view
     cdef array.array spans = array.clone(INTS, 2 * count, zero=False)
     cdef int* at = spans.data.as_ints
@@ -417,7 +404,7 @@ def spans_of_offsets(offsets, Py_ssize_t first, Py_ssize_t count):
     PyObject_GetBuffer(offsets, &view, PyBUF_SIMPLE)
     try:
         if first < 0 or count < 0 or (first + count + 1) * 4 > view.len:
-            raise IndexError("more messages than offsets")
+            raise IndexError("the column has fewer offsets than messages")
         ends = <const int32_t*> view.buf + first
         for index in range(count):
             at[2 * index] = ends[index]

@@ -15,7 +15,7 @@ cdef array.array LONGS = array.array("q")
 
 
 cdef class TopicEnd:
-    """Where a topic's log ends, and the places of its commits."""
+    """The end of a topic's log and the index of its commits."""
 
     cdef public int64_t epoch
     cdef public int64_t stop
@@ -32,11 +32,11 @@ cdef class TopicEnd:
         self.places = places
 
     def forget_entries(self):
-        """Let go of what is remembered of its places."""
+        """Drop the cached index entries."""
         self._segment = self._entries = None
 
     cdef array.array entries_in(self, segment):
-        """The entries of its places in a segment, remembered for the next commit."""
+        """The index entries of a segment, cached for the next commit."""
         if self._segment is not segment:
             self._entries = self.places.in_segment(segment).entries
             self._segment = segment
@@ -44,7 +44,7 @@ cdef class TopicEnd:
 
 
 def find_ends(batches, dict ends not None):
-    """The end of each batch's topic; None if one is not there or takes no writes."""
+    """The end of each batch's topic; None if a topic does not exist or is read-only."""
     cdef Batch batch
     cdef TopicEnd end
     cdef list found = []
@@ -57,12 +57,12 @@ def find_ends(batches, dict ends not None):
 
 
 def take_batches(batches, ends, int64_t now_us):
-    """Give each batch its topic's epoch and next offsets, and put it at the end of the tail."""
+    """Assign each batch its topic's epoch and next offsets, and append it to the tail."""
     cdef Batch batch
     cdef TopicEnd end
     cdef list taken = []
     if len(batches) != len(ends):
-        raise ValueError("as many batches as ends")
+        raise ValueError("batches and ends must have the same length")
     for batch, end in zip(batches, ends):
         batch.epoch = end.epoch
         batch.first_offset = end.stop
@@ -70,7 +70,7 @@ def take_batches(batches, ends, int64_t now_us):
             batch.timestamp_us = now_us
         if len(batch.spans) == 0:
             continue
-        # The tail before `stop`: whoever sees the new end finds the messages.
+        # The tail before `stop`: a reader that sees the new end finds the messages.
         end.tail.append(batch)
         end.stop += len(batch.spans) // 2
         taken.append(batch)
@@ -78,7 +78,7 @@ def take_batches(batches, ends, int64_t now_us):
 
 
 def keep_batches(batches, dict ends not None, last_owner, int64_t batch_bytes, extra_bytes):
-    """For each read the tails that hold its batches and what it weighs (see the twin)."""
+    """For each read buffer the tails of its batches and its memory (see the twin)."""
     cdef Batch batch
     cdef TopicEnd end
     cdef int64_t weight = 0
@@ -107,7 +107,7 @@ def keep_batches(batches, dict ends not None, last_owner, int64_t batch_bytes, e
 
 
 def drop_oldest(tails):
-    """Take the first batch off each tail."""
+    """Remove the first batch of each tail."""
     for tail in tails:
         tail.popleft()
 
@@ -116,7 +116,7 @@ def drop_oldest(tails):
 @cython.freelist(256)
 cdef class Run:
     cdef Batch first
-    cdef list others  # None: there is only the first
+    cdef list others  # None if there is only the first
     cdef int64_t count
     cdef int64_t earliest
     cdef int64_t latest
@@ -132,7 +132,7 @@ cdef inline int add_to(Run run, Batch batch) except -1:
 
 
 def rows_by_topic(batches, kind, account):
-    """The batches ordered by topic and epoch, and what their rows are (see the twin)."""
+    """The batches ordered by topic and epoch, with their rows (see the twin)."""
     cdef dict runs = {}
     cdef Batch batch
     cdef Run run
@@ -144,7 +144,7 @@ def rows_by_topic(batches, kind, account):
         run = runs.get(batch.topic)
         key = batch.topic
         if run is not None and run.first.epoch != batch.epoch:
-            # Deleted and made again within a commit.
+            # The topic was deleted and recreated within a commit.
             key = (batch.topic, batch.epoch)
             run = runs.get(key)
         if run is None:
@@ -186,7 +186,7 @@ def rows_by_topic(batches, kind, account):
 
 
 def merge_runs(batches, array.array counts not None):
-    """Times, protocols and senders of the batches' rows, each as runs of equal values."""
+    """Timestamps, protocols and senders of the batches' rows, each as runs of equal values."""
     cdef Batch batch
     cdef Py_ssize_t index, time_runs = 0
     cdef int64_t count, time_us = 0
@@ -198,9 +198,9 @@ def merge_runs(batches, array.array counts not None):
     cdef array.array sender_counts = array.array("q")
     protocol = sender = None
     if counts.typecode != "q":
-        raise TypeError("counts are of 64 bits, in an array of 'q'")
+        raise TypeError("counts must be in an array of type 'q' (64 bits)")
     if len(batches) != len(counts):
-        raise ValueError("as many batches as counts")
+        raise ValueError("batches and counts must have the same length")
     for index in range(len(counts)):
         batch = batches[index]
         count = count_at[index]
@@ -226,7 +226,7 @@ def merge_runs(batches, array.array counts not None):
 
 
 def add_places(parts, dict ends not None, segment, int64_t position, int64_t size):
-    """Enter a commit's rows into the places of their topics."""
+    """Add a commit to the index of each of its topics."""
     cdef int64_t latest
     cdef int64_t* entry
     cdef array.array entries
@@ -234,7 +234,7 @@ def add_places(parts, dict ends not None, segment, int64_t position, int64_t siz
     cdef Py_ssize_t end
     for part in parts:
         if not isinstance(part, tuple) or len(part) != 8:
-            raise ValueError("a part is a tuple of eight")
+            raise ValueError("a part must be a tuple of eight")
         topic_end = ends.get(<object> PyTuple_GET_ITEM(part, 1))
         if topic_end is None or topic_end.epoch != <int64_t> <object> PyTuple_GET_ITEM(part, 2):
             continue

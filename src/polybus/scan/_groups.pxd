@@ -1,7 +1,7 @@
-"""A table of topics for a scan: finds the number of a topic's group by hash, without the heap.
+"""The tables of a scan: the position and topic of each message, and a hash table of topics.
 
-Each scanner that includes this owns one `Groups`, kept between scans; the interpreter lock makes it
-that scan's for its time. `topic` points into the scanned buffer.
+Each scanner owns one `Groups` and reuses its memory. The interpreter lock gives a scan exclusive
+use of it. `topic` points into the scanned buffer.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
@@ -15,8 +15,14 @@ cdef struct Found:
     int32_t topic_bytes
     uint64_t hash
     int32_t count
-    int32_t escaped
+    int32_t marked  # set by the scanner: a message of the topic needs more than its span
     int64_t value_bytes
+
+cdef struct Entry:
+    int32_t group
+    int32_t start
+    int32_t end
+    int32_t extra  # for the scanner's own use
 
 cdef struct Groups:
     Found* found
@@ -24,11 +30,37 @@ cdef struct Groups:
     Py_ssize_t found_max
     int32_t* slots
     Py_ssize_t slots_max
-    uint64_t seed  # random, so that nobody can choose topics that all land in one slot
+    uint64_t seed  # random, so that a peer cannot choose topics that all hash to one slot
+    Entry* entries
+    Py_ssize_t entries_count
+    Py_ssize_t entries_max
+
+
+cdef inline int grow_entries(Groups* groups) except -1:
+    cdef Py_ssize_t wanted = 4096 if groups.entries_max == 0 else groups.entries_max * 2
+    cdef Entry* grown = <Entry*> realloc(groups.entries, wanted * sizeof(Entry))
+    if grown == NULL:
+        raise MemoryError()
+    groups.entries = grown
+    groups.entries_max = wanted
+    return 0
+
+
+cdef inline Entry* new_entry(Groups* groups, Py_ssize_t count, int32_t group) except NULL:
+    """The entry of the next message, of this group, after `count` others.
+
+    The caller keeps the count in a register and sets `entries_count` at the end.
+    """
+    if count == groups.entries_max:
+        grow_entries(groups)
+    cdef Entry* entry = &groups.entries[count]
+    groups.found[group].count += 1
+    entry.group = group
+    return entry
 
 
 cdef inline int rehash(Groups* groups) except -1:
-    """Make the slots at least four times the groups, and enter all groups anew."""
+    """Make the slots at least four times the groups, and enter all groups again."""
     cdef Py_ssize_t wanted = 64 if groups.slots_max == 0 else groups.slots_max
     cdef Py_ssize_t group
     cdef Py_ssize_t slot
@@ -74,7 +106,7 @@ cdef inline int32_t new_group(
 cdef inline int32_t group_of(
     Groups* groups, const uint8_t* topic, int32_t topic_bytes
 ) except -1:
-    """The number of the topic's group, a new one if the scan has not met it."""
+    """The number of the topic's group; a topic that is new to the scan gets a new one."""
     cdef uint64_t hashed = hash_bytes(topic, topic_bytes, groups.seed)
     cdef Py_ssize_t slot
     cdef Found* one

@@ -1,64 +1,40 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""goMS lines, the loops over every message, compiled. Contract and twin: lines_py.py.
+"""goMS lines, compiled. Contract and twin: lines_py.py.
 
-The scan goes over the bytes once. It notes each message's place and the number of its topic's group
-in scratch tables, then deals the places out to one array per group. In a run of one topic each line
-is only compared with the head of the line before it. Values without escapes stay where they are; a
-group with escapes gets a buffer of its own.
+A scan reads the bytes once. It records each message's position and the number of its topic's group,
+then distributes the positions to one array per group. In a run of one topic each line is only
+compared with the head of the previous line. Values without escapes are not copied; a group with
+escapes gets a buffer of its own.
 """
 
 from cpython cimport array
-import os
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp
 
 import array
+import os
 
-from polybus.scan._groups cimport Groups, group_of
+from polybus.scan._batch cimport new_batch
+from polybus.scan._bytes cimport check_scan, check_spans, put, put_decimal
+from polybus.scan._groups cimport Entry, Groups, group_of, new_entry
 from polybus.scan._text cimport (
-    BACKSLASH, QUOTE, ascii8, escape_size, escaped_size, plain8, put_base64, put_escaped,
+    BACKSLASH, QUOTE, ascii8, escape_size, escaped_size, is_space, plain8, put_base64, put_escaped,
     put_unescaped, utf8_size,
 )
 
-from polybus.scan.lines_py import Group
-
 cdef array.array INTS = array.array("i")
-
-cdef struct Place:
-    int32_t group
-    int32_t start
-    int32_t end
-    int32_t escaped
-
-# Scratch tables, kept between scans. The interpreter lock makes them ours for the time of a scan.
-cdef Place* places = NULL
-cdef Py_ssize_t places_max = 0
 cdef Groups groups
 groups.seed = int.from_bytes(os.urandom(8), "little")
-
-
-cdef int grow_places() except -1:
-    global places, places_max
-    cdef Py_ssize_t wanted = 4096 if places_max == 0 else places_max * 2
-    cdef Place* grown = <Place*> realloc(places, wanted * sizeof(Place))
-    if grown == NULL:
-        raise MemoryError()
-    places = grown
-    places_max = wanted
-    return 0
-
-
-cdef inline bint is_space(uint8_t byte) noexcept nogil:
-    return byte == c" " or byte == c"\n" or byte == c"\r" or byte == c"\t"
 
 
 cdef inline const uint8_t* string_end(
     const uint8_t* at, const uint8_t* stop, int32_t* escaped
 ) noexcept nogil:
-    """The quote that ends the string whose inside begins at `at`; NULL if it is not good JSON."""
+    """The quote that ends the string whose text begins at `at`; NULL if it is not valid JSON."""
     cdef Py_ssize_t size
     escaped[0] = 0
     while at < stop:
@@ -83,7 +59,7 @@ cdef inline const uint8_t* string_end(
 
 
 cdef inline const uint8_t* topic_end(const uint8_t* at, const uint8_t* stop) noexcept nogil:
-    """The quote that ends a topic that needs no folding; NULL if it is any other topic."""
+    """The quote that ends a topic in plain lower case; NULL for any other topic."""
     if at < stop and at[0] == c"$":
         return NULL
     while at < stop and 0x20 <= at[0] < 0x7F and at[0] != BACKSLASH:
@@ -98,7 +74,7 @@ cdef inline const uint8_t* topic_end(const uint8_t* at, const uint8_t* stop) noe
 cdef inline const uint8_t* after(
     const uint8_t* at, const uint8_t* stop, const char* text, Py_ssize_t size
 ) noexcept nogil:
-    """Where `text` ends if it stands at `at`, else NULL."""
+    """The position after `text` if `at` begins with it, else NULL."""
     if stop - at >= size and memcmp(at, text, size) == 0:
         return at + size
     return NULL
@@ -108,7 +84,7 @@ def scan_lines(
     buffer, Py_ssize_t start, Py_ssize_t stop, bytes messagetype not None,
     int64_t message_bytes_max, int64_t topic_bytes_max,
 ):
-    """Scan `buffer[start:stop]` for plain lines; return where it stopped, and them by topic."""
+    """Scan `buffer[start:stop]` for plain lines; return where it stopped, and batches by topic."""
     cdef Py_buffer view
     cdef const uint8_t* at
     cdef const uint8_t* end
@@ -122,13 +98,10 @@ def scan_lines(
     cdef const char* compact_at = PyBytes_AS_STRING(compact)
     cdef const char* spaced_at = PyBytes_AS_STRING(spaced)
     cdef Py_ssize_t compact_bytes = len(compact), spaced_bytes = len(spaced)
-    cdef Place* place
-    if stop > 0x7FFFFFFF:
-        raise OverflowError("a scan covers at most 2 GiB")
+    cdef Entry* entry
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
-        if start < 0 or stop > view.len:
-            raise IndexError("the scan lies outside its buffer")
+        check_scan(&view, start, stop)
         at = <const uint8_t*> view.buf + start
         end = <const uint8_t*> view.buf + stop
         groups.count = 0
@@ -161,29 +134,25 @@ def scan_lines(
                 or end - topic < 2 or topic[1] != c"}"
             ):
                 break
-            if count == places_max:
-                grow_places()
-            place = &places[count]
+            entry = new_entry(&groups, count, group)
             count += 1
-            place.group = group
-            place.start = <int32_t> (data - <const uint8_t*> view.buf)
-            place.end = <int32_t> (topic - <const uint8_t*> view.buf)
-            place.escaped = escaped
-            groups.found[group].count += 1
-            groups.found[group].escaped |= escaped
-            groups.found[group].value_bytes += place.end - place.start
+            entry.start = <int32_t> (data - <const uint8_t*> view.buf)
+            entry.end = <int32_t> (topic - <const uint8_t*> view.buf)
+            groups.found[group].marked |= escaped
+            groups.found[group].value_bytes += entry.end - entry.start
             at = topic + 2
-        return at - <const uint8_t*> view.buf, deal(buffer, <const uint8_t*> view.buf, count)
+        groups.entries_count = count
+        return at - <const uint8_t*> view.buf, make_batches(buffer, <const uint8_t*> view.buf)
     finally:
         PyBuffer_Release(&view)
 
 
-cdef list deal(buffer, const uint8_t* base, Py_ssize_t count):
-    """One Group per topic that has messages, in the order of their first ones."""
-    cdef list result = []
+cdef list make_batches(buffer, const uint8_t* base):
+    """One Batch per topic that has messages, in the order of their first ones."""
+    cdef list batches = []
     cdef Py_ssize_t index, group
     cdef array.array spans
-    cdef Place* place
+    cdef const Entry* entry
     cdef int** at = <int**> calloc(groups.count + 1, sizeof(int*))
     cdef uint8_t** begins = <uint8_t**> calloc(groups.count + 1, sizeof(uint8_t*))
     cdef uint8_t** ends = <uint8_t**> calloc(groups.count + 1, sizeof(uint8_t*))
@@ -196,29 +165,29 @@ cdef list deal(buffer, const uint8_t* base, Py_ssize_t count):
             spans = array.clone(INTS, 2 * groups.found[group].count, zero=False)
             at[group] = spans.data.as_ints
             values = buffer
-            if groups.found[group].escaped:
+            if groups.found[group].marked:
                 values = PyBytes_FromStringAndSize(NULL, groups.found[group].value_bytes)
                 begins[group] = ends[group] = <uint8_t*> PyBytes_AS_STRING(values)
-            topic = PyBytes_FromStringAndSize(
-                <const char*> groups.found[group].topic, groups.found[group].topic_bytes
+            topic = PyUnicode_DecodeASCII(
+                <const char*> groups.found[group].topic, groups.found[group].topic_bytes, NULL
             )
-            result.append(Group(topic, values, spans))
-        for index in range(count):
-            place = &places[index]
-            group = place.group
+            batches.append(new_batch(topic, values, spans))
+        for index in range(groups.entries_count):
+            entry = &groups.entries[index]
+            group = entry.group
             if ends[group] == NULL:
-                at[group][0] = place.start
-                at[group][1] = place.end
+                at[group][0] = entry.start
+                at[group][1] = entry.end
             else:
                 at[group][0] = <int> (ends[group] - begins[group])
-                ends[group] = put_unescaped(ends[group], base + place.start, base + place.end)
+                ends[group] = put_unescaped(ends[group], base + entry.start, base + entry.end)
                 at[group][1] = <int> (ends[group] - begins[group])
             at[group] += 2
     finally:
         free(at)
         free(begins)
         free(ends)
-    return result
+    return batches
 
 
 def is_utf8(buffer, Py_ssize_t start, Py_ssize_t stop):
@@ -229,7 +198,7 @@ def is_utf8(buffer, Py_ssize_t start, Py_ssize_t stop):
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
         if start < 0 or stop > view.len:
-            raise IndexError("the scan lies outside its buffer")
+            raise IndexError("the scan range is outside its buffer")
         at = <const uint8_t*> view.buf + start
         while left > 0:
             size = 8 if left >= 8 and ascii8(at) else utf8_size(at, left)
@@ -242,29 +211,10 @@ def is_utf8(buffer, Py_ssize_t start, Py_ssize_t stop):
         PyBuffer_Release(&view)
 
 
-cdef inline Py_ssize_t put_decimal(uint8_t* at, int64_t number) noexcept nogil:
-    cdef uint8_t digits[20]
-    cdef Py_ssize_t size = 0, index
-    while True:
-        digits[size] = <uint8_t> (48 + number % 10)
-        size += 1
-        number //= 10
-        if number == 0:
-            break
-    for index in range(size):
-        at[index] = digits[size - 1 - index]
-    return size
-
-
-cdef inline uint8_t* put(uint8_t* to, const char* text, Py_ssize_t size) noexcept nogil:
-    memcpy(to, text, size)
-    return to + size
-
-
 cdef inline Py_ssize_t measure(
     const uint8_t* base, const int* at, Py_ssize_t count, Py_ssize_t* sizes
 ) noexcept nogil:
-    """The size of each value inside its line (-1: to be base64), and of all of them together."""
+    """Set the size of each value in its line (-1: as base64); return the size of all of them."""
     cdef Py_ssize_t index, size, total = 0
     for index in range(count):
         size = at[2 * index + 1] - at[2 * index]
@@ -287,14 +237,10 @@ def encode_lines(
     cdef uint8_t* to
     cdef uint8_t* begin
     if epoch >= 0 and first_offset < 0:
-        raise ValueError("an offset is never negative")
+        raise ValueError("an offset cannot be negative")
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
-        for index in range(count):
-            if at[2 * index] < 0 or at[2 * index + 1] < at[2 * index]:
-                raise IndexError("a span lies outside its buffer")
-            if at[2 * index + 1] > view.len:
-                raise IndexError("a span lies outside its buffer")
+        check_spans(&view, spans)
         sizes = <Py_ssize_t*> malloc((count + 1) * sizeof(Py_ssize_t))
         if sizes == NULL:
             raise MemoryError()
@@ -309,9 +255,9 @@ def encode_lines(
             to = put(to, head_at, head_bytes)
             if epoch >= 0:
                 to = put(to, b',"offsets":["', 13)
-                to += put_decimal(to, epoch)
+                to = put_decimal(to, epoch)
                 to = put(to, b":", 1)
-                to += put_decimal(to, first_offset + index)
+                to = put_decimal(to, first_offset + index)
                 to = put(to, b'"]', 2)
             if sizes[index] < 0:
                 to = put(to, b',"encoding":"base64","data":"', 29)
@@ -319,7 +265,7 @@ def encode_lines(
             else:
                 to = put(to, b',"data":"', 9)
                 if sizes[index] == size:
-                    to = put(to, <const char*> base + at[2 * index], size)
+                    to = put(to, base + at[2 * index], size)
                 else:
                     to = put_escaped(to, base + at[2 * index], size)
             to = put(to, b'"}\n', 3)

@@ -1,11 +1,11 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Where a JSON object ends, compiled. Contract, rules and twin: objects_py.py."""
+"""Finds the end of a JSON object, compiled. Contract, rules and twin: objects_py.py."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 
-from polybus.scan._text cimport BACKSLASH, QUOTE, plain8
+from polybus.scan._text cimport BACKSLASH, QUOTE, is_space, plain8
 
 # The verdicts, as in objects_py.py.
 cdef enum:
@@ -31,10 +31,6 @@ cdef enum State:
     SKIP_ESCAPE
 
 
-cdef inline bint is_space(uint8_t byte) noexcept nogil:
-    return byte == c" " or byte == c"\n" or byte == c"\r" or byte == c"\t"
-
-
 cdef inline bint is_token(uint8_t byte) noexcept nogil:
     return (
         c"0" <= byte <= c"9" or c"a" <= (byte | 0x20) <= c"z"
@@ -43,7 +39,7 @@ cdef inline bint is_token(uint8_t byte) noexcept nogil:
 
 
 cdef class ObjectScanner:
-    """Finds the end of one JSON object in a stream that comes in pieces."""
+    """Finds the end of one JSON object in a stream that arrives in pieces."""
 
     cdef uint8_t* opened
     cdef Py_ssize_t depth
@@ -54,7 +50,7 @@ cdef class ObjectScanner:
 
     def __cinit__(self, Py_ssize_t depth_max):
         if depth_max < 1:
-            raise ValueError("an object is one level deep")
+            raise ValueError("depth_max must be 1 or more")
         self.depth_max = depth_max
         self.opened = <uint8_t*> malloc(depth_max)
         if self.opened == NULL:
@@ -71,7 +67,7 @@ cdef class ObjectScanner:
         self.after_newline = False
 
     def scan(self, buffer, Py_ssize_t start, Py_ssize_t stop):
-        """Go on with `buffer[start:stop]`; return (where it stopped, a verdict)."""
+        """Continue with `buffer[start:stop]`; return (where it stopped, verdict)."""
         cdef Py_buffer view
         cdef const uint8_t* base
         cdef Py_ssize_t at = start
@@ -79,7 +75,7 @@ cdef class ObjectScanner:
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
             if start < 0 or stop > view.len:
-                raise IndexError("the scan lies outside its buffer")
+                raise IndexError("the scan range is outside its buffer")
             base = <const uint8_t*> view.buf
             while at < stop:
                 if self.state == STRING:

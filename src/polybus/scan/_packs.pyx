@@ -9,14 +9,9 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc, strtod
 from libc.string cimport memcmp, memcpy
 
+from polybus.scan._bytes cimport check_spans, put
 from polybus.scan._text cimport (
-    BACKSLASH,
-    QUOTE,
-    escape_size,
-    escaped_size,
-    plain8,
-    put_base64,
-    put_escaped,
+    BACKSLASH, QUOTE, escape_size, escaped_size, is_space, plain8, put_base64, put_escaped,
     utf8_size,
 )
 
@@ -44,16 +39,12 @@ cdef struct Payload:
     Py_ssize_t size
 
 
-cdef inline bint is_space(uint8_t byte) noexcept nogil:
-    return byte == c" " or byte == c"\n" or byte == c"\r" or byte == c"\t"
-
-
 cdef inline bint is_digit(uint8_t byte) noexcept nogil:
     return c"0" <= byte <= c"9"
 
 
 cdef Py_ssize_t string_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
-    """The length of the JSON string at `at`, quotes and all; 0 if it is none."""
+    """The length of the JSON string at `at`, quotes included; 0 if it is invalid."""
     cdef Py_ssize_t size, done = 1
     while done < left:
         if left - done >= 8 and plain8(at + done):
@@ -74,7 +65,7 @@ cdef Py_ssize_t string_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
 
 
 cdef bint is_finite(const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """Whether a number's text, of bounded length, is less than infinity as a double."""
+    """Whether a number, given as text of limited length, is finite as a double."""
     cdef char text[NUMBER_BYTES_MAX + 1]
     memcpy(text, at, size)
     text[size] = 0
@@ -82,7 +73,7 @@ cdef bint is_finite(const uint8_t* at, Py_ssize_t size) noexcept nogil:
 
 
 cdef Py_ssize_t number_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
-    """The length of the JSON number at `at`; 0 if it is none, or too long or large for parsers."""
+    """The length of the JSON number at `at`; 0 if it is invalid, too long or too large."""
     cdef Py_ssize_t done = 0, digits, exponent = 0, begin
     cdef bint negative = False
     if at[0] == c"-":
@@ -120,7 +111,7 @@ cdef Py_ssize_t number_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
 
 
 cdef inline Py_ssize_t literal_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
-    """The length of `true`, `false` or `null`; 0 if it is none of them."""
+    """The length of `true`, `false` or `null`; 0 for anything else."""
     if left >= 4 and (memcmp(at, b"true", 4) == 0 or memcmp(at, b"null", 4) == 0):
         return 4
     if left >= 5 and memcmp(at, b"false", 5) == 0:
@@ -139,7 +130,7 @@ cdef inline Py_ssize_t scalar_size(const uint8_t* at, Py_ssize_t left) noexcept 
 cdef Py_ssize_t compact_size(
     const uint8_t* at, Py_ssize_t left, uint8_t* opened, Py_ssize_t depth_max
 ) noexcept nogil:
-    """The length of a JSON value without its white space; -1 if it is no JSON, or too deep."""
+    """The length of a JSON value without white space; -1 if it is not JSON, or too deep."""
     cdef Py_ssize_t total = 0, depth = 0, size
     cdef Expected expected = VALUE
     cdef uint8_t byte
@@ -190,7 +181,7 @@ cdef Py_ssize_t compact_size(
 
 
 cdef uint8_t* put_compact(uint8_t* to, const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """Write a JSON value, known to be good, without its white space; return where it ends."""
+    """Write a valid JSON value without white space; return the position after it."""
     cdef const uint8_t* end = at + size
     cdef Py_ssize_t string
     while at < end:
@@ -207,15 +198,10 @@ cdef uint8_t* put_compact(uint8_t* to, const uint8_t* at, Py_ssize_t size) noexc
     return to
 
 
-cdef inline uint8_t* put(uint8_t* to, const char* text, Py_ssize_t size) noexcept nogil:
-    memcpy(to, text, size)
-    return to + size
-
-
 cdef Payload measure(
     const uint8_t* at, Py_ssize_t size, uint8_t* opened, Py_ssize_t depth_max
 ) noexcept nogil:
-    """What a value becomes, and how long that is."""
+    """The kind and size of a value's payload."""
     cdef Payload payload
     payload.size = compact_size(at, size, opened, depth_max)
     if payload.size >= 0:
@@ -227,7 +213,7 @@ cdef Payload measure(
         payload.size += 2
         return payload
     payload.kind = BASE64
-    # `{"base64":"` and `"}` are 13.
+    # `{"base64":"` and `"}` are 13 bytes.
     payload.size = (size + 2) // 3 * 4 + 13
     return payload
 
@@ -236,7 +222,7 @@ cdef uint8_t* put_payload(
     uint8_t* to, Payload* payload, const uint8_t* at, Py_ssize_t size
 ) noexcept nogil:
     if payload.kind == JSON:
-        return put(to, <const char*> at, size)
+        return put(to, at, size)
     if payload.kind == SPACED_JSON:
         return put_compact(to, at, size)
     if payload.kind == BASE64:
@@ -244,7 +230,7 @@ cdef uint8_t* put_payload(
         return put(put_base64(to, at, size), b'"}', 2)
     to = put(to, b'"', 1)
     if payload.size == size + 2:
-        to = put(to, <const char*> at, size)
+        to = put(to, at, size)
     else:
         to = put_escaped(to, at, size)
     return put(to, b'"', 1)
@@ -263,7 +249,7 @@ def encode_pack(
     cdef uint8_t* opened = NULL
     cdef uint8_t* to
     if depth_max < 0:
-        raise ValueError("a depth is never negative")
+        raise ValueError("depth_max cannot be negative")
     if count == 0:
         return b"[]"
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
@@ -272,17 +258,14 @@ def encode_pack(
         opened = <uint8_t*> malloc(depth_max + 1)
         if payloads == NULL or opened == NULL:
             raise MemoryError()
+        check_spans(&view, spans)
         base = <const uint8_t*> view.buf
         for index in range(count):
-            if at[2 * index] < 0 or at[2 * index + 1] < at[2 * index]:
-                raise IndexError("a span lies outside its buffer")
-            if at[2 * index + 1] > view.len:
-                raise IndexError("a span lies outside its buffer")
             payloads[index] = measure(
                 base + at[2 * index], at[2 * index + 1] - at[2 * index], opened, depth_max
             )
             total += payloads[index].size
-        # A bracket behind each message, a comma between two.
+        # A bracket after each message, a comma between two.
         total += count * (head_bytes + 2) - 1
         pack = PyBytes_FromStringAndSize(NULL, total)
         to = put(<uint8_t*> PyBytes_AS_STRING(pack), b"[", 1)
@@ -308,7 +291,7 @@ def compact_json(bytes value not None, Py_ssize_t depth_max):
     cdef Py_ssize_t size
     cdef uint8_t* opened
     if depth_max < 0:
-        raise ValueError("a depth is never negative")
+        raise ValueError("depth_max cannot be negative")
     opened = <uint8_t*> malloc(depth_max + 1)
     if opened == NULL:
         raise MemoryError()

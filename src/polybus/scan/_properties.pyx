@@ -1,13 +1,17 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Boson properties, the loops over every message, compiled. Contract and twin: properties_py.py."""
+"""Boson properties, compiled. Contract and twin: properties_py.py."""
 
 from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp
 
 import array
+
+from polybus.scan._bytes cimport (
+    check_scan, check_spans, get_int32, put, put_decimal, put_int32,
+)
 
 cdef enum:
     LENGTH_BYTES = 4
@@ -17,49 +21,19 @@ cdef enum:
 cdef array.array INTS = array.array("i")
 
 
-cdef inline int32_t get_int32(const uint8_t* at) noexcept nogil:
-    return <int32_t> (
-        (<uint32_t> at[0] << 24) | (<uint32_t> at[1] << 16) | (<uint32_t> at[2] << 8) | at[3]
-    )
-
-
-cdef inline void put_int32(uint8_t* at, uint32_t number) noexcept nogil:
-    at[0] = <uint8_t> (number >> 24)
-    at[1] = <uint8_t> (number >> 16)
-    at[2] = <uint8_t> (number >> 8)
-    at[3] = <uint8_t> number
-
-
-cdef inline Py_ssize_t put_decimal(uint8_t* at, int64_t number) noexcept nogil:
-    cdef uint8_t digits[20]
-    cdef Py_ssize_t size = 0, index
-    while True:
-        digits[size] = <uint8_t> (48 + number % 10)
-        size += 1
-        number //= 10
-        if number == 0:
-            break
-    for index in range(size):
-        at[index] = digits[size - 1 - index]
-    return size
-
-
 def scan_properties(
     buffer, Py_ssize_t start, Py_ssize_t stop, bytes head not None, int64_t value_bytes_max
 ):
-    """Scan `buffer[start:stop]` for messages that are `head` and one more value."""
+    """Scan `buffer[start:stop]` for messages of `head` and one more value (see the twin)."""
     cdef Py_buffer view
     cdef const uint8_t* base
     cdef const char* shared = PyBytes_AS_STRING(head)
     cdef Py_ssize_t head_bytes = len(head), value, count = 0, room = 0
     cdef int32_t length
     cdef array.array spans = array.clone(INTS, 0, zero=False)
-    if stop > 0x7FFFFFFF:
-        raise OverflowError("a scan covers at most 2 GiB")
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
-        if start < 0 or stop > view.len:
-            raise IndexError("the scan lies outside its buffer")
+        check_scan(&view, start, stop)
         base = <const uint8_t*> view.buf
         while (
             stop - start >= head_bytes + LENGTH_BYTES
@@ -97,37 +71,28 @@ def encode_properties(
     cdef Py_ssize_t head_bytes = len(head), middle_bytes = len(middle)
     cdef const char* before = PyBytes_AS_STRING(head)
     cdef const char* between = PyBytes_AS_STRING(middle)
-    cdef int64_t total = 0
+    cdef int64_t total
     cdef uint8_t* target
     cdef uint8_t* position
     if epoch < 0 or first_offset < 0:
         raise ValueError("a message needs a position")
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
-        for index in range(0, count - 1, 2):
-            if at[index] < 0 or at[index + 1] < at[index] or at[index + 1] > view.len:
-                raise IndexError("a span lies outside its buffer")
-            total += at[index + 1] - at[index]
-        total += (count // 2) * (
+        total = check_spans(&view, spans) + (count // 2) * (
             head_bytes + middle_bytes + 2 * LENGTH_BYTES + POSITION_BYTES_MAX
         )
         messages = bytearray(total)
         target = <uint8_t*> <char*> messages
         for index in range(0, count - 1, 2):
-            memcpy(target, before, head_bytes)
-            position = target + head_bytes + LENGTH_BYTES
-            size = put_decimal(position, epoch)
-            position[size] = c":"
-            size += 1
-            size += put_decimal(position + size, first_offset + index // 2)
-            put_int32(target + head_bytes, <uint32_t> size)
-            target = position + size
-            memcpy(target, between, middle_bytes)
-            target += middle_bytes
+            position = put(target, before, head_bytes) + LENGTH_BYTES
+            target = put_decimal(position, epoch)
+            target[0] = c":"
+            target = put_decimal(target + 1, first_offset + index // 2)
+            put_int32(position - LENGTH_BYTES, <uint32_t> (target - position))
+            target = put(target, between, middle_bytes)
             size = at[index + 1] - at[index]
             put_int32(target, <uint32_t> size)
-            memcpy(target + LENGTH_BYTES, <const char*> view.buf + at[index], size)
-            target += LENGTH_BYTES + size
+            target = put(target + LENGTH_BYTES, <const char*> view.buf + at[index], size)
         return bytes(messages[: target - <uint8_t*> <char*> messages])
     finally:
         PyBuffer_Release(&view)

@@ -1,4 +1,4 @@
-"""JSON text, byte by byte: what a string may hold, its escapes both ways, UTF-8, base64."""
+"""JSON text byte by byte: white space, strings, escapes in both directions, UTF-8, base64."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -7,8 +7,12 @@ cdef enum:
     QUOTE = 0x22
     BACKSLASH = 0x5C
 
+cdef inline bint is_space(uint8_t byte) noexcept nogil:
+    return byte == c" " or byte == c"\n" or byte == c"\r" or byte == c"\t"
+
+
 cdef inline bint plain8(const uint8_t* at) noexcept nogil:
-    """Whether the next eight bytes are all ASCII that stands for itself in a JSON string."""
+    """Whether the next eight bytes are all ASCII that a JSON string need not escape."""
     cdef uint64_t word, quote, backslash
     memcpy(&word, at, 8)
     quote = word ^ 0x2222222222222222u
@@ -31,11 +35,12 @@ cdef inline bint ascii8(const uint8_t* at) noexcept nogil:
 
 
 cdef inline bint follows(uint8_t byte) noexcept nogil:
+    """Whether this is a continuation byte of UTF-8."""
     return (byte & 0xC0) == 0x80
 
 
 cdef inline Py_ssize_t utf8_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
-    """The length of the character at `at`, 0 if it is not UTF-8 (RFC 3629) or not all there."""
+    """The length of the character at `at`, 0 if it is not UTF-8 (RFC 3629) or incomplete."""
     cdef uint8_t first = at[0]
     if first < 0x80:
         return 1
@@ -57,7 +62,7 @@ cdef inline Py_ssize_t utf8_size(const uint8_t* at, Py_ssize_t left) noexcept no
 
 
 cdef inline int hex4(const uint8_t* at) noexcept nogil:
-    """Four hex digits as a number, -1 if they are not."""
+    """Four hex digits as a number, -1 if they are not hex digits."""
     cdef int value = 0, index
     cdef uint8_t byte
     for index in range(4):
@@ -72,7 +77,7 @@ cdef inline int hex4(const uint8_t* at) noexcept nogil:
 
 
 cdef inline uint8_t short_escape(uint8_t letter) noexcept nogil:
-    """What a backslash and this letter stand for, 0 if nothing."""
+    """The character that a backslash and this letter encode, 0 if none."""
     if letter == QUOTE or letter == BACKSLASH or letter == c"/":
         return letter
     if letter == c"b":
@@ -89,7 +94,7 @@ cdef inline uint8_t short_escape(uint8_t letter) noexcept nogil:
 
 
 cdef inline Py_ssize_t escape_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
-    """The length of the escape at `at`, 0 if it is none: lone surrogates are none."""
+    """The length of the escape at `at`, 0 if it is invalid (so is a lone surrogate)."""
     cdef int code, low
     if left < 2:
         return 0
@@ -109,7 +114,7 @@ cdef inline Py_ssize_t escape_size(const uint8_t* at, Py_ssize_t left) noexcept 
 
 
 cdef inline uint8_t* put_character(uint8_t* to, uint32_t code) noexcept nogil:
-    """Write a character as UTF-8; return where the next one goes."""
+    """Write a character as UTF-8; return the position after it."""
     if code < 0x80:
         to[0] = <uint8_t> code
         return to + 1
@@ -132,7 +137,7 @@ cdef inline uint8_t* put_character(uint8_t* to, uint32_t code) noexcept nogil:
 cdef inline uint8_t* put_unescaped(
     uint8_t* to, const uint8_t* at, const uint8_t* end
 ) noexcept nogil:
-    """Write a string's text, whose escapes are known to be good; return where it ends."""
+    """Write the text of a valid JSON string; return the position after it."""
     cdef uint32_t code
     while at < end:
         if end - at >= 8 and plain8(at):
@@ -158,7 +163,7 @@ cdef inline uint8_t* put_unescaped(
 
 
 cdef inline uint8_t letter_of(uint8_t byte) noexcept nogil:
-    """The letter that stands for this byte after a backslash, 0 if it has none."""
+    """The letter that escapes this byte after a backslash, 0 if it has none."""
     if byte == QUOTE or byte == BACKSLASH:
         return byte
     if byte == 8:
@@ -175,7 +180,7 @@ cdef inline uint8_t letter_of(uint8_t byte) noexcept nogil:
 
 
 cdef inline Py_ssize_t escaped_size(const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """How long the text is inside a JSON string; -1 if it is not UTF-8 and so not text."""
+    """The length of the text in a JSON string; -1 if it is not UTF-8."""
     cdef Py_ssize_t total = size, left = size, character
     while left > 0:
         if left >= 8 and plain8(at):
@@ -198,7 +203,7 @@ cdef inline Py_ssize_t escaped_size(const uint8_t* at, Py_ssize_t size) noexcept
 cdef inline uint8_t* put_escaped(
     uint8_t* to, const uint8_t* at, Py_ssize_t size
 ) noexcept nogil:
-    """Write text as the inside of a JSON string; return where it ends."""
+    """Write text as the content of a JSON string; return the position after it."""
     cdef const uint8_t* end = at + size
     cdef const char* digits = b"0123456789abcdef"
     cdef uint8_t letter
@@ -226,7 +231,7 @@ cdef inline uint8_t* put_escaped(
 
 
 cdef inline uint8_t* put_base64(uint8_t* to, const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """Write bytes as base64 with padding; return where it ends."""
+    """Write bytes as base64 with padding; return the position after it."""
     cdef const char* letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     cdef uint32_t bits
     while size > 0:

@@ -84,7 +84,7 @@ def offsets_into(firsts: array[int], counts: array[int], target: Target, at: int
 
 def _runs(values: Values, counts: array[int]) -> _Pairs:
     if any(count < 0 for count in counts):
-        raise ValueError("a count is negative")
+        raise ValueError("a count cannot be negative")
     as_bytes = [value if isinstance(value, bytes) else _encoded(value) for value in values]
     return list(zip(as_bytes, counts, strict=True))
 
@@ -100,7 +100,7 @@ def _put(target: Target, at: int, column: bytes) -> None:
 
 def _check_place(target: Target, at: int, column: bytes) -> None:
     if at < 0 or at + len(column) > len(target):
-        raise IndexError("the column does not fit its place")
+        raise IndexError("the column does not fit into its target")
 
 
 def pack_runs(values: Values, counts: array[int]) -> bytes:

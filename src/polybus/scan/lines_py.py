@@ -12,23 +12,14 @@ import re
 from array import array
 from base64 import b64encode
 from functools import cache
-from typing import NamedTuple
 
-from polybus.scan.batch_py import Buffer
+from polybus.scan.batch_py import Batch, Buffer
 
 SPACE = re.compile(rb"[ \t\r\n]*+")
 # Printable ASCII without quote, backslash and capitals; `$` not at the start.
 _TOPIC = rb"([ !#%-@\[\]-~][ !#-@\[\]-~]*+)"
 _STRING = rb'([^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+)'
 _UTF8_CHUNK_BYTES = 1 << 16
-
-
-class Group(NamedTuple):
-    """The messages of one topic that a scan found: `spans` of `buffer`, as in a Batch."""
-
-    topic: bytes
-    buffer: Buffer
-    spans: array[int]
 
 
 def scan_lines(
@@ -38,14 +29,14 @@ def scan_lines(
     messagetype: bytes,
     message_bytes_max: int,
     topic_bytes_max: int,
-) -> tuple[int, list[Group]]:
-    """Scan `buffer[start:stop]` for plain lines; return where it stopped, and groups by topic.
+) -> tuple[int, list[Batch]]:
+    """Scan `buffer[start:stop]` for plain lines; return where it stopped, and batches by topic.
 
     A plain line is a complete object of this `messagetype` with one topic and string data, written
     as the module docstring shows, within the limits; a newline need not follow. Its topic is
-    lower-case ASCII, so that each topic is one group, and does not begin with `$`. The scan skips
+    lower-case ASCII, so that each topic is one batch, and does not begin with `$`. The scan skips
     white space and stops at anything else, which the codec handles. The order within a topic is
-    kept. A group's buffer is `buffer` itself, or a copy of all its values if one has an escape.
+    kept. A batch's buffer is `buffer` itself, or a copy of all its values if one has an escape.
     """
     view = memoryview(buffer)
     lines = _patterns(messagetype)
@@ -67,11 +58,13 @@ def scan_lines(
             texts.setdefault(topic, {})[len(spans)] = text
         spans.extend((begin, end))
         start = line.end()
-    groups = [
-        _copied(topic, view, spans, texts[topic]) if topic in texts else Group(topic, buffer, spans)
+    batches = [
+        _copied(topic.decode(), view, spans, texts[topic])
+        if topic in texts
+        else Batch(topic.decode(), buffer, spans)
         for topic, spans in places.items()
     ]
-    return start, groups
+    return start, batches
 
 
 @cache
@@ -102,17 +95,12 @@ def _text_of(inside: bytes) -> bytes | None:
         return None
 
 
-def _copied(topic: bytes, view: memoryview, spans: array[int], texts: dict[int, bytes]) -> Group:
-    parts = [
+def _copied(topic: str, view: memoryview, spans: array[int], texts: dict[int, bytes]) -> Batch:
+    values = [
         texts.get(index) or bytes(view[spans[index] : spans[index + 1]])
         for index in range(0, len(spans), 2)
     ]
-    copied = array("i")
-    end = 0
-    for part in parts:
-        copied.extend((end, end + len(part)))
-        end += len(part)
-    return Group(topic, b"".join(parts), copied)
+    return Batch.of(topic, values)
 
 
 def is_utf8(buffer: Buffer, start: int, stop: int) -> bool:
@@ -138,7 +126,7 @@ def encode_lines(
     base64, with `encoding`.
     """
     if epoch >= 0 and first_offset < 0:
-        raise ValueError("an offset is never negative")
+        raise ValueError("an offset cannot be negative")
     view = memoryview(buffer)
     parts: list[bytes] = []
     for index in range(0, len(spans), 2):

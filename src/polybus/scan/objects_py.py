@@ -36,7 +36,7 @@ class ObjectScanner:
 
     def __init__(self, depth_max: int) -> None:
         if depth_max < 1:
-            raise ValueError("an object is one level deep")
+            raise ValueError("depth_max must be 1 or more")
         self._depth_max = depth_max
         self.reset()
 

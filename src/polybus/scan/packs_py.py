@@ -43,7 +43,7 @@ def encode_pack(head: bytes, buffer: Buffer, spans: array[int], depth_max: int) 
 def compact_json(value: bytes, depth_max: int) -> bytes | None:
     """The value without white space if it is JSON, else None."""
     if depth_max < 0:
-        raise ValueError("a depth is never negative")
+        raise ValueError("depth_max cannot be negative")
     # The first byte rules out most text.
     if not value or value[0] not in _FIRST_BYTES:
         return None

@@ -19,7 +19,7 @@ from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.config import Limits
 from polybus.errors import PeerError, UsageError
-from polybus.scan.frames_py import HEADER, HEADER_BYTES, RECEIPT_MARK, Group
+from polybus.scan.frames_py import HEADER, HEADER_BYTES, RECEIPT_MARK
 from polybus.wire.boson import (
     FLAGS,
     WHOLE,
@@ -120,14 +120,15 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         start, stop = 0, len(data)
         for _ in range(STEPS_MAX):
             if not self._parts.open:
-                end, batches = scan.scan_batches(
+                end, batches, unnamed = scan.scan_frames(
                     data, start, stop, message_max, topic_max, _canonical, PROTOCOL
                 )
-                if batches is None:
-                    end, groups = scan.scan_frames(data, start, stop, message_max, topic_max)
-                    self._publish(data, start, end, groups, events)
-                elif batches:
-                    events.append(_published(batches, data, start, end))
+                canonical = True
+                if unnamed:
+                    batches, canonical = self._name(batches, unnamed, events)
+                if batches:
+                    whole = memoryview(data)[start:end] if canonical else None
+                    events.append(_published(batches, whole))
                 start = end
             if start == stop:
                 self._needed_bytes = HEADER_BYTES
@@ -152,31 +153,27 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         self._parts.close()
         return []
 
-    def _publish(
-        self, data: Buffer, start: int, end: int, groups: list[Group], events: list[Event]
-    ) -> None:
-        """Publish frames of topics that are new or not spelled canonically."""
-        batches: dict[str, Batch] = {}
-        forwardable = True
-        for group in groups:
-            name, same_bytes = topic_name(group.topic)
+    def _name(
+        self, batches: list[Batch], unnamed: list[tuple[Batch, bytes]], events: list[Event]
+    ) -> tuple[list[Batch], bool]:
+        """Name the batches of topics that are new or not spelled canonically.
+
+        Returns the batches of valid topics, and whether all of them are spelled canonically.
+        """
+        canonical = True
+        for batch, topic in unnamed:
+            name, same_bytes = topic_name(topic)
             if name is None:
                 self._complain(events, "topic.invalid", "a topic name must be printable UTF-8")
-                forwardable = False
-                continue
-            # Subscribers never see a receipt request, nor another spelling of the topic.
-            forwardable = forwardable and same_bytes and group.receipts is None
-            if name in batches:
-                _merge(batches[name], group)
-                continue
-            batch = batches[name] = Batch(name, data, group.spans)
-            batch.receipt_ids = group.receipts
-        if not batches:
-            return
-        whole = memoryview(data)[start:end] if forwardable else None
-        if whole is not None and len(batches) == 1:
-            batch.carry_encoding(PROTOCOL, whole)
-        events.append(Publish(list(batches.values()), whole))
+            batch.topic = name or ""
+            canonical = canonical and same_bytes
+        merged: dict[str, Batch] = {}
+        for batch in batches:
+            known = merged.setdefault(batch.topic, batch)
+            if known is not batch:
+                _merge(known, batch)
+        merged.pop("", None)
+        return list(merged.values()), canonical
 
     def _one_frame(self, data: Buffer, start: int, end: int, events: list[Event]) -> None:
         """Handle a complete frame that the scan does not: control, parts, unusual topics."""
@@ -213,29 +210,30 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
             events.append(Bad(PeerError(code, text, final=False)))
 
 
-def _published(batches: list[Batch], data: Buffer, start: int, end: int) -> Publish:
-    """The event of scanned batches whose frames are exactly `data[start:end]`."""
+def _published(batches: list[Batch], whole: Buffer | None) -> Publish:
+    """The event of scanned batches; `whole` is exactly their frames, if spelled canonically."""
+    if whole is None:
+        return Publish(batches)
     for batch in batches:
         if batch.receipt_ids is not None:
             # Subscribers never see a receipt request. One batch is encoded only on delivery.
-            return Publish(batches, scan.encode_frames_of(batches) if len(batches) > 1 else None)
-    whole = memoryview(data)[start:end]
+            return Publish(batches, scan.encode_frames(batches) if len(batches) > 1 else None)
     if len(batches) == 1:
         batch.carry_encoding(PROTOCOL, whole)
     return Publish(batches, whole)
 
 
-def _merge(batch: Batch, group: Group) -> None:
+def _merge(batch: Batch, other: Batch) -> None:
     """Add the messages of another spelling of the topic, in the order they were sent."""
     rows = []
-    for spans, receipts in ((batch.spans, batch.receipt_ids), (group.spans, group.receipts)):
-        ids = spans if receipts is None else receipts
+    for spans, receipts in ((batch.spans, batch.receipt_ids), (other.spans, other.receipt_ids)):
         for index in range(0, len(spans), 2):
-            receipt_start = ids[index] if receipts is not None else ids[index + 1]
-            rows.append((spans[index], spans[index + 1], receipt_start, ids[index + 1]))
+            # Without a request, an empty span.
+            ids = (0, 0) if receipts is None else (receipts[index], receipts[index + 1])
+            rows.append((spans[index], spans[index + 1], *ids))
     rows.sort()
     batch.spans = array("i", [offset for row in rows for offset in row[:2]])
-    if batch.receipt_ids is not None or group.receipts is not None:
+    if batch.receipt_ids is not None or other.receipt_ids is not None:
         batch.receipt_ids = array("i", [offset for row in rows for offset in row[2:]])
 
 
@@ -278,7 +276,7 @@ def split_receipt(topic: bytes) -> tuple[bytes, bytes]:
 
 def encode(batch: Batch) -> Buffer:
     """The batch as frames with flag 0 and its topic."""
-    return scan.encode_frames(batch.topic.encode(), batch.buffer, batch.spans)
+    return scan.encode_frames([batch])
 
 
 def encode_frame(topic: bytes, content: bytes, flag: int = 0) -> bytes:
@@ -287,7 +285,7 @@ def encode_frame(topic: bytes, content: bytes, flag: int = 0) -> bytes:
 
 def encode_receipts(*batches: Batch) -> bytes:
     """The receipts that durable batches requested."""
-    return scan.encode_receipts_of(batches)
+    return scan.encode_receipts(batches)
 
 
 def encode_error(code: str, text: str) -> bytes:

@@ -44,8 +44,7 @@ def encode_publish(topic: str, values: Sequence[bytes], receipt_id: str | None =
     if receipt_id is None:
         if len(values) == 1:
             return encode_frame(name, values[0])
-        batch = Batch.of(topic, values)
-        return scan.encode_frames(name, batch.buffer, batch.spans)
+        return scan.encode_frames([Batch.of(topic, values)])
     last = encode_frame(name + b"?receipt=" + receipt_id.encode(), values[-1])
     if len(values) == 1:
         return last
@@ -64,14 +63,20 @@ class BosonFramesClientCodec(FrameStream[Event]):
     `boson.flag-unknown` or `boson.answer-invalid`.
     """
 
+    def __init__(self, message_bytes_max: int) -> None:
+        super().__init__(message_bytes_max)
+        # Known topics, for the scan.
+        self._names: dict[bytes, str] = {}
+
     def _read(self, data: Buffer, events: list[Event]) -> int:
         start, stop = 0, len(data)
         while True:
-            start, groups = scan.scan_frames(
-                data, start, stop, self._message_bytes_max, TOPIC_BYTES_MAX
+            start, batches, unnamed = scan.scan_frames(
+                data, start, stop, self._message_bytes_max, TOPIC_BYTES_MAX, self._names, ""
             )
-            if groups:
-                batches = [Batch(_text(group.topic), data, group.spans) for group in groups]
+            for batch, topic in unnamed:
+                batch.topic = self._names[topic] = _text(topic)
+            if batches:
                 events.append(Deliveries(batches))
             size = self._frame_bytes(data, start, stop)
             if size > stop - start:

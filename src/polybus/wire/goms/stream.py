@@ -136,11 +136,10 @@ class ObjectStream(Generic[E]):
     def _gather(self, data: Buffer, start: int, stop: int, events: list[E | Bad]) -> int:
         """Publish the plain lines from `start` on; return where they end."""
         limits = self._limits
-        at, groups = scan.scan_lines(
+        at, batches = scan.scan_lines(
             data, start, stop, self._plain, limits.message_bytes_max, limits.topic_bytes_max
         )
-        if groups:
-            batches = [Batch(group.topic.decode(), group.buffer, group.spans) for group in groups]
+        if batches:
             events.append(self._gathered(batches))
         return at
 
