@@ -69,9 +69,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     warm_kit.install()
-    if config.option.markexpr == FAST:
-        hypothesis.settings.register_profile("fast", max_examples=FAST_EXAMPLES)
-        hypothesis.settings.load_profile("fast")
+    # No deadline for an example: on a busy machine any may take long. Tests have their timeout.
+    examples = FAST_EXAMPLES if config.option.markexpr == FAST else 100
+    hypothesis.settings.register_profile("polybus", max_examples=examples, deadline=None)
+    hypothesis.settings.load_profile("polybus")
     if hasattr(config, "workerinput"):
         config.option.shuffle = config.workerinput["shuffle"]
     elif config.option.shuffle == "random":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from polybus.cli.exits import end
 from polybus.cli.options import F, data_option, existing_data, json_option, load_config
 from polybus.cli.output import echo_json, echo_table
 from polybus.cli.pipeline.display import RunDisplay, flow_rows
@@ -126,7 +126,7 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
         echo_table(("flow", "reads", "writes"), rows)
         for problem in problems:
             click.echo(f"{problem['code']}: {problem['text']}", err=True)
-    sys.exit(1 if problems else 0)
+    end(good=not problems)
 
 
 @pipeline.command(epilog="Example: polybus pipeline run orders --continuous")
@@ -158,7 +158,7 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: supervisor.stop())
         is_good = supervisor.run()
-    sys.exit(0 if is_good else 1)
+    end(good=is_good)
 
 
 @pipeline.command(epilog="Example: polybus pipeline status --json")
