@@ -146,7 +146,7 @@ def resolve(log: Log, topic: str, start: Start) -> tuple[int, int]:
     """The epoch and offset that a start means now. May block.
 
     A position that the topic no longer has (another epoch, or expired) means its first message.
-    A position beyond its end means its end. The subscriber is told which position it got.
+    A position beyond its end means its end. `tell_position` reports the resulting position.
     """
     bounds = log.bounds(topic)
     match start:

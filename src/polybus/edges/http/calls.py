@@ -129,7 +129,7 @@ def answer(value: Any, status: int = 200) -> Response:
 
 
 async def perform(state: HttpState, operation: Operation, request: Request) -> Response:
-    """Run an operation; errors of ours become problems."""
+    """Run an operation; a PolybusError becomes a problem."""
     try:
         return await operation.run(Call(state, operation, request))
     except ClientDisconnect:

@@ -1,18 +1,18 @@
-"""Pace: many small reads cost more than few large ones, so under load the loop rests a moment.
+"""Pace: the loop rests briefly under load, so that it reads more at once.
 
-A peer that sends one message a write makes the loop turn once for every few messages, and a turn
-costs the same for one message as for a hundred. When turn follows turn without a wait, and each
-reads little, the loop rests before it reads on: what comes in meanwhile is read at once. An idle
-bus never rests: a message that the loop had to wait for is read when it comes.
+A peer that sends one message per write causes a loop turn for every few messages, and a turn costs
+the same for one message as for a hundred. When turn follows turn without a wait and each reads
+little, the loop rests before it reads on, and then reads what has arrived meanwhile. An idle bus
+never rests: it reads a message that it had to wait for at once.
 
-Peers that wait for our answer send nothing meanwhile. So what a rest brings in is compared with
-what came without one: while it is clearly more, rests get longer, up to PAUSE_S_MAX; if it is not a
-few times, there is none for a while. After a long turn a rest is as long, up to REST_S_MAX.
+Peers that wait for our answer send nothing during a rest. So the yield of a rest is compared with
+that of turns without one. While it is clearly larger, rests grow up to PAUSE_S_MAX. After a few
+rests that yield nothing, the loop does not rest for a while. After a long turn the rest is as long
+as the turn, up to REST_S_MAX.
 
-While a peer's window is full, TCP puts what it writes into few large packets, and it is several
-times as fast (`local`). So for one that sends much, alone in its turn and into a narrow window, a
-rest may be longer until that is full, up to PAUSE_S_FULL; and once it is full, more rest only makes
-the peer wait, so rests get shorter.
+While a local peer's window is full, TCP joins its writes into few large packets, and the peer is
+several times as fast (`local`). So a single peer that sends much into a narrow window gets longer
+rests, up to PAUSE_S_FULL, until the window is full. Then rests shrink: they only delay the peer.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from collections.abc import Callable
 from time import perf_counter, sleep
 
 PAUSE_S_LEAST = 50e-6
-"""What is asked for; Linux adds about as much again."""
+"""The requested time; Linux adds about as much again."""
 PAUSE_S_MAX = 500e-6
 PAUSE_S_FULL = 2e-3
 REST_S_MAX = 1e-3
 MUCH_BYTES = 16 << 10
 FULL_BYTES = 48 << 10
-"""What a reader brings in a turn is much, or a full window, from here on."""
+"""From how many bytes per reader and turn on a read is large, or the window full."""
 SHORTER = 0.8
 WAITED_S = 8e-6
 WAITED_PART = 1 / 8
-"""A turn that begins later than this after the last one ended had to wait for its peers: so many
-seconds, or such a part of that turn, since asking for many sockets takes the longer."""
+"""A turn that begins later than this after the last one ended had to wait for its peers. The limit
+is the larger of the two: polling many sockets takes longer, in proportion to the turn."""
 BUSY_TURNS = 4
 SMALL_BYTES = 96 << 10
 SMALL_S = 600e-6
-"""What a reader brings in a turn is small if it is less than this, and not as long to work through:
-who sends to hundreds of topics is helped by a larger window, which nobody gets after a rest."""
+"""A turn is small below both, per reader. A peer that sends to hundreds of topics takes longer to
+handle; it needs a larger window, which no peer gets after a rest."""
 SLACK = 1.4
-"""A rest is worth it if without one the loop would be at work for 1 / SLACK of the time."""
+"""A rest pays if the loop would otherwise be busy for at least 1 / SLACK of the time."""
 MORE = 1.25
-"""At least so many times as much must a rest bring: a window that is full anyway needs none."""
+"""The least factor by which a rest must increase the yield."""
 VAIN_RESTS_MAX = 4
 TURNS_WITHOUT = 256
 RESTS_MAX = 512
 TURNS_AWAKE = 128
-"""After so many rests there are some turns without. They show what is usual now, and who sends so
-much at once by now that its window is full without a rest too. With more than four readers turns
-are long and they are fewer: then nobody is seen to fill it here."""
+"""After RESTS_MAX rests come turns without a rest. They measure the usual yield again, and find
+peers that fill their window without a rest. With more than four readers there are fewer such turns,
+since each is long."""
 
 
 class Pace:
-    """Told of every read and of the writes' end.
+    """Decides on rests. It is called around every read and around the writes of a turn.
 
     A turn begins with a read that the loop had to wait for, or with a second read of a connection.
     """
@@ -86,12 +86,12 @@ class Pace:
         self._bytes = 0
         self._began_s = 0.0
         self._ended_s = 0.0
-        # How long the bytes of this turn took to come; 0: the loop had to wait for them.
+        # How long this turn's bytes took to arrive; 0: the loop had to wait for them.
         self._gathered_s = 0.0
         self._pause_s = PAUSE_S_LEAST
         self._is_narrow = False
         self._busy_turns = 0
-        # What turns without a rest bring while the loop is busy, and how long that takes to come.
+        # The yield of busy turns without a rest, and how long it takes to arrive.
         self._usual_bytes = 0.0
         self._usual_s = 0.0
         # Whether there was a rest before the reads of this turn.
@@ -120,7 +120,7 @@ class Pace:
         if not is_small:
             return
         if waited:
-            # Not all at once: whoever else uses the processor makes a busy loop wait now and then.
+            # Gradually: other processes make even a busy loop wait now and then.
             self._busy_turns -= self._busy_turns > 0
             self._pause_s = max(self._pause_s / 2, PAUSE_S_LEAST)
             return
@@ -144,13 +144,13 @@ class Pace:
         self._began_s = now_s
 
     def _judge(self, turn_bytes: int, gathered_s: float, readers: int, *, is_full: bool) -> None:
-        """See whether the last rest was worth it.
+        """Check whether the last rest paid.
 
-        Peers that keep the loop busy send as much in a second while it rests. If it was clearly
-        less, the loop would have had to wait for them, and each message came later for it.
+        Busy peers send at the same rate during a rest. If clearly less arrived, the loop would
+        have waited for them anyway, and the rest only delayed their messages.
         """
         times = gathered_s / self._usual_s if self._usual_s else 2.0
-        # Peers that wait for us send as much as ever, busy ones so many times as much.
+        # The yield of busy peers grows with the time; that of peers that wait for us does not.
         if turn_bytes >= max((1 + times) / 2, times / SLACK, MORE) * self._usual_bytes:
             self._vain_rests = 0
             if is_full:
@@ -166,7 +166,7 @@ class Pace:
             self._busy_turns = -TURNS_WITHOUT
 
     def after_read(self, reader: object, read_bytes: int, *, is_narrow: bool = False) -> None:
-        """What was read is handled; the reader has a narrow window, or not."""
+        """The bytes read were handled."""
         self._is_narrow = is_narrow
         self._read.add(reader)
         self._bytes += read_bytes
@@ -180,7 +180,7 @@ class Pace:
         """Something is about to be written."""
         waited_s = self._clock_s() - self._ended_s
         if waited_s > WAITED_S:
-            # Nobody was read meanwhile: this belongs to no turn, and makes none longer.
+            # Nothing was read meanwhile: the wait is not part of a turn.
             self._began_s += waited_s
 
     def after_writes(self) -> None:
@@ -189,6 +189,6 @@ class Pace:
 
 
 def _learned(usual: float, now: float) -> float:
-    """What is usual, given one more turn; one that is far above is not taken at its word."""
+    """A moving average; a value far above it counts as twice the average."""
     usual = usual or now
     return usual + (min(now, 2 * usual) - usual) / BUSY_TURNS

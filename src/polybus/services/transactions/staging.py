@@ -346,7 +346,7 @@ def discard(path: Path) -> None:
 
 
 def sweep(data: Path, *, older_than_s: float, now_s: float, keep: Collection[Path] = ()) -> int:
-    """Remove what nobody committed for so long; return how many files that were. May block."""
+    """Remove files that nobody committed in time; return how many. May block."""
     removed = 0
     for folder in _entries(staging_folder(data)):
         for path in _entries(folder):

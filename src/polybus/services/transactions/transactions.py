@@ -230,7 +230,7 @@ class Transactions:
         try:
             offsets = await self._finish(known.unfinished)
         except UsageError:
-            # Its files are gone, and the producer was told so by an earlier request.
+            # Its files are gone, and an earlier request has reported that to the producer.
             if not wanted.take_over:
                 raise
             known.unfinished = None
