@@ -16,8 +16,7 @@ from polybus.edges.bad_peers import BadPeers
 from polybus.edges.edge import Edge
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.http.state import HttpState
-from polybus.edges.protocols.boson_frames import BosonFramesTranslator
-from polybus.edges.protocols.boson_properties import BosonPropertiesTranslator
+from polybus.edges.protocols.boson import BosonFramesTranslator, BosonPropertiesTranslator
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
 from polybus.edges.server import Server

@@ -1,0 +1,116 @@
+"""Both Boson protocols on the bus.
+
+                  frames             properties
+publish           a topic            topic, content
+with a receipt    topic?receipt=ID   hbfr
+subscribe         $subscribe         hbfs
+unsubscribe       $unsubscribe       hbfu
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polybus.batch import Batch, Buffer
+from polybus.bus.subscriptions import Publisher
+from polybus.config import Connector
+from polybus.edges.edge import Edge
+from polybus.edges.protocols.translator import Peer, Translator
+from polybus.errors import PeerError, PolybusError
+from polybus.wire import boson_frames, boson_properties
+from polybus.wire.boson import BadPublish, ReceiptOwed, Subscribe, Unsubscribe
+from polybus.wire.codec import Bad, Publish, PublishPart
+
+
+class BosonTranslator(Translator):
+    """The events that both protocols have in common."""
+
+    def handle(self, event: boson_frames.Event | boson_properties.Event) -> None:
+        match event:
+            case PublishPart(batches, is_first=is_first):
+                self.publish_part(batches[0], is_first=is_first)
+            case Publish(batches, whole):
+                self.publish(batches, whole)
+            case BadPublish(error, receipt_id):
+                self.bad_publish(error, receipt_id)
+            case Bad(error):
+                self.bad(error)
+            case Subscribe(lines):
+                self.subscribe_lines(lines)
+            case Unsubscribe(lines):
+                self.unsubscribe_lines(lines)
+            case ReceiptOwed(topic, receipt_id):
+                self.owe_receipt(receipt_id, topic)
+
+    def bad_publish(self, error: PeerError, receipt_id: bytes) -> None:
+        self.bad(error)
+
+
+class BosonFramesTranslator(BosonTranslator):
+    protocol = boson_frames.PROTOCOL
+
+    def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
+        super().__init__(edge, peer)
+        self.codec = boson_frames.BosonFramesCodec(self.limits, connector.default_topic)
+
+    def encode(self, batch: Batch) -> Buffer:
+        return boson_frames.encode(batch)
+
+    def deliver_whole(
+        self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
+    ) -> None:
+        if batches[0].protocol == self.protocol:
+            self.peer.send(whole, batches, publisher)
+        else:
+            super().deliver_whole(batches, whole, publisher)
+
+    def receipt(self, batch: Batch) -> None:
+        self.peer.send(boson_frames.encode_receipts(batch))
+
+    def receipt_all(self, batches: Sequence[Batch]) -> None:
+        self.peer.send(boson_frames.encode_receipts(*batches))
+
+    def send_error(self, code: str, text: str) -> None:
+        self.reply(boson_frames.encode_error(code, text))
+
+    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
+        self.reply(boson_frames.encode_position(topic, epoch, offset))
+
+
+class BosonPropertiesTranslator(BosonTranslator):
+    protocol = boson_properties.PROTOCOL
+
+    def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
+        super().__init__(edge, peer)
+        self.codec = boson_properties.BosonPropertiesCodec(self.limits, connector.default_topic)
+
+    def encode(self, batch: Batch) -> Buffer:
+        return boson_properties.encode(batch)
+
+    def receipt(self, batch: Batch) -> None:
+        self.peer.send(boson_properties.encode_receipts(batch))
+
+    def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
+        self.reply(boson_properties.encode_error(code, text, receipt_id))
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        refusals = boson_properties.encode_refusals(batch, error.code, error.text)
+        if not refusals:
+            super().refuse(batch, error)
+            return
+        self._refusal = (error.code, error.text)
+        # Each message that waits for a receipt gets its own error.
+        self.note(error.code, error.text)
+        self.reply(refusals)
+
+    def bad_publish(self, error: PeerError, receipt_id: bytes) -> None:
+        self.note(error.code, error.text)
+        self.deny_receipt(receipt_id, error.code, error.text)
+        if error.final:
+            self.peer.close()
+
+    def send_error(self, code: str, text: str) -> None:
+        self.reply(boson_properties.encode_error(code, text))
+
+    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
+        self.reply(boson_properties.encode_position(topic, epoch, offset))
