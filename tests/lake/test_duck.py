@@ -22,7 +22,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def ask(data: Path, sql: str) -> list[tuple[Any, ...]]:
-    with duck.connect(data) as engine:
+    with duck.Engine(data) as engine:
         return [tuple(row) for row in engine.query(sql).fetchall()]
 
 
@@ -57,7 +57,7 @@ def test_a_hand_over_in_the_middle_of_a_query_changes_nothing(data: Path) -> Non
     publish(data, "orders", [b"old"] * 5000)
     hand_over(data)
     publish(data, "orders", [b"new"] * 20_000)
-    with duck.connect(data) as engine:
+    with duck.Engine(data) as engine:
         _, batches = engine.stream("SELECT offset FROM orders", batch_rows=2048)
         found = next(batches).column(0).to_pylist()
         hand_over(data)  # Replaces the small file, and takes the journal away.
@@ -68,7 +68,7 @@ def test_a_hand_over_in_the_middle_of_a_query_changes_nothing(data: Path) -> Non
 
 def test_each_query_sees_what_has_come(data: Path) -> None:
     make_topic(data)
-    with duck.connect(data) as engine:
+    with duck.Engine(data) as engine:
         assert engine.query("SELECT count(*) FROM orders").fetchall() == [(30,)]
         publish(data, "orders", [b"more"])
         assert engine.query("SELECT count(*) FROM orders").fetchall() == [(31,)]
@@ -174,7 +174,7 @@ def test_a_table_whose_file_is_gone_is_named(data: Path) -> None:
 
 def test_a_folder_that_is_no_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"data\.not-found"):
-        duck.connect(tmp_path)
+        duck.Engine(tmp_path)
 
 
 def test_nothing_is_left_behind(
@@ -183,6 +183,6 @@ def test_nothing_is_left_behind(
     make_topic(data)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    with duck.connect(data) as engine:
+    with duck.Engine(data) as engine:
         engine.query("SELECT * FROM orders ORDER BY value").fetchall()
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -262,7 +262,7 @@ def test_duckdb_reads_variants_and_partitions_that_spark_wrote(
         rows = numbers(spark, batch * 10, 10)
         tables.append(rows, lake, writer="w", batch_id=batch, partition_by=["topic"])
     query = "SELECT topic, count(*), sum(body.n::INT) FROM silver GROUP BY topic ORDER BY topic"
-    with duck.connect(data) as engine:
+    with duck.Engine(data) as engine:
         assert engine.query(query).fetchall() == [("even", 10, 90), ("odd", 10, 100)]
         compact_table(lake)
         assert engine.query(query).fetchall() == [("even", 10, 90), ("odd", 10, 100)]

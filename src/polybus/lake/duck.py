@@ -51,19 +51,15 @@ _SYSTEM = ("information_schema", "pg_catalog")
 _PINNED = Path("/proc/self/fd")
 
 
-def connect(data: Path) -> Engine:
-    """Open an engine on a data folder.
-
-    Raises:
-        UsageError: `data.not-found`; `sql.engine-missing`, DuckDB is not installed.
-    """
-    return Engine(data)
-
-
 class Engine:
     """DuckDB on a data folder: a context manager, for one thread."""
 
     def __init__(self, data: Path) -> None:
+        """Open the folder.
+
+        Raises:
+            UsageError: `data.not-found`; `sql.engine-missing`, DuckDB is not installed.
+        """
         self.data = data
         self._reader = LogReader(data)
         self._reading = threading.Lock()

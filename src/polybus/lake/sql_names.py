@@ -57,7 +57,9 @@ def without_explain(sql: str) -> str:
 
 def named_in(tree: Any) -> Named:
     """The names in the tree of `json_serialize_sql`."""
-    nodes = list(_nodes(tree))
+    values = list(_values(tree))
+    nodes = [one for one in values if isinstance(one, dict)]
+    words = frozenset(one.lower() for one in values if isinstance(one, str))
     local = {
         str(entry["key"]).lower()
         for node in nodes
@@ -81,31 +83,20 @@ def named_in(tree: Any) -> Named:
     everything = bool(references & aliases) or any(
         node.get("class") == "STAR" or node.get("ref_type") == "NATURAL" for node in nodes
     )
-    return Named(list(dict.fromkeys(tables)), frozenset(_words(tree)), everything)
+    return Named(list(dict.fromkeys(tables)), words, everything)
 
 
 def _entries(cte_map: Any) -> list[dict[str, Any]]:
     return list(cte_map.get("map", [])) if isinstance(cte_map, dict) else []
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+def _values(tree: Any) -> Iterator[Any]:
+    """The tree and everything in it."""
     pending = [tree]
     while pending:
         one = pending.pop()
+        yield one
         if isinstance(one, dict):
-            yield one
-            pending.extend(one.values())
-        elif isinstance(one, list):
-            pending.extend(one)
-
-
-def _words(tree: Any) -> Iterator[str]:
-    pending = [tree]
-    while pending:
-        one = pending.pop()
-        if isinstance(one, str):
-            yield one.lower()
-        elif isinstance(one, dict):
             pending.extend(one.values())
         elif isinstance(one, list):
             pending.extend(one)

@@ -105,7 +105,7 @@ def _polybus_sql(data: Path) -> int:
     """The query on an open engine, without the start of a process."""
     from polybus.lake import duck
 
-    with duck.connect(data) as engine:
+    with duck.Engine(data) as engine:
         return int(engine.query(SQL).fetchall()[0][0])
 
 

@@ -88,7 +88,7 @@ def _by_duckdb(sql: str, data: Path) -> Iterator[SqlResult]:
     from polybus.lake import duck
 
     try:
-        opened = duck.connect(data)
+        opened = duck.Engine(data)
     except UsageError as error:
         if error.code == "sql.engine-missing":
             raise _DuckDbRefused(error) from error
