@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from polybus.config import Msgstream
 from polybus.services import events as module
 from polybus.services.events import EventBook
 from polybus.services.sessions.feeds import Content, Feed, FeedsShared, Follow
-from polybus.services.sessions.session import Session, SessionLimits
+from polybus.services.sessions.session import Session
 
 
 class Book(EventBook):
@@ -27,7 +28,12 @@ class Book(EventBook):
 
 
 def session(number: int = 1) -> Session:
-    return Session(number, bytes([number]) * 16, 60.0, SessionLimits(1000, 1 << 20))
+    return Session(
+        number,
+        bytes([number]) * 16,
+        60.0,
+        Msgstream(session_packs_max=1000, session_bytes_max=1 << 20),
+    )
 
 
 def packs(session: Session, *topics: str) -> list[tuple[int, Content]]:
@@ -127,7 +133,7 @@ def test_a_session_that_ends_tells_what_was_pending_and_what_still_waits() -> No
 
 def test_telling_of_a_session_that_follows_events_would_never_end() -> None:
     book, one = Book(), session()
-    shared = FeedsShared(contents_max=9, on_delivered=lambda _: None, on_deleted=lambda _: None)
+    shared = FeedsShared(contents_max=9)
     one.follow(Follow(Feed("$events", 1, 0, shared), 0))
     show(book, one, "news")
     confirm(book, one, 1)

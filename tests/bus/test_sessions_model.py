@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from polybus.batch import Batch
+from polybus.config import Msgstream
 from polybus.services.sessions.feeds import Content, Feed, FeedsShared, Follow, direct
-from polybus.services.sessions.session import Session, SessionLimits
+from polybus.services.sessions.session import Session
 
 PACKS_MAX = 6
 BYTES_MAX = 40
+LIMITS = Msgstream(session_packs_max=PACKS_MAX, session_bytes_max=BYTES_MAX)
 TOPICS = ("a", "b")
 
 
@@ -40,12 +42,10 @@ class Client:
 class Sessions(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        shared = FeedsShared(
-            contents_max=PACKS_MAX, on_delivered=lambda feed: None, on_deleted=lambda feed: None
-        )
+        shared = FeedsShared(contents_max=PACKS_MAX)
         self.feeds = {topic: Feed(topic, 1, 0, shared) for topic in TOPICS}
         self.shared = shared
-        self.session = Session(1, b"", 60, SessionLimits(PACKS_MAX, BYTES_MAX))
+        self.session = Session(1, b"", 60, LIMITS)
         for feed in self.feeds.values():
             self.session.follow(Follow(feed, 0))
         self.client = Client()
@@ -124,14 +124,14 @@ TestSessions = Sessions.TestCase
 
 
 def test_numbers_that_a_crash_used_up_push_out_no_messages() -> None:
-    session = Session(1, b"", 60, SessionLimits(packs_max=10, value_bytes_max=1000))
+    session = Session(1, b"", 60, Msgstream(session_packs_max=10, session_bytes_max=1000))
     for _ in range(8):
         session.add(direct(b"x"))
         session.saved(session.take_unsaved(to_show=True).mark)
         session.show(session.next_id - 1)
     session.confirm([1, 2])
     saved = session.take_unsaved(to_show=True)
-    restored = Session(1, b"", 60, SessionLimits(packs_max=10, value_bytes_max=1000))
+    restored = Session(1, b"", 60, Msgstream(session_packs_max=10, session_bytes_max=1000))
     packs = {number: direct(b"x") for number in range(3, 9)}
     restored.restore(packs, next_id=session.next_id, mark=saved.mark)
     assert restored.pack_count <= 10

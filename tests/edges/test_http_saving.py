@@ -10,9 +10,10 @@ from collections.abc import Iterable
 import pytest
 from http_kit import Http, http_bus, recv
 
+from polybus.config import Msgstream
 from polybus.errors import StorageError
 from polybus.services.sessions.saving import SAVE_INTERVAL_S, SAVE_INTERVAL_S_MAX, Saver
-from polybus.services.sessions.session import Session, SessionLimits
+from polybus.services.sessions.session import Session
 from polybus.services.state import SessionChanges, StateDb
 
 
@@ -123,7 +124,7 @@ async def test_slow_saves_come_less_often_but_not_too_seldom(
 ) -> None:
     state = SlowState()
     saver = Saver(state, asyncio.get_running_loop())  # type: ignore[arg-type]
-    session = Session(1, bytes(16), 60.0, SessionLimits(10, 1000))
+    session = Session(1, bytes(16), 60.0, Msgstream(session_packs_max=10, session_bytes_max=1000))
     state.save_s = save_s
 
     await saver.save([session])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -193,24 +193,23 @@ class Feed(Subscriber):
 
 
 class FeedsShared:
-    """What all feeds share."""
+    """What all feeds share; a subclass decides what follows from a delivery and a deletion."""
 
-    def __init__(
-        self,
-        *,
-        contents_max: int,
-        on_delivered: Callable[[Feed], None],
-        on_deleted: Callable[[Feed], None],
-    ) -> None:
+    def __init__(self, *, contents_max: int) -> None:
         self.contents_max = contents_max
-        self.on_delivered = on_delivered
-        self.on_deleted = on_deleted
         self.cache = JsonCache()
         self._order = 0
 
     def next_order(self) -> int:
+        """The place of a pack in the order of everything that arrives."""
         self._order += 1
         return self._order
+
+    def on_delivered(self, feed: Feed) -> None:
+        """The feed has something for its listeners."""
+
+    def on_deleted(self, feed: Feed) -> None:
+        """The feed's topic was deleted."""
 
 
 class Follow:

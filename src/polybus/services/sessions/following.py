@@ -10,15 +10,7 @@ from polybus import names
 from polybus.errors import StorageError, UsageError
 from polybus.services.context import Context
 from polybus.services.replay import resolve
-from polybus.services.sessions.feeds import (
-    Content,
-    Feed,
-    FeedsShared,
-    Follow,
-    Follower,
-    JsonCache,
-    direct,
-)
+from polybus.services.sessions.feeds import Content, Feed, FeedsShared, Follow, Follower, direct
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import encode_notice
 from polybus.wire.positions import parse_start
@@ -26,32 +18,20 @@ from polybus.wire.positions import parse_start
 WAKES_PER_TURN = 500
 
 
-class Following:
+class Following(FeedsShared):
     """The feeds of a bus. `trim` removes feeds that no session follows."""
 
     def __init__(self, context: Context, on_changed: Callable[[Session], None]) -> None:
+        super().__init__(contents_max=context.config.msgstream.session_packs_max)
         self._bus = context.bus
         self._loop = context.loop
         self._topics_max = context.config.limits.topics_per_request_max
         self._is_volatile = context.config.durability == "memory"
         self._on_changed = on_changed
         self._feeds: dict[str, Feed] = {}
-        self._shared = FeedsShared(
-            contents_max=context.config.msgstream.session_packs_max,
-            on_delivered=self._on_delivered,
-            on_deleted=self._on_deleted,
-        )
         self._delivered: deque[Feed] = deque()
         self._to_wake: deque[Follower] = deque()
         self._waking = False
-
-    @property
-    def cache(self) -> JsonCache:
-        return self._shared.cache
-
-    def next_order(self) -> int:
-        """The place of a direct pack in the order of everything that arrives."""
-        return self._shared.next_order()
 
     def canonical(self, topics: Sequence[str]) -> list[str]:
         """The topics' canonical names, each once. Raises UsageError `request.too-many-topics`."""
@@ -89,7 +69,7 @@ class Following:
             bounds = self._bus.log.bounds(topic)
         except StorageError:
             # Damaged: the session keeps its place in it, and goes on with its other topics.
-            feed = Feed(topic, epoch, offset, self._shared)
+            feed = Feed(topic, epoch, offset, self)
             feed.followers.add(session)
             self._bus.subscribe(topic, feed)
             session.follow(Follow(feed, offset))
@@ -152,11 +132,11 @@ class Following:
         feed = self._feeds.get(topic)
         if feed is None:
             bounds = self._bus.log.bounds(topic)
-            feed = self._feeds[topic] = Feed(topic, bounds.epoch, bounds.stop, self._shared)
+            feed = self._feeds[topic] = Feed(topic, bounds.epoch, bounds.stop, self)
             self._bus.subscribe(topic, feed)
         return feed
 
-    def _on_delivered(self, feed: Feed) -> None:
+    def on_delivered(self, feed: Feed) -> None:
         self._delivered.append(feed)
         if not self._waking:
             self._waking = True
@@ -182,7 +162,7 @@ class Following:
         notice = b"[" + encode_notice("topic.deleted", {"topic": topic}) + b"]"
         return direct(notice, order=self.next_order())
 
-    def _on_deleted(self, feed: Feed) -> None:
+    def on_deleted(self, feed: Feed) -> None:
         self._feeds.pop(feed.topic, None)
         content = self.deletion_notice(feed.topic)
         for session in [one for one in feed.followers if isinstance(one, Session)]:

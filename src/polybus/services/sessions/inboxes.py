@@ -14,7 +14,7 @@ from polybus.services.sessions.feeds import Content, Receiver, direct
 from polybus.services.sessions.following import Following
 from polybus.services.sessions.reading import PackReader
 from polybus.services.sessions.saving import Saver
-from polybus.services.sessions.session import Session, SessionLimits
+from polybus.services.sessions.session import Session
 from polybus.services.state import SavedSessions, StateDb
 from polybus.wire.msgstream import EMPTY_PACK
 
@@ -34,9 +34,6 @@ class Inboxes:
         self._settings = context.config.msgstream
         self._loop = context.loop
         self._events = context.events
-        self._limits = SessionLimits(
-            self._settings.session_packs_max, self._settings.session_bytes_max
-        )
         self._sessions: dict[bytes, Session] = {}
         self._saver = Saver(state, context.loop)
         self._following = Following(context, self._saver.touch)
@@ -58,7 +55,7 @@ class Inboxes:
 
     async def start(self, saved: SavedSessions) -> None:
         """Restore the sessions. Raises StorageError."""
-        for session in await self._saver.restore(saved, self._limits, self._following):
+        for session in await self._saver.restore(saved, self._settings, self._following):
             session.contact(self._loop.time())
             self._sessions[session.digest] = session
             self._last_number = max(self._last_number, session.number)
@@ -94,7 +91,7 @@ class Inboxes:
         digest = _digest(key)
         self._last_number += 1
         ttl_s = self._settings.session_ttl_s if ttl_s is None else ttl_s
-        session = Session(self._last_number, digest, ttl_s, self._limits)
+        session = Session(self._last_number, digest, ttl_s, self._settings)
         session.contact(self._loop.time())
         for follow in follows:
             self._following.follow(session, follow)

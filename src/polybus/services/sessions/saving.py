@@ -23,10 +23,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from polybus.config import Msgstream
 from polybus.errors import StorageError
 from polybus.services.sessions.feeds import EMPTY, Content, direct
 from polybus.services.sessions.following import Following
-from polybus.services.sessions.session import LostMessages, Session, SessionLimits, UnsavedPacks
+from polybus.services.sessions.session import LostMessages, Session, UnsavedPacks
 from polybus.services.state import PackRow, SavedSessions, SessionChanges, SessionRow, StateDb
 
 logger = logging.getLogger("polybus.sessions")
@@ -59,7 +60,7 @@ class Saver:
         self._is_closing = False
 
     async def restore(
-        self, saved: SavedSessions, limits: SessionLimits, following: Following
+        self, saved: SavedSessions, limits: Msgstream, following: Following
     ) -> list[Session]:
         """The sessions as they were last saved, corrected by the log, following their topics.
 

@@ -5,8 +5,8 @@ The rules:
 1. Packs are numbered from 1, one for each batch of a topic and one for each direct pack, in order
    of arrival. A number that a client may have seen never changes its meaning.
 2. A pack stays until it is confirmed. Confirming a number that is not there does nothing.
-3. A session holds at most `packs_max` packs and `value_bytes_max` bytes. Beyond that the oldest are
-   dropped, and a notice says which topic lost how many messages from which position on.
+3. A session holds at most `session_packs_max` packs and `session_bytes_max` bytes. Beyond that the
+   oldest are dropped, and a notice says which topic lost how many messages from which position on.
 4. Clients stop at a gap in the numbers. So a pack that was dropped before a client could have seen
    it leaves no gap (the later ones move up), and one that was dropped later is sent once more,
    empty, beside the notice.
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import merge
 
+from polybus.config import Msgstream
 from polybus.services.sessions.feeds import BEHIND, EMPTY, Content, Follow, Receiver
 from polybus.wire.msgstream import EMPTY_PACK, OVERFLOW, encode_notice
 
@@ -35,12 +36,6 @@ NUMBERS_AHEAD = 256
 not wait for the disk before each pack. A session reserves no more than it has shown so far, so that
 a crash leaves few empty packs in a session with few messages, and no more than it has room for, so
 that they do not push out packs with messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    packs_max: int
-    value_bytes_max: int
 
 
 @dataclass(slots=True)
@@ -108,7 +103,7 @@ class Session:
         "ttl_s",
     )
 
-    def __init__(self, number: int, digest: bytes, ttl_s: float, limits: SessionLimits) -> None:
+    def __init__(self, number: int, digest: bytes, ttl_s: float, limits: Msgstream) -> None:
         self.number = number
         self.digest = digest
         self.ttl_s = ttl_s
@@ -239,9 +234,9 @@ class Session:
                 break
         else:
             return None
-        if self._held >= min(self._limits.packs_max, CATCH_UP_PACKS_MAX):
+        if self._held >= min(self._limits.session_packs_max, CATCH_UP_PACKS_MAX):
             return None
-        if self._value_bytes >= min(self._limits.value_bytes_max, CATCH_UP_BYTES_MAX):
+        if self._value_bytes >= min(self._limits.session_bytes_max, CATCH_UP_BYTES_MAX):
             return None
         return follow
 
@@ -316,7 +311,7 @@ class Session:
 
     def _is_over(self) -> bool:
         limits = self._limits
-        return self._held > limits.packs_max or self._value_bytes > limits.value_bytes_max
+        return self._held > limits.session_packs_max or self._value_bytes > limits.session_bytes_max
 
     def _drop_oldest(self) -> None:
         packs = self._packs
@@ -412,7 +407,7 @@ class Session:
         if is_last:
             mark = self._mark = self._shown_to + 1
         elif to_show:
-            room = max(0, self._limits.packs_max - self._held)
+            room = max(0, self._limits.session_packs_max - self._held)
             mark = self.next_id + min(NUMBERS_AHEAD, self._shown_to, room)
         first = self._first_id
         unsaved = UnsavedPacks(
