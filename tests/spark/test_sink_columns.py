@@ -12,16 +12,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types
 
+from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.services.transactions.staging import StagedLimits, inspect
+from polybus.services.transactions.staging import inspect
 from polybus.spark import sink
 from polybus.spark.location import BusLocation
 from polybus.spark.sink import staging
 from polybus.spark.sink.columns import BATCH_BYTES, SinkColumns, sink_columns
 from polybus.spark.source.schema import COLUMNS, spark_schema
 
-LIMITS = StagedLimits(
-    message_bytes_max=64 << 20, transaction_bytes_max=1 << 30, part_bytes=1 << 30, headers_max=99
+LIMITS = Limits(
+    message_bytes_max=64 << 20,
+    transaction_bytes_max=1 << 30,
+    transaction_part_bytes=1 << 30,
+    properties_max=99,
 )
 VALUE = SinkColumns("out", False, False)
 HEADERS = pa.map_(pa.string(), pa.binary())

@@ -79,12 +79,6 @@ class Producer(msgspec.Struct, kw_only=True):
     unfinished: Unfinished | None = None
 
 
-class EarlierCommit(msgspec.Struct, frozen=True):
-    """The result of a transaction that was committed before."""
-
-    offsets: Offsets
-
-
 class Producers:
     """All producers, ordered by their last transaction, oldest first."""
 
@@ -109,8 +103,8 @@ class Producers:
 
     def decide(
         self, key: TransactionKey, *, take_over: bool = False, gaps: bool = False
-    ) -> EarlierCommit | None:
-        """The earlier result of the transaction; None if it may be done now.
+    ) -> Offsets | None:
+        """The offsets of a transaction that was committed before; None if it may be done now.
 
         Raises:
             UsageError: `commit.query`, `commit.gap` or `commit.too-many`.
@@ -123,7 +117,7 @@ class Producers:
             return None
         if known.query == key.query:
             if key.batch <= known.batch:
-                return EarlierCommit(known.offsets if key.batch == known.batch else {})
+                return known.offsets if key.batch == known.batch else {}
             if key.batch > known.batch + 1 and not gaps:
                 text = (
                     f"producer {key.producer!r}: batch {key.batch} follows batch {known.batch}, "

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
+from polybus.config import Limits
 from polybus.errors import UsageError
 from polybus.log.journal.commit import END, Damaged, size_of
 from polybus.log.journal.message import own_pages
@@ -75,16 +76,6 @@ def check_file(name: str) -> int:
     return int(found[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedLimits:
-    """What a transaction may hold, and how much of it goes into one commit of the log."""
-
-    message_bytes_max: int
-    transaction_bytes_max: int
-    part_bytes: int
-    headers_max: int
-
-
 @dataclass(slots=True)
 class StagedContents:
     """What is in the files of a transaction; all of it was looked at.
@@ -101,7 +92,7 @@ class StagedContents:
     batches: list[Batch] | None = field(default_factory=list)
 
 
-def inspect(files: Iterable[Path], limits: StagedLimits) -> StagedContents:
+def inspect(files: Iterable[Path], limits: Limits) -> StagedContents:
     """Look at all of the files. May block.
 
     Raises:
@@ -122,7 +113,7 @@ def inspect(files: Iterable[Path], limits: StagedLimits) -> StagedContents:
                 "option maxOffsetsPerTrigger, or raise the limit"
             )
             raise UsageError("commit.too-large", text)
-        if part_bytes and part_bytes + size > limits.part_bytes:
+        if part_bytes and part_bytes + size > limits.transaction_part_bytes:
             found.parts += 1
             part_bytes = 0
             found.batches = None
@@ -133,12 +124,12 @@ def inspect(files: Iterable[Path], limits: StagedLimits) -> StagedContents:
     return found
 
 
-def parts(files: Iterable[Path], limits: StagedLimits) -> Iterator[list[Batch]]:
+def parts(files: Iterable[Path], limits: Limits) -> Iterator[list[Batch]]:
     """The same messages part by part: the same parts each time. Raises as `inspect`; may block."""
     part: list[Batch] = []
     part_bytes = 0
     for batch, size in _batches(files, limits):
-        if part_bytes and part_bytes + size > limits.part_bytes:
+        if part_bytes and part_bytes + size > limits.transaction_part_bytes:
             _give_back()
             yield part
             part, part_bytes = [], 0
@@ -152,7 +143,7 @@ def _give_back() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def _batches(files: Iterable[Path], limits: StagedLimits) -> Iterator[tuple[Batch, int]]:
+def _batches(files: Iterable[Path], limits: Limits) -> Iterator[tuple[Batch, int]]:
     """Each record batch as a batch, and what it weighs."""
     for path in files:
         try:
@@ -173,9 +164,7 @@ def _batches(files: Iterable[Path], limits: StagedLimits) -> Iterator[tuple[Batc
             raise storage_error(error, f"cannot read {path}") from error
 
 
-def _read(
-    file: BufferedReader, path: Path, limits: StagedLimits
-) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _read(file: BufferedReader, path: Path, limits: Limits) -> Iterator[tuple[pa.RecordBatch, int]]:
     bytes_max = max(limits.message_bytes_max, BATCH_WEIGHT_MAX) + ROW_BYTES_MAX
     file_bytes = os.fstat(file.fileno()).st_size
     position = 0
@@ -278,7 +267,7 @@ def sum_of(counts: pa.Array) -> int:
     return int(pc.sum(counts).as_py() or 0)
 
 
-def _batch_of(rows: pa.RecordBatch, path: Path, limits: StagedLimits) -> Batch:
+def _batch_of(rows: pa.RecordBatch, path: Path, limits: Limits) -> Batch:
     """A batch over the rows' own memory."""
     topics = pc.unique(rows.column(0))
     if len(topics) != 1 or topics[0].as_py() is None:
@@ -305,8 +294,10 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: StagedLimits) -> Batch:
     if keys.null_count < len(keys):
         batch.keys = keys.to_pylist()
     if headers.null_count < len(headers):
-        if pc.max(headers_in(headers)).as_py() > limits.headers_max:
-            text = f"topic {topic!r}: a row has over {limits.headers_max} headers (properties-max)"
+        if pc.max(headers_in(headers)).as_py() > limits.properties_max:
+            text = (
+                f"topic {topic!r}: a row has over {limits.properties_max} headers (properties-max)"
+            )
             raise UsageError("commit.file", f"{path.name}: {text}")
         batch.headers = [dict(one) if one else None for one in headers.to_pylist()]
     batch.protocol = PROTOCOL

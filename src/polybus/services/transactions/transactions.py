@@ -33,6 +33,7 @@ import msgspec
 from polybus import names
 from polybus.batch import Batch
 from polybus.bus.bus import unknown_topic
+from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.context import Context
 from polybus.services.state import StateDb
@@ -41,7 +42,6 @@ from polybus.services.transactions import staging
 from polybus.services.transactions.commits import (
     TOPIC,
     CommitRecord,
-    EarlierCommit,
     Offsets,
     Producer,
     Producers,
@@ -49,7 +49,7 @@ from polybus.services.transactions.commits import (
     Unfinished,
     joined,
 )
-from polybus.services.transactions.staging import StagedContents, StagedLimits
+from polybus.services.transactions.staging import StagedContents
 from polybus.services.transactions.uploads import Uploads
 
 logger = logging.getLogger("polybus.commits")
@@ -76,13 +76,7 @@ class Transactions:
         self._bus = context.bus
         self._data = context.data
         self._state = state
-        limits = context.config.limits
-        self._limits = StagedLimits(
-            message_bytes_max=limits.message_bytes_max,
-            transaction_bytes_max=limits.transaction_bytes_max,
-            part_bytes=limits.transaction_part_bytes,
-            headers_max=limits.properties_max,
-        )
+        self._limits = limits = context.config.limits
         self._producers = Producers(producers_max=limits.producers_max)
         self._tickets: dict[str, int] = {}
         self._last_ticket = 0
@@ -210,16 +204,16 @@ class Transactions:
         lock = self._locks.setdefault(key.producer, asyncio.Lock())
         async with lock:
             begun = await self._finish_earlier(wanted)
-            done = self._producers.decide(key, take_over=wanted.take_over, gaps=wanted.gaps)
-            is_known = done is not None and begun is None
-            if done is None:
-                done = EarlierCommit(await self._publish(wanted, is_admin=is_admin))
+            offsets = self._producers.decide(key, take_over=wanted.take_over, gaps=wanted.gaps)
+            is_known = offsets is not None and begun is None
+            if offsets is None:
+                offsets = await self._publish(wanted, is_admin=is_admin)
             elif begun is not None:
-                done = EarlierCommit(begun)
+                offsets = begun
             else:
                 await self._context.durability.wait(self._tickets.get(key.producer, 0))
             await asyncio.to_thread(staging.drop, self._data, key.producer, batch_max=key.batch)
-            return done.offsets, is_known
+            return offsets, is_known
 
     async def _finish_earlier(self, wanted: CommitRequest) -> Offsets | None:
         """Finish the producer's unfinished transaction; its offsets if it is the wanted one."""
@@ -238,45 +232,40 @@ class Transactions:
         return offsets if begun == wanted.key else None
 
     async def _publish(self, wanted: CommitRequest, *, is_admin: bool) -> Offsets:
-        paths = self._files(wanted.key.producer, wanted.files)
-        with self.uploads.files.committing(paths):
-            return await self._publish_files(wanted, paths, is_admin=is_admin)
-
-    async def _publish_files(
-        self, wanted: CommitRequest, paths: Sequence[Path], *, is_admin: bool
-    ) -> Offsets:
         key = wanted.key
-        async with self._turn:
-            contents = await self._in_thread(staging.inspect, paths, self._limits)
-            self._check(contents, is_admin=is_admin)
-            record = CommitRecord(
-                kind="commit", producer=key.producer, query=key.query, batch=key.batch
-            )
-            unfinished: Unfinished | None = None
-            if contents.batches is not None:
-                await self._room()
-                ticket = self._append(contents.batches, record)
-                contents.batches = None
-            else:
-                record.kind, record.files = "intent", list(wanted.files)
-                record.system = any(map(names.is_reserved, contents.topics))
-                record.parts, record.part_bytes = contents.parts, self._limits.part_bytes
-                ticket = self._append([], record)
-                known = self._producers.get(key.producer)
-                unfinished = known.unfinished if known is not None else None
-        await self._context.durability.wait(ticket)
-        # Not from `_producers`: it may have dropped a producer of a single transaction already.
-        return record.offsets if unfinished is None else await self._finish(unfinished)
+        paths = self._files(key.producer, wanted.files)
+        with self.uploads.files.committing(paths):
+            async with self._turn:
+                contents = await self._in_thread(staging.inspect, paths, self._limits)
+                self._check(contents, is_admin=is_admin)
+                record = CommitRecord(
+                    kind="commit", producer=key.producer, query=key.query, batch=key.batch
+                )
+                unfinished: Unfinished | None = None
+                if contents.batches is not None:
+                    await self._room()
+                    ticket = self._append(contents.batches, record)
+                    contents.batches = None
+                else:
+                    record.kind, record.files = "intent", list(wanted.files)
+                    record.system = any(map(names.is_reserved, contents.topics))
+                    record.parts = contents.parts
+                    record.part_bytes = self._limits.transaction_part_bytes
+                    ticket = self._append([], record)
+                    known = self._producers.get(key.producer)
+                    unfinished = known.unfinished if known is not None else None
+            await self._context.durability.wait(ticket)
+            # Not from `_producers`: it may have dropped a producer of a single transaction already.
+            return record.offsets if unfinished is None else await self._finish(unfinished)
 
     async def _finish(self, unfinished: Unfinished) -> Offsets:
         """Publish the parts that have no record; return all offsets. Raises as `commit`."""
         intent = unfinished.intent
         # Sizes were checked before the intent was written, and limits may have changed since.
-        limits = StagedLimits(
+        limits = Limits(
             message_bytes_max=1 << 31,
-            transaction_bytes_max=1 << 62,
-            part_bytes=intent.part_bytes,
-            headers_max=1 << 31,
+            transaction_part_bytes=intent.part_bytes,
+            properties_max=1 << 31,
         )
         ticket = 0
         offsets: Offsets = {}
@@ -301,7 +290,9 @@ class Transactions:
                     part=part,
                     parts=intent.parts,
                 )
-                ticket = self._append(self._still_there(batches), record, unfinished.offsets)
+                # A topic may have been deleted since the transaction began.
+                batches = [batch for batch in batches if self._bus.has_topic(batch.topic)]
+                ticket = self._append(batches, record, unfinished.offsets)
                 offsets = record.offsets
                 # Free this part before the next one is read.
                 del batches
@@ -336,10 +327,6 @@ class Transactions:
             topic: [(bounds[topic].epoch, bounds[topic].stop, bounds[topic].stop + count)]
             for topic, count in counts.items()
         }
-
-    def _still_there(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches whose topics were not deleted since the transaction began."""
-        return [batch for batch in batches if self._bus.has_topic(batch.topic)]
 
     # Checks
 
