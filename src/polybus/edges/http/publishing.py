@@ -50,14 +50,14 @@ class Published(msgspec.Struct):
     offsets: list[int]
 
 
-class RequestPublisher:
+class RequestPublisher(FutureReceipt):
     """Publishes one request's batch. Implements bus.Publisher."""
 
     def __init__(self, state: HttpState, sender: str, *, is_admin: bool = False) -> None:
+        super().__init__()
         self._context = state.context
         self._is_admin = is_admin
         self._sender = sender
-        self._receipt = FutureReceipt()
         self._refusal: PolybusError | None = None
 
     async def publish(self, batch: Batch, *, wait: bool) -> None:
@@ -78,10 +78,7 @@ class RequestPublisher:
         if self._refusal is not None:
             raise self._refusal
         if wait:
-            await self._context.durability.wait_for(self._receipt.given)
-
-    def receipt(self, batch: Batch) -> None:
-        self._receipt.receipt(batch)
+            await self._context.durability.wait_for(self.given)
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._refusal = error

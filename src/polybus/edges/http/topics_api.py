@@ -76,22 +76,15 @@ def topic_of(call: Call) -> str:
     return name
 
 
-def state_of(call: Call, name: str) -> TopicState:
-    """Raises StorageError, the topic is damaged."""
-    return _state(call, name, call.state.bus.log.bounds(name))
-
-
-def _listed(call: Call, name: str) -> TopicState:
+def state_of(call: Call, name: str, *, in_list: bool = False) -> TopicState:
+    """Raises StorageError, the topic is damaged; not in a list, where it would hide the others."""
+    bounds, damaged = Bounds(0, 0, 0), ""
     try:
-        return state_of(call, name)
+        bounds = call.state.bus.log.bounds(name)
     except StorageError as error:
-        # A damaged topic must not hide the others.
-        state = _state(call, name, Bounds(0, 0, 0))
-        state.damaged = error.text
-        return state
-
-
-def _state(call: Call, name: str, bounds: Bounds) -> TopicState:
+        if not in_list:
+            raise
+        damaged = error.text
     topic = call.state.bus.topic(name)
     return TopicState(
         name=name,
@@ -102,6 +95,7 @@ def _state(call: Call, name: str, bounds: Bounds) -> TopicState:
         messages_out=sum(one.messages for one in call.state.delivered(topic).values()),
         published_on=sorted(topic.traffic.taken),
         subscribers=len(topic.subscribers),
+        damaged=damaged,
     )
 
 
@@ -112,7 +106,7 @@ async def list_topics(call: Call) -> Response:
     pieces = []
     async for found in _in_order(bus.topic_names(system=query.system)):
         # Some may have been deleted since.
-        topics = [_listed(call, name) for name in found if bus.has_topic(name)]
+        topics = [state_of(call, name, in_list=True) for name in found if bus.has_topic(name)]
         if topics:
             pieces.append(msgspec.json.encode(topics)[1:-1])
     if query.durable:
