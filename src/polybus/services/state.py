@@ -240,27 +240,26 @@ def consumers_in(path: Path) -> dict[str, bytes]:
     """The consumers' notes of a stopped bus; empty if there are none. Raises StorageError."""
     if not path.exists():
         return {}
-    try:
-        db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
-        try:
-            known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'consumers'").fetchone()
-            return _read_consumers(db) if known else {}
-        finally:
-            db.close()
-    except sqlite3.Error as error:
-        raise StorageError("state.failed", f"{path}: {error}") from error
+    with _stopped(path, "ro") as db:
+        known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'consumers'").fetchone()
+        return _read_consumers(db) if known else {}
 
 
 def forget_consumer(path: Path, group: str) -> bool:
     """Delete a consumer of a stopped bus; return whether it existed. Raises StorageError."""
     if group not in consumers_in(path):
         return False
+    with _stopped(path, "rw") as db:
+        return db.execute("DELETE FROM consumers WHERE name = ?", (group,)).rowcount > 0
+
+
+@contextlib.contextmanager
+def _stopped(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """The database of a stopped bus."""
     try:
-        db = sqlite3.connect(path, isolation_level=None)
-        try:
-            return db.execute("DELETE FROM consumers WHERE name = ?", (group,)).rowcount > 0
-        finally:
-            db.close()
+        url = f"file:{quote(str(path))}?mode={mode}"
+        with contextlib.closing(sqlite3.connect(url, uri=True, isolation_level=None)) as db:
+            yield db
     except sqlite3.Error as error:
         raise StorageError("state.failed", f"{path}: {error}") from error
 

@@ -295,10 +295,8 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: Limits) -> Batch:
         batch.keys = keys.to_pylist()
     if headers.null_count < len(headers):
         if pc.max(headers_in(headers)).as_py() > limits.properties_max:
-            text = (
-                f"topic {topic!r}: a row has over {limits.properties_max} headers (properties-max)"
-            )
-            raise UsageError("commit.file", f"{path.name}: {text}")
+            text = f"a row has over {limits.properties_max} headers (properties-max)"
+            raise UsageError("commit.file", f"{path.name}: topic {topic!r}: {text}")
         batch.headers = [dict(one) if one else None for one in headers.to_pylist()]
     batch.protocol = PROTOCOL
     return batch
