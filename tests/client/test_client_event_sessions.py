@@ -37,6 +37,22 @@ async def test_a_session_that_is_there_is_taken_up_and_left(
     await client.sessions.delete(key)
 
 
+async def test_an_event_is_confirmed_whose_handler_closes_the_stream(
+    bus: Node, client: polybus.Client, transport: Any
+) -> None:
+    key = await client.sessions.create(["shop"])
+    await client.publish("shop", "the last", receipt=True)
+    events = client.events(session_key=key, transport=transport)
+
+    async def close(event: Event) -> None:
+        await events.aclose()
+
+    events.on("shop", close)
+    await run(events)
+    await held_packs(bus, 0)
+    await client.sessions.delete(key)
+
+
 async def test_a_given_session_that_is_gone_is_an_error(
     client: polybus.Client, transport: Any
 ) -> None:

@@ -382,3 +382,19 @@ def test_a_damaged_topic_keeps_neither_the_bus_nor_its_sessions_from_starting(
     tmp_path: Path,
 ) -> None:
     apart(lose_a_segment, tmp_path)
+
+
+def test_a_session_goes_on_when_the_log_was_in_memory_before(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    async def create(node: Node) -> str:
+        return await node.services.inboxes.create(["a"], None, "latest")
+
+    key = on_node(create, data, topics=["a"], durability="memory")
+
+    async def followed(node: Node) -> list[str]:
+        session = node.services.inboxes.find(key)
+        assert session is not None
+        return list(session.follows)
+
+    assert on_node(followed, data, topics=["a"], durability="fsync") == ["a"]

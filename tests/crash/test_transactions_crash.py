@@ -11,6 +11,8 @@ from opened_kit import all_messages, on_node
 from staging_kit import stage
 
 from polybus.edges.node import Node
+from polybus.errors import StorageError
+from polybus.log.history.handover import compact
 from polybus.services.transactions.commits import TransactionKey
 from polybus.services.transactions.staging import staging_folder
 from polybus.services.transactions.transactions import CommitRequest
@@ -137,3 +139,30 @@ def check_upload(crash: Crash) -> None:
 def test_an_uploaded_piece_is_there_when_it_is_acknowledged() -> None:
     for crash in crashes(upload, staged_content, verified=False):
         check_upload(crash)
+
+
+def test_nothing_is_committed_while_records_of_commits_are_damaged(tmp_path: Path) -> None:
+    """Damaged history does not freeze `$commits`; without its records a batch would come twice."""
+    data = tmp_path / "data"
+
+    def commit_once() -> Any:
+        async def work(node: Node) -> Any:
+            files = [stage(data, "spark", 0, values_of(0))]
+            wanted = CommitRequest(TransactionKey("spark", "query", 0), files)
+            return await node.services.transactions.commit(wanted, is_admin=False)
+
+        return on_node(work, data, topics=TOPICS)
+
+    offsets, _ = commit_once()
+    for path in data.glob("state.db*"):
+        path.unlink()
+    compact(data)
+    (history,) = data.glob("accounts/default/topics/*commits/history/*/*.parquet")
+    good = history.read_bytes()
+    damaged = bytearray(good)
+    damaged[len(good) // 2] ^= 255
+    history.write_bytes(damaged)
+    with pytest.raises(StorageError, match=r"log\.damaged"):
+        commit_once()
+    history.write_bytes(good)
+    assert commit_once() == (offsets, True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from array import array
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -220,3 +222,36 @@ def test_spans_outside_the_buffer_are_refused() -> None:
         _lines.encode_lines(HEAD, b"abc", array("i", [0, 4]))
     with pytest.raises(IndexError):
         _lines.encode_lines(HEAD, b"abc", array("i", [2, 1]))
+
+
+class ScansWhenCollected:
+    """Garbage whose finalizer scans, as one that closes a socket lets another thread do."""
+
+    def __init__(self, scan_more: Callable[[], object]) -> None:
+        self.itself = self
+        self._scan_more = scan_more
+
+    def __del__(self) -> None:
+        self._scan_more()
+
+
+def test_a_finalizer_that_scans_disturbs_no_scan() -> None:
+    def topics(data: bytes) -> list[tuple[str, list[bytes]]]:
+        _, batches = _lines.scan_lines(data, 0, len(data), b"send", 1 << 20, 255)
+        return [(batch.topic, list(batch.values())) for batch in batches]
+
+    data = b"".join(line(f"topic{number}", str(number)) for number in range(400))
+    more = b"".join(line(f"other{number}", str(number)) for number in range(3000))
+    expected = topics(data)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            gc.disable()
+            ScansWhenCollected(lambda: topics(more))
+            filler: list[list[int]] = [[] for _ in range(200)]
+            gc.enable()
+            assert topics(data) == expected
+            del filler
+    finally:
+        gc.set_threshold(*thresholds)

@@ -63,7 +63,7 @@ def publish(
     if lines:
         batches = _line_batches(given, count)
     else:
-        batches = _copies(given.read() if data is None else os.fsencode(data), count)
+        batches = _copies(given, data, count)
     published, position = asyncio.run(_publish(url, topic, batches, _headers(headers), receipt))
     if as_json:
         text = None if position is None else str(position)
@@ -115,7 +115,9 @@ def _explained(error: PolybusError, url: str) -> PolybusError:
     return PolybusError(error.code, f"{error.text}: {text}")
 
 
-async def _copies(message: bytes, count: int) -> AsyncIterator[list[bytes]]:
+async def _copies(file: BinaryIO, data: str | None, count: int) -> AsyncIterator[list[bytes]]:
+    # Standard input is read only when the bus is reached.
+    message = file.read() if data is None else os.fsencode(data)
     for first in range(0, count, BATCH_MAX):
         yield [message] * min(BATCH_MAX, count - first)
 

@@ -138,6 +138,7 @@ class EventStream:
         self.stop()
         if self._running is not asyncio.current_task():
             await self._ran.wait()
+        # `run` disconnects: called by a handler, its pack is still to be confirmed.
         await self._stream.close()
 
     async def __aenter__(self) -> EventStream:

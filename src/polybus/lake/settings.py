@@ -63,6 +63,6 @@ def read(data: Path) -> PipelineSettings:
         raise storage_error(error, f"cannot read {path}") from error
     try:
         return msgspec.json.decode(content, type=PipelineSettings)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = f"{path}: {error}; restart the bus to replace the file"
         raise StorageError("pipeline.settings", text) from error

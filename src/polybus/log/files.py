@@ -109,6 +109,10 @@ class FileLog:
         self._store = TopicStore(self.data, clock=self._clock, disk=self._disk)
         for topic in self._store.names():
             self._topics[topic] = self._topic_log(topic)
+        # A kill may have come between the creation of a name and the fsync of its folder, and the
+        # names that this start finds are built upon without another fsync.
+        for folder in (self.data.parent, self.data, journal_folder(self.data)):
+            self._disk.sync_folder(folder)
         recovered = recover(self.data, self._disk)
         restore(self._topics, recovered)
         settle_orphans(self._topics, self.data, self._disk)

@@ -183,7 +183,7 @@ def read_topic_note(folder: Path) -> TopicNote | None:
         return msgspec.json.decode(path.read_bytes(), type=TopicNote)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StorageError("log.damaged", f"{path}: {error}") from error
 
 

@@ -21,7 +21,7 @@ from polybus.scan._batch cimport Batch, new_batch
 from polybus.scan._bytes cimport (
     check_scan, check_spans, get_int32, prefetch, put, put_decimal, put_int32, same_bytes,
 )
-from polybus.scan._groups cimport Entry, Groups, group_of, new_entry
+from polybus.scan._groups cimport Entry, Groups, PyGC_Disable, PyGC_Enable, group_of, new_entry
 
 cdef enum:
     HEADER_BYTES = 7
@@ -56,12 +56,16 @@ def scan_frames(
 ):
     """Scan for plain frames; return (end, batches, unnamed), see the twin."""
     cdef Py_buffer view
+    cdef bint collects
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    collects = PyGC_Disable()
     try:
         stop = scan(&view, start, stop, message_bytes_max, topic_bytes_max)
         unnamed = []
         return stop, make_batches(buffer, names, protocol, unnamed), unnamed
     finally:
+        if collects:
+            PyGC_Enable()
         PyBuffer_Release(&view)
 
 

@@ -1,7 +1,8 @@
 """The tables of a scan: the position and topic of each message, and a hash table of topics.
 
 Each scanner owns one `Groups` and reuses its memory. The interpreter lock gives a scan exclusive
-use of it. `topic` points into the scanned buffer.
+use of it, as long as no finalizer runs: the garbage collector is off until the batches are made.
+`topic` points into the scanned buffer.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
@@ -9,6 +10,10 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from polybus.scan._bytes cimport hash_bytes, same_bytes
+
+cdef extern from "Python.h":
+    bint PyGC_Disable()
+    bint PyGC_Enable()
 
 cdef struct Found:
     const uint8_t* topic

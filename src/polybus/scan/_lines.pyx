@@ -20,7 +20,7 @@ import os
 
 from polybus.scan._batch cimport new_batch
 from polybus.scan._bytes cimport check_scan, check_spans, put, put_decimal
-from polybus.scan._groups cimport Entry, Groups, group_of, new_entry
+from polybus.scan._groups cimport Entry, Groups, PyGC_Disable, PyGC_Enable, group_of, new_entry
 from polybus.scan._text cimport (
     BACKSLASH, QUOTE, ascii8, escape_size, escaped_size, is_space, plain8, put_base64, put_escaped,
     put_unescaped, utf8_size,
@@ -99,7 +99,9 @@ def scan_lines(
     cdef const char* spaced_at = PyBytes_AS_STRING(spaced)
     cdef Py_ssize_t compact_bytes = len(compact), spaced_bytes = len(spaced)
     cdef Entry* entry
+    cdef bint collects
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    collects = PyGC_Disable()
     try:
         check_scan(&view, start, stop)
         at = <const uint8_t*> view.buf + start
@@ -144,6 +146,8 @@ def scan_lines(
         groups.entries_count = count
         return at - <const uint8_t*> view.buf, make_batches(buffer, <const uint8_t*> view.buf)
     finally:
+        if collects:
+            PyGC_Enable()
         PyBuffer_Release(&view)
 
 

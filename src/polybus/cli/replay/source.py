@@ -105,6 +105,7 @@ class OffsetRange:
             for first in (self.start, self.stop - 1)
             if len(self)
             for rows in OffsetRange(self.topic, first, first + 1).read(source)
+            if rows.num_rows
         ]
         return max(0, times_us[-1] - times_us[0]) if times_us else 0
 

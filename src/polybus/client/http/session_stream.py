@@ -152,8 +152,7 @@ class SessionStream:
         self.use(key)
 
     async def close(self) -> None:
-        """Disconnect, and delete a session of its own. Idempotent."""
-        await self.disconnect()
+        """Delete a session of its own; `disconnect` is up to the caller. Idempotent."""
         if self.owns_session and self.key is not None:
             key, self.key = self.key, None
             # If the bus is unreachable, the session expires.

@@ -53,6 +53,7 @@ class SessionSubscription(Subscription):
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
+        await self._stream.disconnect()
         await self._stream.close()
 
     def _drained(self) -> None:

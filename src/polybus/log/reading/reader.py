@@ -57,7 +57,12 @@ class LogReader:
             StorageError: `log.format`, a newer version wrote it.
         """
         self.data = data
-        if read_data_note(data) is None:
+        try:
+            note = read_data_note(data)
+        except OSError as error:
+            text = f"{data}: cannot read polybus.json: {error.strerror}"
+            raise UsageError("data.not-found", text) from error
+        if note is None:
             text = f"{data} is not a data folder of polybus (it has no polybus.json)"
             raise UsageError("data.not-found", text)
         self._notes = TopicNotes(data)

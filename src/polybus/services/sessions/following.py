@@ -74,8 +74,9 @@ class Following(FeedsShared):
             self._bus.subscribe(topic, feed)
             session.follow(Follow(feed, offset))
             return offset
-        # A log in memory begins every topic anew; on disk another epoch is another topic.
-        if epoch != bounds.epoch and not self._is_volatile:
+        # A log in memory begins every topic anew, with a larger epoch than the one on disk. A topic
+        # that was recreated on disk has a larger epoch than the saved one.
+        if epoch < bounds.epoch and not self._is_volatile:
             return None
         at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
         self.follow(session, Follow(self._feed(topic), at))
@@ -107,6 +108,9 @@ class Following(FeedsShared):
         session.unfollow(feed.topic)
         feed.followers.discard(session)
         feed.listeners.pop(session, None)
+        if not feed.followers and self._feeds.get(feed.topic) is not feed:
+            # The feed of a damaged topic: `trim` does not know it.
+            self._bus.unsubscribe(feed.topic, feed)
 
     def listen(self, session: Session) -> None:
         """Wake the session's receiver at each delivery to one of its topics."""

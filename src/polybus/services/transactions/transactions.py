@@ -82,6 +82,8 @@ class Transactions:
         self._last_ticket = 0
         # Epoch and offset: `$commits` up to here is in state.db.
         self._saved = (0, 0)
+        # Why `$commits` could not be read at the start: `_producers` is then incomplete.
+        self._unread: StorageError | None = None
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.uploads = Uploads(self._data, bytes_max=limits.staging_bytes_max)
         # One part at a time is in memory, of all producers together.
@@ -108,8 +110,11 @@ class Transactions:
         try:
             await self._read_records()
         except StorageError as error:
-            # Damaged: it takes no records either, so nothing is committed a second time.
+            # Damaged history does not freeze the topic. Without its records a transaction could be
+            # done twice, and a sweep could delete files that an unknown intent still needs.
             logger.error("%s: %s; nothing can be committed", TOPIC, error)
+            self._unread = error
+            return
         for unfinished in self._producers.unfinished():
             key = unfinished.intent.key
             try:
@@ -121,6 +126,7 @@ class Transactions:
 
     async def close(self) -> None:
         self.uploads.close()
+        # Without housekeeping `_producers` is not known to be complete, and must not be saved.
         if self._housekeeping is None:
             return
         self._housekeeping.cancel()
@@ -131,6 +137,10 @@ class Transactions:
         except StorageError as error:
             # Nothing is lost: the next start reads the records from the log.
             logger.warning("%s", error)
+
+    def _check_read(self) -> None:
+        if self._unread is not None:
+            raise self._unread.again()
 
     async def _read_records(self) -> None:
         bounds = self._bus.log.bounds(TOPIC)
@@ -176,7 +186,8 @@ class Transactions:
     # Queries
 
     def producer(self, name: str) -> Producer:
-        """Raises UsageError `commit.unknown`."""
+        """Raises UsageError `commit.unknown`; StorageError, `$commits` could not be read."""
+        self._check_read()
         known = self._producers.get(name)
         if known is None or known.batch < 0:
             raise UsageError("commit.unknown", f"producer {name[:40]!r} has committed nothing")
@@ -200,6 +211,7 @@ class Transactions:
             UsageError: refused, with nothing published.
             StorageError: it may or may not be published: ask again, with the same key.
         """
+        self._check_read()
         key = wanted.key
         lock = self._locks.setdefault(key.producer, asyncio.Lock())
         async with lock:
