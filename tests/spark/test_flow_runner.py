@@ -101,6 +101,20 @@ def test_a_flow_that_is_stopped_before_its_next_try_keeps_its_error(
     assert (hurt.state, hurt.error) == ("stopped", "client.unreachable: no bus answers")
 
 
+def test_a_flow_is_tried_again_after_the_errors_that_it_names(spark: Any, tmp_path: Path) -> None:
+    tries: list[str] = []
+
+    def start(context: FlowContext) -> None:
+        tries.append("log.damaged")
+        if len(tries) < 3:
+            raise PolybusError("log.damaged", "a file is damaged")
+
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
+    runner.start(PipelineFlow("p", "kept", start, repeat_s=60, retried=("log.damaged",)))
+    eventually(lambda: len(tries) == 3, timeout_s=30)
+    assert runner.stop(60)
+
+
 def test_flows_run_after_the_flows_that_they_name(spark: Any, tmp_path: Path) -> None:
     order: list[str] = []
     flows = [

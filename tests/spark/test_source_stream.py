@@ -385,6 +385,29 @@ def test_a_topic_whose_manifest_is_damaged_is_held_and_reported(written: Written
     assert "damaged" not in place
 
 
+def test_a_topic_whose_last_file_is_missing_is_held_and_repeats_nothing(
+    written: WrittenLog,
+) -> None:
+    given = {"failOnDamage": "false", "failOnDataLoss": "false"}
+    written.append("news", 3)
+    reader = stream(written, **given)
+    place, _ = step(reader, reader.initialOffset())
+    written.append("news", 2)
+    end = reader.latestOffset(place, ReadAllAvailable())
+    (segment,) = written.data.glob("journal/*.arrows")
+    kept = segment.rename(segment.with_suffix(".kept"))
+    again = stream(written, **given)
+    with pytest.raises(StorageError, match=r"log\.damaged"):
+        again.partitions(place, end)
+    after, read = step(again, end)
+    assert (places(after), read) == (places(end), [])
+    assert list(after["damaged"]) == ["news"]
+    kept.rename(segment)
+    written.append("news", 1)
+    assert step(stream(written, **given), place)[1] == [("news", 3), ("news", 4), ("news", 5)]
+    assert step(stream(written, **given), after)[1] == [("news", 5)]
+
+
 def test_messages_that_expire_before_a_batch_is_repeated_are_data_loss(written: WrittenLog) -> None:
     start = stream(written).initialOffset()
     end = json.loads(json.dumps(start))

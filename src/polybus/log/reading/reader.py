@@ -187,6 +187,11 @@ class LogReader:
         self, plan: ReadPlan, rest: Piece, error: Exception, attempts: int
     ) -> tuple[Piece, ...]:
         """Where the rest of a piece is now. Raises StorageError if it is damaged there."""
+        bounds = self.bounds(plan.topic)
+        if bounds.epoch == plan.epoch and bounds.stop < rest.stop:
+            # Retention moves the start. Only a missing file moves the end back.
+            text = f"topic {plan.topic!r}, offsets {rest.first} to {rest.stop - 1}: {rest.path}: "
+            raise StorageError("log.damaged", f"{text}the log ends at {bounds.stop}") from error
         fresh = self.plan(plan.topic, rest.first, rest.stop, times=plan.times)
         if fresh.epoch != plan.epoch:
             text = f"topic {plan.topic!r} was deleted and created again while it was read"

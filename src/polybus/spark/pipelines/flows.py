@@ -43,6 +43,8 @@ class PipelineFlow:
     start: Callable[[FlowContext], Any]
     after: tuple[str, ...] = ()
     repeat_s: float | None = None
+    retried: tuple[str, ...] = ()
+    """Codes of errors after which it is tried again, besides failures that pass by themselves."""
     reads: tuple[str, ...] = ()
     """Names of its inputs, for display."""
     writes: str = ""

@@ -96,6 +96,8 @@ def make(java: Java) -> Path | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
+        if path.exists():
+            return path  # another process has just recorded it
         part = path.with_suffix(".part")
         part.unlink(missing_ok=True)
         train(part)
@@ -130,14 +132,18 @@ def train(part: Path) -> None:
         log.close()
         # By name: the pipeline is built on this package, which must not import it.
         driver = ("-m", "polybus.spark.pipelines.running.driver", "--once", "--data", folder)
-        subprocess.run(
+        with subprocess.Popen(
             [sys.executable, *driver],
-            stdin=subprocess.DEVNULL,
+            # The driver stops when this pipe closes, also if this process is killed.
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=os.environ | {RECORD_VARIABLE: str(part)},
-            timeout=TRAINING_TIMEOUT_S,
-            check=False,
-        )
+        ) as process:
+            try:
+                process.wait(TRAINING_TIMEOUT_S)
+            except BaseException:
+                process.kill()
+                raise
 
 
 if __name__ == "__main__":

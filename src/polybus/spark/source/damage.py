@@ -10,12 +10,13 @@ batch until the file is restored, because a batch that ran once must not change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Bounds
+from polybus.spark.source.offsets import TopicOffset
 from polybus.spark.source.origin import BATCH_BYTES_MAX, Origin
 
 logger = logging.getLogger("polybus.spark")
@@ -45,11 +46,13 @@ class HeldTopics:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._damages: dict[str, TopicDamage] = {}
+        self._short: dict[str, str] = {}
 
     @property
     def texts(self) -> dict[str, str]:
         """What is wrong, by topic."""
-        return {topic: damage.text for topic, damage in sorted(self._damages.items())}
+        damages = {topic: damage.text for topic, damage in self._damages.items()}
+        return dict(sorted((self._short | damages).items()))
 
     def bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
         """The bounds of the topics whose bounds can be read."""
@@ -70,6 +73,23 @@ class HeldTopics:
             if (known.offset is None) == (topic in found) or topic not in selected:
                 del self._damages[topic]
         return found
+
+    def complete(
+        self, found: Mapping[str, Bounds], ends: Mapping[str, TopicOffset]
+    ) -> dict[str, Bounds]:
+        """Leave out the topics that end before what was already read: a file of them is missing.
+
+        If reading went back to their end, it would repeat messages once the file is restored.
+        """
+        short = {
+            topic: short_text(topic, end.offset)
+            for topic, end in ends.items()
+            if topic in found and is_short(found[topic], end)
+        }
+        for topic in short.keys() - self._short.keys():
+            logger.warning("topic %r is held in place: log.damaged: %s", topic, short[topic])
+        self._short = short
+        return {topic: bounds for topic, bounds in found.items() if topic not in short}
 
     def stop(self, topic: str, stop: int) -> int:
         """The stop offset of a topic, or the offset where it is known to be held."""
@@ -112,6 +132,16 @@ class HeldTopics:
         else:
             logger.warning("topic %r is held in place: %s: %s", topic, error.code, text)
         self._damages[topic] = TopicDamage(text, offset, monotonic())
+
+
+def is_short(bounds: Bounds, end: TopicOffset) -> bool:
+    """Whether a topic ends before a durable offset: its end never moves back by itself."""
+    return bounds.epoch == end.epoch and bounds.stop < end.offset
+
+
+def short_text(topic: str, offset: int) -> str:
+    text = f"topic {topic!r}: messages before offset {offset} are in no file of the log"
+    return f"{text}; run polybus verify"
 
 
 def _check_is_damage(error: StorageError) -> None:

@@ -21,9 +21,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from polybus.errors import StorageError
 from polybus.log.interface import Bounds
 from polybus.log.reading.pieces import ReadPlan
-from polybus.spark.source.damage import HeldTopics
+from polybus.spark.source.damage import HeldTopics, is_short, short_text
 from polybus.spark.source.offsets import StreamOffset, TopicOffset, from_json
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.origin import Origin, open_origin
@@ -80,6 +81,8 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         found, before = self._matching(), from_json(start)
+        if self._held is not None:
+            found = self._held.complete(found, before.topics)
         damaged = {} if self._held is None else self._held.texts
         left_out = (damaged.keys() - found.keys()) | self._options.left_out
         begun = resumed(before, found, self._options, self._loss, left_out)
@@ -165,6 +168,9 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self, topic: str, epoch: int, first: int, stop: int) -> ReadPlan | None:
         """Locate a batch's messages of a topic; missing ones are data loss."""
         bounds = self._origin.all_bounds([topic]).get(topic)
+        if self._held is not None and bounds and is_short(bounds, TopicOffset(epoch, stop)):
+            # A batch that ran once must not change: it waits for the missing file.
+            raise StorageError("log.damaged", short_text(topic, stop))
         begin = resumed_in(topic, TopicOffset(epoch, first), bounds, self._loss)
         if begin is None or bounds is None or begin.epoch != epoch:
             return None

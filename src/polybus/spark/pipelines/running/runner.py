@@ -174,6 +174,8 @@ class FlowRunner:
     def _run_once(self, run: _FlowRun) -> bool:
         """Run a batch flow, or a stream to its end; whether it was a stream."""
         with self._starts:
+            if self._stopping.is_set():
+                return True
             if run.progress.state == "waiting":
                 run.progress.state = "running"
             use_in_thread(self._spark)
@@ -198,7 +200,8 @@ class FlowRunner:
     def _pause_after(self, run: _FlowRun, error: Exception) -> float | None:
         """How long to wait before the next try; None to give up."""
         tries = run.failures_in_a_row
-        if not is_transient(error) or (not self._continuous and tries >= len(_BACKOFF_S)):
+        is_retried = is_transient(error) or clean_cause(error).startswith(run.flow.retried)
+        if not is_retried or (not self._continuous and tries >= len(_BACKOFF_S)):
             return None
         run.failures_in_a_row = tries + 1
         return _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]

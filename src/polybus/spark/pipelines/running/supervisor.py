@@ -73,7 +73,9 @@ class PipelineOptions:
     @property
     def bus(self) -> BusLocation:
         # Only the token of an administrator may write system topics; the bus keeps one in its data.
-        return BusLocation(self.data, self.url, self.token or bus_http.read_token(self.data))
+        # Without a URL it is read for each call: a bus that restarts may have created another.
+        token = self.token or (bus_http.read_token(self.data) if self.url else None)
+        return BusLocation(self.data, self.url, token)
 
     def open_session(self) -> Any:
         return open_session(self.data, url=self.url, master=self.master, memory=self.memory)
@@ -90,6 +92,8 @@ class Supervisor:
         self._runner: FlowRunner | None = None
         self._problems: dict[str, str] = {}
         self._retried: tuple[str, ...] = ()
+        self._retry_backoff = Backoff(first_s=0.5)
+        self._retry_due_s = 0.0
         self._reported: dict[str, set[tuple[str, str]]] = {}
 
     def stop(self) -> None:
@@ -174,6 +178,7 @@ class Supervisor:
                 about = {"pipeline": name, "code": error.code, "text": error.text}
                 self._say({"event": "waiting" if is_waiting else "problem", **about})
         self._retried = tuple(waiting)
+        self._retry_due_s = time.monotonic() + self._retry_backoff.next_s()
         self._runner.start(*prepared.flows)
 
     @property
@@ -185,7 +190,7 @@ class Supervisor:
 
     def _report_until_end(self, spark: Any, runner: FlowRunner) -> None:
         while self._pause(runner):
-            if self._retried:
+            if self._retried and time.monotonic() >= self._retry_due_s:
                 self._load(spark, self._retried)
             flows = self._flows()
             self._say({"event": "progress", "flows": flows})

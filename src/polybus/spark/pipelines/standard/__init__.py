@@ -16,6 +16,7 @@ def flows(data: Path) -> list[PipelineFlow]:
     from polybus.spark.pipelines.standard.watch import Watch
 
     return [
-        PipelineFlow(PIPELINE, "decode", start_decode),
+        # A batch over a file that was damaged after its plan runs again until that is restored.
+        PipelineFlow(PIPELINE, "decode", start_decode, retried=("log.damaged", "log.frozen")),
         PipelineFlow(PIPELINE, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
     ]
