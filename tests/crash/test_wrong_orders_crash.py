@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +16,16 @@ import test_tables_crash as tables
 import test_topics_crash as topics
 import test_transactions_crash as transactions
 from crash_kit import Crash, Look, Run, Work, crashes
-from opened_kit import look_at_log, opened_log
+from opened_kit import look_at_log, on_node, opened_log
 
+from polybus.edges.node import Node
 from polybus.lake.table import LakeTable
 from polybus.log.disk import OsDisk, OsFile
 from polybus.log.history.handover import hand_over
-from polybus.services.consumers.consumers import Consumers
+from polybus.services.consumers.consumers import ConsumerPosition, Consumers, Report
 from polybus.services.durability import Durability
 from polybus.services.sessions.saving import Saver
+from polybus.services.state import StateDb
 from polybus.services.transactions.uploads import Upload
 
 pytestmark = pytest.mark.slow
@@ -79,6 +82,16 @@ def answer_before_the_save(run: Run) -> None:
     sessions.a_short_life(run)
 
 
+def with_a_saved_position(run: Run) -> None:
+    consumers.six_days(run)
+
+    async def report(node: Node) -> None:
+        at = {"a": ConsumerPosition(epoch=node.bus.log.bounds("a").epoch, offset=1)}
+        node.services.consumers.report("group", Report(positions=at))
+
+    on_node(report, run.data)
+
+
 def retain_before_the_save(run: Run) -> None:
     report = Consumers.report
 
@@ -88,6 +101,14 @@ def retain_before_the_save(run: Run) -> None:
         return consumer
 
     Consumers.report = reported  # type: ignore[method-assign, assignment]
+    save = StateDb.save_consumers
+
+    async def late(self: StateDb, *arguments: Any) -> None:
+        await asyncio.sleep(0.2)
+        await save(self, *arguments)
+
+    # The save would else often come before retention, and nothing would be wrong.
+    StateDb.save_consumers = late  # type: ignore[method-assign, assignment]
     consumers.report_and_retain(run)
 
 
@@ -120,7 +141,7 @@ CASES: list[Case] = [
         *(sessions.go_on, sessions.check),
     ),
     (
-        *(retain_before_the_save, consumers.look, consumers.six_days),
+        *(retain_before_the_save, consumers.look, with_a_saved_position),
         *(consumers.report_and_retain, consumers.check_position),
     ),
     (
