@@ -127,8 +127,9 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
                 if unnamed:
                     batches, canonical = self._name(batches, unnamed, events)
                 if batches:
-                    whole = memoryview(data)[start:end] if canonical else None
-                    events.append(_published(batches, whole))
+                    events.append(
+                        _published(batches, data, start, end) if canonical else Publish(batches)
+                    )
                 start = end
             if start == stop:
                 self._needed_bytes = HEADER_BYTES
@@ -210,14 +211,13 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
             events.append(Bad(PeerError(code, text, final=False)))
 
 
-def _published(batches: list[Batch], whole: Buffer | None) -> Publish:
-    """The event of scanned batches; `whole` is exactly their frames, if spelled canonically."""
-    if whole is None:
-        return Publish(batches)
+def _published(batches: list[Batch], data: Buffer, start: int, end: int) -> Publish:
+    """The event of batches whose frames are exactly `data[start:end]`, spelled canonically."""
     for batch in batches:
         if batch.receipt_ids is not None:
             # Subscribers never see a receipt request. One batch is encoded only on delivery.
             return Publish(batches, scan.encode_frames(batches) if len(batches) > 1 else None)
+    whole = memoryview(data)[start:end]
     if len(batches) == 1:
         batch.carry_encoding(PROTOCOL, whole)
     return Publish(batches, whole)
