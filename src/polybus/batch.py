@@ -8,8 +8,6 @@ With a thousand topics a read is a thousand batches, so the class and the loops 
 are compiled; the twin `polybus.scan.batch_py` documents its attributes and methods.
 """
 
-from __future__ import annotations
-
 from polybus.scan import Batch
 from polybus.scan.batch_py import Buffer, Headers
 

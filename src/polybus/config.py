@@ -5,8 +5,6 @@ an error that names the key. Environment variables `POLYBUS_…` override the fi
 separate a group from its key: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -4,8 +4,6 @@ Codes are public and stable. docs/reference/errors.md is generated from this tab
 line shows the advice. A test checks that the table has exactly the codes that the source uses.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

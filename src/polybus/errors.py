@@ -10,8 +10,6 @@
 Codes are public and stable (docs/reference/errors.md lists them); texts may improve.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Topic names: their canonical spelling, and a folder name for each."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

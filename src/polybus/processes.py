@@ -1,7 +1,5 @@
 """Whether another process still runs, by its process id."""
 
-from __future__ import annotations
-
 import os
 
 

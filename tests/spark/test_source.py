@@ -28,14 +28,16 @@ def batch(spark: Any, written: WrittenLog, **given: Any) -> Any:
 
 
 class Sink:
-    """A stream into a list, with a checkpoint that outlives the query."""
+    """A stream into a list, with a checkpoint that outlives the query.
+
+    Rows are kept per batch: a query that stops before it commits a batch repeats that batch.
+    """
 
     def __init__(self, spark: Any, folder: Path, **given: Any) -> None:
         self._spark = spark
         self._checkpoint = folder / "checkpoint"
         self._given = {"startingOffsets": "earliest"} | given
-        self.read: Read = []
-        self.batches = 0
+        self._taken: dict[int, Read] = {}
 
     def start(self, **trigger: Any) -> Any:
         frame = self._spark.readStream.format("polybus").options(**self._given).load()
@@ -51,9 +53,16 @@ class Sink:
         return query
 
     def _take(self, frame: Any, number: int) -> None:
-        rows = frame.collect()
-        self.read += [(row.topic, row.offset) for row in rows]
-        self.batches += bool(rows)
+        self._taken[number] = [(row.topic, row.offset) for row in frame.collect()]
+
+    @property
+    def read(self) -> Read:
+        return [row for number in sorted(self._taken) for row in self._taken[number]]
+
+    @property
+    def batches(self) -> int:
+        """How many batches had rows."""
+        return sum(bool(rows) for rows in self._taken.values())
 
 
 def expected(topic: str, stop: int) -> Read:

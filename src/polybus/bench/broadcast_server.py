@@ -4,8 +4,6 @@ It sends every text frame that arrives on `/publish` to all other connections, w
 of the library. Like the bus it runs on uvloop and does not compress.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

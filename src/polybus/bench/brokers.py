@@ -4,8 +4,6 @@ Each is configured not to drop messages: the output limits of the peers are lift
 makes publishers wait. The generator limits the messages in flight, for all in the same way.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The load generator: compiled once per version of its source, called for each run."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

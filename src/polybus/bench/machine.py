@@ -1,7 +1,5 @@
 """Describes the machine on which figures were measured."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

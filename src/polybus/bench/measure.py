@@ -1,7 +1,5 @@
 """Runs the scenarios: a fresh broker for each run, one at a time, in turn; keeps all samples."""
 
-from __future__ import annotations
-
 import resource
 import tempfile
 from collections.abc import Callable, Iterable, Iterator

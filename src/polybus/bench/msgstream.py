@@ -5,8 +5,6 @@ the long polls. The fan-out is compared with a plain `websockets` server, which 
 nothing.
 """
 
-from __future__ import annotations
-
 import select
 import time
 from collections.abc import Iterator, Sequence

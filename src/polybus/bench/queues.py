@@ -5,8 +5,6 @@ counts messages and bytes and answers after the last; the clock runs until the a
 take turns in each round, and the median counts, because single runs vary.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import statistics
 import threading

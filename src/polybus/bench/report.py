@@ -1,7 +1,5 @@
 """Figures of every benchmark: medians, ratios, targets, and the rows of their table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """Decides what is measured, compared with whom, and the targets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import Enum
 

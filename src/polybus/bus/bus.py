@@ -4,8 +4,6 @@ Synchronous and single-writer: everything runs on one thread, without locks. The
 socket, no clock and no protocol's bytes. Edges and services call it, and it calls subscribers back.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -21,7 +19,7 @@ RECENT_BYTES_MAX = 1 << 20
 DELIVERED_BYTES_MAX = 4 << 20
 """Subscribers read a larger commit from the log instead of being handed it."""
 NOTHING = Batch("", b"", array("i"))
-NOTHING_ACCEPTED: tuple[Sequence[Topic], Sequence[Batch], int] = ((), (), 0)
+NOTHING_ACCEPTED: "tuple[Sequence[Topic], Sequence[Batch], int]" = ((), (), 0)
 
 
 class Topic:

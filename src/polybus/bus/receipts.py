@@ -1,7 +1,5 @@
 """Receipts: when a publisher learns that its message is durable."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

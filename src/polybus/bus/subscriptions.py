@@ -1,7 +1,5 @@
 """The contracts between the bus and those that publish to it or subscribe to its topics."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 

@@ -4,8 +4,6 @@ Incoming messages are counted once per batch. Outgoing ones are computed: incomi
 subscribers, settled whenever the subscribers change or the figures are read.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

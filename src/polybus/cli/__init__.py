@@ -1,7 +1,5 @@
 """The command line: `polybus VERB`. Each verb is a module or folder, imported when it is used."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Calls to the bus that runs on a data folder, through its administration socket."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

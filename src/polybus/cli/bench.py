@@ -1,7 +1,5 @@
 """`polybus bench`: measure Polybus, its peers and this machine in one run."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

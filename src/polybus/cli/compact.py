@@ -1,7 +1,5 @@
 """`polybus compact`: convert the whole journal of a stopped bus to history files."""
 
-from __future__ import annotations
-
 import click
 
 from polybus.cli.options import existing_data, json_option, settings_options

@@ -1,7 +1,5 @@
 """`polybus config`: the settings that a bus would run with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`polybus doctor`: check whether this machine can run a bus and the data pipeline."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -11,8 +11,6 @@
 `up` ends with the exit code of the bus if the bus does not start.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import IO, Any, NoReturn
 

@@ -1,7 +1,5 @@
 """Options that several verbs share, and the settings that they choose."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

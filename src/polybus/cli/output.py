@@ -4,8 +4,6 @@ Values, names and error texts may come from anyone who can publish. `shown` and 
 control characters, so that no text can control the terminal.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """`polybus publish`: messages from the command line, a file or standard input."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Generates docs/reference from the source: `python -m polybus.cli.reference [--check] FOLDER`."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import typing

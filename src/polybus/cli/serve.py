@@ -1,7 +1,5 @@
 """`polybus serve`: run the bus alone."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """`polybus sessions`: manage msgstream sessions over the HTTP API of the bus."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

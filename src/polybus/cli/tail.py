@@ -1,7 +1,5 @@
 """`polybus tail`: print messages as they arrive."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """`polybus verify`: check the files of a stopped bus."""
 
-from __future__ import annotations
-
 import click
 import msgspec
 

@@ -6,8 +6,6 @@
 All calls to the owner come from the loop's thread, and never from inside a call by the owner.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

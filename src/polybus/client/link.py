@@ -4,8 +4,6 @@ Everything written in one turn of the loop is sent in one write. Above `PENDING_
 waits until the bus has read it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

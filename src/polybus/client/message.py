@@ -1,7 +1,5 @@
 """What a subscriber receives: messages with their positions; and where a subscription starts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime

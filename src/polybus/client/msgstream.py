@@ -18,8 +18,6 @@ replaces a session of its own, and messages between are lost; with a given key, 
 notice without a handler is logged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect
@@ -141,7 +139,7 @@ class EventStream:
         # `run` disconnects: called by a handler, its pack is still to be confirmed.
         await self._stream.close()
 
-    async def __aenter__(self) -> EventStream:
+    async def __aenter__(self) -> "EventStream":
         await self.open()
         return self
 

@@ -1,7 +1,5 @@
 """The settings of a client."""
 
-from __future__ import annotations
-
 import logging
 import ssl
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Publishing over a stream protocol: one connection for everything that a client sends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

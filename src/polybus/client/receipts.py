@@ -5,8 +5,6 @@ one that was sent without a receipt, as long as that is unproven: the bus reads 
 receipt of a later message proves that an earlier one was accepted.
 """
 
-from __future__ import annotations
-
 import abc
 import asyncio
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Retrying: the back-off between attempts, and the one loop that every transport uses."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -4,8 +4,6 @@ Each subscription has its own connection, so a slow reader delays only itself. E
 the messages after the last one received, so no message is repeated or missed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -5,8 +5,6 @@ has are marked as a gap on the next one (`Message.gap`). client/stream_subscript
 client/http/subscription.py implement this.
 """
 
-from __future__ import annotations
-
 import abc
 import asyncio
 from collections import deque
@@ -36,7 +34,7 @@ class Subscription(abc.ABC):
     From then on the bus has confirmed it, and no message is missed.
     """
 
-    def __init__(self, options: ClientOptions, on_closed: Callable[[Subscription], None]) -> None:
+    def __init__(self, options: ClientOptions, on_closed: "Callable[[Subscription], None]") -> None:
         self._options = options
         self._on_closed = on_closed
         self._ready: deque[Arrived] = deque()
@@ -92,11 +90,11 @@ class Subscription(abc.ABC):
                 return
             yield batch
 
-    def __await__(self) -> Generator[object, None, Subscription]:
+    def __await__(self) -> "Generator[object, None, Subscription]":
         yield from self.open().__await__()
         return self
 
-    async def __aenter__(self) -> Subscription:
+    async def __aenter__(self) -> "Subscription":
         try:
             await self.open()
         except BaseException:
@@ -107,7 +105,7 @@ class Subscription(abc.ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> Subscription:
+    def __aiter__(self) -> "Subscription":
         return self
 
     async def __anext__(self) -> Message:

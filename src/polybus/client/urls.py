@@ -1,7 +1,5 @@
 """The address of a bus: `scheme[+tls]://host[:port][?gzip=1&tls=1]`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 

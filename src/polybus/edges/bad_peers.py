@@ -1,7 +1,5 @@
 """Peers' errors: always counted, logged at a limited rate."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable

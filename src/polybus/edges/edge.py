@@ -1,7 +1,5 @@
 """What every edge of one bus is given."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from polybus.edges.bad_peers import BadPeers

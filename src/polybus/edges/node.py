@@ -1,7 +1,5 @@
 """A node: a whole bus in one object, from settings to open ports."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The server: the listeners of one bus, started and stopped together."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -5,8 +5,6 @@ address that may be forged is never larger than the request, and nothing is repl
 the bus cannot be used for reflection. Loopback addresses are trusted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 from collections.abc import Hashable, Sequence
@@ -38,7 +36,7 @@ class UdpPeer:
         "translator",
     )
 
-    def __init__(self, edge: UdpEdge, address: Address) -> None:
+    def __init__(self, edge: "UdpEdge", address: Address) -> None:
         self._edge = edge
         self._address = address
         self.proven = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback

@@ -5,8 +5,6 @@ COMPACT_EVERY versions. The merged file is added in the version that removes the
 crash leaves both or neither change. Files that no version names are removed by `vacuum`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -8,8 +8,6 @@ Only the tables that a statement names are registered. DuckDB may read the files
 nothing else, and uses at most MEMORY_MAX.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json

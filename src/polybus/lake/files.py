@@ -3,8 +3,6 @@
 Columns, row count and statistics come from the footer of a file.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterable, Mapping

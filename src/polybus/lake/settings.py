@@ -4,8 +4,6 @@ The bus writes the file at every start, and the pipeline reads it before every m
 change needs only a restart of the bus.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

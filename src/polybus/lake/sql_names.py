@@ -3,8 +3,6 @@
 Nothing is bound, so a statement can be examined before its tables are registered.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple

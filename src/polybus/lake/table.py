@@ -16,8 +16,6 @@ the new version. A writer that repeats its batch after a crash is recognised by 
 which is in the version file itself.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence

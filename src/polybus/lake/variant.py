@@ -10,8 +10,6 @@ end of these elements and insert the field.
     LogicalType { 16: VariantType { 1: specification_version } }
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -68,7 +66,7 @@ def marked(footer: bytes, columns: Collection[bytes]) -> bytes:
     return b"".join([*pieces, footer[copied:]])
 
 
-def _elements(walk: _Walk) -> list[_Element]:
+def _elements(walk: "_Walk") -> list[_Element]:
     """The schema elements of a footer, in order."""
     field = 0
     while True:
@@ -79,7 +77,7 @@ def _elements(walk: _Walk) -> list[_Element]:
         walk.skip(kind)
 
 
-def _element(walk: _Walk) -> _Element:
+def _element(walk: "_Walk") -> _Element:
     name, children, last = b"", 0, 0
     while True:
         end = walk.at

@@ -13,8 +13,6 @@ Because removal is oldest first, a reader whose version file still exists and th
 one has the newest version.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable
 from pathlib import Path
@@ -57,7 +55,7 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     files: dict[str, TableFile] = msgspec.field(default_factory=dict)
     batches: dict[str, int] = msgspec.field(default_factory=dict)
 
-    def after(self, change: Version) -> TableState:
+    def after(self, change: Version) -> "TableState":
         """The state after the next version."""
         gone = set(change.remove)
         files = {path: file for path, file in self.files.items() if path not in gone}

@@ -5,8 +5,6 @@ objects of pandas. The bus has none, and pandas takes 60 MB and half a second. p
 per process and remembers the result.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder

@@ -4,8 +4,6 @@ The log writes through `Disk`, so that tests can pass a disk that fails or loses
 files directly: a crash can only come between writes.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

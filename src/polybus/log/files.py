@@ -6,8 +6,6 @@ The order in which journal, history, topic.json and their indexes are written, a
 is recovered, is in log/journal/recovery.py, log/history/handover.py and log/topics.py.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -16,8 +16,6 @@ The promises, which tests/log/log_contract.py checks for every implementation:
    Durable messages stay durable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

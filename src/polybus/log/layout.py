@@ -11,8 +11,6 @@ DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
 DATA/trash/                                         deleted topics until they are removed
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from polybus import names

@@ -1,7 +1,5 @@
 """Conversion of stored rows to batches and back; only keys and headers become Python objects."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from typing import Any
 

@@ -7,8 +7,6 @@ commits) and the left end of `tail` belong to the committer, under the log's loc
 never finds a gap.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable

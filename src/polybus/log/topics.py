@@ -12,8 +12,6 @@ a message of it. So files and journal rows of an older topic of the same name ar
 ignored.
 """
 
-from __future__ import annotations
-
 import datetime
 import errno
 from collections.abc import Callable

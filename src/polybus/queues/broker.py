@@ -1,7 +1,5 @@
 """Brokers: names whose ports others connect to, for byte channels or for message queues."""
 
-from __future__ import annotations
-
 from typing import Generic, Protocol, TypeVar
 
 from polybus.errors import UsageError

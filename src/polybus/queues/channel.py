@@ -6,8 +6,6 @@ accepted all its bytes. Reads complete in the order they were requested, and so 
 limit of the queue framework, `BrokerTransport` what brokers need of a transport.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The in-process transport: brokers of one pump, channels over two ring buffers."""
 
-from __future__ import annotations
-
 from asyncio import TimerHandle
 from collections.abc import Sequence
 from functools import partial
@@ -64,7 +62,7 @@ class LocalChannel(Channel):
     """One end of a pair; it reads from its own ring and writes into its peer's."""
 
     def __init__(
-        self, pump: EventPump, task: Task, limits: QueueLimits, network: LocalTransport
+        self, pump: EventPump, task: Task, limits: QueueLimits, network: "LocalTransport"
     ) -> None:
         super().__init__(pump, task, limits)
         self._network = network
@@ -131,7 +129,7 @@ class LocalTransport:
         self.channels: set[LocalChannel] = set()
 
     @classmethod
-    def of(cls, pump: EventPump) -> LocalTransport:
+    def of(cls, pump: EventPump) -> "LocalTransport":
         """The transport that all in-process brokers of this pump share."""
         if pump.local is None:
             pump.local = cls(pump)

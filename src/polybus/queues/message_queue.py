@@ -5,8 +5,6 @@ a large one is written uncopied after its length. `SENDING` lists the transition
 wire/queue.py those of the receiver; docs/protocols/queues.md draws both.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from enum import Enum
 from threading import get_ident

@@ -12,8 +12,6 @@ The rules:
 The pump runs on an asyncio loop: its own (`run`) or an existing one (`run_in`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -42,7 +40,7 @@ class Task:
     goes to `on_error`, by default to the log, and the pump continues.
     """
 
-    def __init__(self, pump: EventPump, on_error: ErrorHandler | None = None) -> None:
+    def __init__(self, pump: "EventPump", on_error: ErrorHandler | None = None) -> None:
         self.pump = pump
         self._on_error = on_error
 

@@ -1,7 +1,5 @@
 """Registry: the TCP addresses of brokers."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping
@@ -43,7 +41,7 @@ class Registry:
         self._endpoints: dict[str, Endpoint] = {}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Registry:
+    def load(cls, path: str | os.PathLike[str]) -> "Registry":
         """Read a TOML or JSON file: `brokers.NAME.host`, `brokers.NAME.ports.PORT = TCP port`.
 
         Raises:

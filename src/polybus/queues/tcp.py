@@ -1,7 +1,5 @@
 """The TCP transport: brokers in other processes and on other machines, found by a registry."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import ipaddress
@@ -37,7 +35,7 @@ class TcpChannel(Channel):
         task: Task,
         limits: QueueLimits,
         sock: socket.socket,
-        transport: TcpTransport,
+        transport: "TcpTransport",
     ) -> None:
         super().__init__(pump, task, limits)
         self._socket = sock

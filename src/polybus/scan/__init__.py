@@ -6,8 +6,6 @@ give the types. They run if the extensions are missing or POLYBUS_PURE=1 is set;
 shows which run.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 

@@ -13,8 +13,6 @@ the whole object, checks numbers, literals such as `true` and escapes. The verdi
              does not consume the following lines.
 """
 
-from __future__ import annotations
-
 import re
 
 from polybus.scan.batch_py import Buffer

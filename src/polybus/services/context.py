@@ -1,7 +1,5 @@
 """What every service is given: the bus, the settings, the clock, the loop and the shared gates."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Durability: what the log has announced, and a way to wait until messages are safe."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -7,8 +7,6 @@ Deliveries and confirmations are summed per session and topic between two messag
 costs a few additions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

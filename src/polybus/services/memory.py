@@ -5,8 +5,6 @@ publisher is read from, and replays wait from half of the limit on: however many
 reads, live messages have room.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from polybus.batch import Buffer

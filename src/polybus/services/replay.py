@@ -5,8 +5,6 @@ holds everything from the replay's offset on, the bus attaches the subscriber in
 that no message is missed or repeated.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from itertools import groupby

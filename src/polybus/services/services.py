@@ -1,7 +1,5 @@
 """All services of one bus, started and stopped in order."""
 
-from __future__ import annotations
-
 from polybus.services.consumers.book import ConsumerBook
 from polybus.services.context import Context
 from polybus.services.sessions.inboxes import Inboxes

@@ -10,8 +10,6 @@ Packs refer to messages in the log by position, and producers hold a prefix of `
 the log is the truth. What the log no longer has, or does not have yet, is dropped at the start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

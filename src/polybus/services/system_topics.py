@@ -1,7 +1,5 @@
 """The system topics: created when the bus starts; the bus itself writes `$events`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

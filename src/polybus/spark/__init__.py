@@ -4,8 +4,6 @@ The public names below are imported on first use, so that an executor that impor
 this package does not import all of them.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

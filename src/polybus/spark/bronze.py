@@ -11,8 +11,6 @@ folder for each day, so `WHERE date = '2026-01-31'` opens no file of another day
 `offset` and `timestamp` skip what the statistics of the files exclude.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The cause of a failure in a streaming query, as one short text without the Java stack trace."""
 
-from __future__ import annotations
-
 import re
 
 from polybus.errors import PolybusError

@@ -14,8 +14,6 @@ messages.
 These functions never change or remove a file that Spark wrote.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from dataclasses import dataclass

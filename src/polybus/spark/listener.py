@@ -8,8 +8,6 @@ A thread sends the reports, so they never delay a query. Only the newest report 
 to be sent, also while the bus is away; if too many groups wait, the oldest reports are dropped.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -40,7 +38,7 @@ Report = dict[str, Any]
 
 def install(
     spark: Any, *, data: Path | None = None, url: str | None = None, token: str | None = None
-) -> ConsumerListener:
+) -> "ConsumerListener":
     """Report the session's queries from now on to the bus of a folder or at a URL."""
     listener = ConsumerListener(Reporter(data=data, url=url, token=token))
     spark.streams.addListener(listener)
@@ -50,7 +48,7 @@ def install(
 class ConsumerListener(StreamingQueryListener):
     """Turns Spark's events into reports. Never blocks a query and never fails one."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: "Reporter") -> None:
         self.reporter = reporter
         # By query id: the query's name, and the groups under which it was reported.
         self._names: dict[str, str] = {}

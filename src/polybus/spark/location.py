@@ -5,8 +5,6 @@ HTTP calls of this package share one policy: while the bus is away they are repe
 and what the bus refuses is raised at once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

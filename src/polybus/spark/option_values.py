@@ -5,8 +5,6 @@ the nearest known one), an invalid value (`spark.option-invalid`), or two option
 each other (`spark.option-conflict`).
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -5,8 +5,6 @@ writers do not need the compiled scanner. The dependencies of Polybus (pyarrow, 
 must be installed on the workers.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

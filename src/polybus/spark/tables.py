@@ -10,8 +10,6 @@ Spark writes Parquet files to a staging folder inside of the table's folder. The
 table (lake/table.py) adds all of them or none.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import uuid

@@ -5,8 +5,6 @@ view is created again before a query if its topic or table has changed. That che
 files. Spark needs some milliseconds for a view, so only those that a query names are created.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable

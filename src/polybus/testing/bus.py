@@ -1,7 +1,5 @@
 """A complete bus inside a test."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator

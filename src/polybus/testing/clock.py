@@ -1,7 +1,5 @@
 """A clock that a test moves."""
 
-from __future__ import annotations
-
 
 class ManualClock:
     """A clock for the log and the bus: a callable that returns microseconds since 1970."""

@@ -18,8 +18,6 @@ The seed decides what survives, so a failure can be reproduced.
     disk.crash()                                # cut the power; then open a new log on the files
 """
 
-from __future__ import annotations
-
 import errno as errors
 import os
 import random
@@ -44,7 +42,7 @@ class PowerCut(OSError):
 class FaultyFile:
     """A file of a FaultyDisk; unsynced changes may be lost."""
 
-    def __init__(self, disk: FaultyDisk, path: Path, mode: int) -> None:
+    def __init__(self, disk: "FaultyDisk", path: Path, mode: int) -> None:
         self._disk = disk
         self._state = disk.state_of(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

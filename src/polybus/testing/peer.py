@@ -1,7 +1,5 @@
 """A peer that sends and receives raw bytes, for tests of the wire."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -22,7 +20,7 @@ class ScriptedPeer:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
-    async def __aenter__(self) -> ScriptedPeer:
+    async def __aenter__(self) -> "ScriptedPeer":
         self._reader, self._writer = await asyncio.open_connection(*self._address, limit=1 << 26)
         return self
 

@@ -10,8 +10,6 @@ Plain frames are scanned by compiled code, thousands at a time. This module hand
 only where the scan stops: control frames, parts, errors and the incomplete end of a read.
 """
 
-from __future__ import annotations
-
 from array import array
 from typing import Generic, TypeVar
 

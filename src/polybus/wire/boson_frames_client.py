@@ -4,8 +4,6 @@ Runs of delivered messages are scanned by compiled code into one batch per topic
 topic begins with `$` are handled one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ thousand of them. To let other peers proceed, a server's codec pauses after STEP
 `data` must not change after `receive`: batches refer to it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 

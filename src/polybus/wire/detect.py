@@ -13,8 +13,6 @@ as long as messages are at most 256 MiB. A connector that speaks one protocol de
 gzip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from polybus.batch import Buffer

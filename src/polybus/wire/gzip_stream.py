@@ -4,8 +4,6 @@ The first Boson program compressed its whole TCP stream and flushed after each m
 stream is accepted and answered in gzip.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 

@@ -6,8 +6,6 @@ A pack is a list of messages; a message is `[type]` or `[type, data]`. Pack "0" 
 outside the order and never stored. Clients confirm packs by their ids, separated by commas.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final

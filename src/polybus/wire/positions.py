@@ -5,8 +5,6 @@
 Also the lines of a Boson subscribe request, one topic each: `TOPIC [from=START] [tell=position]`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Position(NamedTuple):
         return f"{self.epoch}:{self.offset}"
 
     @classmethod
-    def parse(cls, text: str) -> Position:
+    def parse(cls, text: str) -> "Position":
         """Read `EPOCH:OFFSET`. Raises UsageError `position.invalid`."""
         epoch, colon, offset = text.partition(":")
         if not (colon and _is_number(epoch) and _is_number(offset)):

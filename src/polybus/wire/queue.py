@@ -5,8 +5,6 @@ the bus, its client and `polybus.queues`. `RECEIVING` lists the transitions of t
 docs/protocols/queues.md draws them.
 """
 
-from __future__ import annotations
-
 from array import array
 from enum import Enum
 from io import BytesIO

@@ -6,8 +6,6 @@ following   a stream that follows the bus at full speed
 delays      from a publish to the row in silver, and to an alert on a WebSocket; cold start
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The bus and the driver of the pipeline are separate processes, as with `polybus up`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

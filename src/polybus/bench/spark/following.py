@@ -1,7 +1,5 @@
 """A Spark stream that follows the bus at full speed, and what each costs the other."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read a topic and copy it to Parquet, in each possible way, over the same messages."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence

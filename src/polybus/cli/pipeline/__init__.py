@@ -1,7 +1,5 @@
 """`polybus pipeline`: create, check, run, watch and stop the user's own pipelines."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

@@ -1,7 +1,5 @@
 """What `polybus pipeline run` shows: a live table in a terminal, else a line per change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The small pipeline that `polybus pipeline init` writes; it runs on any bus."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`polybus replay`: publish history, or quarantined messages, to any topic over any protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ which were published again. Order of writes: a message is published first and re
 After a crash in between it is published twice; its header `replayed-from` identifies the copy.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -46,7 +44,7 @@ Identity = tuple[str, int, int]
 
 
 def replay_dead_letters(
-    letters: DeadLetters, data: Path, rate: float | None, *, dry_run: bool, as_json: bool
+    letters: "DeadLetters", data: Path, rate: float | None, *, dry_run: bool, as_json: bool
 ) -> None:
     """Raises UsageError `client.unreachable`, or the error that ended it."""
     counts = letters.counts()

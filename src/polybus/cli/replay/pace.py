@@ -1,7 +1,5 @@
 """Decides when a replay publishes each message: by original timestamps, a multiple, or a rate."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

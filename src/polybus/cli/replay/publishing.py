@@ -4,8 +4,6 @@ HTTP carries keys and headers, Boson properties and goMS carry headers, Boson fr
 carry neither. What a protocol cannot carry is left out and counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -90,7 +88,7 @@ class ReplayDestination:
     def __str__(self) -> str:
         return f"{self.topic} at {self._address}"
 
-    async def __aenter__(self) -> ReplayDestination:
+    async def __aenter__(self) -> "ReplayDestination":
         await self._client.open()
         return self
 

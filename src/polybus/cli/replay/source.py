@@ -1,7 +1,5 @@
 """Where a replay reads: the files of a data folder (`LogReader`), or a bus over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """`polybus sql`: query topics and tables with SQL."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

@@ -4,8 +4,6 @@ The first column labels the points. Each numeric column after it is one series o
 if there are many points.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator
 from dataclasses import dataclass

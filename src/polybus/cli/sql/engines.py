@@ -1,7 +1,5 @@
 """Decides which engine runs a statement: DuckDB in this process, or Spark."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

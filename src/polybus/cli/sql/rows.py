@@ -1,7 +1,5 @@
 """Rows of a result on standard output: a table, JSON or CSV; JSON and CSV as the rows arrive."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Iterator

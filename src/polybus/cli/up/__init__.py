@@ -1,7 +1,5 @@
 """`polybus up`: run the bus and the data pipeline as child processes, and show live figures."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ us even if we are killed. Each child is in a process group of its own: Ctrl-C in
 reaches only us, and we end the children in the right order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

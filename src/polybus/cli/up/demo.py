@@ -1,7 +1,5 @@
 """The demo of `polybus up`: its topics and settings, and a sender on every protocol of the bus."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -87,7 +85,7 @@ class BusPorts:
     queue: int | None
 
     @classmethod
-    def of(cls, addresses: list[str], config: Config) -> BusPorts:
+    def of(cls, addresses: list[str], config: Config) -> "BusPorts":
         """Read the addresses of the ready line, which are in the order of the connectors."""
         found: dict[str, int] = {}
         for connector, address in zip(config.connectors, addresses, strict=True):

@@ -1,7 +1,5 @@
 """What `polybus up` prints: live tables on a terminal, plain lines elsewhere, commands to try."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys
@@ -36,7 +34,7 @@ class PlainDisplay:
         self._steps: dict[str, str] = {}
         self._alerts_shown = 0
 
-    def __enter__(self) -> PlainDisplay:
+    def __enter__(self) -> "PlainDisplay":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +76,7 @@ class LiveDisplay(PlainDisplay):
             get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True
         )
 
-    def __enter__(self) -> LiveDisplay:
+    def __enter__(self) -> "LiveDisplay":
         self._live.start()
         return self
 

@@ -1,7 +1,5 @@
 """The live figures of `polybus up`: from the HTTP API of the bus, the pipeline and the tables."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

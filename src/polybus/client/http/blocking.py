@@ -7,8 +7,6 @@ A refusal is raised as the bus's error, with its code and text. A bus that canno
 `client.unreachable`; one that disconnects during a call is `client.disconnected`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -3,8 +3,6 @@
 `refused` is the error of an answer that is not a success, for the blocking client too.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -148,7 +146,7 @@ class HttpConnection:
                     link.abort()
                     self._link = None
 
-    def _settled(self, pending: _PendingAnswer, link: Link) -> Answer:
+    def _settled(self, pending: "_PendingAnswer", link: Link) -> Answer:
         if pending.done.done():
             return pending.done.result()
         if not link.lost.done():

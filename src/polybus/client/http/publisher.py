@@ -5,8 +5,6 @@ request wait for the next one, which carries all messages of one topic. So many 
 fsync, although each request waits for its answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 from base64 import b64encode
 from collections import deque

@@ -4,8 +4,6 @@ A stream has a session of its own, which it creates, replaces when it is gone an
 end, or it reads an existing session by its key, which it never deletes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Sessions: inboxes that the bus keeps for msgstream clients, managed over the HTTP API."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote

@@ -4,8 +4,6 @@ A source lives as long as its connection. It returns the packs that the bus send
 confirmations; client/http/session_stream.py handles repeated packs and lost connections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -151,7 +149,7 @@ class WebSocketSource:
         self._sending: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, address: Address, options: ClientOptions, key: str) -> WebSocketSource:
+    async def open(cls, address: Address, options: ClientOptions, key: str) -> "WebSocketSource":
         """Connect. Raises PolybusError `client.unreachable`."""
         scheme = "wss" if address.tls else "ws"
         uri = f"{scheme}://{address.authority}/msgstream?sessionKey={quote(key, safe='')}"

@@ -5,8 +5,6 @@ ones. So a lost connection or a restarted bus loses nothing. A session that expi
 another at the end of its topics, and the messages between are a gap.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable

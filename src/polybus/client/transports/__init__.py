@@ -4,8 +4,6 @@ A transport creates the bytes to send and turns received bytes into events. It d
 client/link.py moves the bytes.
 """
 
-from __future__ import annotations
-
 from polybus.client.transports.base import Transport
 from polybus.client.transports.boson import BosonFramesTransport, BosonPropertiesTransport
 from polybus.client.transports.goms import GomsTransport

@@ -1,7 +1,5 @@
 """The contract of a transport, and the events that all transports report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Frames carry neither headers nor positions: the bus sends the position of each s
 and again after every gap, and the transport counts from there. Properties carry both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from polybus.batch import Buffer, Headers

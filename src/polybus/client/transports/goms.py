@@ -4,8 +4,6 @@ A goMS client may send only to topics it is registered to, so a publisher regist
 names its topic but not its send: the acks of one topic come in the order of its sends.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ for received messages and is never sent. Messages of two labels would go to one 
 connection accepts only one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from polybus.batch import Batch, Buffer, Headers

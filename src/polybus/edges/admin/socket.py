@@ -5,8 +5,6 @@ line: `{"verb": "topics.list"}` gets `{"result": â€¦}` or `{"error": {"code": â€
 `run.json` in the data folder names the socket, the process and its addresses while the bus runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -4,8 +4,6 @@ The bus creates DATA/admin.token when it starts without one. HTTP calls carry th
 `Authorization: Bearer …`.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ASGI application: routes the API's operations, msgstream and the page; reports errors."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.resources

@@ -3,8 +3,6 @@
 A request's query and JSON body are decoded into the same types that the description shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -40,7 +38,7 @@ class Operation:
 
     method: str
     path: str
-    run: Callable[[Call], Awaitable[Response]]
+    run: "Callable[[Call], Awaitable[Response]]"
     answer: Any = None
     status: int = 200
     fails: Sequence[int] = ()

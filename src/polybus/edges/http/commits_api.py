@@ -4,8 +4,6 @@ A producer on the bus's machine writes staged files itself. Others upload them i
 large file does not fill memory and need not be sent again as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """/v1/consumers: programs that read topics, with their positions, lag and last error."""
 
-from __future__ import annotations
-
 import msgspec
 from starlette.responses import Response
 

@@ -1,7 +1,5 @@
 """The HTTP edge: uvicorn and Starlette in the bus's own loop, on its own connections."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -1,7 +1,5 @@
 """GET /v1/topics/{topic}/messages: read a topic as JSON, or as an Arrow stream by `Accept`."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from base64 import b64encode

@@ -5,8 +5,6 @@ A frame may bypass the library only between two frames. The library does not rep
 `ends_between_frames` tracks it.
 """
 
-from __future__ import annotations
-
 import struct
 
 from polybus.wire.msgstream import encode_packs

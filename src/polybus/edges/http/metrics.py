@@ -1,7 +1,5 @@
 """/healthz, /readyz, and /metrics in Prometheus' text format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from starlette.responses import PlainTextResponse, Response

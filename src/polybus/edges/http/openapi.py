@@ -1,7 +1,5 @@
 """OpenAPI: the API's description, generated from its operations."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from http import HTTPStatus

@@ -4,8 +4,6 @@ The endpoint answers as msgstream defines, not as the API does: 200 with packs, 
 plain text, and 200 with a notice for an unknown session.
 """
 
-from __future__ import annotations
-
 import asyncio
 from urllib.parse import parse_qsl
 

@@ -1,7 +1,5 @@
 """Problems: the API's errors as application/problem+json, with status and error code."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 

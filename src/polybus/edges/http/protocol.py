@@ -1,7 +1,5 @@
 """uvicorn's HTTP/1.1 protocol with the bus's limits: heads, bodies, pipelines and their time."""
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
 

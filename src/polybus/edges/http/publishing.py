@@ -1,7 +1,5 @@
 """POST /v1/topics/{topic}/messages: the body is one message, or one JSON line per message."""
 
-from __future__ import annotations
-
 from array import array
 from base64 import b64decode
 from collections.abc import Hashable

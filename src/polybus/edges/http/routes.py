@@ -4,8 +4,6 @@ The functions' docstrings are the summaries in OpenAPI. `/`, `/openapi.json` and
 not operations of the API: `app` routes them.
 """
 
-from __future__ import annotations
-
 from polybus.edges.http import (
     commits_api,
     consumers_api,

@@ -1,7 +1,5 @@
 """/v1/sessions and /v1/broadcast: inboxes for msgstream clients."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

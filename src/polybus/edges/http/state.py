@@ -1,7 +1,5 @@
 """What every HTTP request of one bus may use."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Protocol

@@ -1,7 +1,5 @@
 """/v1/topics: what there is, and making and removing it."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ The connection keeps the socket, TLS and the limits that all protocols share. To
 is a translator; to uvicorn it is a transport.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
@@ -28,7 +26,7 @@ class HttpOutbox(Outbox):
 
     __slots__ = ("_http",)
 
-    def __init__(self, http: HttpTranslator) -> None:
+    def __init__(self, http: "HttpTranslator") -> None:
         connection = http.connection
         super().__init__(connection.outboxes, connection.write_now, lambda lost: self._let_go())
         self._http = http
@@ -61,7 +59,7 @@ class HttpCodec:
     backlog = False
     unfinished_bytes = 0
 
-    def __init__(self, http: HttpTranslator) -> None:
+    def __init__(self, http: "HttpTranslator") -> None:
         self._http = http
 
     def receive(self, data: Buffer) -> list[Any]:

@@ -5,8 +5,6 @@ binary frame ends the connection. The library parses incoming frames. Outgoing p
 here, so that a thousand sessions that get the same pack under the same number share one buffer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from http import HTTPStatus

@@ -7,8 +7,6 @@ subscribe         $subscribe         hbfs
 unsubscribe       $unsubscribe       hbfu
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from polybus.batch import Batch, Buffer

@@ -8,8 +8,6 @@ sender never gets its own message. One send to several topics is one message per
 the topics that receiver is registered to.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

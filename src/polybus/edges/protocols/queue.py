@@ -9,8 +9,6 @@ messages the connection is reset. A reset differs from an orderly close, so a pr
 already closed its side can tell that a message was lost.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from polybus.batch import Batch, Buffer

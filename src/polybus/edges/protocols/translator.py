@@ -5,8 +5,6 @@ bus's batches into its protocol's bytes. Each subclass maps its protocol's words
 where the bus says subscribe.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol

@@ -9,8 +9,6 @@ connection must show its protocol within `detect-timeout-s` of its first byte, a
 within SILENT_S.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Read buffers that batches may keep: reused only when nothing refers to them any more."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 

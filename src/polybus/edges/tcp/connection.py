@@ -7,8 +7,6 @@ An idle connection owns no buffer. A read lands behind the bytes that its codec 
 current shared buffer; if batches may refer to it afterwards, another buffer takes its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from time import perf_counter
@@ -50,7 +48,7 @@ class Listener:
         self.protocols = connector.protocols
         self.tls = tls_context(connector.tls) if connector.tls is not None else None
 
-    def connect(self) -> Connection:
+    def connect(self) -> "Connection":
         return Connection(self)
 
 

@@ -1,7 +1,5 @@
 """The layers TLS and gzip below a protocol: bytes in, bytes out, no socket."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """TCP settings for peers on the same machine, where there is no network to protect."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable

@@ -15,8 +15,6 @@ While memory is short (`memory-bytes-max`), the policy applies early to peers th
 largest outbox first: slow peers pay for it, not the publishers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -90,7 +88,7 @@ class Flusher:
         self._outboxes: list[Outbox] = []
         self.joiner = Joiner()
 
-    def add(self, outbox: Outbox) -> None:
+    def add(self, outbox: "Outbox") -> None:
         if not self._outboxes:
             self._call_soon(self._flush)
         self._outboxes.append(outbox)

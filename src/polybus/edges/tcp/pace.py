@@ -15,8 +15,6 @@ several times as fast (`local`). So a single peer that sends much into a narrow 
 rests, up to PAUSE_S_FULL, until the window is full. Then rests shrink: they only delay the peer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import perf_counter, sleep
 

@@ -1,7 +1,5 @@
 """What all TCP connections of one bus share: buffers, outboxes, limits, and the set of them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

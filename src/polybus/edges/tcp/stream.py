@@ -3,8 +3,6 @@
 Sent bytes wait in the outbox and pass through the layers around the protocol (wrapping).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

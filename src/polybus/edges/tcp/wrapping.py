@@ -5,8 +5,6 @@ The first bytes show what a peer speaks: a protocol, or a layer whose content is
 drops its `Wrapping`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The checksum of the whole file is compared before its first use, because page he
 have no checksums of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

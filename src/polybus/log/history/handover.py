@@ -19,8 +19,6 @@ Memory is bounded by a window of commits and the open row groups of a group of t
 read once per group.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

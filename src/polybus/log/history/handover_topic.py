@@ -3,8 +3,6 @@
 The order of writes is in log/history/handover.py.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

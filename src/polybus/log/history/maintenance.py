@@ -5,8 +5,6 @@ the committer. A failed hand-over is logged and retried with back-off; the journ
 meanwhile.
 """
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -13,8 +13,6 @@ Manifests have one writer at a time: the hand-over and retention hold `HistoryLo
 run one after the other; the lock is for a hand-over process that outlives a killed bus.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ folder and, when complete and fsynced, moved to `history/date=YYYY-MM-DD/`. So a
 `history/**/*.parquet` never reads a partial file.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

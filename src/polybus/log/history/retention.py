@@ -10,8 +10,6 @@ Retention runs in the bus after the hand-over process has ended, and under the s
 that manifests have one writer.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -8,8 +8,6 @@ Parquet is decoded from the start of a row group, so a reader that comes back fo
 would decode everything before it again. `Cursors` keeps the last readers open where they stopped.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_right
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Caches of the journal: the batches written last, and the commits read last."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping

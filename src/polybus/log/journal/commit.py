@@ -16,8 +16,6 @@ The checksum digits are found without trusting the message: they are the only st
 characters between a flatbuffer length and terminator (JSON never has the zero bytes around it).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct
@@ -66,7 +64,7 @@ class Encoder:
 
     def encode(
         self, commit: int, synced: int, batches: Iterable[Batch], *, mark: str = ""
-    ) -> Encoded:
+    ) -> "Encoded":
         """Encode the batches as one commit, their rows grouped by topic in the order of batches."""
         rows = GroupedRows(batches)
         note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))

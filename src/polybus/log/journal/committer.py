@@ -13,8 +13,6 @@ it writes unsynced commits again at their positions. log/journal/recovery.py lis
 makes of each prefix of these writes.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -6,8 +6,6 @@ commit is durable. The last record of a sealed segment has the number SEAL and t
 end marker. The index is derived: recovery rebuilds a lost or damaged one from the segment.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

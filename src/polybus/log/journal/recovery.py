@@ -21,8 +21,6 @@ commit records up to which number all commits were synced when it was written (`
 covers the bad one, it was durable once, and this is damage and not a torn write.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ index, SegmentReader reads and checks them, and the committer writes with Segmen
 of writes, and how each prefix of it is recovered, is in log/journal/recovery.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -236,7 +234,7 @@ class SegmentWriter:
             self.mark = head[1]
 
     @classmethod
-    def create(cls, path: Path, disk: Disk) -> SegmentWriter:
+    def create(cls, path: Path, disk: Disk) -> "SegmentWriter":
         """Begin a segment; its name and head are durable when this returns."""
         disk.unlink(path)
         disk.unlink(index_path(path))

@@ -5,8 +5,6 @@ and not an object. The bus fills the array with `scan.add_places`; a reader in a
 fills it from the index files (log/reading/index.py).
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left, bisect_right
 from pathlib import Path

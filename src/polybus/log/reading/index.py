@@ -8,8 +8,6 @@ a compaction the journal may begin again with the same names. So each read first
 bytes of the read before; if they differ, the file is read again from the start.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

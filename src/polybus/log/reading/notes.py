@@ -4,8 +4,6 @@ A stream asks for the bounds of its topics several times a second, and a pattern
 thousand. So paths are computed once, and the folder of topics is listed only after a change.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

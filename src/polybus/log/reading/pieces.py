@@ -4,8 +4,6 @@ A plan and its pieces are small and can be sent to another process. Reading find
 files are still there.
 """
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -48,7 +46,7 @@ class Piece:
     def rows(self) -> int:
         return self.stop - self.first
 
-    def cut(self, first: int, stop: int) -> Piece:
+    def cut(self, first: int, stop: int) -> "Piece":
         """The part of the piece within these offsets."""
         first, stop = max(first, self.first), min(stop, self.stop)
         kept = self.commits

@@ -11,8 +11,6 @@ safe: journal first, manifest second, because rows are in the manifest before th
 deleted.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

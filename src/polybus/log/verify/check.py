@@ -5,8 +5,6 @@ order) and every commit of the journal (checksum, columns, index). Then it check
 from a topic's start to its end exists once, in history or in the journal.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The journal in verify: every commit of every segment, and their offsets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The report of `verify`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

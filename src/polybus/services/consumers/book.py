@@ -5,8 +5,6 @@ retention remove history below its position. A crash loses the reports since the
 consumer's position is then older than the true one, and its history is still there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

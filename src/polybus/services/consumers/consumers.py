@@ -4,8 +4,6 @@ A consumer is identified by its group's name. A report replaces the one before. 
 lag, and whether messages were lost. No clock, disk or connection is known here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 

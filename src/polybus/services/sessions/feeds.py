@@ -5,8 +5,6 @@ how far along the feed it is. So a message costs a feed one entry, and costs not
 that no client listens to.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -106,7 +104,7 @@ class Follower(Protocol):
     """A session, as its feeds know it."""
 
     @property
-    def follows(self) -> Mapping[str, Follow]: ...
+    def follows(self) -> "Mapping[str, Follow]": ...
 
     @property
     def receiver(self) -> Receiver | None: ...
@@ -117,7 +115,7 @@ class Feed(Subscriber):
 
     protocol = PROTOCOL
 
-    def __init__(self, topic: str, epoch: int, stop_offset: int, shared: FeedsShared) -> None:
+    def __init__(self, topic: str, epoch: int, stop_offset: int, shared: "FeedsShared") -> None:
         self.topic = topic
         self.epoch = epoch
         self.stop_offset = stop_offset

@@ -1,7 +1,5 @@
 """Which session follows which topic: one feed per topic that any session follows."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """All sessions of a bus: opening, expiry, attached connections, and the packs to send."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import secrets

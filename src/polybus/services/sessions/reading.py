@@ -1,7 +1,5 @@
 """Reads the log for sessions: packs that are not in memory, and messages to catch up with."""
 
-from __future__ import annotations
-
 import asyncio
 
 from polybus.errors import StorageError, UsageError

@@ -15,8 +15,6 @@ a position beyond the log's end moves back to it, and a deleted topic leaves its
 are saved before anything can be published.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable

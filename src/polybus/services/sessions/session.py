@@ -17,8 +17,6 @@ The rules:
 Only this module writes a session's fields. It knows no clock, no disk and no client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import merge

@@ -11,8 +11,6 @@ in the same commit of the log as its messages. The log is the truth; `Producers`
 A transaction that has an intent will be finished, if necessary when the bus starts again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

@@ -8,8 +8,6 @@ Anybody who may publish may stage, so nothing in a file is believed: sizes are c
 are allocated, and every record batch is validated before it is looked at.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -17,8 +17,6 @@ Order of writes, and what a start does when a crash came after each:
 Between parts the loop does other work, and publishing waits while memory is short.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -8,8 +8,6 @@ A file that is being committed must not change: it is checked as a whole, then r
 part. `StagingRoom` and `Upload` run on the threads of `Uploads`, the rest on the loop's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -3,8 +3,6 @@
 A flow is a streaming query, or batch work that is repeated when its inputs change.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How far a flow is: rows, rate, lag and batch time, from what its streaming query reports."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Spark sessions of a pipeline: one application, and separate sessions within it."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

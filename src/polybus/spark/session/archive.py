@@ -7,8 +7,6 @@ are kept in the user's cache folder. Java itself checks that an archive fits its
 one that does not fit or is damaged.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.metadata

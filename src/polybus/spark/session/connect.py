@@ -4,8 +4,6 @@ The files of a session reach the processes of a batch query, so a server without
 topic. They do not reach the processes of streams: for these, Polybus must be installed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping

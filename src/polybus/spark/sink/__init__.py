@@ -10,8 +10,6 @@ checkpoint, so a query that starts from another checkpoint is another writer. Th
 under the same producer's name instead of publishing everything twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

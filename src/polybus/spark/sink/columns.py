@@ -5,8 +5,6 @@ binary) and `headers` (a map, or an array of structs as in Kafka). Other columns
 ignored, so that one topic can be copied into another. All work is done a column at a time.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterator

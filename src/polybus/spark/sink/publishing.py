@@ -8,8 +8,6 @@ Each call is one transaction on the bus with the key (producer, query id, batch 
 sink. It is idempotent: Spark may call it again with the same batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ the data folder, and only then the name goes to the driver. A file that a crash 
 has a name that nobody knows, and the bus removes it after a day.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """`format("polybus")`: the class that Spark looks up. Readers and writers are in other modules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyspark.sql.datasource import DataSource

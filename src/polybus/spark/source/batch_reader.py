@@ -1,7 +1,5 @@
 """`spark.read.format("polybus")`: plans in a worker process of its own, reads in the tasks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -7,8 +7,6 @@ The topic keeps that offset until the file is restored. Damage that occurs after
 batch until the file is restored, because a batch that ran once must not change.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Spark applies every filter again. Here a filter only excludes topics, offsets, f
 and commits that cannot have a row that passes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta

@@ -11,10 +11,8 @@ With the option `failOnDamage` false, `damaged` has the topics that are held in 
     "damaged": {"orders": "…/history/….parquet: its checksum is wrong"}
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from polybus.errors import UsageError
 
@@ -44,7 +42,7 @@ class StreamOffset:
         found = {"group": self.group, "topics": topics}
         return found | {"damaged": self.damaged} if self.damaged else found
 
-    def is_at(self, other: StreamOffset) -> bool:
+    def is_at(self, other: Self) -> bool:
         """Whether both have the same offsets and damage, wherever their batches begin."""
         return (self._ends(), self.damaged) == (other._ends(), other.damaged)
 

@@ -4,8 +4,6 @@
 topics is UsageError `spark.option-missing`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ are durable, so what Spark has planned once is still there after a crash of the 
 is away, reading waits some seconds and then goes on at the message where it stopped.
 """
 
-from __future__ import annotations
-
 import http.client
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -6,8 +6,6 @@ file is cut between row groups if one ends nearby: a task that begins inside of 
 all rows before its own.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The options decide where a query begins, the offset in the checkpoint where a st
 the bounds of the log what of that still exists. Missing messages are data loss.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

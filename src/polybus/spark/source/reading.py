@@ -3,8 +3,6 @@
 Nothing is done row by row. Columns with one value for a whole topic are repeated, not read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

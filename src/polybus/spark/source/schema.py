@@ -4,8 +4,6 @@ Spark refuses a record batch whose schema is not exactly its own: this order, 32
 string, everything nullable, microseconds in UTC.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ Offsets come from the log and the checkpoint only. The reader object keeps nothi
 would miss: the target of `availableNow`, the time of the last batch, and what was already logged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from time import monotonic

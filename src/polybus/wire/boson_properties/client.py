@@ -1,7 +1,5 @@
 """The client's side: messages of a server to events."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from polybus.batch import Buffer

@@ -7,8 +7,6 @@
 Unknown flags are ignored: a later minor version may have more of them.
 """
 
-from __future__ import annotations
-
 from array import array
 
 from polybus.batch import Batch, Buffer

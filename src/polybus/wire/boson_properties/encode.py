@@ -1,7 +1,5 @@
 """Encodes the messages of both sides: the version, then flags, then user properties."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from polybus import scan

@@ -5,8 +5,6 @@ length, value (big-endian). This module follows lengths and reads nothing else, 
 unknown version, or one with errors in it, is skipped like any other.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from array import array

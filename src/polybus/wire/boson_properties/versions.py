@@ -4,8 +4,6 @@ The specification asks readers to read the count and the first property, and to 
 decoder for that version. `DECODERS` has one per major version; a minor version needs no new one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import struct

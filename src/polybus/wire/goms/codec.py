@@ -5,8 +5,6 @@ JSON stream can always be resynchronised. The edge checks what a codec cannot kn
 topic exists and the client is registered.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from polybus.batch import Buffer

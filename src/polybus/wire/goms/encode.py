@@ -3,8 +3,6 @@
 `data` is always last. A value that is not UTF-8 is sent as base64, with `encoding`.
 """
 
-from __future__ import annotations
-
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence

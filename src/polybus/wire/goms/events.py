@@ -7,8 +7,6 @@ An error code has six digits, and the first three say what the error is about. A
 `goms.` before the digits; the wire has only the digits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

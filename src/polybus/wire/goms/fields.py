@@ -7,8 +7,6 @@ languages write absent lists that way.
 Every function raises a PeerError that names the field.
 """
 
-from __future__ import annotations
-
 import re
 from base64 import b64decode
 from itertools import islice

@@ -11,8 +11,6 @@ error, in order with the other events:
     anything else only the object is lost
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

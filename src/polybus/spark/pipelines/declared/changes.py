@@ -6,8 +6,6 @@ topic's offsets. So a fingerprint of each flow is stored beside its checkpoint (
 compared before the flow starts.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ A file runs as in Spark's own runner: with `spark` as a global, in the pipeline'
 an importable module, so that functions are sent to workers by value.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -5,8 +5,6 @@ Both flows then read the topics, neither waits for files of the other, and each 
 checkpoint.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Iterator
@@ -108,7 +106,7 @@ class Names:
             self._topics = set(open_origin(self.bus).topics(system=True))
         return self._topics
 
-    def schema_of(self, output: str, call: _Call) -> StructType:
+    def schema_of(self, output: str, call: "_Call") -> StructType:
         """The columns of a table of the pipeline, from the queries that fill it."""
         if output not in self._schemas:
             frames = [call.inner(query) for query in self.pipeline.queries_into(output)]

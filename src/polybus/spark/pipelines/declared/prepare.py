@@ -8,8 +8,6 @@ columns that do not exist, streams that Spark cannot run, and changes since the 
 fit the checkpoint. A pipeline with a problem does not start; the others do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Collection

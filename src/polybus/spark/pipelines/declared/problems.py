@@ -1,7 +1,5 @@
 """Errors of pipeline files, with their place in the file."""
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

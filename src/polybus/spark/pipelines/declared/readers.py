@@ -6,8 +6,6 @@ functions. Here the session's methods ask the resolver of the function that runs
 of such functions they behave as Spark's own.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Collects what pipeline files declare; PySpark's own registry sends it to a server."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Spark's own parser reads each statement, so a file means the same to us and to Spark's runner.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 This module only skips strings and comments. Spark's own parser reads the statements.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -5,8 +5,6 @@ joined with a table would never see later rows. This source reads the newest ver
 It is for such joins only: everything else reads tables natively.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Turns a pipeline's queries into flows that write lake tables, sinks and views."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from contextlib import AbstractContextManager, nullcontext

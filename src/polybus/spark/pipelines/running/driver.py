@@ -6,8 +6,6 @@ Standard output has the events of `supervisor`, one JSON object per line. SIGTER
 `stop` on the socket and the end of standard input stop it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -5,8 +5,6 @@ back-off: without limit in continuous mode, a few times in one pass. Any other f
 flow as failed, and the other flows continue.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -17,8 +17,6 @@ A refusal is `{"error": {"code": …, "text": …}}`; the connection stays.
 Nothing here imports PySpark.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

@@ -19,8 +19,6 @@ A batch that is under way at the end is finished or, after the deadline, left to
 which runs it again from its checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

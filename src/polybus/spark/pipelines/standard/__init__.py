@@ -1,7 +1,5 @@
 """The standard pipeline: decodes, counts and watches every topic, without any set-up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from polybus.spark.pipelines.flows import PipelineFlow

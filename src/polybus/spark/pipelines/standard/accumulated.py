@@ -1,7 +1,5 @@
 """A small table of sums to which every batch is added exactly once, by Arrow and without Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pyarrow as pa

@@ -9,8 +9,6 @@ Rates come from the table `traffic` and earlier alerts from the table `alerts`: 
 restarts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal

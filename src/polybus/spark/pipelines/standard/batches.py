@@ -21,8 +21,6 @@ fewer rows than the plan, the missing messages go to quarantine in a second job.
 figures are computed from the files by Arrow.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ The expressions are SQL text: every function of PySpark is a call to the JVM, fo
 micro-batch has no time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any

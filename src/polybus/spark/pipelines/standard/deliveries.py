@@ -5,8 +5,6 @@ and the number that still wait. The bus reports the mean time of simultaneous co
 percentiles are those of such means, weighted by their packs; a histogram keeps them within 1 %.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -6,8 +6,6 @@ message, and its micro-batch. A batch that runs again after a failure ignores th
 itself.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

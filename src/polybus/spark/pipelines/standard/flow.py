@@ -1,7 +1,5 @@
 """The flow `decode`: one streaming query over all topics, which feeds every standard table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

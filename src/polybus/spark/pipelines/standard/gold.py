@@ -1,7 +1,5 @@
 """Gold: traffic per topic, protocol and minute, and its senders, added up batch by batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@ and a percentile of the sums is at most 1 % from the true one. Every integer up 
 of its own; 64 MiB is bucket 911 and a day in microseconds bucket 1272, so there are never many.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -50,7 +48,7 @@ class Groups:
         grouped = grouped.sort_by("group")
         return {name: grouped[f"{name}_{kind}"] for name, kind in how.items()}
 
-    def histogram(self, buckets: str, counts: str) -> Histogram:
+    def histogram(self, buckets: str, counts: str) -> "Histogram":
         """The sum of the histograms of each group; a row has lists of buckets and counts."""
         lists = self._rows[buckets].combine_chunks()
         owners = self.ids[pc.list_parent_indices(lists).to_numpy()]

@@ -14,8 +14,6 @@ that it finds, and those of the first try are published. After 2 or 3, the store
 again; the bus does each (producer, query, batch) once.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable
