@@ -19,11 +19,11 @@ from spark_kit import RunningBus, running_bus
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.columns import SCHEMA
+from polybus.spark import origin as remote
 from polybus.spark.location import BusLocation
-from polybus.spark.source import origin as remote
+from polybus.spark.origin import RemoteLog
 from polybus.spark.source.batch_reader import PolybusReader
 from polybus.spark.source.options import parse
-from polybus.spark.source.origin import RemoteLog
 from polybus.spark.source.stream_reader import PolybusStreamReader
 
 VALUES = [f"news:{number}" for number in range(500)]

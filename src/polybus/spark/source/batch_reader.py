@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from polybus.spark.origin import open_origin
 from polybus.spark.source.filters import Narrowed, narrow
 from polybus.spark.source.options import SourceOptions
-from polybus.spark.source.origin import open_origin
 from polybus.spark.source.planning import partitions
 from polybus.spark.source.positions import ChosenOffsets, DataLoss, matching
 from polybus.spark.source.reading import read_partition

@@ -14,8 +14,8 @@ from time import monotonic
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Bounds
+from polybus.spark.origin import BATCH_BYTES_MAX, Origin
 from polybus.spark.source.offsets import TopicOffset
-from polybus.spark.source.origin import BATCH_BYTES_MAX, Origin
 
 logger = logging.getLogger("polybus.spark")
 

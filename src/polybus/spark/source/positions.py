@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
 from polybus.spark.option_values import EARLIEST, LATEST
+from polybus.spark.origin import Origin
 from polybus.spark.source.damage import HeldTopics
 from polybus.spark.source.offsets import StreamOffset, TopicOffset
 from polybus.spark.source.options import OffsetChoice, SourceOptions
-from polybus.spark.source.origin import Origin
 
 logger = logging.getLogger("polybus.spark")
 _LOGGED_MAX = 1000

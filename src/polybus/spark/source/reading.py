@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from polybus.errors import UsageError
 from polybus.log.reading.pieces import ReadPlan
+from polybus.spark.origin import BATCH_BYTES_MAX, ROWS_MAX, open_origin
 from polybus.spark.source.options import SourceOptions
-from polybus.spark.source.origin import BATCH_BYTES_MAX, ROWS_MAX, open_origin
 from polybus.spark.source.planning import LogPartition
 from polybus.spark.source.positions import DataLoss
 from polybus.spark.source.schema import CONSTANT, PARTITION, arrow_schema

@@ -22,10 +22,10 @@ from pyspark.sql.streaming.datasource import (
 from polybus.errors import StorageError
 from polybus.log.interface import Bounds
 from polybus.log.reading.pieces import ReadPlan
+from polybus.spark.origin import Origin, open_origin
 from polybus.spark.source.damage import HeldTopics, is_short, short_text
 from polybus.spark.source.offsets import StreamOffset, TopicOffset, from_json
 from polybus.spark.source.options import SourceOptions
-from polybus.spark.source.origin import Origin, open_origin
 from polybus.spark.source.planning import partitions
 from polybus.spark.source.positions import (
     ChosenOffsets,

@@ -19,11 +19,11 @@ from pyspark.sql.types import StructField, StructType
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.spark.location import BusLocation
+from polybus.spark.origin import open_origin
 from polybus.spark.pipelines.declared import readers
 from polybus.spark.pipelines.declared.problems import PipelineError, located, place_of
 from polybus.spark.pipelines.declared.registry import DeclaredPipeline
 from polybus.spark.pipelines.declared.table_source import FORMAT, LakeTableSource
-from polybus.spark.source.origin import open_origin
 
 _STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 # RocksDB's files are saved by a call that requires Hadoop's checksummed file system, and our

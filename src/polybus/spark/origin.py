@@ -63,6 +63,12 @@ class RemoteLog:
                 raise StorageError("log.damaged", f"at {self._location}: {self._damaged[topic]}")
         return {topic: self._bounds[topic] for topic in wanted if topic in self._bounds}
 
+    def bounds(self, topic: str) -> Bounds:
+        found = self.all_bounds([topic]).get(topic)
+        if found is None:
+            raise UsageError("topic.unknown", f"topic {topic!r} does not exist at {self._location}")
+        return found
+
     def offset_at(self, topic: str, timestamp_us: int) -> int:
         moment = (_EPOCH + timedelta(microseconds=timestamp_us)).isoformat()
         query = {"time": moment, "limit": 1, "columns": "offset"}
@@ -70,10 +76,10 @@ class RemoteLog:
         for rows in retried(lambda: list(self._fetch(topic, query)), patience_s=AWAY_S):
             return int(rows.column(0)[0].as_py())
         self._asked_at_s = -BOUNDS_AGE_S
-        return self._bounds_of(topic).stop
+        return self.bounds(topic).stop
 
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
-        bounds = self._bounds_of(topic)
+        bounds = self.bounds(topic)
         if start < bounds.start or stop > bounds.stop or start > stop:
             text = f"offsets {start} to {stop} of topic {topic!r} are not all in the log, which has"
             raise UsageError("log.offset-unknown", f"{text} {bounds.start} to {bounds.stop}")
@@ -136,12 +142,6 @@ class RemoteLog:
             except (OSError, http.client.HTTPException, pa.ArrowException) as error:
                 text = f"the bus at {url} disconnected during an answer: {error}"
                 raise PolybusError("client.disconnected", text) from error
-
-    def _bounds_of(self, topic: str) -> Bounds:
-        found = self.all_bounds([topic]).get(topic)
-        if found is None:
-            raise UsageError("topic.unknown", f"topic {topic!r} does not exist at {self._location}")
-        return found
 
     def _ask(self) -> None:
         """Fetch the bounds of all topics, unless they are recent."""
