@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from polybus.lake import variant
 from polybus.lake.files import SPARK_TYPE, write_file
-from polybus.lake.variant import mark_variants
 
 BODY = pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)])
 ONE = {"value": b"\x02\x01\x00\x00\x02\x0c\x01", "metadata": b"\x01\x01\x00\x01a"}  # {"a": 1}
@@ -39,10 +39,29 @@ def test_columns_with_sparks_type_are_written_as_variant(tmp_path: Path) -> None
 @pytest.mark.parametrize("columns", [1, 14, 15, 200])
 def test_any_number_of_columns_can_stand_around_it(tmp_path: Path, columns: int) -> None:
     names = [f"c{number}" for number in range(columns)]
-    table = pa.table({name: [1] for name in names} | {"v": pa.array([ONE], BODY)})
+    fields = [pa.field(name, pa.int64()) for name in names]
+    schema = pa.schema([*fields, pa.field("v", BODY, metadata={SPARK_TYPE: b'"variant"'})])
+    table = pa.Table.from_pylist([dict.fromkeys(names, 1) | {"v": ONE}], schema)
     path = tmp_path / "x.parquet"
-    pq.write_table(table, path)
-    mark_variants(path, ["v"])
-    mark_variants(path, ["v"])  # Twice is once.
+    write_file(path, schema, table.to_batches())
     assert str(pq.read_metadata(path).schema).count("Variant(1)") == 1
     assert pq.read_table(path) == table
+
+
+def test_values_and_nested_columns_that_look_like_the_mark_are_kept(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            pa.field("a", pa.binary()),
+            pa.field("nested", pa.struct([("v", BODY)])),
+            pa.field("v", BODY, metadata={SPARK_TYPE: b'"variant"'}),
+        ]
+    )
+    row = {"a": variant._MARK, "nested": {"v": ONE}, "v": ONE}
+    table = pa.Table.from_pylist([row], schema)
+    path = tmp_path / "x.parquet"
+    write_file(path, schema, table.to_batches())
+    assert pq.read_table(path) == table
+    sql = "SELECT a, typeof(nested.v), typeof(v) FROM read_parquet(?)"
+    found = duckdb.connect().execute(sql, [str(path)]).fetchone()
+    assert found is not None
+    assert (found[0], found[1][:6], found[2]) == (variant._MARK, "STRUCT", "VARIANT")

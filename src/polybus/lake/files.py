@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
-from polybus.lake.variant import mark_variants
+from polybus.lake.variant import mark_variants, with_mark
 from polybus.log.history.parquet import timestamp_us_of
 
 ROW_GROUP_ROWS = 128 << 10
@@ -130,9 +130,11 @@ def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
     """
     held: list[pa.RecordBatch] = []
     held_rows = 0
+    fields = [with_mark(field) if is_variant(field) else field for field in schema]
+    marked = pa.schema(fields, schema.metadata)
     try:
         with pq.ParquetWriter(
-            path, schema, compression="zstd", compression_level=3, write_page_checksum=True
+            path, marked, compression="zstd", compression_level=3, write_page_checksum=True
         ) as writer:
             for batch in batches:
                 held.append(batch)
@@ -142,7 +144,7 @@ def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
                     held, held_rows = [], 0
             if held:
                 writer.write_table(pa.Table.from_batches(held, schema))
-        mark_variants(path, [field.name for field in schema if is_variant(field)])
+        mark_variants(path, sum(map(is_variant, schema)))
     except BaseException:
         path.unlink(missing_ok=True)
         raise
