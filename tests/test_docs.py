@@ -15,7 +15,7 @@ from polybus import config
 from polybus.cli import VERBS, main
 from polybus.cli.reference import pages
 from polybus.error_codes import CODES
-from polybus.wire.goms import Code
+from polybus.wire.goms_objects import Code
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -71,7 +71,7 @@ def codes_in_source() -> dict[str, str]:
     Docstrings do not count, nor the table of codes itself.
     """
     kinds = {code.partition(".")[0] for code in CODES}
-    found = {f"goms.{code}": "wire/goms/events.py" for code in Code}
+    found = {f"goms.{code}": "wire/goms_objects.py" for code in Code}
     for path in SOURCES:
         if path.name == "error_codes.py":
             continue

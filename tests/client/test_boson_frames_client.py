@@ -12,14 +12,13 @@ from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.wire import boson_frames as server
 from polybus.wire.boson import Positioned, Receipt, Refused, Subscribe
-from polybus.wire.boson_frames_client import (
+from polybus.wire.boson_frames import (
     BosonFramesClientCodec,
-    Deliveries,
-    Event,
+    Reply,
     encode_publish,
     encode_subscribe,
 )
-from polybus.wire.codec import Bad, Publish
+from polybus.wire.codec import Bad, Deliver, Publish
 from polybus.wire.positions import Position
 
 TRANSCRIPT = b"".join(
@@ -34,11 +33,11 @@ TRANSCRIPT = b"".join(
 )
 
 
-def flat(events: list[Event]) -> list[object]:
+def flat(events: list[Reply]) -> list[object]:
     """Deliveries as (topic, value), in order per topic; everything else as it is."""
     out: list[object] = []
     for event in events:
-        if isinstance(event, Deliveries):
+        if isinstance(event, Deliver):
             out += [(batch.topic, value) for batch in event.batches for value in batch.values()]
         else:
             out.append(event)
@@ -65,7 +64,7 @@ def test_what_the_bus_sends_comes_out_as_events() -> None:
 def test_events_do_not_depend_on_where_the_network_cuts_the_stream(cuts: list[int]) -> None:
     bounds = [0, *sorted(set(cuts) - {0, len(TRANSCRIPT)}), len(TRANSCRIPT)]
     codec = BosonFramesClientCodec(1 << 20)
-    events: list[Event] = []
+    events: list[Reply] = []
     for start, end in pairwise(bounds):
         events += codec.receive(TRANSCRIPT[start:end])
     assert flat(events) == EVENTS
@@ -86,7 +85,7 @@ def test_a_stream_that_makes_no_sense_ends_with_an_error(frame: bytes, code: str
     codec = BosonFramesClientCodec(1000)
     before = bytes(server.encode(Batch.of("news", [b"kept"])))
     message, bad = codec.receive(before + frame)
-    assert isinstance(message, Deliveries)
+    assert isinstance(message, Deliver)
     assert isinstance(bad, Bad)
     assert (bad.error.code, bad.error.final) == (code, True)
     assert codec.receive(before) == []

@@ -18,6 +18,7 @@ from polybus.client.transports.base import (
 from polybus.client.transports.goms import GomsTransport
 from polybus.errors import BusyError, PeerError, UsageError
 from polybus.wire import boson_frames, boson_properties, goms
+from polybus.wire.goms_objects import Code
 from polybus.wire.positions import Position
 
 LIMIT = 1 << 20
@@ -153,7 +154,7 @@ def test_a_goms_ack_that_says_nothing_was_stored_gives_the_connection_up() -> No
     assert event.error.code == "goms.ack-unknown"
 
 
-ABOUT_SENDS = [code for code in goms.Code if code[:3] in ("000", "002") and code != "000429"]
+ABOUT_SENDS = [code for code in Code if code[:3] in ("000", "002") and code != "000429"]
 
 
 @pytest.mark.parametrize("code", ABOUT_SENDS)

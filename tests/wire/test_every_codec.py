@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from polybus.batch import Batch, Headers
 from polybus.config import Limits
-from polybus.wire import boson_frames, boson_frames_client, boson_properties, goms, queue
-from polybus.wire.codec import STEPS_MAX, Bad, Codec, Publish
+from polybus.wire import boson_frames, boson_properties, goms, queue
+from polybus.wire.codec import STEPS_MAX, Bad, Codec, Deliver, Publish
 
 LIMITS = Limits(message_bytes_max=4096, parts_max=50, parts_bytes_max=8192, json_depth_max=16)
 
@@ -58,8 +58,8 @@ def line(**fields: object) -> bytes:
 
 def frames_values(data: bytes) -> list[tuple[str, bytes]]:
     values = []
-    for event in boson_frames_client.BosonFramesClientCodec(1 << 20).receive(data):
-        assert isinstance(event, boson_frames_client.Deliveries)
+    for event in boson_frames.BosonFramesClientCodec(1 << 20).receive(data):
+        assert isinstance(event, Deliver)
         for batch in event.batches:
             values += [(batch.topic, value) for value in batch.values()]
     return values
@@ -76,7 +76,7 @@ def properties_values(data: bytes) -> list[tuple[str, bytes]]:
 def goms_values(data: bytes) -> list[tuple[str, bytes]]:
     values = []
     for event in goms.GomsClientCodec(Limits()).receive(data):
-        if isinstance(event, goms.Deliver):
+        if isinstance(event, Deliver):
             for batch in event.batches:
                 values += [(batch.topic, value) for value in batch.values()]
         else:

@@ -1,4 +1,4 @@
-"""Boson frames: framed binary messages with a flag and a topic, the server's side.
+"""Boson frames: framed binary messages with a flag and a topic.
 
 A frame is int32 content length, int8 flag, uint16 topic length, topic, content (big-endian).
 
@@ -6,11 +6,13 @@ Flags: 0 a whole message, or the end of a sequence of parts; 1 parts make one me
 is a message, delivered when all have arrived; 3 each part is a message, delivered at once. The
 first frame's flag and topic apply to the sequence, and an empty end frame adds nothing.
 
-Plain frames are scanned by compiled code, thousands at a time. This module handles single frames
-only where the scan stops: control frames, parts, errors and the incomplete end of a read.
+Plain frames are scanned by compiled code, thousands at a time, on both sides of a connection. This
+module handles single frames only where the scan stops: control frames, parts, errors and the
+incomplete end of a read.
 """
 
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from polybus import names, scan
@@ -23,12 +25,15 @@ from polybus.wire.boson import (
     WHOLE,
     BadPublish,
     BosonCodec,
+    Positioned,
+    Receipt,
     ReceiptOwed,
+    Refused,
     Subscribe,
     Unsubscribe,
 )
-from polybus.wire.codec import STEPS_MAX, Bad, Publish
-from polybus.wire.positions import parse_lines
+from polybus.wire.codec import STEPS_MAX, Bad, Deliver, Publish
+from polybus.wire.positions import Position, parse_lines, subscribe_lines
 
 PROTOCOL = "boson-frames"
 SUBSCRIBE = b"$subscribe"
@@ -36,8 +41,10 @@ UNSUBSCRIBE = b"$unsubscribe"
 ERROR = b"$error"
 RECEIPT = b"$receipt"
 POSITION = b"$position"
+TOPIC_BYTES_MAX = 65535
 
 Event = Publish | Subscribe | Unsubscribe | ReceiptOwed | Bad
+Reply = Deliver | Positioned | Receipt | Refused | Bad
 E = TypeVar("E")
 
 
@@ -269,6 +276,69 @@ def split_receipt(topic: bytes) -> tuple[bytes, bytes]:
     return (base, receipt_id) if mark and receipt_id else (topic, b"")
 
 
+class BosonFramesClientCodec(FrameStream[Reply]):
+    """The client's side of one connection.
+
+    Every `Bad` event is final: `boson.length-negative`, `boson.message-too-large`,
+    `boson.flag-unknown` or `boson.answer-invalid`.
+    """
+
+    def __init__(self, message_bytes_max: int) -> None:
+        super().__init__(message_bytes_max)
+        # Known topics, for the scan.
+        self._names: dict[bytes, str] = {}
+
+    def _read(self, data: Buffer, events: list[Reply]) -> int:
+        start, stop = 0, len(data)
+        while True:
+            start, batches, unnamed = scan.scan_frames(
+                data, start, stop, self._message_bytes_max, TOPIC_BYTES_MAX, self._names, ""
+            )
+            for batch, topic in unnamed:
+                batch.topic = self._names[topic] = _text(topic)
+            if batches:
+                events.append(Deliver(batches))
+            size = self._frame_bytes(data, start, stop)
+            if size > stop - start:
+                self._needed_bytes = size
+                return start
+            events.append(_answer(data, start, start + size))
+            start += size
+
+
+def _answer(data: Buffer, start: int, end: int) -> Reply:
+    """The event of a frame that the scan does not handle: an answer of the bus."""
+    _, _, topic_bytes = HEADER.unpack_from(data, start)
+    content_start = start + HEADER_BYTES + topic_bytes
+    topic = bytes(data[start + HEADER_BYTES : content_start])
+    content = bytes(data[content_start:end])
+    text = content.decode("utf-8", "replace")
+    try:
+        if topic == RECEIPT:
+            receipt_id, _, position = content.rpartition(b" ")
+            return Receipt(receipt_id, _position(position))
+        if topic == POSITION:
+            position, _, name = content.partition(b" ")
+            return Positioned(_text(name), _position(position))
+    except ValueError as error:
+        raise PeerError("boson.answer-invalid", f"{_text(topic)}: {text[:40]!r}") from error
+    if topic == ERROR:
+        code, _, said = text.partition(" ")
+        return Refused(code, said)
+    if _text(topic) in names.SYSTEM_TOPICS:
+        return Deliver([Batch.of(_text(topic), [content])])
+    raise PeerError("boson.answer-invalid", f"unexpected frame with topic {_text(topic[:40])!r}")
+
+
+def _position(text: bytes) -> Position:
+    epoch, _, offset = text.partition(b":")
+    return Position(int(epoch), int(offset))
+
+
+def _text(topic: bytes) -> str:
+    return topic.decode("utf-8", "replace")
+
+
 # Encoding
 
 
@@ -293,3 +363,21 @@ def encode_error(code: str, text: str) -> bytes:
 def encode_position(topic: str, epoch: int, offset: int) -> bytes:
     """The position of a subscription's next message, for clients that requested it."""
     return encode_frame(POSITION, f"{epoch}:{offset} {topic}".encode())
+
+
+def encode_publish(topic: str, values: Sequence[bytes], receipt_id: str | None = None) -> Buffer:
+    """The values as frames; the last one requests the receipt, which covers all."""
+    name = topic.encode()
+    if receipt_id is None:
+        if len(values) == 1:
+            return encode_frame(name, values[0])
+        return scan.encode_frames([Batch.of(topic, values)])
+    last = encode_frame(name + b"?receipt=" + receipt_id.encode(), values[-1])
+    if len(values) == 1:
+        return last
+    return bytes(encode_publish(topic, values[:-1])) + last
+
+
+def encode_subscribe(starts: Mapping[str, str], *, tell: bool = True) -> bytes:
+    """Subscribe to each topic from its start; `tell` requests the position of each."""
+    return encode_frame(SUBSCRIBE, subscribe_lines(starts, tell=tell))

@@ -42,6 +42,13 @@ class PublishPart(Publish):
     is_first: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Messages for a client, one batch per topic."""
+
+    batches: list[Batch]
+
+
 @dataclass(slots=True)
 class Bad:
     """The peer violated its protocol here."""

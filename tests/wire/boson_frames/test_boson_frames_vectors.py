@@ -11,7 +11,7 @@ from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.wire import boson_frames as wire
 from polybus.wire.boson import Positioned, Receipt, Refused, Subscribe, Unsubscribe
-from polybus.wire.boson_frames_client import (
+from polybus.wire.boson_frames import (
     BosonFramesClientCodec,
     encode_publish,
     encode_subscribe,

@@ -8,7 +8,7 @@ import pytest
 from boson_properties_kit import LIMITS, codec, part, plain, publish, versioned
 
 from polybus.config import Limits
-from polybus.wire import boson_properties as wire
+from polybus.wire import boson
 from polybus.wire.codec import Bad
 
 
@@ -91,19 +91,19 @@ def test_a_receipt_id_over_its_limit_is_refused_and_the_connection_stays() -> No
 )
 def test_a_refused_message_that_asked_for_a_receipt_is_told_by_its_id(bad: bytes) -> None:
     (event,) = codec().receive(bad)
-    assert isinstance(event, wire.BadPublish)
+    assert isinstance(event, boson.BadPublish)
     assert (event.receipt_id, event.error.final) == (b"id", False)
 
 
 def test_the_refusal_after_it_does_not_take_the_id_of_another_message() -> None:
     first, second = codec().receive(publish(b"\xff", b"x", (b"hbfr", b"id")) + publish(b"\xff"))
-    assert isinstance(first, wire.BadPublish)
+    assert isinstance(first, boson.BadPublish)
     assert type(second) is Bad
 
 
 def test_everybody_who_waits_for_a_receipt_gets_an_answer() -> None:
     events = codec().receive(publish(b"\xff", b"x", (b"hbfr", b"id")) * 100)
-    assert [type(event) for event in events] == [wire.BadPublish] * 100
+    assert [type(event) for event in events] == [boson.BadPublish] * 100
 
 
 def test_requests_over_the_limit_or_not_text_are_refused_and_the_connection_stays() -> None:

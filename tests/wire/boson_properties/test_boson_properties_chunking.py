@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import PeerError
+from polybus.wire import boson
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Bad, Publish
 
@@ -65,7 +66,7 @@ def test_garbage_gives_only_peer_errors(garbage: bytes) -> None:
     receiver = codec()
     for chunk in (garbage, publish(), garbage):
         for event in receiver.receive(chunk):
-            assert isinstance(event, Publish | Bad | wire.Subscribe | wire.Unsubscribe)
+            assert isinstance(event, Publish | Bad | boson.Subscribe | boson.Unsubscribe)
 
 
 @given(st.integers(0, len(TRANSCRIPT) - 1), st.integers(0, 255))

@@ -19,6 +19,7 @@ from boson_properties_kit import (
 )
 
 from polybus.batch import Batch
+from polybus.wire import boson
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Bad, Publish
 from polybus.wire.positions import SubscribeLine
@@ -56,14 +57,14 @@ def test_a_request_comes_after_what_was_published_before_it() -> None:
     data = publish(b"a", b"1") + versioned((b"hbfs", b"a from=earliest\nb")) + publish(b"a", b"2")
     assert plain(codec().receive(data)) == [
         ("a", b"1", b"", {}),
-        (wire.Subscribe([SubscribeLine("a", "earliest"), SubscribeLine("b")]),),
+        (boson.Subscribe([SubscribeLine("a", "earliest"), SubscribeLine("b")]),),
         ("a", b"2", b"", {}),
     ]
 
 
 def test_an_empty_unsubscribe_means_everything() -> None:
     data = versioned((b"hbfu", b"")) + versioned((b"hbfu", b"a"))
-    assert codec().receive(data) == [wire.Unsubscribe([]), wire.Unsubscribe([SubscribeLine("a")])]
+    assert codec().receive(data) == [boson.Unsubscribe([]), boson.Unsubscribe([SubscribeLine("a")])]
 
 
 def test_a_missing_content_is_an_empty_one() -> None:

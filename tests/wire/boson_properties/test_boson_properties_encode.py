@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.errors import UsageError
+from polybus.wire import boson
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Bad, Publish
 from polybus.wire.positions import Position
@@ -67,8 +68,8 @@ def test_receipts_go_to_those_who_asked_with_their_own_offsets() -> None:
     batch.epoch, batch.first_offset = 1, 10
     events = wire.BosonPropertiesClientCodec(Limits()).receive(wire.encode_receipts(batch))
     assert events == [
-        wire.Receipt(b"id1", Position(1, 10)),
-        wire.Receipt(b"id2", Position(1, 12)),
+        boson.Receipt(b"id1", Position(1, 10)),
+        boson.Receipt(b"id2", Position(1, 12)),
     ]
     batch.receipt_ids = None
     assert wire.encode_receipts(batch) == b""
@@ -82,21 +83,21 @@ def test_a_refused_batch_is_told_to_each_that_asked_for_a_receipt() -> None:
     told = wire.BosonPropertiesClientCodec(Limits()).receive(
         wire.encode_refusals(batch, "code", "text")
     )
-    assert told == [wire.Refused("code", "text", b"1"), wire.Refused("code", "text", b"2")]
+    assert told == [boson.Refused("code", "text", b"1"), boson.Refused("code", "text", b"2")]
     batch.receipt_ids = None
     assert wire.encode_refusals(batch, "code", "text") == b""
 
 
 def test_a_told_position_reads_back() -> None:
     events = wire.BosonPropertiesClientCodec(Limits()).receive(wire.encode_position("a", 1, 5))
-    assert events == [wire.Positioned("a", Position(1, 5))]
+    assert events == [boson.Positioned("a", Position(1, 5))]
 
 
 def test_the_client_reads_byte_by_byte() -> None:
     client = wire.BosonPropertiesClientCodec(Limits())
     data = wire.encode_receipt("a", b"id", 1, 2) + wire.encode_error("code", "some text")
     events = [event for byte in data for event in client.receive(bytes([byte]))]
-    assert events == [wire.Receipt(b"id", Position(1, 2)), wire.Refused("code", "some text")]
+    assert events == [boson.Receipt(b"id", Position(1, 2)), boson.Refused("code", "some text")]
     assert (client.unfinished_bytes, client.close()) == (0, [])
 
 
@@ -104,7 +105,7 @@ def test_the_client_reads_byte_by_byte() -> None:
 def test_garbage_from_a_server_gives_only_events(garbage: bytes) -> None:
     client = wire.BosonPropertiesClientCodec(Limits())
     data = wire.encode_error("code", "text") + garbage
-    assert client.receive(data)[0] == wire.Refused("code", "text")
+    assert client.receive(data)[0] == boson.Refused("code", "text")
 
 
 @pytest.mark.parametrize("offset", [b"", b"latest", b"1", b"\xff:1"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from boson_properties_kit import LIMITS, codec, message, part, plain, publish, versioned
 
-from polybus.wire import boson_properties as wire
+from polybus.wire import boson
 from polybus.wire.positions import SubscribeLine
 
 
@@ -28,7 +28,7 @@ def test_a_message_without_a_part_flag_ends_the_sequence() -> None:
 def test_a_request_does_not_disturb_a_sequence() -> None:
     data = part(b"1", b"x", (b"topic", b"a")) + versioned((b"hbfs", b"b")) + part(b"\0", b"y")
     assert plain(codec().receive(data)) == [
-        (wire.Subscribe([SubscribeLine("b")]),),
+        (boson.Subscribe([SubscribeLine("b")]),),
         ("a", b"xy", b"", {}),
     ]
 
@@ -43,7 +43,7 @@ def test_the_receipt_of_parts_sent_on_at_once_is_owed_at_their_end() -> None:
     data = part(b"3", b"x", (b"topic", b"a"), (b"hbfr", b"id")) + part(b"0", b"")
     assert plain(codec().receive(data)) == [
         ("a", b"x", b"", {}),
-        (wire.ReceiptOwed("a", b"id"),),
+        (boson.ReceiptOwed("a", b"id"),),
     ]
 
 

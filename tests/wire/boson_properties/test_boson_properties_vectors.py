@@ -8,6 +8,7 @@ import pytest
 
 from polybus.batch import Batch
 from polybus.config import Limits
+from polybus.wire import boson
 from polybus.wire import boson_properties as wire
 from polybus.wire.codec import Publish
 from polybus.wire.positions import Position, SubscribeLine
@@ -62,8 +63,8 @@ def test_golden_publishes_are_read(name: str, headers: object) -> None:
 @pytest.mark.parametrize(
     ("name", "event"),
     [
-        ("subscribe", wire.Subscribe([SubscribeLine("news", "earliest")])),
-        ("unsubscribe_all", wire.Unsubscribe([])),
+        ("subscribe", boson.Subscribe([SubscribeLine("news", "earliest")])),
+        ("unsubscribe_all", boson.Unsubscribe([])),
     ],
 )
 def test_golden_requests_are_read(name: str, event: wire.Event) -> None:
@@ -77,8 +78,8 @@ def test_golden_requests_are_read(name: str, event: wire.Event) -> None:
             "delivered",
             wire.Delivered("news", b"hello", {"origin": b"\x00\xff\x01"}, Position(3, 11)),
         ),
-        ("receipt", wire.Receipt(b"id-", Position(3, 11))),
-        ("error", wire.Refused("topic.unknown", "no")),
+        ("receipt", boson.Receipt(b"id-", Position(3, 11))),
+        ("error", boson.Refused("topic.unknown", "no")),
     ],
 )
 def test_golden_answers_are_read_by_the_client(name: str, event: object) -> None:

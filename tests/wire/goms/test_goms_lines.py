@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.wire import goms
-from polybus.wire.codec import Bad
+from polybus.wire.codec import Bad, Deliver
 from polybus.wire.goms import (
     Close,
-    Deliver,
     Error,
     GomsClientCodec,
     Logout,
@@ -29,6 +28,7 @@ from polybus.wire.goms import (
     Send,
     SendAck,
 )
+from polybus.wire.goms_objects import Code
 from polybus.wire.positions import Position
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "goms"
@@ -214,4 +214,4 @@ def test_any_headers_survive_both_ways(headers: dict[str, bytes]) -> None:
 def test_the_protocol_page_lists_every_error_code() -> None:
     page = (Path(__file__).parents[3] / "docs" / "protocols" / "goms.md").read_text()
     listed = re.findall(r"^\| (\d{6}) \|", page, re.MULTILINE)
-    assert listed == [code.value for code in goms.Code]
+    assert listed == [code.value for code in Code]

@@ -17,7 +17,7 @@ from polybus.config import Limits
 from polybus.scan import lines_py, objects_py
 from polybus.wire.codec import Bad, Publish
 from polybus.wire.goms import Close, GomsCodec, Register, decode_datagram, encode_send
-from polybus.wire.goms import stream as goms_stream
+from polybus.wire.goms_objects import CARRY_BYTES_MAX, object_bytes_max
 
 REGISTER = b'{"messagetype":"register","topics":["golang"]}'
 GO = b'{"messagetype":"send","topics":["golang"],"data":"go"}'
@@ -152,7 +152,7 @@ def test_a_carry_lets_the_line_it_begins_join_the_next_read() -> None:
 
 def test_a_long_unfinished_object_is_kept_and_not_carried() -> None:
     codec = GomsCodec(Limits())
-    part = GO[:-4] + b"x" * goms_stream.CARRY_BYTES_MAX
+    part = GO[:-4] + b"x" * CARRY_BYTES_MAX
     codec.receive(part)
     assert codec.take_carry() == b""
     assert codec.unfinished_bytes == len(part)
@@ -221,7 +221,7 @@ def test_what_is_too_large_is_dropped_as_it_comes_and_reading_resumes_at_its_end
     events = codec.receive(begin)
     for _ in range(50):
         events += codec.receive(chunk)
-        assert codec.unfinished_bytes <= goms_stream.object_bytes_max(SMALL)
+        assert codec.unfinished_bytes <= object_bytes_max(SMALL)
     events += codec.receive(b'"\n}' + REGISTER)
     assert codes(events) == ["000003", "ok"]
 

@@ -14,7 +14,7 @@ import msgspec
 from polybus.client import Client, connect
 from polybus.config import Config, Connector, DeclaredTopic, Pipeline
 from polybus.errors import PolybusError
-from polybus.wire.goms.encode import encode_send
+from polybus.wire.goms import encode_send
 
 ORDERS = "demo.orders"
 TELEMETRY = "demo.telemetry"

@@ -21,8 +21,8 @@ from polybus.client.transports.base import (
 )
 from polybus.config import Limits
 from polybus.errors import UsageError
-from polybus.wire import boson, boson_frames_client, boson_properties
-from polybus.wire.codec import Bad
+from polybus.wire import boson, boson_frames, boson_properties
+from polybus.wire.codec import Bad, Deliver
 
 
 class _BosonTransport(Transport):
@@ -33,12 +33,12 @@ class _BosonTransport(Transport):
         self._next: dict[str, Position] = {}
 
     def _events(
-        self, received: Iterable[boson_frames_client.Event | boson_properties.Reply]
+        self, received: Iterable[boson_frames.Reply | boson_properties.Reply]
     ) -> list[Event]:
         found = EventList()
         for event in received:
             match event:
-                case boson_frames_client.Deliveries(batches):
+                case Deliver(batches):
                     for batch in batches:
                         position = self._count(batch.topic, len(batch))
                         values = list(batch.values())
@@ -67,7 +67,7 @@ class _BosonTransport(Transport):
 class BosonFramesTransport(_BosonTransport):
     def __init__(self, message_bytes_max: int) -> None:
         super().__init__()
-        self._codec = boson_frames_client.BosonFramesClientCodec(message_bytes_max)
+        self._codec = boson_frames.BosonFramesClientCodec(message_bytes_max)
 
     def publish(
         self,
@@ -79,10 +79,10 @@ class BosonFramesTransport(_BosonTransport):
         if headers:
             text = "Boson frames carry no headers; use boson+properties:// or goms://"
             raise UsageError("headers.invalid", text)
-        return boson_frames_client.encode_publish(topic, values, receipt_id)
+        return boson_frames.encode_publish(topic, values, receipt_id)
 
     def subscribe(self, starts: Mapping[str, str], *, positions: bool) -> Buffer:
-        return boson_frames_client.encode_subscribe(starts, tell=positions)
+        return boson_frames.encode_subscribe(starts, tell=positions)
 
     def receive(self, data: Buffer) -> list[Event]:
         return self._events(self._codec.receive(data))

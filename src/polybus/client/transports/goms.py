@@ -22,7 +22,8 @@ from polybus.client.transports.base import (
 from polybus.config import Limits
 from polybus.errors import BusyError, PeerError
 from polybus.wire import goms as wire
-from polybus.wire.codec import Bad
+from polybus.wire.codec import Bad, Deliver
+from polybus.wire.goms_objects import Code
 from polybus.wire.positions import Position
 
 # The first digits of goMS's codes: general and send, register and logout.
@@ -74,7 +75,7 @@ class GomsTransport(Transport):
         found = EventList()
         for event in self._codec.receive(data):
             match event:
-                case wire.Deliver(batches):
+                case Deliver(batches):
                     for batch in batches:
                         found.add(Delivery(batch.topic, list(batch.values())))
                 case wire.Message():
@@ -106,13 +107,13 @@ class GomsTransport(Transport):
         found.add(Stored(receipt_id, ack.offsets[0]))
 
     def _refused(self, found: EventList, code: str, text: str) -> None:
-        if code == wire.Code.UNKNOWN_TOPICS:
+        if code == Code.UNKNOWN_TOPICS:
             error = refusal("topic.unknown", f"there is no topic {text!r}")
             found.add(Refusal(error, topics=(text, *text.split(","))))
             return
         ours = _OUR_CODE.fullmatch(text)
         error = refusal(ours[1], ours[2]) if ours else refusal(f"goms.{code}", text)
-        if code == wire.Code.SLOW_DOWN:
+        if code == Code.SLOW_DOWN:
             # The bus dropped messages because we read too slowly; our own sends are not affected.
             error = BusyError(error.code, error.text)
         elif code.startswith(_ABOUT_SENDS) and any(self._acks_due.values()):
