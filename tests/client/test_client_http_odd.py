@@ -18,7 +18,7 @@ from polybus.client.http.sources import Event, Pack, parse_packs
 from polybus.client.link import Link
 from polybus.client.options import ClientOptions
 from polybus.client.urls import parse
-from polybus.edges.http import publishing
+from polybus.edges.http import messages_api
 from polybus.errors import PeerError, PolybusError, StorageError
 from polybus.testing import run_bus
 
@@ -126,7 +126,7 @@ async def test_a_receipt_over_http_that_does_not_come_is_given_up(
     async with run_bus("news") as node:
         url = url_of(scheme, node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=1.5, on_error=errors.append) as c:
-            monkeypatch.setattr(publishing.RequestPublisher, "receipt", lambda *_: None)
+            monkeypatch.setattr(messages_api.RequestPublisher, "receipt", lambda *_: None)
             with pytest.raises(PolybusError, match=r"no receipt for 1\.5 seconds") as caught:
                 async with asyncio.timeout(20):
                     await c.publish("news", "x", receipt=True, retry=retry)
@@ -142,7 +142,7 @@ async def test_a_receipt_over_http_is_not_given_up_while_the_message_is_on_its_w
 ) -> None:
     unsent = iter([9, 8, 7, 6, 6])
     monkeypatch.setattr(Link, "unsent_bytes", property(lambda _: next(unsent)))
-    monkeypatch.setattr(publishing.RequestPublisher, "receipt", lambda *_: None)
+    monkeypatch.setattr(messages_api.RequestPublisher, "receipt", lambda *_: None)
     async with run_bus("news") as node:
         url = url_of("http", node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=0.01) as c:

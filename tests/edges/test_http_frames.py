@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from polybus.edges.http.frames import Frames, ends_between_frames, short_text, text_frame
+from polybus.edges.http.websocket import Frames, ends_between_frames, short_text, text_frame
 from polybus.testing import ScriptedPeer
 
 UPGRADE = (
@@ -80,8 +80,8 @@ def test_a_message_that_goes_on_is_not_between_frames() -> None:
     assert not ends_between_frames(said(b"1", fin=False) + said(b"2", Opcode.CONT))
 
 
-def test_the_same_packs_share_a_frame() -> None:
-    frames = Frames()
+async def test_the_same_packs_share_a_frame_within_a_loop_turn() -> None:
+    frames = Frames(asyncio.get_running_loop())
     one, two = b'[["a"]]', b'[["b"]]'
 
     assert frames.get([(1, one)]) is frames.get([(1, one)])
@@ -89,6 +89,9 @@ def test_the_same_packs_share_a_frame() -> None:
     assert frames.get([(2, one)]) == text_frame(b'{"2":[["a"]]}')
     assert frames.get([(1, one), (3, two)]) == text_frame(b'{"1":[["a"]],"3":[["b"]]}')
     assert frames.get([(1, one), (2, two)]) == text_frame(b'{"1":[["a"]],"2":[["b"]]}')
+    before = frames.get([(1, one)])
+    await asyncio.sleep(0)
+    assert frames.get([(1, one)]) is not before
 
 
 async def test_confirmations_count_however_they_are_cut_and_joined() -> None:

@@ -13,7 +13,7 @@ import pytest
 from http_kit import Http, http_bus
 
 from polybus.batch import Batch
-from polybus.edges.http.publishing import RequestPublisher
+from polybus.edges.http.messages_api import RequestPublisher
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 
 EXAMPLES = 40

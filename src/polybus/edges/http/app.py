@@ -1,12 +1,20 @@
-"""The ASGI application: routes the API's operations, msgstream and the page; reports errors."""
+"""The ASGI application: routes the API's operations, msgstream and the page; reports errors.
+
+The API's description, OpenAPI, is generated from its operations.
+"""
 
 import functools
 import hashlib
 import importlib.resources
 import logging
+import re
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,21 +24,34 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polybus.edges.http.calls import ENCODED, Operation, perform
-from polybus.edges.http.openapi import describe
+from polybus.edges.http.calls import ENCODED, JSON, TEXT, Operation, Problem, performer, problem
 from polybus.edges.http.polls import Polls
-from polybus.edges.http.problems import problem
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.http.state import HttpState
 
 logger = logging.getLogger("polybus.requests")
 
-MSGSTREAM_METHODS = ("GET", "HEAD", "OPTIONS")
+Endpoint = Callable[[Request], Awaitable[Response]]
 # The page shows untrusted messages: it may run only its own script and load nothing.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; "
     "connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+REF = "#/components/schemas/{name}"
+PROBLEM = "application/problem+json"
+FAILURES = {
+    400: "The request is malformed",
+    403: "The topic is reserved for the system",
+    404: "It does not exist",
+    405: "The path has other methods",
+    409: "It conflicts with what exists or is under way",
+    413: "The body is too large",
+    415: "The content type is not accepted",
+    416: "The offset is outside of what the topic holds",
+    503: "The bus is stopping, or cannot store",
+    507: "Too much is staged",
+}
+ALWAYS = (405, 413, 415, 503)
 
 
 class EncodedSlashes:
@@ -60,9 +81,8 @@ def make_app(state: HttpState) -> Starlette:
                 allow_headers=["*"],
             )
         )
-    routes = [*_api_routes(state), *_other_routes(state)]
     app = Starlette(
-        routes=routes,
+        routes=[*_api_routes(state), *_other_routes(state)],
         middleware=middleware,
         exception_handlers={HTTPException: _http_error, Exception: _bug},
     )
@@ -71,26 +91,10 @@ def make_app(state: HttpState) -> Starlette:
 
 
 def _api_routes(state: HttpState) -> Sequence[Route]:
-    """One route per path, so that the answer to a wrong method lists the right ones."""
-    paths: dict[str, dict[str, Operation]] = {}
+    paths: dict[str, dict[str, Endpoint]] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = operation
-    return [
-        Route(path, _endpoint(state, methods), methods=[*methods, "OPTIONS"])
-        for path, methods in paths.items()
-    ]
-
-
-def _endpoint(
-    state: HttpState, methods: dict[str, Operation]
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        if request.method == "OPTIONS":
-            return _options([*methods, "OPTIONS"])
-        method = "GET" if request.method == "HEAD" else request.method
-        return await perform(state, methods[method], request)
-
-    return endpoint
+        paths.setdefault(operation.path, {})[operation.method] = performer(state, operation)
+    return [_route(path, endpoints) for path, endpoints in paths.items()]
 
 
 def _other_routes(state: HttpState) -> Sequence[Route]:
@@ -98,13 +102,6 @@ def _other_routes(state: HttpState) -> Sequence[Route]:
     script = page.partition("<script>")[2].partition("</script>")[0]
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = PAGE_POLICY.format(script=digest)
-
-    polls = Polls(state)
-
-    async def msgstream(request: Request) -> Response:
-        if request.method == "OPTIONS":
-            return _options(MSGSTREAM_METHODS)
-        return await polls.answer(request)
 
     async def index(request: Request) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})
@@ -116,16 +113,25 @@ def _other_routes(state: HttpState) -> Sequence[Route]:
     async def openapi(request: Request) -> Response:
         return JSONResponse(description())
 
+    msgstream = dict.fromkeys(("GET", "HEAD"), Polls(state).answer)
     return [
-        Route("/msgstream", msgstream, methods=MSGSTREAM_METHODS),
-        Route("/msgstream/", msgstream, methods=MSGSTREAM_METHODS),
+        _route("/msgstream", msgstream),
+        _route("/msgstream/", msgstream),
         Route("/openapi.json", openapi),
         Route("/", index),
     ]
 
 
-def _options(methods: Sequence[str]) -> Response:
-    return Response(status_code=204, headers={"allow": ", ".join(methods)})
+def _route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
+    """One route for all methods, so that the answer to a wrong one lists the right ones."""
+    methods = [*endpoints, "OPTIONS"]
+
+    async def endpoint(request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": ", ".join(methods)})
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, endpoint, methods=methods)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -138,3 +144,77 @@ async def _bug(request: Request, error: Exception) -> Response:
     # Never the URL: it may hold a session's key.
     logger.error("a request failed: %s", request.method, exc_info=error)
     return problem(500, "http.failed", "internal error; the log of the bus has the details")
+
+
+# OpenAPI
+
+
+def describe(operations: Sequence[Operation]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document."""
+    types = [Problem]
+    for operation in operations:
+        types += [kind for name, kind in operation.types().items() if name in ("body", "return")]
+    unique = list({str(one): one for one in types}.values())
+    schemas, components = msgspec.json.schema_components(unique, ref_template=REF)
+    by_type = dict(zip(map(str, unique), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        entry = paths.setdefault(operation.path, {})
+        entry[operation.method.lower()] = _operation(operation, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Polybus", "version": version("polybus")},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    types = operation.types()
+    answers: list[tuple[int, str, Any]] = [
+        (status, PROBLEM, Problem) for status in sorted({*operation.fails, *ALWAYS})
+    ]
+    answers.append((operation.status, operation.produces, types.get("return")))
+    if operation.produces == TEXT and 503 in operation.fails:
+        answers.append((503, TEXT, str))
+    words = re.findall(r"[a-z0-9]+", operation.path)
+    described: dict[str, Any] = {
+        "operationId": "_".join([operation.method.lower(), *words]),
+        "summary": (operation.run.__doc__ or "").rstrip("."),
+        "parameters": _parameters(operation.path, types.get("query")),
+        "responses": {
+            str(status): _answer(status, media, schemas.get(str(kind)))
+            for status, media, kind in answers
+        },
+    }
+    if "body" in types:
+        schema = schemas[str(types["body"])]
+        # A body of another type is a string; one of any type has no schema.
+        others: dict[str, Any] = {JSON: schema, "*/*": {}}
+        content: dict[str, Any] = {
+            media: {"schema": others.get(media, {"type": "string"})} for media in operation.media
+        }
+        # A body that need not be JSON may be empty: an empty message.
+        described["requestBody"] = {"required": JSON in operation.media, "content": content}
+    return described
+
+
+def _answer(status: int, media: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    text = FAILURES.get(status, HTTPStatus(status).phrase)
+    if schema is None:
+        return {"description": text}
+    return {"description": text, "content": {media: {"schema": schema}}}
+
+
+def _parameters(path: str, query: Any) -> list[dict[str, Any]]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    if query is not None:
+        properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
+        parameters += [
+            {"name": name, "in": "query", "required": False, "schema": one}
+            for name, one in properties.items()
+        ]
+    return parameters

@@ -1,20 +1,24 @@
 """API calls: one declaration per operation, which runs it and from which OpenAPI is generated.
 
-A request's query and JSON body are decoded into the same types that the description shows.
+The types in a function's signature decode its query and JSON body, encode its answer, and are the
+schemas of the description. Errors are answered as application/problem+json, with their code.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from http import HTTPStatus
+from typing import Any, TypeVar, get_args, get_type_hints
 from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from polybus.edges.http.problems import problem_of
+from polybus import names
+from polybus.bus.bus import unknown_topic
 from polybus.edges.http.state import HttpState
-from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
+from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import deeper_than
 
 T = TypeVar("T")
@@ -23,38 +27,80 @@ TEXT = "text/plain"
 OCTETS = "application/octet-stream"
 ENCODED = "polybus.path-is-encoded"
 """In a request's scope: its path was routed undecoded."""
+STATUSES = {
+    "topic.unknown": 404,
+    "topic.exists": 409,
+    "topic.recreated": 409,
+    "topic.too-many": 409,
+    "topic.reserved": 403,
+    "admin.token": 401,
+    "session.unknown": 404,
+    "consumer.unknown": 404,
+    "consumer.too-many": 409,
+    "session.too-many": 503,
+    "log.offset-unknown": 416,
+    "commit.gap": 409,
+    "commit.query": 409,
+    "commit.too-many": 409,
+    "commit.unknown": 404,
+    "commit.too-large": 413,
+    "commit.value-too-large": 413,
+    "staging.full": 507,
+    "staging.in-use": 409,
+    "staging.position": 409,
+    "http.body-too-large": 413,
+    "http.not-found": 404,
+    "http.method": 405,
+    "http.content-type": 415,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path.
 
+    `run` takes the call and, if it declares them, the `topic` or `session` that the path names, the
+    decoded `query` and the decoded JSON `body`. It returns what is encoded as the answer's body, or
+    a Response, declared as `Annotated[Response, type]`.
+
     Attributes:
-        answer: the type of the body of a successful answer; None if it has none.
         fails: the statuses of problems that it may answer.
-        body: the type of a JSON body; `media` are the content types that it accepts.
+        body: the type of a body that `run` decodes itself; `media` are its content types.
         produces: the content type of its answers, and of a 503 that it declares.
     """
 
     method: str
     path: str
-    run: "Callable[[Call], Awaitable[Response]]"
-    answer: Any = None
+    run: Callable[..., Awaitable[Any]]
     status: int = 200
     fails: Sequence[int] = ()
-    query: type[msgspec.Struct] | None = None
     body: Any = None
     media: tuple[str, ...] = (JSON,)
     produces: str = JSON
+
+    def types(self) -> dict[str, Any]:
+        """The types of what `run` takes and returns."""
+        hints = get_type_hints(self.run, include_extras=True)
+        if self.body is not None:
+            hints["body"] = self.body
+        answered = get_args(hints["return"])
+        if answered and answered[0] is Response:
+            hints["return"] = answered[1]
+        return {name: kind for name, kind in hints.items() if kind is not type(None)}
 
 
 class Call:
     """One request to an operation."""
 
-    def __init__(self, state: HttpState, operation: Operation, request: Request) -> None:
+    def __init__(self, state: HttpState, request: Request) -> None:
         self.state = state
-        self.operation = operation
         self.request = request
+
+    @property
+    def client(self) -> str:
+        """The peer's address; empty if it has none."""
+        client = self.request.client
+        return f"{client.host}:{client.port}" if client else ""
 
     @property
     def path(self) -> Mapping[str, str]:
@@ -63,6 +109,22 @@ class Call:
         if ENCODED in self.request.scope:
             return {name: unquote(value) for name, value in found.items()}
         return found
+
+    def topic(self) -> str:
+        """The topic in the path. Raises UsageError `topic.unknown`, whatever is wrong with it."""
+        name = self.path["topic"].lower()
+        if not self.state.bus.has_topic(name):
+            # The same answer for impossible names as for unknown ones.
+            raise unknown_topic("?" if names.is_reserved(name) else name)
+        return name
+
+    def session(self) -> Session:
+        """The session in the path. Raises UsageError `session.unknown`."""
+        session = self.state.inboxes.find(self.path["key"])
+        if session is None:
+            # The same answer whether it never existed, expired or was deleted.
+            raise UsageError("session.unknown", "the session does not exist or has expired")
+        return session
 
     @property
     def content_type(self) -> str:
@@ -121,24 +183,62 @@ class Call:
         return b"".join(pieces)
 
 
-def answer(value: Any, status: int = 200) -> Response:
-    """A JSON answer."""
-    return Response(msgspec.json.encode(value), status, media_type=JSON)
+class Problem(msgspec.Struct, kw_only=True):
+    """An error, as RFC 9457 defines it."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
 
 
-async def perform(state: HttpState, operation: Operation, request: Request) -> Response:
-    """Run an operation; a PolybusError becomes a problem."""
-    try:
-        return await operation.run(Call(state, operation, request))
-    except ClientDisconnect:
-        return Response(status_code=400)
-    except PolybusError as error:
-        client = request.client
-        if not isinstance(error, UsageError):
-            name = f"{client.host}:{client.port}" if client else "unknown"
-            state.bad_peers.note(name, "http", error.code, error.text)
-        headers = None
-        if error.code == "http.body-too-large":
-            # The rest of the body is not read, so the connection cannot be reused.
-            headers = {"connection": "close"}
-        return problem_of(error, headers)
+def problem(status: int, code: str, text: str, headers: dict[str, str] | None = None) -> Response:
+    body = Problem(title=HTTPStatus(status).phrase, status=status, detail=text, code=code)
+    return Response(
+        msgspec.json.encode(body), status, headers, media_type="application/problem+json"
+    )
+
+
+def problem_of(error: PolybusError) -> Response:
+    """The answer for an error."""
+    status = STATUSES.get(error.code)
+    if status is None:
+        status = 503 if isinstance(error, StorageError | BusyError) else 400
+    # The rest of a body that is too large is not read, so the connection cannot be reused.
+    headers = {"connection": "close"} if error.code == "http.body-too-large" else None
+    return problem(status, error.code, error.text, headers)
+
+
+IN_PATH: dict[str, Callable[[Call], Any]] = {"topic": Call.topic, "session": Call.session}
+
+
+def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    """Runs an operation for a request; a PolybusError becomes a problem."""
+    types = operation.types()
+
+    async def run(call: Call) -> Response:
+        given = {name: find(call) for name, find in IN_PATH.items() if name in types}
+        if "query" in types:
+            given["query"] = call.query(types["query"])
+        if "body" in types and operation.body is None:
+            given["body"] = await call.json(types["body"])
+        answer = await operation.run(call, **given)
+        if isinstance(answer, Response):
+            return answer
+        if answer is None:
+            return Response(status_code=operation.status)
+        return Response(msgspec.json.encode(answer), operation.status, media_type=JSON)
+
+    async def perform(request: Request) -> Response:
+        call = Call(state, request)
+        try:
+            return await run(call)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except PolybusError as error:
+            if not isinstance(error, UsageError):
+                state.bad_peers.note(call.client or "unknown", "http", error.code, error.text)
+            return problem_of(error)
+
+    return perform

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from starlette.responses import Response
 
-from polybus.edges.http.calls import Call, answer
+from polybus.edges.http.calls import Call
 from polybus.errors import PeerError, UsageError
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import Offsets, TransactionKey
@@ -67,30 +66,28 @@ class Staged(msgspec.Struct):
     bytes: int
 
 
-async def commit(call: Call) -> Response:
+async def commit(call: Call, body: NewCommit) -> Committed:
     """Publish staged files, all or nothing, once for each producer, query and batch."""
-    asked = await call.json(NewCommit)
-    key = TransactionKey(staging.check_producer(asked.producer), asked.query, asked.batch)
-    wanted = CommitRequest(key, asked.files, asked.take_over, asked.gaps)
+    key = TransactionKey(staging.check_producer(body.producer), body.query, body.batch)
+    wanted = CommitRequest(key, body.files, body.take_over, body.gaps)
     offsets, already = await call.state.transactions.commit(wanted, is_admin=call.is_admin)
     return _committed(key, already, offsets)
 
 
-async def last_commit(call: Call) -> Response:
+async def last_commit(call: Call) -> Committed:
     """The last transaction of a producer."""
     known = call.state.transactions.producer(call.path["producer"])
     return _committed(TransactionKey(known.name, known.query, known.batch), True, known.offsets)
 
 
-def _committed(key: TransactionKey, already: bool, offsets: Offsets) -> Response:
+def _committed(key: TransactionKey, already: bool, offsets: Offsets) -> Committed:
     ranges = {topic: [list(one) for one in found] for topic, found in offsets.items()}
-    return answer(Committed(key.producer, key.query, key.batch, already, ranges))
+    return Committed(key.producer, key.query, key.batch, already, ranges)
 
 
-async def stage(call: Call) -> Response:
+async def stage(call: Call, query: PieceQuery) -> Staged:
     """Upload a piece of a file to be committed."""
     path = _staged_path(call)
-    query = call.query(PieceQuery)
     _check_size(call.content_length)
     uploads = call.state.transactions.uploads
     if call.state.transactions.is_wanted(path):
@@ -104,16 +101,15 @@ async def stage(call: Call) -> Response:
                 await uploads.run(upload.sync)
         finally:
             await uploads.run(upload.close)
-    return answer(Staged(path.name, upload.size))
+    return Staged(path.name, upload.size)
 
 
-async def unstage(call: Call) -> Response:
+async def unstage(call: Call) -> None:
     """Delete a staged file, unless an unfinished transaction needs it."""
     path = _staged_path(call)
     # An unfinished transaction keeps its files: it will be finished.
     if not call.state.transactions.is_wanted(path):
         await call.state.transactions.uploads.run(staging.discard, path)
-    return Response(status_code=204)
 
 
 def _staged_path(call: Call) -> Path:

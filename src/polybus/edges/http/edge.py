@@ -1,20 +1,266 @@
-"""The HTTP edge: uvicorn and Starlette in the bus's own loop, on its own connections."""
+"""HTTP on the shared port: uvicorn and Starlette in the bus's own loop, on its own connections.
+
+The connection keeps the socket, TLS and the limits that all protocols share. `HttpTranslator` is a
+translator to the connection and a transport to uvicorn's protocol, which gets the bus's limits on
+heads, bodies, pipelines and their time here.
+"""
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from polybus.batch import Buffer
 from polybus.config import Connector
+from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
-from polybus.edges.http.protocol import HttpProtocol
+from polybus.edges.http.calls import problem
 from polybus.edges.http.state import HttpState
-from polybus.edges.http.transport import HttpTranslator
-from polybus.edges.http.websocket import WebSocketPeer
+from polybus.edges.http.websocket import Frames, WebSocketPeer
+from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
+from polybus.edges.tcp.outbox import Outbox
 
 DRAIN_S = 3.0
+PIPELINE_MAX = 100
+HEAD_TOO_LARGE = "the headers are too large (head-bytes-max)"
+READING_GATE = "http"
+
+
+class ParserStopped(Exception):
+    """Stops the parser; `HttpProtocol.refusal` says why."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection's requests. A request that breaks a limit is answered, then closed."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        state: HttpState,
+        connection: Connection,
+    ) -> None:
+        super().__init__(config=config, server_state=server_state, app_state={})
+        self._bad_peers = state.bad_peers
+        self._head_bytes_max = state.config.http.head_bytes_max
+        self._connection = connection
+        self._assembly = connection.assembly
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._in_head = False
+        self.refusal = (400, "http.invalid", "this is not an HTTP request")
+
+    # The parser calls these
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        self._assembly.detecting(self._connection)
+        if len(self.pipeline) > PIPELINE_MAX:
+            self._stop(503, "http.too-many-requests", f"over {PIPELINE_MAX} requests at once")
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        if self._head_bytes > self._head_bytes_max:
+            self._stop(414, "http.url-too-long", "the URL is too long (head-bytes-max)")
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._head_bytes_max:
+            self._stop(431, "http.head-too-large", HEAD_TOO_LARGE)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        # Expect a body. Without one the message is complete at once.
+        self._body_bytes = 1
+        self._assembly.update(self._connection, 0, self._body_bytes, completed=True)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        before, self._body_bytes = self._body_bytes, self._body_bytes + len(body)
+        self._assembly.update(self._connection, before, self._body_bytes, completed=False)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._forget_body()
+        super().on_message_complete()
+
+    # The connection calls these
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head and self._head_bytes + len(data) > 2 * self._head_bytes_max:
+            # The parser reports nothing of a head that does not end.
+            if len(self.url) > self._head_bytes_max // 2:
+                self.refuse(414, "http.url-too-long", "the URL is too long (head-bytes-max)")
+            else:
+                self.refuse(431, "http.head-too-large", HEAD_TOO_LARGE)
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_body()
+        super().connection_lost(exc)
+
+    def _forget_body(self) -> None:
+        before, self._body_bytes = self._body_bytes, 0
+        self._assembly.update(self._connection, before, 0, completed=True)
+
+    # Refusing
+
+    def _stop(self, status: int, code: str, text: str) -> None:
+        self.refusal = (status, code, text)
+        raise ParserStopped
+
+    def send_400_response(self, msg: str) -> None:
+        status, code, text = self.refusal
+        self._bad_peers.note(self._connection.name, "http", code, text)
+        self.refuse(status, code, text)
+
+    def refuse(self, status: int, code: str, text: str) -> None:
+        """Answer with a problem, unless an answer has begun, and close."""
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            body = bytes(problem(status, code, text).body)
+            self.transport.write(
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\nconnection: close\r\n"
+                b"content-length: %d\r\n\r\n%b"
+                % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+            )
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore, as uvicorn does, an upgrade to anything but WebSocket."""
+
+
+class HttpOutbox(Outbox):
+    """Passes a slow peer's backpressure on to the writer of the answer.
+
+    An answer is written whole, and counts as waiting while the transport holds it. When memory is
+    short, a peer that does not read is disconnected; a session keeps what is not confirmed.
+    """
+
+    __slots__ = ("_http",)
+
+    def __init__(self, http: "HttpTranslator") -> None:
+        connection = http.connection
+        super().__init__(connection.outboxes, connection.write_now, lambda lost: self._let_go())
+        self._http = http
+
+    def put(self, data: Buffer) -> None:
+        """Write at once: the caller stops while it is paused."""
+        if self.paused or self.closed:
+            self._write(data)
+        else:
+            self._put(data)
+
+    def _let_go(self) -> None:
+        # Close at once, so that its memory counts as free.
+        self.close()
+        self._http.abort()
+
+    def pause(self) -> None:
+        super().pause()
+        self._http.upper.pause_writing()
+
+    def resume(self) -> None:
+        super().resume()
+        if not self.closed:
+            self._http.upper.resume_writing()
+
+
+class HttpCodec:
+    """Hands bytes to uvicorn's parser; it returns no events."""
+
+    backlog = False
+    unfinished_bytes = 0
+
+    def __init__(self, http: "HttpTranslator") -> None:
+        self._http = http
+
+    def receive(self, data: Buffer) -> list[Any]:
+        if data:
+            self._http.upper.data_received(bytes(data))
+        return []
+
+    def take_carry(self) -> bytes:
+        return b""
+
+    def close(self) -> list[Any]:
+        return []
+
+
+class HttpTranslator(Translator):
+    """One HTTP peer: a translator below, a transport above."""
+
+    protocol: ClassVar[str] = "http"
+
+    def __init__(self, edge: Edge, connection: Connection, upper: asyncio.Protocol) -> None:
+        super().__init__(edge, connection)
+        self.connection = connection
+        self.codec = HttpCodec(self)
+        self._lost = False
+        self.upper = upper
+        self._outbox = connection.outbox = HttpOutbox(self)
+        self.upper.connection_made(cast(asyncio.Transport, self))
+
+    # The connection calls these
+
+    def send_error(self, code: str, text: str) -> None:
+        """The connection is closing: the peer was too slow, or a layer failed."""
+        refuse = getattr(self.upper, "refuse", None)
+        if refuse is not None:
+            refuse(408, code, text)
+
+    def leave_all(self) -> None:
+        """The connection is lost."""
+        if not self._lost:
+            self._lost = True
+            self.upper.connection_lost(None)
+
+    # uvicorn, and the WebSocket, call these as on an asyncio transport
+
+    def write(self, data: Buffer) -> None:
+        if len(data) and not self.connection.is_closing():
+            self._outbox.put(data)
+
+    def writelines(self, pieces: Sequence[Buffer]) -> None:
+        self.write(b"".join(pieces))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def abort(self) -> None:
+        self.connection.abort()
+
+    def is_closing(self) -> bool:
+        return self.connection.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.connection.transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self.connection.hold(READING_GATE)
+
+    def resume_reading(self) -> None:
+        self.connection.release(READING_GATE)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "sslcontext":
+            return self.connection.tls or default
+        return self.connection.transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self.upper = protocol
 
 
 class HttpEdge:
@@ -39,6 +285,7 @@ class HttpEdge:
         # The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn.access").disabled = True
+        self._frames = Frames(state.loop)
         self._pings: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -70,7 +317,7 @@ class HttpEdge:
         return HttpTranslator(state.edge, connection, upper)
 
     def _websocket(self, **_of_uvicorn: object) -> WebSocketPeer:
-        return WebSocketPeer(self._state)
+        return WebSocketPeer(self._state, self._frames)
 
     def _ping_all(self) -> None:
         for peer in list(self._state.websockets):

@@ -1,6 +1,7 @@
 """/healthz, /readyz, and /metrics in Prometheus' text format."""
 
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 from starlette.responses import PlainTextResponse, Response
 
@@ -8,12 +9,13 @@ from polybus.edges.http.calls import Call
 from polybus.edges.http.state import HttpState
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
+Text = Annotated[Response, str]
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-async def healthz(call: Call) -> Response:
+async def healthz(call: Call) -> Text:
     """Liveness: the bus answers and the log takes writes."""
     error = call.state.context.durability.error
     if error is not None:
@@ -21,14 +23,14 @@ async def healthz(call: Call) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def readyz(call: Call) -> Response:
+async def readyz(call: Call) -> Text:
     """Readiness: the bus accepts connections."""
     if call.state.stopping:
         return PlainTextResponse("stopping\n", 503)
     return await healthz(call)
 
 
-async def metrics(call: Call) -> Response:
+async def metrics(call: Call) -> Text:
     """Metrics for Prometheus, text format 0.0.4."""
     return Response(render(call.state), headers={"content-type": METRICS})
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import Response
 
-from polybus.edges.http.problems import problem
+from polybus.edges.http.calls import problem
 from polybus.edges.http.state import HttpState
 from polybus.errors import StorageError
 from polybus.services.sessions.session import Session

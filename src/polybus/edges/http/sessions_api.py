@@ -3,10 +3,8 @@
 from typing import Annotated, Any
 
 import msgspec
-from starlette.responses import Response
 
-from polybus.edges.http.calls import Call, answer
-from polybus.edges.http.problems import unknown_session
+from polybus.edges.http.calls import Call
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import parse_pack
 
@@ -50,43 +48,28 @@ class Broadcast(msgspec.Struct):
     sessions: int
 
 
-def _session(call: Call) -> Session:
-    session = call.state.inboxes.find(call.path["key"])
-    if session is None:
-        raise unknown_session()
-    return session
-
-
-async def create(call: Call) -> Response:
+async def create(call: Call, body: NewSession) -> SessionCreated:
     """Open a session."""
-    wanted = await call.json(NewSession)
-    key = await call.state.inboxes.create(wanted.topics, wanted.ttl_s, wanted.from_)
-    return answer(SessionCreated(key), 201)
+    return SessionCreated(await call.state.inboxes.create(body.topics, body.ttl_s, body.from_))
 
 
-async def put_topics(call: Call) -> Response:
+async def put_topics(call: Call, session: Session, body: SessionTopics) -> SessionTopics:
     """Replace the topics a session follows."""
-    session = _session(call)
-    wanted = await call.json(SessionTopics)
-    await call.state.inboxes.replace_topics(session, wanted.topics)
-    return answer(SessionTopics(list(session.follows)))
+    await call.state.inboxes.replace_topics(session, body.topics)
+    return SessionTopics(list(session.follows))
 
 
-async def post_pack(call: Call) -> Response:
+async def post_pack(call: Call, session: Session) -> None:
     """Put one pack into a session."""
-    session = _session(call)
-    pack = parse_pack(await call.json_bytes())
-    await call.state.inboxes.post([session], pack)
-    return Response(status_code=202)
+    await call.state.inboxes.post([session], parse_pack(await call.json_bytes()))
 
 
-async def broadcast(call: Call) -> Response:
+async def broadcast(call: Call) -> Broadcast:
     """Put one pack into every session."""
     pack = parse_pack(await call.json_bytes())
-    return answer(Broadcast(await call.state.inboxes.broadcast(pack)), 202)
+    return Broadcast(await call.state.inboxes.broadcast(pack))
 
 
-async def delete(call: Call) -> Response:
+async def delete(call: Call, session: Session) -> None:
     """End a session."""
-    await call.state.inboxes.delete(_session(call))
-    return Response(status_code=204)
+    await call.state.inboxes.delete(session)

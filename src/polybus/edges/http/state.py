@@ -8,7 +8,6 @@ from polybus.bus.bus import Topic
 from polybus.config import Config
 from polybus.edges.admin.token import AdminToken
 from polybus.edges.edge import Edge
-from polybus.edges.http.frames import Frames
 from polybus.scan import Flow
 from polybus.services.services import Services
 from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
@@ -53,8 +52,6 @@ class HttpState:
         self.waiters: set[asyncio.Future[None]] = set()
         self.websockets: set[OpenWebSocket] = set()
         self.polls_hanging = 0
-        self._frames = Frames()
-        self._frames_scheduled = False
 
     def delivered(self, topic: Topic) -> dict[str, Flow]:
         """What was delivered of a topic since the bus started, by protocol."""
@@ -65,14 +62,3 @@ class HttpState:
         if topic.name in self.inboxes.delivered:
             delivered[MSGSTREAM] = self.inboxes.delivered[topic.name]
         return delivered
-
-    def frame(self, packs: list[tuple[int, bytes]]) -> bytes:
-        """The packs as a WebSocket frame, encoded once per loop turn for equal packs."""
-        if not self._frames_scheduled:
-            self._frames_scheduled = True
-            self.loop.call_soon(self._forget_frames)
-        return self._frames.get(packs)
-
-    def _forget_frames(self) -> None:
-        self._frames_scheduled = False
-        self._frames.clear()

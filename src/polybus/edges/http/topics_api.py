@@ -1,4 +1,4 @@
-"""/v1/topics: what there is, and making and removing it."""
+"""/v1/topics, and /v1/consumers: the programs that read topics, with their position and lag."""
 
 import asyncio
 import heapq
@@ -10,11 +10,11 @@ import msgspec
 from starlette.responses import Response
 
 from polybus import names
-from polybus.bus.bus import unknown_topic
-from polybus.edges.http.calls import JSON, Call, answer
+from polybus.edges.http.calls import JSON, Call
 from polybus.errors import StorageError
 from polybus.log.interface import Bounds, TopicSettings
-from polybus.services.consumers.book import TopicConsumer
+from polybus.services.consumers.book import ConsumerView, TopicConsumer
+from polybus.services.consumers.consumers import Report
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
@@ -65,13 +65,8 @@ class TopicList(msgspec.Struct):
     topics: list[TopicState]
 
 
-def topic_of(call: Call) -> str:
-    """The topic in the path. Raises UsageError `topic.unknown`, whatever is wrong with it."""
-    name = call.path["topic"].lower()
-    if not call.state.bus.has_topic(name):
-        # The same answer for impossible names as for unknown ones.
-        raise unknown_topic("?" if names.is_reserved(name) else name)
-    return name
+class ConsumerList(msgspec.Struct):
+    consumers: list[ConsumerView]
 
 
 def state_of(call: Call, name: str, *, in_list: bool = False) -> TopicState:
@@ -97,9 +92,8 @@ def state_of(call: Call, name: str, *, in_list: bool = False) -> TopicState:
     )
 
 
-async def list_topics(call: Call) -> Response:
+async def list_topics(call: Call, query: ListQuery) -> Annotated[Response, TopicList]:
     """All topics; system topics too with system=true."""
-    query = call.query(ListQuery)
     bus = call.state.bus
     pieces = []
     async for found in _in_order(bus.topic_names(system=query.system)):
@@ -125,24 +119,36 @@ async def _in_order(found: list[str]) -> AsyncIterator[list[str]]:
         await asyncio.sleep(0)
 
 
-async def create(call: Call) -> Response:
+async def create(call: Call, body: NewTopic) -> TopicState:
     """Create a topic."""
-    wanted = await call.json(NewTopic)
     settings = TopicSettings(
-        retention_age_s=wanted.retention_age_s, retention_bytes=wanted.retention_bytes
+        retention_age_s=body.retention_age_s, retention_bytes=body.retention_bytes
     )
-    call.state.bus.create_topic(wanted.name, settings)
-    return answer(state_of(call, names.canonical(wanted.name)), 201)
+    call.state.bus.create_topic(body.name, settings)
+    return state_of(call, names.canonical(body.name))
 
 
-async def show(call: Call) -> Response:
+async def show(call: Call, topic: str) -> TopicDetail:
     """One topic."""
-    name = topic_of(call)
-    fields = msgspec.structs.asdict(state_of(call, name))
-    return answer(TopicDetail(**fields, consumers=call.state.consumers.of_topic(name)))
+    fields = msgspec.structs.asdict(state_of(call, topic))
+    return TopicDetail(**fields, consumers=call.state.consumers.of_topic(topic))
 
 
-async def delete(call: Call) -> Response:
+async def delete(call: Call, topic: str) -> None:
     """Delete a topic and its messages."""
-    call.state.bus.delete_topic(topic_of(call))
-    return Response(status_code=204)
+    call.state.bus.delete_topic(topic)
+
+
+async def list_consumers(call: Call) -> ConsumerList:
+    """All consumers, with their lag."""
+    return ConsumerList(call.state.consumers.views())
+
+
+async def report(call: Call, body: Report) -> None:
+    """Report a consumer's position; fields that are left out keep their values."""
+    call.state.consumers.report(call.path["group"], body)
+
+
+async def forget(call: Call) -> None:
+    """Forget a consumer; retention no longer waits for it."""
+    call.state.consumers.forget(call.path["group"])

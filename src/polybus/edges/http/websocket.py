@@ -1,12 +1,17 @@
 """msgstream over WebSocket: the `websockets` library handles frames, this module packs.
 
 A connection gets each pack once. Text frames from the client are lists of ids that it confirms; a
-binary frame ends the connection. The library parses incoming frames. Outgoing packs are framed
+binary frame ends the connection.
+
+The library handles the handshake, control frames, fragments and errors. Outgoing packs are framed
 here, so that a thousand sessions that get the same pack under the same number share one buffer.
+Short incoming confirmations are read here too: a frame may bypass the library only between two
+frames. The library does not report that, so `ends_between_frames` tracks it.
 """
 
 import asyncio
 import logging
+import struct
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
@@ -17,24 +22,59 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from polybus.edges.http.frames import ends_between_frames, short_text, text_frame
 from polybus.edges.http.state import HttpState
 from polybus.errors import StorageError
 from polybus.services.sessions.session import Session
-from polybus.wire.msgstream import SESSION_UNSET, parse_confirm_ids
+from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
 
 PATHS = ("/msgstream", "/msgstream/")
 CLOSE_TIMEOUT_S = 2.0
+_TEXT = 0x81
+_FIN = 0x80
+_MASKED = 0x80
+_SHORT_BYTES_MAX = 125
+_SHORT_HEAD_BYTES = 6
 # The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
 QUIET_LOGGER = logging.getLogger("polybus.http")
 QUIET_LOGGER.setLevel(logging.CRITICAL)
+
+Packs = list[tuple[int, bytes]]
+
+
+class Frames:
+    """The frames of this loop turn, by their packs.
+
+    A thousand sessions that get the same packs under the same numbers share one buffer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        # The packs are kept, so that their ids stay valid.
+        self._frames: dict[tuple[int, ...], tuple[bytes, Packs]] = {}
+
+    def get(self, packs: Packs) -> bytes:
+        first, json = packs[0]
+        if len(packs) == 1:
+            key: tuple[int, ...] = (first, id(json))
+        elif packs[-1][0] - first == len(packs) - 1:
+            key = (first, *(id(json) for _, json in packs))
+        else:
+            # With a gap in the numbers, the first does not determine the others.
+            return text_frame(encode_packs(packs))
+        found = self._frames.get(key)
+        if found is None:
+            if not self._frames:
+                self._loop.call_soon(self._frames.clear)
+            found = self._frames[key] = (text_frame(encode_packs(packs)), packs)
+        return found[0]
 
 
 class WebSocketPeer(asyncio.Protocol):
     """One WebSocket and the session it is for. Implements feeds.Receiver."""
 
-    def __init__(self, state: HttpState) -> None:
+    def __init__(self, state: HttpState, frames: Frames) -> None:
         self._state = state
+        self._frames = frames
         self._inboxes = state.inboxes
         self._ws = ServerProtocol(max_size=state.config.msgstream.websocket_message_bytes_max)
         self._ws.logger = QUIET_LOGGER
@@ -194,9 +234,9 @@ class WebSocketPeer(asyncio.Protocol):
                 self._again = False
                 self.wake()
 
-    def _send_packs(self, packs: list[tuple[int, bytes]]) -> None:
+    def _send_packs(self, packs: Packs) -> None:
         self._sent_to = max(self._sent_to, packs[-1][0])
-        self._transport.write(self._state.frame(packs))
+        self._transport.write(self._frames.get(packs))
 
     def _write_owed(self) -> None:
         for data in self._ws.data_to_send():
@@ -258,3 +298,40 @@ class WebSocketPeer(asyncio.Protocol):
         session, self._session = self._session, None
         if session is not None:
             self._inboxes.detach(session, self)
+
+
+def text_frame(text: bytes) -> bytes:
+    """An unfragmented, unmasked text frame."""
+    size = len(text)
+    if size <= _SHORT_BYTES_MAX:
+        return b"\x81%c%b" % (size, text)
+    if size < 1 << 16:
+        return b"\x81\x7e" + struct.pack("!H", size) + text
+    return b"\x81\x7f" + struct.pack("!Q", size) + text
+
+
+def short_text(data: bytes) -> bytes | None:
+    """The text, if the data is exactly one short text frame."""
+    size = len(data) - _SHORT_HEAD_BYTES
+    if not 0 < size <= _SHORT_BYTES_MAX or data[0] != _TEXT or data[1] != _MASKED | size:
+        return None
+    mask = (data[2:6] * (size // 4 + 1))[:size]
+    plain = int.from_bytes(data[6:], "little") ^ int.from_bytes(mask, "little")
+    return plain.to_bytes(size, "little")
+
+
+def ends_between_frames(data: bytes) -> bool:
+    """Whether data that begins at a frame ends at one, outside of a fragmented message."""
+    at = 0
+    while at + 2 <= len(data):
+        if not data[at] & _FIN:
+            return False
+        size = data[at + 1] & 0x7F
+        at += 2
+        if size > _SHORT_BYTES_MAX:
+            length_bytes = 2 if size == 126 else 8
+            size = int.from_bytes(data[at : at + length_bytes], "big")
+            at += length_bytes
+        # The mask; a frame without one ends the connection.
+        at += 4 + size
+    return at == len(data)

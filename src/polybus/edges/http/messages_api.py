@@ -1,9 +1,14 @@
-"""GET /v1/topics/{topic}/messages: read a topic as JSON, or as an Arrow stream by `Accept`."""
+"""/v1/topics/{topic}/messages: publish messages to a topic, and read them.
+
+A published body is one message, or one JSON line per message. Messages are read as JSON, or as an
+Arrow stream by `Accept`.
+"""
 
 import asyncio
 import io
-from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator, Hashable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -11,17 +16,159 @@ import msgspec
 import pyarrow as pa
 from starlette.responses import Response, StreamingResponse
 
-from polybus.batch import Batch
+from polybus import names
+from polybus.batch import Batch, Headers
 from polybus.bus.subscriptions import Publisher, Subscriber
-from polybus.edges.http.calls import Call
+from polybus.edges.http.calls import JSON, Call
 from polybus.edges.http.state import HttpState
-from polybus.edges.http.topics_api import topic_of
-from polybus.errors import PeerError, UsageError
+from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
 from polybus.log.rows import rows_of
-from polybus.wire.msgstream import compact_json
+from polybus.services.durability import FutureReceipt
+from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
+from polybus.wire.msgstream import compact_json, deeper_than
 from polybus.wire.positions import Since, parse_start
+
+NDJSON = "application/x-ndjson"
+
+
+class Base64(msgspec.Struct, forbid_unknown_fields=True):
+    """Bytes that are not text."""
+
+    base64: str
+
+
+class NewMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One line: either `value`, any JSON, or `base64`, bytes."""
+
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    base64: str | msgspec.UnsetType = msgspec.UNSET
+    key: str | Base64 | None = None
+    headers: dict[str, str | Base64] | None = None
+
+
+class PublishQuery(msgspec.Struct, forbid_unknown_fields=True):
+    receipt: Literal["fsync", "memory"] = "fsync"
+
+
+class Published(msgspec.Struct):
+    """The offsets of the messages, in order; durable if a receipt was asked for."""
+
+    topic: str
+    epoch: int
+    offsets: list[int]
+
+
+class RequestPublisher(FutureReceipt):
+    """Publishes one request's batch. Implements bus.Publisher."""
+
+    def __init__(self, state: HttpState, sender: str, *, is_admin: bool = False) -> None:
+        super().__init__()
+        self._context = state.context
+        self._is_admin = is_admin
+        self._sender = sender
+        self._refusal: PolybusError | None = None
+
+    async def publish(self, batch: Batch, *, wait: bool) -> None:
+        """Publish the batch; with `wait`, return when it is durable.
+
+        Raises:
+            PolybusError: it was refused, or may not be durable.
+        """
+        batch.protocol = "http"
+        batch.sender = self._sender
+        if wait:
+            batch.receipt_ids = array("i", [0, 0] * len(batch))
+        bus = self._context.bus
+        if names.is_reserved(batch.topic) and self._is_admin:
+            bus.commit([batch], self)
+        else:
+            bus.publish([batch], self)
+        if self._refusal is not None:
+            raise self._refusal
+        if wait:
+            await self._context.durability.wait_for(self.given)
+
+    def refuse(self, batch: Batch, error: PolybusError) -> None:
+        self._refusal = error
+
+    def hold(self, gate: Hashable) -> bool:
+        """One request is one batch: there is nothing to hold back."""
+        return False
+
+    def release(self, gate: Hashable) -> None: ...
+
+
+async def publish(call: Call, topic: str, query: PublishQuery) -> Published:
+    """Publish one message, or one per line."""
+    limits = call.state.config.limits
+    body = await call.body(limits.message_bytes_max, "message-bytes-max")
+    if call.content_type == NDJSON:
+        batch = parse_lines(topic, body, limits.json_depth_max, limits.parts_max)
+    else:
+        batch = Batch.of(topic, [body])
+    if topic == RECORDS_TOPIC:
+        # Not even by the administrator: its records decide which transactions are done.
+        raise UsageError("topic.reserved", f"'{topic}' is written by the bus alone")
+    publisher = RequestPublisher(call.state, call.client, is_admin=call.is_admin)
+    await publisher.publish(batch, wait=query.receipt == "fsync")
+    offsets = list(range(batch.first_offset, batch.last_offset + 1))
+    return Published(topic, batch.epoch, offsets)
+
+
+def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batch:
+    """Messages, one per line; empty lines are ignored.
+
+    Raises:
+        PeerError: `http.body-invalid`, naming the line; `http.too-many-lines`.
+    """
+    if body.count(b"\n") > lines_max:
+        raise PeerError("http.too-many-lines", f"over {lines_max} lines (parts-max)")
+    values: list[bytes] = []
+    keys: list[bytes | None] = []
+    headers: list[Headers | None] = []
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            if deeper_than(line, depth_max):
+                raise PeerError("http.body-invalid", f"nested over {depth_max} deep")
+            line.decode()
+            message = _decoder.decode(line)
+            values.append(_value(message))
+            keys.append(None if message.key is None else _bytes(message.key))
+            headers.append(
+                {name: _bytes(value) for name, value in message.headers.items()}
+                if message.headers
+                else None
+            )
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise PeerError("http.body-invalid", f"line {number}: {str(error)[:150]}") from error
+        except PeerError as error:
+            raise PeerError("http.body-invalid", f"line {number}: {error.text}") from error
+    if not values:
+        raise PeerError("http.body-invalid", "the body has no message")
+    return Batch.of(topic, values, keys=keys, headers=headers)
+
+
+_decoder = msgspec.json.Decoder(NewMessage)
+
+
+def _value(message: NewMessage) -> bytes:
+    if (message.value is msgspec.UNSET) == (message.base64 is msgspec.UNSET):
+        raise PeerError("http.body-invalid", "a message has either value or base64")
+    if isinstance(message.base64, str):
+        return b64decode(message.base64, validate=True)
+    assert isinstance(message.value, msgspec.Raw)
+    return bytes(message.value)
+
+
+def _bytes(value: str | Base64) -> bytes:
+    return value.encode() if isinstance(value, str) else b64decode(value.base64, validate=True)
+
+
+# Reading
 
 ARROW = "application/vnd.apache.arrow.stream"
 LIMIT_MAX = 100_000
@@ -91,10 +238,8 @@ class TopicWaiter(Subscriber):
             self.grown.set_result(None)
 
 
-async def fetch(call: Call) -> Response:
+async def fetch(call: Call, topic: str, query: FetchQuery) -> Annotated[Response, Messages]:
     """Read a topic by offset or time, as JSON or, by Accept, as an Arrow stream."""
-    topic = topic_of(call)
-    query = call.query(FetchQuery)
     state = call.state
     log = state.bus.log
     epoch = log.bounds(topic).epoch
@@ -114,7 +259,7 @@ async def fetch(call: Call) -> Response:
         query.limit = JSON_LIMIT_DEFAULT
     stop = _stop(query, offset)
     body = await asyncio.to_thread(_json, log, topic, epoch, (offset, stop))
-    return Response(body, media_type="application/json")
+    return Response(body, media_type=JSON)
 
 
 def _stop(query: FetchQuery, offset: int) -> int:
