@@ -14,7 +14,7 @@ from crash_kit import Crash, Run, apart, crashes, kill, recorded
 from disk_kit import End
 from opened_kit import opened_log, publish
 
-from polybus.log.disk import OsDisk, replace_file
+from polybus.log.disk import Disk, replace_file
 
 
 def _write(path: Path, text: str, *, sync: bool = True) -> None:
@@ -32,7 +32,7 @@ def empty(run: Run) -> None:
 def in_order(run: Run) -> None:
     """First what is named, then the name: both durable before the next."""
     _write(run.data / "named", "content")
-    OsDisk().sync_folder(run.data)
+    Disk().sync_folder(run.data)
     replace_file(run.data / "list", b'["named"]')
     run.acknowledge("done")
 
@@ -40,13 +40,13 @@ def in_order(run: Run) -> None:
 def name_first(run: Run) -> None:
     replace_file(run.data / "list", b'["named"]')
     _write(run.data / "named", "content")
-    OsDisk().sync_folder(run.data)
+    Disk().sync_folder(run.data)
     run.acknowledge("done")
 
 
 def without_fsync(run: Run) -> None:
     _write(run.data / "named", "content", sync=False)
-    OsDisk().sync_folder(run.data)
+    Disk().sync_folder(run.data)
     replace_file(run.data / "list", b'["named"]')
     run.acknowledge("done")
 

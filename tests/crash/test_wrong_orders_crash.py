@@ -20,7 +20,7 @@ from opened_kit import look_at_log, on_node, opened_log
 
 from polybus.edges.node import Node
 from polybus.lake.table import LakeTable
-from polybus.log.disk import OsDisk, OsFile
+from polybus.log.disk import Disk, DiskFile
 from polybus.log.history.handover import hand_over
 from polybus.services.consumers.consumers import ConsumerPosition, Consumers, Report
 from polybus.services.durability import Durability
@@ -40,12 +40,12 @@ async def no_wait(*_: Any, **__: Any) -> None:
 
 
 def create_without_folder_fsync(run: Run) -> None:
-    OsDisk.sync_folder = nothing  # type: ignore[method-assign]
+    Disk.sync_folder = nothing  # type: ignore[method-assign]
     topics.create(run)
 
 
 def publish_without_fsync(run: Run) -> None:
-    OsFile.sync = nothing  # type: ignore[method-assign]
+    DiskFile.sync = nothing  # type: ignore[method-assign]
     journal.publish_and_seal(run)
 
 
@@ -60,14 +60,14 @@ def delete_segments_before_the_hand_over(run: Run) -> None:
 
 
 def commit_without_waiting(run: Run) -> None:
-    sync = OsFile.sync
+    sync = DiskFile.sync
 
-    def late(self: OsFile) -> None:
+    def late(self: DiskFile) -> None:
         time.sleep(0.05)
         sync(self)
 
     # On a busy machine the answer could else come after the fsync that it does not wait for.
-    OsFile.sync = late  # type: ignore[method-assign]
+    DiskFile.sync = late  # type: ignore[method-assign]
     Durability.wait = no_wait  # type: ignore[method-assign]
     transactions.commit_inline(run)
 

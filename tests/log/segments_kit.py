@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from polybus.batch import Batch
 from polybus.log import layout
-from polybus.log.disk import OsDisk
+from polybus.log.disk import Disk
 from polybus.log.history.topic_history import Cursors, TopicHistory
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.index import CommitEntry
@@ -58,7 +58,7 @@ def make_segment(
     journal = layout.journal_folder(data)
     journal.mkdir(parents=True, exist_ok=True)
     path = layout.segment_path(journal, first_commit)
-    writer = SegmentWriter.create(path, OsDisk())
+    writer = SegmentWriter.create(path, Disk())
     encoder = Encoder()
     for number, batches in enumerate(commits, first_commit):
         encoded = encoder.encode(number, number - 1, batches, mark=writer.mark)

@@ -11,7 +11,7 @@ from segments_kit import make_segment, rows_batch
 
 from polybus.errors import StorageError
 from polybus.log import layout
-from polybus.log.disk import DiskFile, OsDisk
+from polybus.log.disk import Disk, DiskFile
 from polybus.log.history.handover import delete_segments, hand_over
 from polybus.log.journal.recovery import recover
 from polybus.log.reading.reader import LogReader
@@ -75,7 +75,7 @@ def test_a_damaged_manifest_is_told_and_not_believed(data: Path) -> None:
     assert msgspec.json.decode(path.read_bytes())
 
 
-class NotedDisk(OsDisk):
+class NotedDisk(Disk):
     """Notes in which order files are synced and replaced."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from log_contract import numbered, values_from
 from polybus import config
 from polybus.errors import PolybusError, StorageError
 from polybus.log import layout
-from polybus.log.disk import OsDisk
+from polybus.log.disk import Disk
 from polybus.log.files import FileLog
 from polybus.log.journal.commit import END, HEAD, Encoder
 from polybus.log.journal.index import encode_entry, read_index
@@ -74,7 +74,7 @@ def test_a_tail_torn_at_any_byte_is_cut_off_and_everything_before_it_stays(
     last = SegmentReader(segment).entries()[-1]
     for size in range(last.position + 1, last.position + last.size):
         segment.write_bytes(whole[:size])
-        recovered = recover(tmp_path, OsDisk())
+        recovered = recover(tmp_path, Disk())
         assert recovered.live is not None
         assert len(recovered.live.entries) == 2, f"cut at {size}"
         assert segment.read_bytes() == whole[: last.position], f"cut at {size}"

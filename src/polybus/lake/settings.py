@@ -10,7 +10,7 @@ import msgspec
 
 from polybus.config import Config, DeclaredTopic, Pipeline
 from polybus.errors import StorageError
-from polybus.log.disk import OsDisk, replace_file
+from polybus.log.disk import Disk, replace_file
 from polybus.log.topics import storage_error
 
 NAME = "settings.json"
@@ -41,7 +41,7 @@ def write(data: Path, config: Config) -> None:
     path = path_of(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, msgspec.json.encode(of_config(config)), OsDisk())
+        replace_file(path, msgspec.json.encode(of_config(config)), Disk())
     except OSError as error:
         raise storage_error(error, f"cannot write {path}") from error
 

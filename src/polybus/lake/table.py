@@ -32,7 +32,7 @@ from polybus.lake import files as lake_files
 from polybus.lake import versions
 from polybus.lake.files import FileNote, TableFile, new_path, note_of
 from polybus.lake.versions import TableState, Version, merged_schema
-from polybus.log.disk import Disk, FileLock, OsDisk, sync_path
+from polybus.log.disk import Disk, FileLock, sync_path
 from polybus.log.topics import storage_error
 
 STAGING = "_staging"
@@ -57,7 +57,7 @@ class LakeTable:
         """Open a table's folder. It need not exist: the first commit creates it."""
         self.path = Path(path).absolute()
         self.folder = self.path / versions.FOLDER
-        self.disk = disk or OsDisk()
+        self.disk = disk or Disk()
         self._state = TableState()
 
     @property

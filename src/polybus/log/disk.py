@@ -1,14 +1,14 @@
 """Durable writes: the file operations of the log, fsync, and the atomic replacement of a file.
 
-The log writes through `Disk`, so that tests can pass a disk that fails or loses power. It reads
-files directly: a crash can only come between writes.
+The log writes through a `Disk`, so that tests can pass one that fails or loses power
+(polybus.testing.faulty_disk). It reads files directly: a crash can only come between writes.
 """
 
 import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from polybus.batch import Buffer
 
@@ -17,52 +17,8 @@ CACHED_BYTES_MAX = 64 << 20
 DROP_STEP_BYTES = 8 << 20
 
 
-class DiskFile(Protocol):
+class DiskFile:
     """A file that grows at its end."""
-
-    def append(self, data: Buffer) -> None:
-        """Write all of `data` at the end. On OSError some of it may have been written."""
-        ...
-
-    def sync(self) -> None:
-        """Make everything appended so far survive a power cut."""
-        ...
-
-    def rewrite(self, position: int, data: Buffer) -> None:
-        """Write bytes again that the file already has at this position."""
-        ...
-
-    def truncate(self, size: int) -> None: ...
-
-    def size(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class Disk(Protocol):
-    """Files and folders. A created, renamed or removed name is durable after `sync_folder`."""
-
-    def open(self, path: Path, mode: int = 0o644) -> DiskFile:
-        """Open for appending; create a missing file with this mode."""
-        ...
-
-    def rename(self, source: Path, target: Path) -> None: ...
-
-    def unlink(self, path: Path) -> None: ...
-
-    def make_folder(self, path: Path) -> None:
-        """Create a folder and its missing parents durably, unless it exists."""
-        ...
-
-    def remove_folder(self, path: Path) -> None:
-        """Remove a folder with its content. A crash may leave a part of it."""
-        ...
-
-    def sync_folder(self, path: Path) -> None: ...
-
-
-class OsFile:
-    """A file of the operating system."""
 
     def __init__(self, path: Path, mode: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -71,11 +27,13 @@ class OsFile:
         self._dropped_bytes = 0
 
     def append(self, data: Buffer) -> None:
+        """Write all of `data` at the end. On OSError some of it may have been written."""
         view = memoryview(data)
         while view.nbytes:
             view = view[os.write(self._descriptor, view) :]
 
     def sync(self) -> None:
+        """Make everything appended so far survive a power cut."""
         # Bytes appended from here on may miss this fsync, so they must stay in the cache.
         size = self.size()
         os.fdatasync(self._descriptor)
@@ -93,16 +51,11 @@ class OsFile:
             self._dropped_bytes = stop
 
     def rewrite(self, position: int, data: Buffer) -> None:
+        """Write bytes again that the file already has at this position."""
         # Linux ignores the position of pwrite on a descriptor opened with O_APPEND.
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            view = memoryview(data)
-            while view.nbytes:
-                written = os.pwrite(descriptor, view, position)
-                view = view[written:]
-                position += written
-        finally:
-            os.close(descriptor)
+        with self._path.open("r+b") as file:
+            file.seek(position)
+            file.write(data)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
@@ -116,11 +69,12 @@ class OsFile:
             self._descriptor = -1
 
 
-class OsDisk:
-    """The disk of the operating system."""
+class Disk:
+    """Files and folders. A created, renamed or removed name is durable after `sync_folder`."""
 
     def open(self, path: Path, mode: int = 0o644) -> DiskFile:
-        return OsFile(path, mode)
+        """Open for appending; create a missing file with this mode."""
+        return DiskFile(path, mode)
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
@@ -129,6 +83,7 @@ class OsDisk:
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path) -> None:
+        """Create a folder and its missing parents durably, unless it exists."""
         if path.is_dir():
             return
         self.make_folder(path.parent)
@@ -136,6 +91,7 @@ class OsDisk:
         self.sync_folder(path.parent)
 
     def remove_folder(self, path: Path) -> None:
+        """Remove a folder with its content. A crash may leave a part of it."""
         shutil.rmtree(path, ignore_errors=True)
 
     def sync_folder(self, path: Path) -> None:
@@ -187,7 +143,7 @@ def replace_file(
     Order of writes: temporary file, fsync, rename, fsync of the folder. A temporary file that a
     crash leaves is removed by the next replacement.
     """
-    disk = disk or OsDisk()
+    disk = disk or Disk()
     temporary = path.with_name(path.name + ".tmp")
     disk.unlink(temporary)
     file = disk.open(temporary, mode)

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from polybus import config, scan
 from polybus.batch import Batch
 from polybus.errors import StorageError
-from polybus.log.disk import Disk, OsDisk
+from polybus.log.disk import Disk
 from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
 from polybus.log.history.topic_history import TopicHistory
@@ -67,7 +67,7 @@ class FileLog:
         self._callbacks = callbacks or LogCallbacks()
         self._clock = clock
         self._retention = retention
-        self._disk = disk or OsDisk()
+        self._disk = disk or Disk()
         self._shared = LogShared(
             recent_bytes_max=RECENT_BYTES_MAX, reread_bytes_max=REREAD_BYTES_MAX
         )

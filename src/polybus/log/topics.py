@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from polybus.errors import StorageError, UsageError
-from polybus.log.disk import Disk, OsDisk, replace_file
+from polybus.log.disk import Disk, replace_file
 from polybus.log.interface import TopicSettings
 from polybus.log.layout import FORMAT, topic_folder, topics_folder, trash_folder
 
@@ -59,7 +59,7 @@ class TopicStore:
         """
         self._data = data
         self._clock = clock
-        self._disk = disk or OsDisk()
+        self._disk = disk or Disk()
         self._topics: dict[str, TopicNote] = {}
         self._epoch_max = 0
         if data is None:

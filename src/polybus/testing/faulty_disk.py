@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 from polybus.batch import Buffer
+from polybus.log.disk import Disk, DiskFile
 
 DiskOperation = Literal["write", "fsync", "open", "rename"]
 
@@ -39,14 +40,13 @@ class PowerCut(OSError):
         super().__init__(errors.EIO, "the power is off")
 
 
-class FaultyFile:
+class FaultyFile(DiskFile):
     """A file of a FaultyDisk; unsynced changes may be lost."""
 
     def __init__(self, disk: "FaultyDisk", path: Path, mode: int) -> None:
         self._disk = disk
         self._state = disk.state_of(path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, mode)
+        super().__init__(path, mode)
 
     def append(self, data: Buffer) -> None:
         with self._disk.lock:
@@ -88,15 +88,7 @@ class FaultyFile:
                 state.cut_off = lost + state.cut_off
                 state.safe_bytes = size
             state.doubtful_bytes = min(state.doubtful_bytes, size)
-            os.ftruncate(self._descriptor, size)
-
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            super().truncate(size)
 
 
 class _FileState:
@@ -114,8 +106,8 @@ class _FileState:
         self.cut_off = b""
 
 
-class FaultyDisk:
-    """A polybus.log.disk.Disk whose power can be cut and whose operations can fail.
+class FaultyDisk(Disk):
+    """A disk whose power can be cut and whose operations can fail.
 
     Attributes:
         writes, fsyncs: the number of operations so far, to choose a moment for a fault.

@@ -34,7 +34,7 @@ import pyarrow as pa
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.arrow_alone import leave_pandas_out
-from polybus.log.disk import OsDisk
+from polybus.log.disk import Disk
 from polybus.log.history import parquet
 from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
 from polybus.log.history.manifest import HistoryLock
@@ -110,7 +110,7 @@ def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
 
 def delete_segments(segments: Iterable[Path]) -> None:
     """Delete segments that are handed over, each with its index."""
-    disk = OsDisk()
+    disk = Disk()
     for segment in segments:
         # The segment first: recovery deletes an index without a segment, but would index a segment.
         disk.unlink(segment)
@@ -120,7 +120,7 @@ def delete_segments(segments: Iterable[Path]) -> None:
 
 def _seal_journal(data: Path) -> None:
     """Recover the journal as a start of the bus would, and seal what is still open in it."""
-    disk = OsDisk()
+    disk = Disk()
     for segment in recover(data, disk).segments:
         if segment.entries and segment.is_open:
             writer = segment.writer(disk)

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import StorageError
-from polybus.log.disk import OsDisk
+from polybus.log.disk import Disk
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
@@ -245,7 +245,7 @@ def set_aside(folder: Path, path: Path) -> None:
     with suppress(FileNotFoundError):
         path.replace(replaced)
         os.utime(replaced)
-        OsDisk().sync_folder(path.parent)
+        Disk().sync_folder(path.parent)
 
 
 def sweep_scratch(folder: Path, *, grace_s: float) -> None:

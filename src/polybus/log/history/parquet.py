@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from polybus.log.disk import OsDisk
+from polybus.log.disk import Disk
 from polybus.log.history.manifest import HistoryFile
 
 ROW_GROUP_ROWS = 128 << 10
@@ -174,7 +174,7 @@ class FileWriter:
             xxh3=xxh3_of(scratch),
         )
         scratch.replace(path)
-        OsDisk().sync_folder(path.parent)
+        Disk().sync_folder(path.parent)
         return entry
 
     def abandon(self) -> None:
@@ -209,4 +209,4 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir()
     except FileExistsError:
         return
-    OsDisk().sync_folder(folder.parent)
+    Disk().sync_folder(folder.parent)
