@@ -14,8 +14,7 @@ from polybus.log import layout
 from polybus.log.disk import Disk
 from polybus.log.history.topic_history import Cursors, TopicHistory
 from polybus.log.journal.commit import Encoder
-from polybus.log.journal.index import CommitEntry
-from polybus.log.journal.segment import SegmentReader, SegmentWriter
+from polybus.log.journal.segment import CommitEntry, Segment, SegmentWriter, read_rows
 
 DAY_US = 86_400_000_000
 NOON_US = 20_000 * DAY_US + DAY_US // 2
@@ -95,11 +94,10 @@ def values_across(data: Path, topic: str) -> list[bytes]:
     if history.handed_over > history.start:
         values = read_history(history, history.start).column("value").to_pylist()
     for segment in layout.segments(data):
-        reader = SegmentReader(segment)
-        for entry in reader.entries():
+        for entry in Segment(segment).entries:
             for rows in entry.topics:
                 if rows.topic == topic and rows.epoch == history.manifest.epoch:
-                    batch = reader.rows(entry).slice(rows.first_row, rows.row_count)
+                    batch = read_rows(segment, entry).slice(rows.first_row, rows.row_count)
                     skipped = max(0, history.handed_over - rows.first_offset)
                     values += batch.column("value").to_pylist()[skipped:]
     return values

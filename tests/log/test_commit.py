@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.batch import Batch
+from polybus.log.columns import SCHEMA, batch_of
 from polybus.log.journal import commit
-from polybus.log.journal.commit import HEAD, SCHEMA, Damaged, Encoder
-from polybus.log.rows import batch_of, rows_of
+from polybus.log.journal.commit import HEAD, Damaged, Encoder
+from polybus.log.journal.message import read_rows, rows_of
 
 VALUES = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
 BATCHES = st.lists(st.tuples(st.sampled_from(["a", "b", '{"commit":', "ü"]), VALUES), min_size=1)
@@ -40,7 +41,7 @@ def test_rows_come_back_grouped_by_topic_in_order(described: list[tuple[str, lis
     encoded = Encoder().encode(3, 2, batches_of(described))
     message = b"".join(encoded.pieces)
     commit.verify(message)
-    rows = commit.rows_of(message)
+    rows = read_rows(message)
     rows.validate(full=True)
     note = commit.note_of(message)
     assert (note.commit, note.synced, note.topics) == (3, 2, encoded.topics)
@@ -106,7 +107,7 @@ def test_values_that_do_not_compress_fit_too() -> None:
         batch.first_offset = 0
         message = b"".join(encoder.encode(1, 0, [batch]).pieces)
         commit.verify(message)
-        assert commit.rows_of(message)["value"][0].as_py() == batch.buffer
+        assert read_rows(message)["value"][0].as_py() == batch.buffer
 
 
 def test_keys_and_headers_of_some_batches_do_not_move_to_others() -> None:
@@ -115,7 +116,7 @@ def test_keys_and_headers_of_some_batches_do_not_move_to_others() -> None:
         Batch.of("a", [b"3"], keys=[b"k"], headers=[{"h": b"v"}]),
     )
     plain.first_offset, rich.first_offset = 0, 2
-    rows = commit.rows_of(b"".join(Encoder().encode(1, 0, [plain, rich]).pieces))
+    rows = read_rows(b"".join(Encoder().encode(1, 0, [plain, rich]).pieces))
     assert rows["key"].to_pylist() == [None, None, b"k"]
     assert rows["headers"].to_pylist() == [None, None, [("h", b"v")]]
 
@@ -128,7 +129,7 @@ def test_rows_are_the_same_however_many_batches_topics_and_senders_they_came_in(
     batches = batches_of([(topic, values) for topic, values in described if values])
     for number, batch in enumerate(batches):
         batch.sender = f"peer-{number // 3}"
-    rows = commit.rows_of(b"".join(encoder.encode(1, 0, batches).pieces))
+    rows = read_rows(b"".join(encoder.encode(1, 0, batches).pieces))
     rows.validate(full=True)
     expected = [
         (b.topic, b.first_offset + n, b.timestamp_us, b.value(n), b.protocol, b.sender)
@@ -169,7 +170,7 @@ def test_a_huge_value_is_not_copied_for_its_commit(rich: bool) -> None:
     message = b"".join(pieces)
     commit.verify(message)
     assert commit.size_of(message) == len(message)
-    rows = commit.rows_of(message)
+    rows = read_rows(message)
     rows.validate(full=True)
     assert rows["value"].to_pylist() == list(large.values())
     again = batch_of(rows, topic="a", epoch=large.epoch, first_offset=0)
@@ -201,7 +202,7 @@ def test_keys_and_headers_come_back_as_they_were(
             patched.setattr("polybus.log.journal.message.BESIDE_BYTES_MIN", 0)
         message = b"".join(Encoder().encode(1, 0, [batch]).pieces)
     commit.verify(message)
-    rows = commit.rows_of(message)
+    rows = read_rows(message)
     rows.validate(full=True)
     assert rows["value"].to_pylist() == list(values)
     assert rows["key"].to_pylist() == list(keys)

@@ -19,11 +19,11 @@ from segments_kit import (
 )
 
 from polybus.errors import StorageError, UsageError
+from polybus.log.columns import SCHEMA
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.handover import hand_over
 from polybus.log.history.manifest import Manifest
-from polybus.log.journal.commit import SCHEMA
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from polybus.log import layout
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
-from polybus.log.journal.segment import SegmentReader
+from polybus.log.journal.segment import Segment
 from polybus.testing.clock import ManualClock
 
 Durability = Literal["fsync", "interval"]
@@ -139,7 +139,7 @@ def test_one_commit_holds_all_topics_that_waited_their_rows_grouped(opener: Open
         for topic in "abc":
             log.append(numbered(topic, number, 1))
     log.sync()
-    (entry,) = SegmentReader(layout.segments(log.data)[0]).entries()
+    (entry,) = Segment(layout.segments(log.data)[0]).entries
     assert [(rows.topic, rows.first_row, rows.row_count) for rows in entry.topics] == [
         ("a", 0, 5), ("b", 5, 5), ("c", 10, 5),
     ]  # fmt: skip
@@ -153,12 +153,12 @@ def test_segments_roll_by_size_and_commit_numbers_go_on(opener: Opener) -> None:
         log.sync()
     paths = layout.segments(log.data)
     assert len(paths) > 2
-    numbers = [entry.commit for path in paths for entry in SegmentReader(path).entries()]
+    numbers = [entry.commit for path in paths for entry in Segment(path).entries]
     assert numbers == list(range(1, 21))
     assert [layout.first_commit_of(path) for path in paths] == sorted(
         layout.first_commit_of(path) for path in paths
     )
-    assert all(SegmentReader(path).sealed for path in paths[:-1])
+    assert all(Segment(path).sealed for path in paths[:-1])
 
 
 def test_a_quiet_segment_is_sealed_by_its_age_and_an_empty_one_never(opener: Opener) -> None:

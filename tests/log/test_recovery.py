@@ -17,9 +17,8 @@ from polybus.log import layout
 from polybus.log.disk import Disk
 from polybus.log.files import FileLog
 from polybus.log.journal.commit import END, HEAD, Encoder
-from polybus.log.journal.index import encode_entry, read_index
 from polybus.log.journal.recovery import recover
-from polybus.log.journal.segment import SegmentReader, head_bytes
+from polybus.log.journal.segment import Segment, encode_entry, head_bytes, read_index
 from polybus.testing.clock import ManualClock
 
 
@@ -71,7 +70,7 @@ def test_a_tail_torn_at_any_byte_is_cut_off_and_everything_before_it_stays(
     segment = fill(tmp_path, ["ab", "a", "ab"])
     forget_index(segment, keep=2)
     index, whole = layout.index_path(segment).read_bytes(), segment.read_bytes()
-    last = SegmentReader(segment).entries()[-1]
+    last = Segment(segment).entries[-1]
     for size in range(last.position + 1, last.position + last.size):
         segment.write_bytes(whole[:size])
         recovered = recover(tmp_path, Disk())
@@ -134,7 +133,7 @@ def test_an_indexed_commit_that_is_cut_off_is_damage_of_its_topics_only(tmp_path
 
 def test_a_flipped_bit_freezes_every_topic_of_its_commit_and_no_other(tmp_path: Path) -> None:
     segment = fill(tmp_path, ["abc", "ab", "c", "a"])
-    entry = SegmentReader(segment).entries()[1]
+    entry = Segment(segment).entries[1]
     flip(segment, entry.position + entry.size - 20)
     log = open_log(tmp_path)
     with pytest.raises(StorageError) as caught:
@@ -151,7 +150,7 @@ def test_a_flipped_bit_freezes_every_topic_of_its_commit_and_no_other(tmp_path: 
 
 def test_damage_without_an_index_is_found_by_what_follows_it(tmp_path: Path) -> None:
     segment = fill(tmp_path, ["ab", "a", "ab", "b"])
-    entry = SegmentReader(segment).entries()[1]
+    entry = Segment(segment).entries[1]
     layout.index_path(segment).unlink()
     flip(segment, entry.position + entry.size - 20)
     for _ in range(2):
@@ -238,7 +237,7 @@ def test_a_flipped_bit_in_a_segment_is_never_served_and_costs_only_its_commit(
 ) -> None:
     for seed, data in copies(tmp_path, 200):
         paths = layout.segments(data)
-        entries = {path: SegmentReader(path).entries() for path in paths}
+        entries = {path: Segment(path).entries for path in paths}
         path, position = flip_somewhere(paths, random.Random(seed))
         concerned = {
             rows.topic
@@ -272,7 +271,7 @@ def test_a_published_value_that_looks_like_a_commit_is_never_taken_for_one(tmp_p
     segment = fill(tmp_path, ["a", "a"])
     layout.index_path(segment).unlink()
     whole = segment.read_bytes()
-    first = SegmentReader(segment).entries()[0]
+    first = Segment(segment).entries[0]
     inside = b"".join(Encoder().encode(9, 8, [forged]).pieces)
     torn = whole[: first.position + first.size] + bytes(64) + inside
     segment.write_bytes(torn + bytes(-len(torn) % 8))
@@ -297,7 +296,7 @@ def test_a_segment_with_a_damaged_head_is_still_read(tmp_path: Path) -> None:
 
 def test_a_log_goes_on_after_damage_and_finds_everything_again(tmp_path: Path) -> None:
     segment = fill(tmp_path, ["ab", "a", "ab"])
-    entry = SegmentReader(segment).entries()[1]
+    entry = Segment(segment).entries[1]
     layout.index_path(segment).unlink()
     flip(segment, entry.position + entry.size - 20)
     for count in (4, 5, 6):

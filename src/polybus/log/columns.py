@@ -1,17 +1,15 @@
-"""The columns of the log: their schema, and the columns of a commit as runs of equal values."""
+"""The columns of the log: their schema, and stored rows as batches.
 
-from __future__ import annotations
+Only keys and headers become Python objects.
+"""
 
-from array import array
-from collections.abc import Iterable
-from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from bisect import bisect_right
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from polybus import names, scan
-from polybus.batch import Batch
-from polybus.scan.columns_py import Values
+from polybus import scan
+from polybus.batch import Batch, Buffer
 
 SCHEMA = pa.schema(
     [
@@ -26,10 +24,7 @@ SCHEMA = pa.schema(
         ("sender", pa.string()),
     ]
 )
-_HEADERS_TYPE = SCHEMA.field("headers").type
-
-Runs: TypeAlias = "tuple[Values, array[int]]"
-"""A column as runs: its values, and how many consecutive rows have each."""
+_VALUE = 5
 
 
 class TopicRows(NamedTuple):
@@ -45,66 +40,60 @@ class TopicRows(NamedTuple):
     max_timestamp_us: int
 
 
-class GroupedRows:
-    """The rows of some batches, grouped by topic, with columns as runs.
+def batch_of(rows: pa.RecordBatch, *, topic: str, epoch: int, first_offset: int) -> Batch:
+    """A batch that shares the memory of rows of one topic with consecutive offsets."""
+    values = rows.column(_VALUE)
+    _, ends, content = values.buffers()
+    spans = scan.spans_of_offsets(ends, values.offset, len(values))
+    buffer: Buffer = b"" if content is None else memoryview(content).cast("B")
+    batch = Batch(topic, buffer, spans)
+    batch.epoch = epoch
+    batch.first_offset = first_offset
+    batch.stored = rows
+    keys = rows.column(4)
+    if keys.null_count < len(keys):
+        batch.keys = keys.to_pylist()
+    headers = rows.column(6)
+    if headers.null_count < len(headers):
+        batch.headers = [None if one is None else dict(one) for one in headers.to_pylist()]
+    batch.timestamp_us = rows.column(3)[0].value
+    batch.protocol = rows.column(7)[0].as_py()
+    batch.sender = rows.column(8)[0].as_py()
+    return batch
 
-    Attributes:
-        batches: the batches in the order of their rows; they hold values, keys and headers.
-        topics: which rows belong to which topic.
-        times, protocols: these columns.
-    """
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        """Group batches; those of one topic and epoch keep their order."""
-        self.batches, counts, self.topics, columns = scan.rows_by_topic(
-            batches, TopicRows, names.ACCOUNT
-        )
-        self._names, self._firsts, self._counts = columns
-        self.count = sum(counts)
-        self.times, self.protocols, self._senders = scan.merge_runs(self.batches, counts)
+def cut(rows: pa.RecordBatch, *, bytes_max: int) -> pa.RecordBatch:
+    """The first rows with values of at most `bytes_max` together, but at least one."""
+    values = rows.column(_VALUE)
+    ends = memoryview(values.buffers()[1]).cast("B").cast("i")
+    first = values.offset
+    stop = first + len(values)
+    last = bisect_right(ends, ends[first] + bytes_max, first + 1, stop + 1) - 1
+    count = max(1, last - first)
+    return rows if count == len(values) else rows.slice(0, count)
 
-    @property
-    def accounts(self) -> Runs:
-        return [names.ACCOUNT], array("q", [self.count])
 
-    @property
-    def topic_names(self) -> Runs:
-        return self._names, self._counts
+def cut_batch(batch: Batch, *, bytes_max: int) -> Batch:
+    """`cut` for a batch."""
+    if batch.value_bytes <= bytes_max:
+        return batch
+    spans = batch.spans
+    size = 0
+    for index in range(0, len(spans), 2):
+        size += spans[index + 1] - spans[index]
+        if size > bytes_max:
+            return batch.slice(0, max(1, index // 2))
+    return batch
 
-    @property
-    def offsets(self) -> tuple[array[int], array[int]]:
-        """The first offset and the row count of each topic."""
-        return self._firsts, self._counts
 
-    @property
-    def senders(self) -> Runs:
-        senders, counts = self._senders
-        return [sender.encode(errors="replace") for sender in senders], counts
-
-    def value_bytes(self) -> int:
-        return scan.weigh(self.batches, 0, 0)
-
-    def keys(self) -> Any:
-        """The column of keys; None if no row has one."""
-        if all(batch.keys is None for batch in self.batches):
-            return None
-        pieces = []
-        for absent, run in groupby(self.batches, lambda batch: batch.keys is None):
-            if absent:
-                pieces.append(pa.nulls(sum(map(len, run)), pa.binary()))
-            else:
-                pieces.append(pa.array([key for b in run for key in b.keys or ()], pa.binary()))
-        return pa.concat_arrays(pieces)
-
-    def headers(self) -> Any:
-        """The column of headers; None if no row has any."""
-        if all(batch.headers is None for batch in self.batches):
-            return None
-        pieces = []
-        for absent, run in groupby(self.batches, lambda batch: batch.headers is None):
-            if absent:
-                pieces.append(pa.nulls(sum(map(len, run)), _HEADERS_TYPE))
-            else:
-                maps = [list(one.items()) if one else None for b in run for one in b.headers or ()]
-                pieces.append(pa.array(maps, _HEADERS_TYPE))
-        return pa.concat_arrays(pieces)
+def row_at(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
+    """The first row whose timestamp is at or after the time."""
+    times: Any = rows.column(3)
+    whole = memoryview(times.buffers()[1]).cast("B").cast("q")
+    part = whole[times.offset : times.offset + len(times)]
+    if len(part) == 0:
+        return None
+    if part[0] >= timestamp_us:
+        return 0
+    # No bisection: the clock may have been set back.
+    return next((row for row, time in enumerate(part) if time >= timestamp_us), None)

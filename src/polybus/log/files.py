@@ -20,8 +20,8 @@ from polybus.log.history.maintenance import Maintenance
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
 from polybus.log.journal.committer import Committer
-from polybus.log.journal.index import CommitEntry, read_index
 from polybus.log.journal.recovery import recover, restore, settle_orphans
+from polybus.log.journal.segment import CommitEntry, read_index
 from polybus.log.journal.topic_commits import CommitRows
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
 from polybus.log.topic_log import LogShared, TopicLog

@@ -11,9 +11,9 @@ from pathlib import Path
 from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
+from polybus.log.columns import cut_batch
 from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
 from polybus.log.layout import DataLock
-from polybus.log.rows import cut_batch
 from polybus.log.topics import TopicStore, storage_error, unknown
 
 _BATCH_OVERHEAD_BYTES = 512

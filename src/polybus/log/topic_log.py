@@ -16,11 +16,11 @@ import pyarrow as pa
 from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
-from polybus.log import rows as stored_rows
+from polybus.log import columns
 from polybus.log.history.topic_history import TopicHistory
-from polybus.log.journal import commit as commits
 from polybus.log.journal.cache import CommitCache, RecentBatches
 from polybus.log.journal.commit import Damaged
+from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.journal.segment import read_message
 from polybus.log.journal.topic_commits import CommitRows, TopicCommits
 
@@ -44,7 +44,7 @@ class LogShared:
         """The commit's rows. Raises Damaged, or FileNotFoundError if the segment was deleted."""
         rows = self.reread.get(place.segment, place.position)
         if rows is None:
-            rows = commits.rows_of(read_message(place.segment, place.position, place.size))
+            rows = rows_of(read_message(place.segment, place.position, place.size))
             self.reread.put(place.segment, place.position, rows)
         return rows
 
@@ -126,7 +126,7 @@ class TopicLog(scan.TopicEnd):
         found = []
         for rows in history.read(offset, bytes_max=bytes_max):
             found.append(
-                stored_rows.batch_of(rows, topic=self.name, epoch=self.epoch, first_offset=offset)
+                columns.batch_of(rows, topic=self.name, epoch=self.epoch, first_offset=offset)
             )
             offset += rows.num_rows
         return found
@@ -156,8 +156,8 @@ class TopicLog(scan.TopicEnd):
         part = rows.slice(place.first_row + skipped, place.row_count - skipped)
         if part.column(2)[0].as_py() != offset:
             raise Damaged("the index and the segment do not agree")
-        part = stored_rows.cut(part, bytes_max=bytes_max)
-        return stored_rows.batch_of(part, topic=self.name, epoch=self.epoch, first_offset=offset)
+        part = columns.cut(part, bytes_max=bytes_max)
+        return columns.batch_of(part, topic=self.name, epoch=self.epoch, first_offset=offset)
 
     def _damage(self, place: CommitRows, reason: str) -> StorageError:
         last = place.stop_offset - 1
@@ -225,7 +225,7 @@ class TopicLog(scan.TopicEnd):
                 rows = self._shared.rows(place)
             except Damaged as error:
                 raise self._damage(place, str(error)) from error
-            row = stored_rows.row_at(rows.slice(place.first_row, place.row_count), timestamp_us)
+            row = columns.row_at(rows.slice(place.first_row, place.row_count), timestamp_us)
             if row is not None and place.first_offset + row >= offset:
                 return place.first_offset + row
             offset = place.stop_offset
@@ -247,7 +247,7 @@ def _same(batch: Batch) -> Batch:
 
 def _limited(batches: Iterable[Batch], bytes_max: int) -> Iterable[Batch]:
     for batch in batches:
-        part = stored_rows.cut_batch(batch, bytes_max=bytes_max)
+        part = columns.cut_batch(batch, bytes_max=bytes_max)
         yield _same(batch) if part is batch else part
         bytes_max -= max(part.value_bytes, _BATCH_BYTES_MIN)
         if bytes_max <= 0 or part is not batch:

@@ -24,7 +24,7 @@ from polybus.edges.http.state import HttpState
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
-from polybus.log.rows import rows_of
+from polybus.log.journal.message import rows_of
 from polybus.services.durability import FutureReceipt
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 from polybus.wire.msgstream import compact_json, deeper_than

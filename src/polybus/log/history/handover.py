@@ -34,14 +34,13 @@ import pyarrow as pa
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.arrow_alone import leave_pandas_out
+from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
 from polybus.log.history import parquet
 from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
 from polybus.log.history.manifest import HistoryLock
-from polybus.log.journal.commit import TopicRows
-from polybus.log.journal.index import CommitEntry
 from polybus.log.journal.recovery import recover
-from polybus.log.journal.segment import SegmentReader
+from polybus.log.journal.segment import CommitEntry, Segment, read_rows
 
 REPLACED_GRACE_S = 60.0
 _WINDOW_BYTES_MAX = 16 << 20
@@ -78,10 +77,10 @@ def hand_over(
             sweep_scratch(folder, grace_s=grace_s)
         done = []
         for segment in layout.segments(data):
-            reader = SegmentReader(segment)
-            if not reader.sealed:
+            found = Segment(segment)
+            if not found.sealed:
                 continue
-            work = _SegmentHandover(data, reader, report, retention_bytes=retention_bytes)
+            work = _SegmentHandover(data, found, report, retention_bytes=retention_bytes)
             for group in _groups(work.topics.values()):
                 work.run(group, grace_s=grace_s)
             if work.complete():
@@ -134,15 +133,15 @@ class _SegmentHandover:
     """The hand-over of one segment."""
 
     def __init__(
-        self, data: Path, reader: SegmentReader, report: Progress, *, retention_bytes: int | None
+        self, data: Path, segment: Segment, report: Progress, *, retention_bytes: int | None
     ) -> None:
         self.topics: dict[str, TopicHandover] = {}
-        self._reader = reader
-        self._entries = reader.entries()
+        self._path = segment.path
+        self._entries = segment.entries
         self._report = report
         self._damaged: set[int] = set()
-        self._whole = not reader.damage
-        for damage in reader.damage:
+        self._whole = not segment.damage()
+        for damage in segment.damage():
             report(f"damaged: {damage}")
         inflation = self._inflation()
         for entry in self._entries:
@@ -162,7 +161,7 @@ class _SegmentHandover:
         """How much larger rows are in memory than in the segment, where they may be compressed."""
         for entry in self._entries[:1]:
             with suppress(StorageError):
-                return max(1.0, float(self._reader.rows(entry).nbytes) / entry.size)
+                return max(1.0, float(read_rows(self._path, entry).nbytes) / entry.size)
         return 1.0
 
     def run(self, group: list[TopicHandover], *, grace_s: float) -> None:
@@ -195,7 +194,7 @@ class _SegmentHandover:
     def _run_commit(self, entry: CommitEntry, wanted: list[tuple[TopicHandover, TopicRows]]) -> int:
         """Pass a commit's rows to their topics; return how much memory they hold."""
         try:
-            batch = self._reader.rows(entry)
+            batch = read_rows(self._path, entry)
         except StorageError as error:
             if entry.commit not in self._damaged:
                 self._damaged.add(entry.commit)

@@ -12,12 +12,12 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import StorageError
+from polybus.log.columns import SCHEMA, TopicRows
 from polybus.log.disk import Disk
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.history.parquet import contiguous
-from polybus.log.journal.commit import SCHEMA, TopicRows
 from polybus.log.topics import epoch_of, read_topic_note
 
 

@@ -27,9 +27,8 @@ import pyarrow as pa
 import xxhash
 
 from polybus.batch import Batch, Buffer
-from polybus.log.columns import SCHEMA, GroupedRows, TopicRows
-from polybus.log.journal.message import DIGITS, MessageWriter
-from polybus.log.journal.message import read_rows as rows_of
+from polybus.log.columns import SCHEMA, TopicRows
+from polybus.log.journal.message import DIGITS, GroupedRows, MessageWriter
 
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The end marker of the stream, at the end of a sealed segment."""
@@ -38,9 +37,6 @@ NOTE_BYTES_STEP = 64
 
 _DIGITS = re.compile(rb"\x10\x00\x00\x00([0-9a-f]{16})\x00")
 _JSON_START = b'{"commit":'
-
-
-__all__ = ["END", "HEAD", "SCHEMA", "CommitNote", "Damaged", "Encoder", "TopicRows", "rows_of"]
 
 
 class CommitNote(msgspec.Struct, frozen=True):

@@ -26,8 +26,7 @@ from polybus.batch import Batch
 from polybus.errors import StorageError
 from polybus.log.disk import Disk
 from polybus.log.journal.commit import Encoder
-from polybus.log.journal.index import CommitEntry
-from polybus.log.journal.segment import SegmentWriter
+from polybus.log.journal.segment import CommitEntry, SegmentWriter
 from polybus.log.layout import segment_path
 from polybus.log.topics import storage_error
 

@@ -18,13 +18,16 @@ import functools
 import mmap
 import struct
 from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from polybus import scan
+from polybus import names, scan
 from polybus.batch import Batch, Buffer
-from polybus.log.columns import SCHEMA, GroupedRows
+from polybus.log.columns import SCHEMA, TopicRows
+from polybus.scan.columns_py import Values
 
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 PREFIX_BYTES = 8
@@ -70,10 +73,9 @@ class MessageWriter:
     def write(self, rows: GroupedRows, note: bytes) -> MessageBytes:
         """Encode the rows, with the note as metadata."""
         header = self._header(len(note))
-        columns = _Columns(rows)
-        body = _MessageBody(self._room(header.size + columns.bytes_max), header.size)
-        columns.write(body)
-        header.write(body, note, rows.count, columns.nodes(header.nodes_of_one_row))
+        body = _MessageBody(self._room(header.size + rows.bytes_max), header.size)
+        rows.write(body)
+        header.write(body, note, rows.count, rows.nodes(header.nodes_of_one_row))
         return MessageBytes(body.pieces(), header.digits_at)
 
     def _header(self, note_bytes: int) -> _Header:
@@ -157,25 +159,42 @@ class _MessageBody:
         return at
 
 
-class _Columns:
-    """The buffers of rows, in the order of the schema."""
+class GroupedRows:
+    """The rows of some batches, grouped by topic, as columns: most are runs of equal values.
 
-    def __init__(self, rows: GroupedRows) -> None:
-        self._rows = rows
-        self._texts = [rows.accounts, rows.topic_names, rows.protocols, rows.senders]
+    `topics` says which rows belong to which topic. Batches of one topic and epoch keep their order.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches, counts, self.topics, columns = scan.rows_by_topic(
+            batches, TopicRows, names.ACCOUNT
+        )
+        topic_names, firsts, topic_counts = columns
+        self._offsets = firsts, topic_counts
+        self.count = sum(counts)
+        times, protocols, (senders, sender_counts) = scan.merge_runs(self._batches, counts)
+        sender_bytes = [sender.encode(errors="replace") for sender in senders]
+        self._texts: list[tuple[Values, array[int]]] = [
+            ([names.ACCOUNT], array("q", [self.count])),
+            (topic_names, topic_counts),
+            protocols,
+            (sender_bytes, sender_counts),
+        ]
         self._packed = [scan.pack_runs(*runs) for runs in self._texts]
-        self._times = scan.pack_runs(*rows.times)
-        self._validity = scan.pack_runs([b"\x00"], array("q", [-(-rows.count // 8)]))
-        self._no_lengths = scan.pack_runs([bytes(4)], array("q", [rows.count + 1]))
-        self._keys, self._headers = rows.keys(), rows.headers()
-        self._value_bytes = rows.value_bytes()
-        self._beside = self._value_bytes >= BESIDE_BYTES_MIN and rows.count <= BESIDE_ROWS_MAX
+        self._times = scan.pack_runs(*times)
+        self._validity = scan.pack_runs([b"\x00"], array("q", [-(-self.count // 8)]))
+        self._no_lengths = scan.pack_runs([bytes(4)], array("q", [self.count + 1]))
+        self._keys = _column([batch.keys for batch in self._batches], counts, pa.binary())
+        headers = [_entries(batch.headers) for batch in self._batches]
+        self._headers = _column(headers, counts, SCHEMA.field("headers").type)
+        self._value_bytes = scan.weigh(self._batches, 0, 0)
+        self._beside = self._value_bytes >= BESIDE_BYTES_MIN and self.count <= BESIDE_ROWS_MAX
 
     @property
     def bytes_max(self) -> int:
         packed = (*self._packed, self._times, *(self._validity, self._no_lengths) * 2)
         # Five columns' lengths of 4 bytes and an offset of 8; a length and padding per buffer.
-        stored_bytes = (0 if self._beside else self._value_bytes) + 28 * (self._rows.count + 1)
+        stored_bytes = (0 if self._beside else self._value_bytes) + 28 * (self.count + 1)
         for column in (self._keys, self._headers):
             if column is not None:
                 stored_bytes += sum(0 if one is None else one.size for one in column.buffers())
@@ -183,7 +202,7 @@ class _Columns:
 
     def nodes(self, of_one_row: tuple[int, ...]) -> list[int]:
         """Row and null counts of each column and child: those of one row times the row count."""
-        nodes = [self._rows.count * one for one in of_one_row]
+        nodes = [self.count * one for one in of_one_row]
         if self._keys is not None:
             nodes[2 * _KEY_NODE + 1] = self._keys.null_count
         if self._headers is not None:
@@ -196,7 +215,7 @@ class _Columns:
         self._text(body, 0)
         self._text(body, 1)
         body.absent()
-        scan.offsets_into(*self._rows.offsets, body.target, body.room(8 * self._rows.count))
+        scan.offsets_into(*self._offsets, body.target, body.room(8 * self.count))
         body.absent()
         body.put(self._times)
         if self._keys is None:
@@ -223,7 +242,7 @@ class _Columns:
     def _text(self, body: _MessageBody, index: int) -> None:
         """A column of repeated text: uncompressed lengths, compressed characters."""
         body.absent()
-        scan.ends_into(*self._texts[index], body.target, body.room(4 * (self._rows.count + 1)))
+        scan.ends_into(*self._texts[index], body.target, body.room(4 * (self.count + 1)))
         body.put(self._packed[index])
 
     def _nulls(self, body: _MessageBody) -> None:
@@ -232,21 +251,39 @@ class _Columns:
         body.absent()
 
     def _values(self, body: _MessageBody) -> None:
-        batches = self._rows.batches
         if self._beside:
-            parts, ends = _values_of(batches)
+            parts, ends = _values_of(self._batches)
             body.store(ends.tobytes())
             body.lay_beside(parts, self._value_bytes)
             return
-        ends_at = body.room(4 * (self._rows.count + 1))
+        ends_at = body.room(4 * (self.count + 1))
         values_at = body.room(self._value_bytes)
         scan.gather_into(
-            [batch.buffer for batch in batches],
-            [batch.spans for batch in batches],
+            [batch.buffer for batch in self._batches],
+            [batch.spans for batch in self._batches],
             body.target,
             ends_at,
             values_at,
         )
+
+
+def _entries(headers: Sequence[Mapping[str, bytes] | None] | None) -> list[Any] | None:
+    if headers is None:
+        return None
+    return [list(one.items()) if one else None for one in headers]
+
+
+def _column(parts: list[Any], counts: Iterable[int], kind: pa.DataType) -> Any:
+    """The column of the batches' keys or headers; None if no row has any."""
+    if parts.count(None) == len(parts):
+        return None
+    pieces = []
+    for absent, run in groupby(zip(parts, counts, strict=True), lambda one: one[0] is None):
+        if absent:
+            pieces.append(pa.nulls(sum(count for _, count in run), kind))
+        else:
+            pieces.append(pa.array(list(chain.from_iterable(part for part, _ in run)), kind))
+    return pa.concat_arrays(pieces)
 
 
 def _store(body: _MessageBody, column: Any) -> None:
@@ -320,6 +357,15 @@ def read_rows(message: Buffer) -> pa.RecordBatch:
     """The rows of a message, over the same memory."""
     found = pa.ipc.read_message(pa.BufferReader(pa.py_buffer(message)))
     return pa.ipc.read_record_batch(found, SCHEMA)
+
+
+def rows_of(batch: Batch) -> pa.RecordBatch:
+    """The rows of a batch that has offsets; a batch that was read from rows returns these."""
+    if batch.stored is not None:
+        return batch.stored
+    # A separate writer, because the rows stay in its memory.
+    pieces, _ = MessageWriter().write(GroupedRows([batch]), b" " * 64)
+    return read_rows(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 def _by_pyarrow(rows: pa.RecordBatch, note: bytes) -> bytes:

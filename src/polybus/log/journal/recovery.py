@@ -22,62 +22,58 @@ covers the bad one, it was durable once, and this is damage and not a torn write
 """
 
 import logging
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from polybus import scan as scanner
 from polybus.errors import StorageError
+from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk, replace_file
-from polybus.log.journal.commit import HEAD, TopicRows, head_of, new_mark
-from polybus.log.journal.index import (
-    CommitEntry,
-    SegmentIndex,
+from polybus.log.journal.commit import HEAD, head_of, new_mark
+from polybus.log.journal.segment import (
+    Segment,
+    SegmentScan,
+    SegmentWriter,
+    damage_of,
     encode_entry,
     encode_seal,
+    head_bytes,
     read_index,
 )
-from polybus.log.journal.segment import SegmentScan, SegmentWriter, damage_of, head_bytes
 from polybus.log.layout import first_commit_of, index_path, orphan_indexes, segments
 from polybus.log.topic_log import TopicLog
 
 logger = logging.getLogger("polybus.log")
 
 
-@dataclass(slots=True, kw_only=True)
-class RecoveredSegment:
+class RecoveredSegment(Segment):
     """A segment as recovery left it.
 
     Attributes:
-        end: where its last whole commit ends.
         index_bytes: the size of its index file, without a bad record.
         holes: (number of entries before it, text) of damaged bytes whose topics are unknown.
     """
 
-    path: Path
-    entries: list[CommitEntry]
-    sealed: bool
-    end: int
-    index_bytes: int
-    holes: list[tuple[int, str]] = field(default_factory=list)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.index_bytes = self.index.intact_bytes
+        self.holes: list[tuple[int, str]] = []
 
     @property
     def is_open(self) -> bool:
         """Whether it is intact and not sealed, so that it can be appended to."""
-        return not self.sealed and not self.holes and self.end == _file_bytes(self.path)
+        return not self.sealed and not self.holes and self.end == self.path.stat().st_size
 
     def writer(self, disk: Disk) -> SegmentWriter:
         count = len(self.entries)
         return SegmentWriter(self.path, disk, end=self.end, index_end=self.index_bytes, count=count)
 
 
-@dataclass(slots=True, kw_only=True)
-class Recovered:
+class Recovered(NamedTuple):
     """The journal as recovery left it.
 
-    Attributes:
-        next_commit: the number of the next commit.
-        live: the last segment, if commits can be appended to it.
-        damage: rows that the index lists and the segment no longer has.
+    `live` is the last segment, if commits can be appended to it. `damage` has the rows that the
+    index lists and the segment no longer has.
     """
 
     segments: list[RecoveredSegment]
@@ -103,7 +99,7 @@ def recover(data: Path, disk: Disk) -> Recovered:
         # A new segment must not take the name, and so the index, of one that is missing.
         lost = [entry.commit + 1 for entry in read_index(path).entries]
         next_commit = max([next_commit, *lost[-1:]])
-    return Recovered(segments=found, next_commit=next_commit, live=live, damage=damage)
+    return Recovered(found, next_commit, live, damage)
 
 
 def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
@@ -157,31 +153,18 @@ def settle_orphans(topics: dict[str, TopicLog], data: Path, disk: Disk) -> None:
 def _recover_segment(
     path: Path, disk: Disk, damage: list[tuple[TopicRows, StorageError]], *, last: bool
 ) -> RecoveredSegment:
-    index = read_index(index_path(path))
-    segment = RecoveredSegment(
-        path=path,
-        entries=index.entries,
-        sealed=index.sealed,
-        end=index.end,
-        index_bytes=index.intact_bytes,
-    )
-    file_bytes = _file_bytes(path)
-    if file_bytes < index.end:
-        # `end` stays past the end of the file, so nothing is appended to this segment.
+    segment = RecoveredSegment(path)
+    index, scan = segment.index, segment.scan
+    if scan is None:
+        # If the file is too short, `end` stays past it, so nothing is appended to this segment.
         for entry in index.entries:
-            if entry.position + entry.size > file_bytes:
+            if entry.position + entry.size > segment.file_bytes:
                 error = damage_of(path, entry, "the file ends before the commit does")
                 logger.error("%s", error.text)
                 damage.extend((rows, error) for rows in entry.topics)
         return segment
-    if index.sealed:
-        return segment
-    head = head_bytes(path)
-    scan = SegmentScan(path, index.end or head or len(HEAD))
-    segment.entries = index.entries + scan.entries
-    segment.sealed, segment.end = scan.sealed, scan.end
-    torn_at = torn_from(scan, index) if last else None
-    if last and not segment.entries and head is None:
+    torn_at = torn_from(segment) if last else None
+    if last and not segment.entries and segment.head is None:
         _begin_again(segment, disk)
     elif torn_at is not None:
         _cut(segment, torn_at, scan, disk)
@@ -196,12 +179,13 @@ def _recover_segment(
     return segment
 
 
-def torn_from(scan: SegmentScan, index: SegmentIndex) -> int | None:
+def torn_from(segment: Segment) -> int | None:
     """Where a torn write begins: bytes for which no receipt was sent. None without one."""
-    if not scan.holes:
-        return scan.end if scan.tail else None
+    scan = segment.scan
+    if scan is None or not scan.holes:
+        return scan.end if scan is not None and scan.tail else None
     start = scan.holes[0][0]
-    before = [entry.commit for entry in index.entries]
+    before = [entry.commit for entry in segment.index.entries]
     before += [entry.commit for entry in scan.entries if entry.position < start]
     after = [note for note in scan.notes if not before or note.commit > before[-1]]
     bad = before[-1] + 1 if before else after[0].commit - 1 if after else 0
@@ -213,7 +197,7 @@ def _cut(segment: RecoveredSegment, end: int, scan: SegmentScan, disk: Disk) -> 
     logger.warning(
         "journal segment %s: the last %d bytes are an unfinished write (%s); cut off",
         segment.path.name,
-        _file_bytes(segment.path) - end,
+        segment.file_bytes - end,
         scan.holes[0][2] if scan.holes else scan.tail,
     )
     segment.entries = [entry for entry in segment.entries if entry.position < end]
@@ -261,7 +245,3 @@ def _write_index(segment: RecoveredSegment, disk: Disk) -> None:
         content += encode_seal(segment.end)
     replace_file(index_path(segment.path), content, disk)
     segment.index_bytes = len(content)
-
-
-def _file_bytes(path: Path) -> int:
-    return path.stat().st_size

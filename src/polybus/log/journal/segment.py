@@ -1,29 +1,115 @@
 """One segment of the journal: an Arrow IPC stream of commits, and its index.
 
-`pyarrow.ipc.open_stream` reads the file, sealed or live. SegmentScan finds commits without the
-index, SegmentReader reads and checks them, and the committer writes with SegmentWriter. The order
-of writes, and how each prefix of it is recovered, is in log/journal/recovery.py.
+`pyarrow.ipc.open_stream` reads the stream, sealed or live. The index has one record per commit:
+uint32 payload length, uint64 XXH3 of length and payload, and the payload, a MessagePack
+CommitEntry. A commit's record is written after the fsync of the segment, so an indexed commit is
+durable. The last record of a sealed segment has the number SEAL and the position of the end marker.
+
+The committer writes with SegmentWriter. SegmentScan finds commits without the index, from which
+recovery rebuilds a lost or damaged one; log/journal/recovery.py has the order of writes.
 """
 
 import contextlib
 import errno
 import os
 import re
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
+import xxhash
 
 from polybus.batch import Buffer
 from polybus.errors import StorageError
+from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk, DiskFile
 from polybus.log.journal import commit as commits
 from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitNote, Damaged
-from polybus.log.journal.index import CommitEntry, encode_entry, encode_seal, read_index
+from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.layout import index_path
 
+SEAL = -1
+_HEADER = struct.Struct("<IQ")
 _SEARCH_BYTES = 1 << 20
 # A continuation marker with a metadata size below 64 MiB, or the end marker; matches may overlap.
 _MESSAGE_START = re.compile(rb"(?=\xff\xff\xff\xff.{3}[\x00-\x03])", re.DOTALL)
+
+
+class CommitEntry(NamedTuple):
+    """Where a commit is in its segment, and which rows belong to which topic."""
+
+    commit: int
+    position: int
+    size: int
+    topics: tuple[TopicRows, ...]
+
+
+class SegmentIndex(NamedTuple):
+    """The content of an index file up to its first bad record."""
+
+    entries: list[CommitEntry]
+    sealed: bool
+    intact_bytes: int
+    """The size of the good records."""
+    file_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Where the last indexed commit ends in the segment; 0 without one."""
+        return self.entries[-1].position + self.entries[-1].size if self.entries else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it lists every commit that its segment had."""
+        return self.sealed or not self.file_bytes
+
+    def rows(self) -> Iterator[TopicRows]:
+        return (rows for entry in self.entries for rows in entry.topics)
+
+
+_DECODER = msgspec.msgpack.Decoder(CommitEntry)
+
+
+def encode_entry(entry: CommitEntry) -> bytes:
+    payload = msgspec.msgpack.encode(entry)
+    length = len(payload).to_bytes(4, "little")
+    return _HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(length + payload)) + payload
+
+
+def encode_seal(position: int) -> bytes:
+    return encode_entry(CommitEntry(SEAL, position, len(END), ()))
+
+
+def read_index(path: Path) -> SegmentIndex:
+    """Read an index file; a missing one is empty. Everything after a bad record is ignored."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    return parse_index(content)
+
+
+def parse_index(content: bytes) -> SegmentIndex:
+    """Decode bytes of an index that begin with any record."""
+    entries: list[CommitEntry] = []
+    position = 0
+    while position + _HEADER.size <= len(content):
+        length, checksum = _HEADER.unpack_from(content, position)
+        stop = position + _HEADER.size + length
+        payload = content[position + _HEADER.size : stop]
+        if stop > len(content):
+            break
+        if xxhash.xxh3_64_intdigest(content[position : position + 4] + payload) != checksum:
+            break
+        entry = _DECODER.decode(payload)
+        position = stop
+        if entry.commit == SEAL:
+            return SegmentIndex(entries, True, position, len(content))
+        entries.append(entry)
+    return SegmentIndex(entries, False, position, len(content))
 
 
 class SegmentScan:
@@ -132,36 +218,35 @@ def _next_message(file: int, position: int, file_bytes: int) -> int:
     return file_bytes
 
 
-class SegmentReader:
-    """A segment, sealed or live, read and checked. Any thread may use it.
+class Segment:
+    """A segment as its files show it: the index, and the commits after the last indexed one.
 
     Attributes:
+        head: the size of its head; None if that is damaged.
+        scan: what follows the indexed commits; None if the index is sealed or tells of more bytes
+            than the file has.
+        entries, end: all commits, and where the last one ends.
         sealed: the segment is complete.
-        damage: descriptions of damaged parts.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        index = read_index(index_path(path))
-        self._entries = index.entries
-        self.sealed = index.sealed
-        head = head_bytes(path)
-        self.damage: list[str] = []
-        if head is None:
-            self.damage.append(f"{path.name}: the head of the stream is damaged")
-        if not self.sealed:
-            scan = SegmentScan(path, index.end or head or len(HEAD))
-            self._entries = index.entries + scan.entries
-            self.sealed = scan.sealed
-            self.damage += [
-                f"{path.name}: bytes {start} to {stop}: {why}" for start, stop, why in scan.holes
-            ]
+        self.index = read_index(index_path(path))
+        self.file_bytes = path.stat().st_size
+        self.head = head_bytes(path)
+        self.entries, self.sealed, self.end = self.index.entries, self.index.sealed, self.index.end
+        self.scan: SegmentScan | None = None
+        if not self.sealed and self.end <= self.file_bytes:
+            self.scan = SegmentScan(path, self.end or self.head or len(HEAD))
+            self.entries = self.entries + self.scan.entries
+            self.sealed, self.end = self.scan.sealed, self.scan.end
 
-    def entries(self) -> list[CommitEntry]:
-        return list(self._entries)
-
-    def rows(self, entry: CommitEntry) -> pa.RecordBatch:
-        return read_rows(self.path, entry)
+    def damage(self) -> list[str]:
+        """Descriptions of the damaged parts, as far as the index does not list them."""
+        found = [] if self.head else [f"{self.path.name}: the head of the stream is damaged"]
+        for start, stop, why in self.scan.holes if self.scan else ():
+            found.append(f"{self.path.name}: bytes {start} to {stop}: {why}")
+        return found
 
 
 def read_rows(path: Path, entry: CommitEntry) -> pa.RecordBatch:
@@ -177,7 +262,7 @@ def read_rows(path: Path, entry: CommitEntry) -> pa.RecordBatch:
             raise Damaged(f"the segment has commit {note.commit} at its position")
     except Damaged as error:
         raise damage_of(path, entry, str(error)) from error
-    return commits.rows_of(message)
+    return rows_of(message)
 
 
 def read_message(path: Path, position: int, size: int) -> Buffer:

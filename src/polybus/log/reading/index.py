@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polybus.log import layout
-from polybus.log.journal.index import parse_index
+from polybus.log.journal.segment import parse_index
 from polybus.log.journal.topic_commits import SegmentCommits
 
 _TAIL_BYTES = 64

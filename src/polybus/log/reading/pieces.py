@@ -18,6 +18,7 @@ from polybus.log.history.file_reader import ALWAYS, FileRange, NextAndRows, Time
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.journal import commit as commits
 from polybus.log.journal.commit import Damaged
+from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.journal.topic_commits import CommitRows, SegmentCommits
 from polybus.log.reading.index import JournalIndex, TopicKey
 
@@ -206,7 +207,7 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
         raise Damaged("the file ends before the commit does")
     commits.verify(message)
     try:
-        rows = commits.rows_of(message).slice(place.first_row, place.row_count)
+        rows = rows_of(message).slice(place.first_row, place.row_count)
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"its rows cannot be decoded: {error}") from error
     # The checksum proves that the commit is intact, not that it is the one the plan means.

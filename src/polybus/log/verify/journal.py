@@ -8,11 +8,18 @@ import pyarrow.compute as pc
 from polybus import names
 from polybus.errors import StorageError
 from polybus.log import layout
+from polybus.log.columns import TopicRows
 from polybus.log.history import parquet
-from polybus.log.journal.commit import HEAD, TopicRows
-from polybus.log.journal.index import CommitEntry, SegmentIndex, read_index
+from polybus.log.journal.commit import HEAD
 from polybus.log.journal.recovery import torn_from
-from polybus.log.journal.segment import SegmentScan, head_bytes, read_rows
+from polybus.log.journal.segment import (
+    CommitEntry,
+    Segment,
+    SegmentIndex,
+    SegmentScan,
+    read_index,
+    read_rows,
+)
 from polybus.log.verify.report import Checked, CheckedTopic, Damage, VerifyReport
 
 
@@ -101,12 +108,11 @@ class _Offsets:
 
 
 def _check_segment(path: Path, offsets: _Offsets, report: VerifyReport, *, last: bool) -> None:
-    index = read_index(layout.index_path(path))
-    head = head_bytes(path)
-    scan = SegmentScan(path, head or len(HEAD))
-    after_index = scan if index.sealed else SegmentScan(path, index.end or head or len(HEAD))
-    torn_at = torn_from(after_index, index) if last and not index.sealed else None
-    if head is None and not (last and not index.entries and not scan.entries):
+    segment = Segment(path)
+    index = segment.index
+    scan = SegmentScan(path, segment.head or len(HEAD))
+    torn_at = torn_from(segment) if last else None
+    if segment.head is None and not (last and not index.entries and not scan.entries):
         report.add(Damage(file=path.name, reason="the head of the stream is damaged"))
     if index.intact_bytes < index.file_bytes:
         report.notes.append(f"the index of {path.name} is damaged; the next start rebuilds it")
