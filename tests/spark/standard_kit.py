@@ -13,7 +13,7 @@ from polybus.config import Config, DeclaredTopic, Pipeline
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.batches import StandardBatches
-from polybus.spark.source.schema import ARROW, SPARK
+from polybus.spark.source.schema import arrow_schema, spark_schema
 
 EPOCH = 7
 NOON = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)
@@ -75,8 +75,8 @@ class Pipe:
         self.batches = StandardBatches(self.data, "standard.decode:test", begun=begun)
 
     def run(self, batch_id: int, messages: Sequence[dict[str, Any]]) -> None:
-        table = pa.Table.from_pylist(list(messages), schema=ARROW)
-        self.batches(self.spark.createDataFrame(table, schema=SPARK), batch_id)
+        table = pa.Table.from_pylist(list(messages), schema=arrow_schema())
+        self.batches(self.spark.createDataFrame(table, schema=spark_schema()), batch_id)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """The table's rows by Arrow, sorted; empty if it is not there."""

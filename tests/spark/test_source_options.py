@@ -9,8 +9,8 @@ import pytest
 from source_kit import NOON_US
 
 from polybus.errors import UsageError
-from polybus.spark.option_values import EARLIEST, LATEST
-from polybus.spark.source.options import NAMES, SourceOptions, parse
+from polybus.spark.option_values import EARLIEST, LATEST, LOCATION, options_of
+from polybus.spark.source.options import SourceOptions, parse
 from polybus.spark.source.schema import COLUMNS
 
 KIND = {"batch": False, "stream": True}
@@ -71,7 +71,7 @@ def test_a_topic_that_json_does_not_name_begins_at_the_default() -> None:
     "text", ["1728043200000", "2024-10-04T12:00:00Z", "2024-10-04T14:00+02:00"]
 )
 def test_a_time_is_milliseconds_or_iso_8601_with_a_time_zone(text: str) -> None:
-    assert parsed(startingTimestamp=text).starting.timestamp_us == NOON_US
+    assert parsed(startingTimestamp=text).starting_us == NOON_US
 
 
 @pytest.mark.parametrize(
@@ -200,4 +200,5 @@ def test_the_log_is_located_by_the_environment_then_by_the_working_folder(
 def test_every_option_is_on_the_page_about_spark() -> None:
     page = Path(__file__).parents[2] / "docs" / "howto" / "spark.md"
     text = page.read_text()
-    assert [name for name in NAMES if f"`{name}`" not in text] == []
+    names = [*LOCATION, *(one.metadata["name"] for one in options_of(SourceOptions))]
+    assert [name for name in names if f"`{name}`" not in text] == []

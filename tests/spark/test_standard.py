@@ -17,7 +17,7 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.standard.batches import RemoteBatches
 from polybus.spark.pipelines.standard.decode import schema_fields
-from polybus.spark.source.schema import ARROW, SPARK
+from polybus.spark.source.schema import arrow_schema, spark_schema
 from polybus.spark.views import collect
 
 ORDERS = DeclaredTopic(
@@ -201,8 +201,8 @@ def test_batches_for_spark_connect_are_created_on_the_server(spark: Any, tmp_pat
     there = pickle.loads(sent)
     for batch_id in range(2):
         (checkpoint / "offsets" / str(batch_id)).touch()
-        rows = pa.Table.from_pylist([topics.message("t", "x")], schema=ARROW)
-        there(spark.createDataFrame(rows, schema=SPARK), batch_id)
+        rows = pa.Table.from_pylist([topics.message("t", "x")], schema=arrow_schema())
+        there(spark.createDataFrame(rows, schema=spark_schema()), batch_id)
     assert sorted(open_table(tmp_path, "silver").read()["offset"].to_pylist()) == [0, 1]
 
 

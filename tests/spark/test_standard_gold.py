@@ -28,7 +28,7 @@ from polybus.spark.pipelines.standard.histograms import (
     buckets_of,
     values_of,
 )
-from polybus.spark.source.schema import ARROW, SPARK
+from polybus.spark.source.schema import arrow_schema, spark_schema
 
 MINUTE = datetime.timedelta(minutes=1)
 NOON_US = int(NOON.timestamp() * 1e6)
@@ -281,8 +281,8 @@ def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
     table = deliveries_table(tmp_path)
 
     def run(batch_id: int, *messages: dict[str, Any]) -> None:
-        rows = pa.Table.from_pylist(list(messages), schema=ARROW)
-        events = events_of(spark.createDataFrame(rows, schema=SPARK))
+        rows = pa.Table.from_pylist(list(messages), schema=arrow_schema())
+        events = events_of(spark.createDataFrame(rows, schema=spark_schema()))
         table.add(deliveries_of(events), writer="w", batch_id=batch_id)
 
     other = {"kind": "delivered", "session": "s2", "count": 1, "messages": 9, "waiting": 1}

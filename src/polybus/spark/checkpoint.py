@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from polybus.errors import UsageError
 from polybus.log.disk import sync_path
-from polybus.spark.source.offsets import StreamOffset, from_json
+from polybus.spark.source.offsets import StreamOffset, our_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +76,8 @@ class Checkpoint:
     def planned_end(self, batch_id: int) -> StreamOffset | None:
         """Where a batch ends, for a query with one source of format polybus; None if unknown."""
         try:
-            text = (self._offsets / str(batch_id)).read_text()
-            return from_json(json.loads(text.splitlines()[-1]))
-        except (OSError, IndexError, ValueError, UsageError):
+            return our_offset((self._offsets / str(batch_id)).read_text().splitlines()[-1])
+        except (OSError, IndexError, UnicodeDecodeError):
             return None
 
     def sync_batch(self, batch_id: int) -> None:

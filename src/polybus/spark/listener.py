@@ -8,7 +8,6 @@ A thread sends the reports, so they never delay a query. Only the newest report 
 to be sent, also while the bus is away; if too many groups wait, the oldest reports are dropped.
 """
 
-import json
 import logging
 import math
 import threading
@@ -19,10 +18,10 @@ from urllib.parse import quote
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from polybus.client.http.blocking import GONE
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause
 from polybus.spark.location import find_location
-from polybus.spark.source.offsets import from_json
+from polybus.spark.source.offsets import our_offset
 
 logger = logging.getLogger("polybus.spark.consumers")
 
@@ -109,10 +108,9 @@ def positions_by_group(sources: Any, name: str) -> dict[str, dict[str, dict[str,
     """The positions of our sources in a query; if two read one topic, the lower offset counts."""
     groups: dict[str, dict[str, dict[str, int]]] = {}
     for source in sources:
-        try:
-            offset = from_json(json.loads(source.endOffset))
-        except (UsageError, ValueError, TypeError):
-            continue  # a source of another format
+        offset = our_offset(source.endOffset)
+        if offset is None:
+            continue
         positions = groups.setdefault(offset.group or name, {})
         for topic, end in offset.topics.items():
             known = positions.get(topic)

@@ -23,7 +23,6 @@ from polybus.client.http.blocking import (
 from polybus.client.http.connection import JSON
 from polybus.client.retry import Backoff
 from polybus.errors import BusyError, PolybusError, UsageError
-from polybus.spark.option_values import GivenOptions
 
 DATA_VARIABLE = "POLYBUS_DATA"
 DEFAULT_FOLDER = "polybus-data"
@@ -130,7 +129,7 @@ def retried(work: Callable[[], T], *, patience_s: float) -> T:
             retry.wait(error)
 
 
-def find_location(given: Mapping[str, str] | GivenOptions) -> BusLocation:
+def find_location(given: Mapping[str, str]) -> BusLocation:
     """Option `data`, else `url`, else the variable POLYBUS_DATA, else the folder ./polybus-data.
 
     Paths become absolute because a task may run in another folder.

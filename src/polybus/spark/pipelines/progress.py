@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, Literal
 
-from polybus.errors import PolybusError, UsageError
-from polybus.spark.source.offsets import StreamOffset, from_json
+from polybus.errors import PolybusError
+from polybus.spark.source.offsets import our_offset
 
 FlowState = Literal["starting", "running", "waiting", "done", "failed", "stopped"]
 DAMAGED_SHOWN_MAX = 5
@@ -106,14 +105,6 @@ class FlowFigures:
             if ends is None
             else sum(max(0, end - self._positions[topic]) for topic, end in ends.items())
         )
-
-
-def our_offset(text: Any) -> StreamOffset | None:
-    """The offset of a source of format polybus; None for that of any other source."""
-    try:
-        return from_json(json.loads(text))
-    except (TypeError, ValueError, UsageError):
-        return None
 
 
 def log_ends(data: Path, topics: list[str]) -> dict[str, int] | None:

@@ -27,13 +27,16 @@ from polybus.services.transactions.commits import ONCE
 from polybus.services.transactions.staging import check_producer
 from polybus.spark.checkpoint import Checkpoint, local_checkpoint
 from polybus.spark.location import BusLocation, find_location
-from polybus.spark.option_values import GivenOptions
+from polybus.spark.option_values import (
+    boolean,
+    checked_values,
+    given_options,
+    option,
+    topic_name,
+)
 from polybus.spark.sink.columns import SinkColumns, sink_columns
 from polybus.spark.sink.staging import PATIENCE_S, StagedFile, stage, unstage
 
-NAMES = ("topic", "producer", "data", "url", "token", "takeOver")
-# Spark's own options, and those that publish() sets.
-INTERNAL = ("checkpointLocation", "queryName", "path", "polybusQuery", "polybusBatch")
 COMMIT_TIMEOUT_S = 900.0
 
 
@@ -42,31 +45,22 @@ class SinkOptions:
     """The checked options. Without a `producer` its name is the id of the query."""
 
     location: BusLocation
-    topic: str | None
-    producer: str | None
-    take_over: bool
-    checkpoint: Checkpoint | None
-    query: str | None
-    batch: int
+    topic: str | None = option("topic", topic_name, None)
+    producer: str | None = option("producer", check_producer, None)
+    take_over: bool = option("takeOver", boolean, False)
+    # An option of Spark, and those that publish() sets.
+    checkpoint: Checkpoint | None = option(
+        "checkpointLocation", local_checkpoint, None, internal=True
+    )
+    query: str | None = option("polybusQuery", str, None, internal=True)
+    batch: int = option("polybusBatch", int, 0, internal=True)
 
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
     """Raises UsageError `spark.option-unknown`, `-invalid`, `-conflict`, or `data.not-found`."""
-    given = GivenOptions(options, NAMES, INTERNAL)
-    topic, producer = given.get("topic"), given.get("producer")
-    if topic is not None:
-        topic = given.topic("topic", topic)
-    if producer is not None:
-        given.checked("producer", lambda: check_producer(producer))
-    return SinkOptions(
-        location=find_location(given),
-        topic=topic,
-        producer=producer,
-        take_over=given.boolean("takeOver", False),
-        checkpoint=local_checkpoint(given.get("checkpointLocation")),
-        query=given.get("polybusQuery"),
-        batch=int(given.get("polybusBatch") or 0),
-    )
+    given = given_options(SinkOptions, options, ignored=("queryName", "path"))
+    values = checked_values(SinkOptions, given)
+    return SinkOptions(find_location(given), **values)
 
 
 def batch_writer(

@@ -22,8 +22,7 @@ class PolybusDataSource(DataSource):
             # Spark also asks for the schema of a sink, whose options have other names.
             return spark_schema()
         # Check now and not when the query runs: the mistake is on this line of the user's code.
-        given = source_options.given_options(self.options)
-        return spark_schema(source_options.columns_of(given))
+        return spark_schema(source_options.given_columns(self.options))
 
     def reader(self, schema: StructType) -> Any:
         from polybus.spark.source.batch_reader import batch_reader

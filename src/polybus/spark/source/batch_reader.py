@@ -1,53 +1,70 @@
-"""`spark.read.format("polybus")`: plans in a worker process of its own, reads in the tasks."""
+"""`spark.read.format("polybus")`: plans in a worker process of its own, reads in the tasks.
+
+Spark applies every filter again that it pushes down. Here a filter only excludes topics, offsets,
+files, row groups and commits that cannot have a row that passes it.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql import datasource as ds
 
-from polybus.spark.origin import open_origin
-from polybus.spark.source.filters import Narrowed, narrow
+from polybus.log.history.file_reader import ALWAYS, TimeRange
+from polybus.log.history.parquet import timestamp_us_of
 from polybus.spark.source.options import SourceOptions
-from polybus.spark.source.planning import partitions
-from polybus.spark.source.positions import ChosenOffsets, DataLoss, matching
-from polybus.spark.source.reading import read_partition
+from polybus.spark.source.planning import partitions, read_partition
+from polybus.spark.source.positions import TopicPositions
 
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_NUMBER_MAX = (1 << 63) - 1
 
 
-class PolybusReader(DataSourceReader):
+@dataclass(frozen=True)
+class Narrowed:
+    """What is left to read: offsets `start` to `stop`, some topics, some times."""
+
+    start: int = 0
+    stop: int = _NUMBER_MAX
+    topics: frozenset[str] | None = None
+    prefixes: tuple[str, ...] = ()
+    times: TimeRange = ALWAYS
+
+    def has_topic(self, topic: str) -> bool:
+        is_named = self.topics is None or topic in self.topics
+        return is_named and all(topic.startswith(prefix) for prefix in self.prefixes)
+
+
+class PolybusReader(ds.DataSourceReader):
     """Reads what the topics hold when it is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._narrowed = Narrowed()
 
-    def partitions(self) -> list[InputPartition]:
-        options, narrowed = self._options, self._narrowed
-        origin = open_origin(options.location)
-        chosen = ChosenOffsets(options, origin, DataLoss(fail=options.fail_on_data_loss))
+    def partitions(self) -> list[ds.InputPartition]:
+        narrowed, positions = self._narrowed, TopicPositions(self._options)
         plans = []
-        for topic, bounds in sorted(matching(options, origin, strict=True).items()):
+        for topic, bounds in sorted(positions.matching(strict=True).items()):
             if not narrowed.has_topic(topic):
                 continue
-            start = max(chosen.begin(topic, bounds), narrowed.start)
-            stop = min(chosen.end(topic, bounds), narrowed.stop)
+            start = max(positions.begin(topic, bounds), narrowed.start)
+            stop = min(positions.end(topic, bounds), narrowed.stop)
             if start < stop:
-                plans.append(origin.plan(topic, start, stop, times=narrowed.times))
-        return list(
-            partitions(plans, count_min=options.min_partitions, rows_max=options.max_records)
-        )
+                plans.append(positions.origin.plan(topic, start, stop, times=narrowed.times))
+        return list(partitions(plans, self._options.min_partitions, self._options.max_records))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options)
 
 
 class FilteringReader(PolybusReader):
     """Also leaves out what filters on offset, timestamp and topic exclude."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+    def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
         self._narrowed = narrow(filters)
         return filters
 
@@ -67,3 +84,64 @@ def batch_reader(options: SourceOptions) -> PolybusReader:
     name = getattr(getattr(main, "__spec__", None), "name", None)
     asks = _FILTER_WORKER in sys.modules or name == _FILTER_WORKER
     return FilteringReader(options) if asks and options.push_filters else PolybusReader(options)
+
+
+def narrow(filters: Iterable[ds.Filter]) -> Narrowed:
+    """What the conjunction of the filters leaves to read."""
+    narrowed = Narrowed()
+    for one in filters:
+        match getattr(one, "attribute", ()):
+            case ("offset",):
+                low, high = _interval(one)
+                start, stop = max(narrowed.start, low), min(narrowed.stop, high + 1)
+                narrowed = replace(narrowed, start=start, stop=stop)
+            case ("timestamp",):
+                low, high = _interval(one)
+                times = narrowed.times
+                times = TimeRange(max(times.since_us, low), min(times.until_us, high))
+                narrowed = replace(narrowed, times=times)
+            case ("topic",):
+                narrowed = _with_topic(narrowed, one)
+    return narrowed
+
+
+def _interval(one: Any) -> tuple[int, int]:
+    """The smallest and the largest number that can pass a filter."""
+    value: Any = getattr(one, "value", None)
+    values = [_integer(item) for item in (value if isinstance(one, ds.In) else (value,))]
+    numbers = [number for number in values if number is not None]
+    low, high = -_NUMBER_MAX - 1, _NUMBER_MAX
+    if not numbers or len(numbers) < len(values):
+        return low, high
+    match one:
+        case ds.EqualTo() | ds.EqualNullSafe() | ds.In():
+            return min(numbers), max(numbers)
+        case ds.GreaterThan():
+            return numbers[0] + 1, high
+        case ds.GreaterThanOrEqual():
+            return numbers[0], high
+        case ds.LessThan():
+            return low, numbers[0] - 1
+        case ds.LessThanOrEqual():
+            return low, numbers[0]
+    return low, high
+
+
+def _integer(value: Any) -> int | None:
+    """An offset, or a time in microseconds since 1970; None for anything else."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return timestamp_us_of(value)
+    return value if type(value) is int else None
+
+
+def _with_topic(now: Narrowed, one: Any) -> Narrowed:
+    value = getattr(one, "value", None)
+    if isinstance(one, ds.StringStartsWith) and isinstance(value, str):
+        return replace(now, prefixes=(*now.prefixes, value))
+    if isinstance(one, ds.EqualTo | ds.EqualNullSafe) and isinstance(value, str):
+        found = frozenset((value,))
+    elif isinstance(one, ds.In) and value and all(isinstance(item, str) for item in value):
+        found = frozenset(value)
+    else:
+        return now
+    return replace(now, topics=found if now.topics is None else now.topics & found)

@@ -39,10 +39,14 @@ class TopicDamage:
 
 
 class HeldTopics:
-    """The damaged topics of a stream. They are found again after a restart, so none are stored."""
+    """The damaged topics of a stream. They are found again after a restart, so none are stored.
 
-    def __init__(self, origin: Origin) -> None:
+    With `fail` no topic is held: damage is raised.
+    """
+
+    def __init__(self, origin: Origin, *, fail: bool) -> None:
         self._origin = origin
+        self._fail = fail
         self._damages: dict[str, TopicDamage] = {}
         self._short: dict[str, str] = {}
 
@@ -59,7 +63,7 @@ class HeldTopics:
         try:
             found = self._origin.all_bounds(asked)
         except StorageError as error:
-            _check_is_damage(error)
+            self._check_is_damage(error)
             found = {}
             for topic in asked:
                 try:
@@ -80,9 +84,9 @@ class HeldTopics:
         If reading went back to their end, it would repeat messages once the file is restored.
         """
         short = {
-            topic: short_text(topic, end.offset)
+            topic: _short_text(topic, end.offset)
             for topic, end in ends.items()
-            if topic in found and is_short(found[topic], end)
+            if topic in found and self._is_short(found[topic], end)
         }
         for topic in short.keys() - self._short.keys():
             logger.warning("topic %r is held in place: log.damaged: %s", topic, short[topic])
@@ -98,6 +102,8 @@ class HeldTopics:
 
     def intact_stop(self, topic: str, first: int, stop: int) -> int:
         """Verify a range; return the offset before which every message can be read."""
+        if self._fail:
+            return stop
         if self.stop(topic, stop) <= first:
             return first
         offset = first
@@ -120,8 +126,17 @@ class HeldTopics:
         damage = self._damages.get(topic)
         return damage is not None and damage.offset is None and damage.is_recent()
 
+    def check_complete(self, topic: str, bounds: Bounds, end: TopicOffset) -> None:
+        """Raises StorageError `log.damaged`: a batch that ran once waits for a missing file."""
+        if self._is_short(bounds, end):
+            raise StorageError("log.damaged", _short_text(topic, end.offset))
+
+    def _is_short(self, bounds: Bounds, end: TopicOffset) -> bool:
+        """Whether a topic ends before a durable offset: its end never moves back by itself."""
+        return not self._fail and bounds.epoch == end.epoch and bounds.stop < end.offset
+
     def _hold(self, topic: str, error: StorageError, offset: int | None) -> None:
-        _check_is_damage(error)
+        self._check_is_damage(error)
         known = self._damages.get(topic)
         text = error.text
         if known is not None and known.offset == offset:
@@ -131,17 +146,11 @@ class HeldTopics:
             logger.warning("topic %r is held in place: %s: %s", topic, error.code, text)
         self._damages[topic] = TopicDamage(text, offset, monotonic())
 
+    def _check_is_damage(self, error: StorageError) -> None:
+        if self._fail or error.code not in CODES:
+            raise error
 
-def is_short(bounds: Bounds, end: TopicOffset) -> bool:
-    """Whether a topic ends before a durable offset: its end never moves back by itself."""
-    return bounds.epoch == end.epoch and bounds.stop < end.offset
 
-
-def short_text(topic: str, offset: int) -> str:
+def _short_text(topic: str, offset: int) -> str:
     text = f"topic {topic!r}: messages before offset {offset} are in no file of the log"
     return f"{text}; run polybus verify"
-
-
-def _check_is_damage(error: StorageError) -> None:
-    if error.code not in CODES:
-        raise error

@@ -11,36 +11,31 @@ With the option `failOnDamage` false, `damaged` has the topics that are held in 
     "damaged": {"orders": "…/history/….parquet: its checksum is wrong"}
 """
 
-from dataclasses import dataclass, field
 from typing import Any, Self
+
+import msgspec
 
 from polybus.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class TopicOffset:
+class TopicOffset(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a batch ends in a topic; `begin` is the field `from`."""
 
     epoch: int
     offset: int
-    begin: int | None = None
+    begin: int | None = msgspec.field(default=None, name="from")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOffset:
+class StreamOffset(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a batch ends in all topics, and what is wrong with those that are damaged."""
 
     group: str
     topics: dict[str, TopicOffset]
-    damaged: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str] = {}
 
     def to_json(self) -> dict[str, Any]:
-        topics: dict[str, Any] = {}
-        for topic, end in sorted(self.topics.items()):
-            begin = {} if end.begin is None else {"from": end.begin}
-            topics[topic] = {"epoch": end.epoch, "offset": end.offset} | begin
-        found = {"group": self.group, "topics": topics}
-        return found | {"damaged": self.damaged} if self.damaged else found
+        found: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        return found
 
     def is_at(self, other: Self) -> bool:
         """Whether both have the same offsets and damage, wherever their batches begin."""
@@ -53,11 +48,15 @@ class StreamOffset:
 def from_json(found: Any) -> StreamOffset:
     """Raises UsageError `spark.checkpoint`: it is not an offset of this source."""
     try:
-        topics = {
-            str(topic): TopicOffset(int(end["epoch"]), int(end["offset"]), end.get("from"))
-            for topic, end in found["topics"].items()
-        }
-        return StreamOffset(str(found.get("group", "")), topics, dict(found.get("damaged", {})))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return msgspec.convert({"group": ""} | found, StreamOffset)
+    except (TypeError, msgspec.ValidationError) as error:
         text = f"the checkpoint has no offset of format polybus, but {str(found)[:200]}"
         raise UsageError("spark.checkpoint", f"{text}; use another checkpointLocation") from error
+
+
+def our_offset(text: Any) -> StreamOffset | None:
+    """The offset in a JSON text of Spark's; None if it is of a source of another format."""
+    try:
+        return from_json(msgspec.json.decode(text))
+    except (TypeError, msgspec.DecodeError, UsageError):
+        return None

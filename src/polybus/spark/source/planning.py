@@ -1,18 +1,29 @@
-"""Partitions: how many tasks a batch has, and which task reads what.
+"""Partitions: how many tasks a batch has, which task reads what, and how.
 
 The ranges of all topics are laid end to end and cut into parts of about the same size, so that a
 thousand small topics do not become a thousand tasks, and all cores read one large topic. A history
 file is cut between row groups if one ends nearby: a task that begins inside of a row group decodes
 all rows before its own.
+
+A task reads its ranges as record batches of exactly Spark's schema. Nothing is done row by row.
+Columns with one value for a whole topic are repeated, not read.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
+from polybus.errors import UsageError
 from polybus.log.reading.pieces import Piece, ReadPlan
+from polybus.spark import origin
+from polybus.spark.source.options import SourceOptions
+from polybus.spark.source.positions import DataLoss
+from polybus.spark.source.schema import CONSTANT, PARTITION, arrow_schema
 
 ROWS_MIN = 20_000
 """Fewer rows are not worth a task of their own."""
@@ -30,9 +41,9 @@ class LogPartition(InputPartition):
 
 def partitions(
     plans: Sequence[ReadPlan],
-    *,
     count_min: int | None = None,
     rows_max: int | None = None,
+    *,
     cores: int | None = None,
 ) -> list[LogPartition]:
     """Split the plans: at least `count_min` tasks of at least one row, each up to `rows_max`."""
@@ -111,3 +122,78 @@ class _Cutter:
             self._parts.append(tuple(self._plans))
         self._plans = []
         self._room = self._rows
+
+
+def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition.
+
+    Raises:
+        UsageError: `spark.data-loss`; `spark.value-too-large`, naming topic and offset.
+        StorageError: `log.damaged`, naming file, topic and offsets.
+    """
+    if not isinstance(partition, LogPartition):
+        return  # Spark's own, when there is nothing to read.
+    log = origin.open_origin(options.location)
+    loss = DataLoss(fail=options.fail_on_data_loss)
+    schema = arrow_schema(options.columns)
+    for plan in partition.plans:
+        columns = _TaskColumns(plan)
+        for rows in log.read_plan(
+            plan,
+            columns=stored_columns(options),
+            rows_max=origin.ROWS_MAX,
+            bytes_max=origin.BATCH_BYTES_MAX,
+            lost=lambda error: loss.note(error.text),
+        ):
+            _check_values(rows, plan, options.value_bytes_max)
+            arrays = [columns.get(name, rows) for name in options.columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def stored_columns(options: SourceOptions) -> list[str]:
+    """The columns to read from the log.
+
+    `offset` is read too if errors about values need it, or if no other column is read.
+    """
+    unread = CONSTANT if options.headers else (*CONSTANT, "headers")
+    found = [name for name in options.columns if name not in unread]
+    if "offset" not in found and ("value" in found or not found):
+        found.append("offset")
+    return found
+
+
+class _TaskColumns:
+    """The columns of a record batch: read from the log, repeated, or null."""
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self._constants = {
+            "topic": pa.scalar(plan.topic, pa.string()),
+            "partition": pa.scalar(PARTITION, pa.int32()),
+            "epoch": pa.scalar(plan.epoch, pa.int64()),
+        }
+        self._repeated: dict[str, Any] = {}
+
+    def get(self, name: str, rows: pa.RecordBatch) -> Any:
+        index = rows.schema.get_field_index(name)
+        if index >= 0 and name not in self._constants:
+            return rows.column(index)
+        repeated = self._repeated.get(name)
+        if repeated is None or len(repeated) < rows.num_rows:
+            null = pa.scalar(None, arrow_schema((name,)).field(0).type)
+            repeated = pa.repeat(self._constants.get(name, null), rows.num_rows)
+            self._repeated[name] = repeated
+        return repeated.slice(0, rows.num_rows)
+
+
+def _check_values(rows: pa.RecordBatch, plan: ReadPlan, bytes_max: int) -> None:
+    """Refuse a value that does not fit in Spark's memory: an overflow there ends the session."""
+    if rows.nbytes <= bytes_max or "value" not in rows.schema.names:
+        return
+    sizes = pc.binary_length(rows.column("value"))
+    if (pc.max(sizes).as_py() or 0) <= bytes_max:
+        return
+    row = pc.index(pc.greater(sizes, bytes_max), True).as_py()
+    where = f"topic {plan.topic!r}, offset {rows.column('offset')[row].as_py()}"
+    text = f"{where}: a value of {sizes[row].as_py()} bytes is over maxValueBytes ({bytes_max})"
+    advice = "give Spark more memory and raise the option, or leave the column out with columns"
+    raise UsageError("spark.value-too-large", f"{text}; {advice}")

@@ -6,15 +6,14 @@ the bounds of the log what of that still exists. Missing messages are data loss.
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
 from polybus.spark.option_values import EARLIEST, LATEST
-from polybus.spark.origin import Origin
+from polybus.spark.origin import open_origin
 from polybus.spark.source.damage import HeldTopics
 from polybus.spark.source.offsets import StreamOffset, TopicOffset
-from polybus.spark.source.options import OffsetChoice, SourceOptions
+from polybus.spark.source.options import SourceOptions
 
 logger = logging.getLogger("polybus.spark")
 _LOGGED_MAX = 1000
@@ -36,68 +35,62 @@ class DataLoss:
             self._logged.add(text)
             logger.warning("data loss: %s", text)
 
-    def note_error(self, error: UsageError) -> None:
-        self.note(error.text)
 
+class TopicPositions:
+    """The topics that the options of a reader select, in the log that they locate."""
 
-def matching(
-    options: SourceOptions, origin: Origin, *, strict: bool, held: HeldTopics | None = None
-) -> dict[str, Bounds]:
-    """The bounds of the topics that the options select and that exist.
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.origin = open_origin(options.location)
+        self.loss = DataLoss(fail=options.fail_on_data_loss)
+        self.held = HeldTopics(self.origin, fail=options.fail_on_damage)
 
-    Topics of `leaveOut` are not even looked at: they may be damaged. With `held`, damaged topics
-    are left to it; without, they are an error.
+    def matching(self, *, strict: bool = False) -> dict[str, Bounds]:
+        """The bounds of the topics that are selected, exist and are not held.
 
-    Raises:
-        UsageError: with `strict`: `topic.unknown`, a topic that is named does not exist.
-        StorageError: `log.damaged`.
-    """
-    bounds_of = origin.all_bounds if held is None else held.bounds
-    selected: Collection[str] = options.topics
-    if options.pattern is not None:
-        selected = [one for one in origin.topics(system=options.system) if options.matches(one)]
-    selected = [topic for topic in selected if topic not in options.left_out]
-    bounds = bounds_of(selected)
-    if strict and options.pattern is None:
-        known = bounds.keys() | (set() if held is None else set(held.texts))
-        missing = [topic for topic in selected if topic not in known]
-        if missing:
+        Topics of `leaveOut` are not even looked at: they may be damaged.
+
+        Raises:
+            UsageError: with `strict`: `topic.unknown`, a topic that is named does not exist.
+            StorageError: `log.damaged`.
+        """
+        options = self.options
+        selected: Collection[str] = options.topics
+        if options.pattern is not None:
+            every = self.origin.topics(system=options.system)
+            selected = [topic for topic in every if options.matches(topic)]
+        selected = [topic for topic in selected if topic not in options.left_out]
+        bounds = self.held.bounds(selected)
+        missing = [one for one in selected if one not in bounds and one not in self.held.texts]
+        if missing and strict and options.pattern is None:
             text = f"option subscribe: topic {missing[0]!r} does not exist in {options.location}"
             raise UsageError("topic.unknown", f"{text}; polybus topics list shows all topics")
-    return bounds
-
-
-@dataclass(frozen=True)
-class ChosenOffsets:
-    """Where the options say that a topic begins and ends."""
-
-    options: SourceOptions
-    origin: Origin
-    loss: DataLoss
+        return bounds
 
     def begin(self, topic: str, bounds: Bounds) -> int:
-        """The first offset to read.
+        """The first offset to read, by the options.
 
         Raises:
             UsageError: `spark.timestamp-unmatched`, no message is that late; `spark.data-loss`.
         """
-        starting = self.options.starting
-        offset = self._resolve("startingOffsets", starting, topic, bounds)
-        is_late = starting.timestamp_us is not None and offset >= bounds.stop
-        if is_late and not self.options.is_late_start_allowed:
+        options = self.options
+        if options.starting_us is None:
+            return self._within("startingOffsets", options.starting.of(topic), topic, bounds)
+        offset = self.origin.offset_at(topic, options.starting_us)
+        if offset >= bounds.stop and not options.is_late_start_allowed:
             text = f"option startingTimestamp: topic {topic!r} has no message at or after that time"
             advice = "set startingOffsetsByTimestampStrategy to latest to begin at the end"
             raise UsageError("spark.timestamp-unmatched", f"{text}; {advice}")
-        return offset
+        return min(offset, bounds.stop)
 
     def end(self, topic: str, bounds: Bounds) -> int:
-        """The offset to stop before. Raises UsageError `spark.data-loss`."""
-        return self._resolve("endingOffsets", self.options.ending, topic, bounds)
+        """The offset to stop before, by the options. Raises UsageError `spark.data-loss`."""
+        options = self.options
+        if options.ending_us is not None:
+            return min(self.origin.offset_at(topic, options.ending_us), bounds.stop)
+        return self._within("endingOffsets", options.ending.of(topic), topic, bounds)
 
-    def _resolve(self, option: str, choice: OffsetChoice, topic: str, bounds: Bounds) -> int:
-        if choice.timestamp_us is not None:
-            return min(self.origin.offset_at(topic, choice.timestamp_us), bounds.stop)
-        offset = choice.of(topic)
+    def _within(self, option: str, offset: int, topic: str, bounds: Bounds) -> int:
         if offset in (EARLIEST, LATEST):
             return bounds.start if offset == EARLIEST else bounds.stop
         if not bounds.start <= offset <= bounds.stop:
@@ -105,52 +98,44 @@ class ChosenOffsets:
             self.loss.note(f"{text} holds {bounds.start} to {bounds.stop}")
         return max(bounds.start, min(offset, bounds.stop))
 
+    def resumed(
+        self, start: StreamOffset, found: Mapping[str, Bounds], left_out: Collection[str]
+    ) -> dict[str, TopicOffset]:
+        """Where the next batch begins, in the topics of the last one and in those that joined.
 
-def resumed(
-    start: StreamOffset,
-    found: Mapping[str, Bounds],
-    options: SourceOptions,
-    loss: DataLoss,
-    left_out: Collection[str],
-) -> dict[str, TopicOffset]:
-    """Where the next batch begins, in the topics of the last one and in those that joined.
+        Topics of `left_out` are in no batch for now.
 
-    Topics of `left_out` are in no batch for now.
+        Raises:
+            UsageError: `spark.data-loss`, messages that were not read yet no longer exist.
+        """
+        begun = {}
+        for topic, end in start.topics.items():
+            # A topic that is no longer selected was left on purpose.
+            if topic not in left_out and self.options.matches(topic):
+                begin = self.resumed_in(topic, end, found.get(topic))
+                if begin is not None:
+                    begun[topic] = begin
+        for topic, bounds in found.items():
+            if topic not in start.topics:
+                begun[topic] = TopicOffset(bounds.epoch, bounds.start, bounds.start)
+        return begun
 
-    Raises:
-        UsageError: `spark.data-loss`, messages that were not read yet no longer exist.
-    """
-    begun = {}
-    for topic, end in start.topics.items():
-        # A topic that is no longer selected was left on purpose.
-        if topic not in left_out and options.matches(topic):
-            begin = resumed_in(topic, end, found.get(topic), loss)
-            if begin is not None:
-                begun[topic] = begin
-    for topic, bounds in found.items():
-        if topic not in start.topics:
-            begun[topic] = TopicOffset(bounds.epoch, bounds.start, bounds.start)
-    return begun
-
-
-def resumed_in(
-    topic: str, end: TopicOffset, bounds: Bounds | None, loss: DataLoss
-) -> TopicOffset | None:
-    """Where reading goes on in a topic that was read up to `end`; None if it was deleted."""
-    if bounds is None:
-        loss.note(f"topic {topic!r} was deleted; it was read up to offset {end.offset}")
-        return None
-    if bounds.epoch != end.epoch:
-        text = f"topic {topic!r} was deleted and created again (epoch {end.epoch}, now"
-        loss.note(f"{text} {bounds.epoch}); it was read up to offset {end.offset}")
-        return TopicOffset(bounds.epoch, bounds.start, bounds.start)
-    if not bounds.start <= end.offset <= bounds.stop:
-        what = "has expired" if end.offset < bounds.start else "is not in the log"
-        text = f"topic {topic!r}: the next offset to read, {end.offset}, {what}; the log holds"
-        loss.note(f"{text} {bounds.start} to {bounds.stop}")
-        offset = max(bounds.start, min(end.offset, bounds.stop))
-        return TopicOffset(bounds.epoch, offset, offset)
-    return TopicOffset(end.epoch, end.offset)
+    def resumed_in(self, topic: str, end: TopicOffset, bounds: Bounds | None) -> TopicOffset | None:
+        """Where reading goes on in a topic that was read up to `end`; None if it was deleted."""
+        if bounds is None:
+            self.loss.note(f"topic {topic!r} was deleted; it was read up to offset {end.offset}")
+            return None
+        if bounds.epoch != end.epoch:
+            text = f"topic {topic!r} was deleted and created again (epoch {end.epoch}, now"
+            self.loss.note(f"{text} {bounds.epoch}); it was read up to offset {end.offset}")
+            return TopicOffset(bounds.epoch, bounds.start, bounds.start)
+        if not bounds.start <= end.offset <= bounds.stop:
+            what = "has expired" if end.offset < bounds.start else "is not in the log"
+            text = f"topic {topic!r}: the next offset to read, {end.offset}, {what}; the log holds"
+            self.loss.note(f"{text} {bounds.start} to {bounds.stop}")
+            offset = max(bounds.start, min(end.offset, bounds.stop))
+            return TopicOffset(bounds.epoch, offset, offset)
+        return TopicOffset(end.epoch, end.offset)
 
 
 def shares(available: dict[str, int], total_max: int) -> dict[str, int]:

@@ -34,7 +34,3 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> T.StructType:
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     return pa.schema([pa.field(name, _COLUMNS[name][1], True) for name in columns])
-
-
-SPARK = spark_schema()
-ARROW = arrow_schema()

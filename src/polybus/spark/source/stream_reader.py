@@ -19,23 +19,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from polybus.errors import StorageError
 from polybus.log.interface import Bounds
 from polybus.log.reading.pieces import ReadPlan
-from polybus.spark.origin import Origin, open_origin
-from polybus.spark.source.damage import HeldTopics, is_short, short_text
 from polybus.spark.source.offsets import StreamOffset, TopicOffset, from_json
 from polybus.spark.source.options import SourceOptions
-from polybus.spark.source.planning import partitions
-from polybus.spark.source.positions import (
-    ChosenOffsets,
-    DataLoss,
-    matching,
-    resumed,
-    resumed_in,
-    shares,
-)
-from polybus.spark.source.reading import read_partition
+from polybus.spark.source.planning import partitions, read_partition
+from polybus.spark.source.positions import TopicPositions, shares
 
 
 class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -43,27 +32,18 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._loss = DataLoss(fail=options.fail_on_data_loss)
         self._target: dict[str, Bounds] | None = None
         self._batch_at_s: float | None = None
 
-    # Spark sends the reader to tasks: what is opened here is opened on first use.
     @cached_property
-    def _origin(self) -> Origin:
-        return open_origin(self._options.location)
-
-    @cached_property
-    def _held(self) -> HeldTopics | None:
-        return None if self._options.fail_on_damage else HeldTopics(self._origin)
-
-    def _matching(self, *, strict: bool = False) -> dict[str, Bounds]:
-        return matching(self._options, self._origin, strict=strict, held=self._held)
+    def _positions(self) -> TopicPositions:
+        # Spark sends the reader to tasks, so the log is opened on first use.
+        return TopicPositions(self._options)
 
     def initialOffset(self) -> dict[str, Any]:
-        chosen = ChosenOffsets(self._options, self._origin, self._loss)
         topics = {
-            topic: TopicOffset(bounds.epoch, chosen.begin(topic, bounds))
-            for topic, bounds in self._matching(strict=True).items()
+            topic: TopicOffset(bounds.epoch, self._positions.begin(topic, bounds))
+            for topic, bounds in self._positions.matching(strict=True).items()
         }
         return StreamOffset(self._options.group, topics).to_json()
 
@@ -75,15 +55,14 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._matching()
+        self._target = self._positions.matching()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        found, before = self._matching(), from_json(start)
-        if self._held is not None:
-            found = self._held.complete(found, before.topics)
-        damaged = {} if self._held is None else self._held.texts
-        left_out = (damaged.keys() - found.keys()) | self._options.left_out
-        begun = resumed(before, found, self._options, self._loss, left_out)
+        positions, before = self._positions, from_json(start)
+        held = positions.held
+        found = held.complete(positions.matching(), before.topics)
+        left_out = (held.texts.keys() - found.keys()) | self._options.left_out
+        begun = positions.resumed(before, found, left_out)
         available = {
             topic: max(0, self._stop_of(topic, begin, found[topic]) - begin.offset)
             for topic, begin in begun.items()
@@ -92,7 +71,9 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if isinstance(limit, ReadMaxRows):
             available = shares(available, limit.max_rows)
-        self._cut_at_damage(begun, available)
+        for topic, count in available.items():
+            first = begun[topic].offset
+            available[topic] = held.intact_stop(topic, first, first + count) - first
         topics = {
             topic: TopicOffset(begin.epoch, begin.offset + available[topic], begin.begin)
             for topic, begin in begun.items()
@@ -107,8 +88,7 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         if any(available.values()):
             self._batch_at_s = monotonic()
-        damaged = {} if self._held is None else self._held.texts
-        end = StreamOffset(self._options.group, topics, damaged)
+        end = StreamOffset(self._options.group, topics, held.texts)
         return start if end.is_at(before) else end.to_json()
 
     def _stop_of(self, topic: str, begin: TopicOffset, bounds: Bounds) -> int:
@@ -119,14 +99,7 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if target is None or target.epoch != begin.epoch:
                 return begin.offset
             stop = min(target.stop, stop)
-        return stop if self._held is None else self._held.stop(topic, stop)
-
-    def _cut_at_damage(self, begun: dict[str, TopicOffset], available: dict[str, int]) -> None:
-        """Reduce what is available to what can be read, if damage must not fail the query."""
-        if self._held is not None:
-            for topic, count in available.items():
-                first = begun[topic].offset
-                available[topic] = self._held.intact_stop(topic, first, first + count) - first
+        return self._positions.held.stop(topic, stop)
 
     def _waits_for_more(self, rows: int, limit: ReadLimit) -> bool:
         """Whether there are too few rows for a batch, and the longest delay is not over yet."""
@@ -140,7 +113,7 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any]:
         topics = {
             topic: TopicOffset(bounds.epoch, bounds.stop)
-            for topic, bounds in self._matching().items()
+            for topic, bounds in self._positions.matching().items()
         }
         return StreamOffset(self._options.group, topics).to_json()
 
@@ -158,25 +131,22 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if first < stop.offset:
                 plan = self._plan(topic, stop.epoch, first, stop.offset)
                 plans += [] if plan is None else [plan]
-        options = self._options
-        return list(
-            partitions(plans, count_min=options.min_partitions, rows_max=options.max_records)
-        )
+        return list(partitions(plans, self._options.min_partitions, self._options.max_records))
 
     def _plan(self, topic: str, epoch: int, first: int, stop: int) -> ReadPlan | None:
         """Locate a batch's messages of a topic; missing ones are data loss."""
-        bounds = self._origin.all_bounds([topic]).get(topic)
-        if self._held is not None and bounds and is_short(bounds, TopicOffset(epoch, stop)):
-            # A batch that ran once must not change: it waits for the missing file.
-            raise StorageError("log.damaged", short_text(topic, stop))
-        begin = resumed_in(topic, TopicOffset(epoch, first), bounds, self._loss)
+        positions = self._positions
+        bounds = positions.origin.all_bounds([topic]).get(topic)
+        if bounds is not None:
+            positions.held.check_complete(topic, bounds, TopicOffset(epoch, stop))
+        begin = positions.resumed_in(topic, TopicOffset(epoch, first), bounds)
         if begin is None or bounds is None or begin.epoch != epoch:
             return None
         if stop > bounds.stop:
             text = f"topic {topic!r}: a batch ends at offset {stop}, the log at {bounds.stop}"
-            self._loss.note(text)
+            positions.loss.note(text)
         stop = min(stop, bounds.stop)
-        return self._origin.plan(topic, begin.offset, stop) if begin.offset < stop else None
+        return positions.origin.plan(topic, begin.offset, stop) if begin.offset < stop else None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options)
