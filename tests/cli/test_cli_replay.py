@@ -21,13 +21,14 @@ from click.testing import CliRunner
 import polybus as library
 from polybus.cli import main
 from polybus.cli.replay.dead_letters import DeadLetters
+from polybus.cli.replay.history import range_of, rows_of
 from polybus.cli.replay.pace import ROWS_MAX, ReplayPace, Schedule, Slot, parse_rate, parse_speed
 from polybus.cli.replay.publishing import OutgoingRows, ndjson, split_url
-from polybus.cli.replay.source import RemoteSource, range_of
 from polybus.errors import UsageError
 from polybus.lake.compact import compact, vacuum
 from polybus.lake.table import open_table
-from polybus.log.reading.reader import LogReader
+from polybus.spark.location import BusLocation
+from polybus.spark.origin import open_origin
 
 TARGETS = ("copy", "boson", "props", "goms", "http", "max", "rated", "slow", "json")
 
@@ -96,7 +97,7 @@ def test_history_goes_out_over_any_protocol_and_says_what_it_cannot_carry(
     bus: ServedBus, scheme: str, topic: str, headers: bool, keys: bool
 ) -> None:
     into = f"{bus.url(scheme)}/{topic}"
-    done = run("replay", "news", "--into", into, "--url", bus.url("http"), "--json")
+    done = run("replay", "news", "--into", into, "--url", bus.url(scheme), "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["messages"], told["done"], told["next"]) == (5, True, 5)
@@ -132,10 +133,11 @@ def test_a_dry_run_says_what_would_go_and_publishes_nothing(bus: ServedBus) -> N
 def test_offsets_and_times_choose_what_is_replayed_from_files_and_over_http(
     bus: ServedBus, start: str, stop: str, count: int
 ) -> None:
-    for source in (LogReader(bus.data), RemoteSource(bus.url("boson"))):
-        offsets = range_of(source, "news", start, stop)
+    for location in (BusLocation(bus.data), BusLocation(url=bus.url("http"))):
+        origin = open_origin(location)
+        offsets = range_of(origin, "news", start, stop)
         assert len(offsets) == count
-        assert sum(rows.num_rows for rows in offsets.read(source)) == count
+        assert sum(rows.num_rows for rows in rows_of(origin, "news", offsets)) == count
 
 
 def test_a_rate_is_kept(bus: ServedBus) -> None:

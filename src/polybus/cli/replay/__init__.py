@@ -1,37 +1,18 @@
 """`polybus replay`: publish history, or quarantined messages, to any topic over any protocol."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from polybus import names
-from polybus.cli import exits
 from polybus.cli.options import json_option
-from polybus.cli.output import echo, echo_json, say
 from polybus.cli.replay.dead_letters import DeadLetters, replay_dead_letters
-from polybus.cli.replay.pace import ReplayPace, Schedule, parse_rate, parse_speed
-from polybus.cli.replay.publishing import (
-    OutgoingRows,
-    ReplayDestination,
-    ReplayPart,
-    local_url,
-    publish_parts,
-    split_url,
-)
-from polybus.cli.replay.source import (
-    OffsetRange,
-    RemoteSource,
-    ReplaySource,
-    http_url,
-    range_of,
-    timestamps_us,
-)
+from polybus.cli.replay.history import HistoryReplay, range_of
+from polybus.cli.replay.pace import ReplayPace, parse_rate, parse_speed
+from polybus.cli.replay.publishing import ReplayDestination, http_url, local_url, split_url
 from polybus.errors import UsageError
-from polybus.log.reading.reader import LogReader
+from polybus.spark.location import BusLocation
+from polybus.spark.origin import open_origin
 
 DEFAULT_DATA = "./polybus-data"
 
@@ -94,93 +75,24 @@ def replay(
     if only_topic is not None or reason is not None:
         raise click.UsageError("--topic and --reason need --dead-letters")
     topic = names.canonical(topic)
-    source: ReplaySource = LogReader(folder) if url is None else RemoteSource(url)
-    target = _target(into, topic, folder, url)
-    offsets = range_of(source, topic, start, stop)
-    job = HistoryReplay(source, offsets, target, pace, reached=offsets.start)
+    bus = None if url is None else http_url(url)
+    origin = open_origin(BusLocation(folder, bus))
+    target = _target(into, topic, folder, bus)
+    offsets = range_of(origin, topic, start, stop)
+    job = HistoryReplay(origin, topic, offsets, target, pace, reached=offsets.start)
     if dry_run:
         job.print_forecast(as_json)
     else:
         job.run(f"--into {into}", f"--data {folder}" if url is None else f"--url {url}", as_json)
 
 
-def _target(into: str, topic: str, data: Path, url: str | None) -> ReplayDestination:
+def _target(into: str, topic: str, data: Path, bus: str | None) -> ReplayDestination:
     if "://" in into:
         address, name = split_url(into, topic)
     else:
-        address = local_url(data) if url is None else http_url(url)
+        address = local_url(data) if bus is None else bus
         name = names.canonical(into)
     if names.is_reserved(name):
         text = f"--into {name}: names that begin with $ are reserved for system topics"
         raise UsageError("topic.reserved", text)
     return ReplayDestination(address, name)
-
-
-@dataclass(slots=True)
-class HistoryReplay:
-    """A replay of stored messages; `reached` is the offset at which it can continue."""
-
-    source: ReplaySource
-    range: OffsetRange
-    target: ReplayDestination
-    pace: ReplayPace
-    reached: int
-
-    def parts(self) -> Iterator[ReplayPart]:
-        schedule = Schedule(self.pace)
-        for batch in self.range.read(self.source):
-            for slot in schedule.slots(timestamps_us(batch)):
-                rows = OutgoingRows(batch.slice(slot.start, slot.stop - slot.start))
-                last = int(batch.column("offset")[slot.stop - 1].as_py())
-                done = partial(setattr, self, "reached", last + 1)
-                yield ReplayPart(self.target.topic, rows, slot.due_s, done)
-
-    def print_forecast(self, as_json: bool) -> None:
-        count, target = len(self.range), str(self.target)
-        seconds = self.pace.duration_s(count, self.range.duration_us(self.source))
-        about = {"dry-run": True, "messages": count, "seconds-min": round(seconds, 3)}
-        echo(
-            as_json,
-            self._described() | about,
-            f"would replay {count} messages of {self.range.topic}, offsets {self.range.start} to "
-            f"{self.range.stop}, into {target}, in {seconds:.1f} s or more; nothing was published",
-        )
-
-    def run(self, into: str, source: str, as_json: bool) -> None:
-        """Raises the error that ended it; `into` and `source` are the options to repeat."""
-        topic, target = self.range.topic, self.target
-        title = f"{topic} → {target.topic}"
-        targets = {target.topic: target}
-        result = publish_parts(title, self.parts(), len(self.range), targets, hidden=as_json)
-        left_out = {"keys": target.keys_left_out, "headers": target.headers_left_out}
-        if as_json:
-            figures = {"messages": result.messages, "bytes": result.value_bytes}
-            figures |= {"next": self.reached, "done": result.complete}
-            notes = {f"{kind}-left-out": count for kind, count in left_out.items()}
-            seconds = {"seconds": round(result.seconds, 3)}
-            echo_json(self._described() | figures | seconds | notes)
-        else:
-            rate = result.messages / result.seconds if result.seconds else 0.0
-            click.echo(
-                f"replayed {result.messages} messages of {topic} into {target} "
-                f"in {result.seconds:.1f} s ({rate:.0f}/s)"
-            )
-            for kind, count in left_out.items():
-                if count:
-                    click.echo(
-                        f"note: {kind} of {count} messages were left out: the protocol has none"
-                    )
-        if not result.complete and not as_json:
-            speed = "max" if self.pace.speed is None else f"{self.pace.speed:g}x"
-            rated = "" if self.pace.rate is None else f" --rate {self.pace.rate:g}/s"
-            say(
-                f"stopped at offset {self.reached}; continue with: polybus replay {topic} --from "
-                f"{self.reached} --to {self.range.stop} {into} --speed {speed}{rated} {source}"
-            )
-        if result.error is not None:
-            raise result.error
-        exits.end(good=result.complete)
-
-    def _described(self) -> dict[str, Any]:
-        places = {"from": self.range.start, "to": self.range.stop}
-        return {"topic": self.range.topic, "into": str(self.target), **places}

@@ -29,7 +29,6 @@ from polybus.client.urls import parse
 from polybus.errors import PolybusError, UsageError
 
 REQUEST_BYTES_MAX = 8 << 20
-REQUEST_ROWS_MAX = 5000
 HTTP = ("http", "ws")
 WITH_HEADERS = ("boson+properties", "goms")
 
@@ -75,25 +74,18 @@ class ReplayResult:
 
 
 class ReplayDestination:
-    """One topic of one bus; `async with` connects."""
+    """One topic of one bus; `async with` its client before sending."""
 
     def __init__(self, url: str, topic: str) -> None:
         """Raises UsageError `client.url`, `client.scheme`."""
         self.topic = topic
         self._address = parse(url)
-        self._client = connect(url, reconnect=False)
+        self.client = connect(url, reconnect=False)
         self.keys_left_out = 0
         self.headers_left_out = 0
 
     def __str__(self) -> str:
         return f"{self.topic} at {self._address}"
-
-    async def __aenter__(self) -> "ReplayDestination":
-        await self._client.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
 
     async def send(self, rows: OutgoingRows) -> None:
         """Publish; on return the messages are durable, except on a queue.
@@ -120,15 +112,15 @@ class ReplayDestination:
 
     async def _publish(self, values: list[bytes], headers: MessageHeaders) -> None:
         if self._address.scheme == "queue":
-            await self._client.publish_many(self.topic, values)
-            await self._client.flush()
+            await self.client.publish_many(self.topic, values)
+            await self.client.flush()
         else:
             named = dict(headers or ())
-            await self._client.publish_many(self.topic, values, headers=named, receipt=True)
+            await self.client.publish_many(self.topic, values, headers=named, receipt=True)
 
     def _post(self, body: bytes) -> None:
-        url = f"{'https' if self._address.tls else 'http'}://{self._address.authority}"
         path = f"/v1/topics/{quote(self.topic, safe='')}/messages"
+        url = http_url(str(self._address))
         request(url, "POST", path, body, content_type="application/x-ndjson")
 
 
@@ -152,7 +144,7 @@ def publish_parts(
             asyncio.get_running_loop().add_signal_handler(number, halt.set)
         async with contextlib.AsyncExitStack() as stack:
             for target in targets.values():
-                await stack.enter_async_context(target)
+                await stack.enter_async_context(target.client)
             while (part := await asyncio.to_thread(next, parts, None)) is not None:
                 with contextlib.suppress(TimeoutError):
                     left_s = began_s + part.due_s - time.monotonic()
@@ -161,8 +153,8 @@ def publish_parts(
                     result.stopped = True
                     return
                 if part.topic not in targets:
-                    target = await stack.enter_async_context(ReplayDestination(url, part.topic))
-                    targets[part.topic] = target
+                    targets[part.topic] = ReplayDestination(url, part.topic)
+                    await stack.enter_async_context(targets[part.topic].client)
                 await targets[part.topic].send(part.rows)
                 await asyncio.to_thread(part.done)
                 result.by_topic[part.topic] += len(part.rows.values)
@@ -188,6 +180,14 @@ def local_url(data: Path) -> str:
     return bus_url(data)
 
 
+def http_url(url: str) -> str:
+    """The HTTP address of a bus: all protocols except queues share its port."""
+    address = parse(url)
+    if address.scheme == "queue":
+        raise UsageError("client.unsupported", "a queue has no history to read; use http://")
+    return f"{'https' if address.tls else 'http'}://{address.authority}"
+
+
 def split_url(into: str, topic: str) -> tuple[str, str]:
     """Divide `boson://host:port/topic` into URL and topic; without a path the topic is `topic`."""
     parts = urlsplit(into)
@@ -209,7 +209,7 @@ def ndjson(rows: OutgoingRows) -> list[bytes]:
         if headers:
             message["headers"] = {name: _base64(one) for name, one in headers}
         line = msgspec.json.encode(message)
-        if lines and (size + len(line) > REQUEST_BYTES_MAX or len(lines) >= REQUEST_ROWS_MAX):
+        if lines and size + len(line) > REQUEST_BYTES_MAX:
             bodies.append(b"\n".join(lines))
             lines, size = [], 0
         lines.append(line)
