@@ -89,7 +89,7 @@ def modules_of(module: str, arguments: Sequence[str]) -> tuple[str, ...]:
         return ("polybus.spark", "pyspark.sql")
     if module.startswith("polybus.log.") or "serve" in arguments[:1]:
         return ("polybus.cli.serve", "polybus.edges.node", "polybus.log.arrow_alone", "uvloop")
-    verbs = (verb.target.partition(":")[0] for verb in VERBS.values())
+    verbs = (f"polybus.cli.{verb}" for verb in VERBS)
     used = ("polybus.log.reading.reader", "pandas", "rich.table")
     return (*sorted(set(verbs) - {"polybus.cli.bench"}), *used)
 

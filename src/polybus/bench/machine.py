@@ -38,18 +38,18 @@ def describe(brokers: dict[str, BenchBroker], data_root: Path | None) -> dict[st
     return facts
 
 
-def sync_ms(data_root: Path | None) -> float:
-    """The median time to write and fsync a mebibyte, in milliseconds.
+def sync_ms(folder: Path | None, size: int = SYNC_BYTES, count: int = SYNC_COUNT) -> float:
+    """The median time to write and fsync `size` bytes, in milliseconds.
 
     It bounds the log and receipts. On a shared disk it varies, so the report shows it from before
     and after the benchmark.
     """
-    mebibyte = os.urandom(SYNC_BYTES)
+    content = os.urandom(size)
     taken = []
-    with tempfile.TemporaryFile(dir=data_root, buffering=0) as file:
-        for _ in range(SYNC_COUNT):
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(count):
             began = time.perf_counter()
-            file.write(mebibyte)
+            file.write(content)
             os.fsync(file.fileno())
             taken.append(1000 * (time.perf_counter() - began))
     return median(taken)

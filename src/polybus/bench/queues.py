@@ -1,12 +1,11 @@
 """Queues compared with `multiprocessing.connection` and pyzmq: messages per second, one way.
 
-Each run sends messages from one end to the other (over TCP: to another process). The receiving end
-counts messages and bytes and answers after the last; the clock runs until the answer. The systems
-take turns in each round, and the median counts, because single runs vary.
+Each run sends messages from one end to the other: over TCP to another process, or in one process.
+The receiving end counts messages and bytes and answers after the last; the clock runs until the
+answer.
 """
 
 import multiprocessing
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sized
@@ -18,7 +17,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from polybus.bench import BenchError
-from polybus.bench.report import BenchFigure, Target
+from polybus.bench.report import BenchFigure, Target, medians
 from polybus.queues import (
     AcceptListener,
     ConnectListener,
@@ -32,13 +31,14 @@ from polybus.queues import (
 )
 
 SIZES = (16, 1024, 1 << 20)
-ROUNDS = 3
 BYTES_PER_RUN_MAX = 1 << 30
 MESSAGES_PER_RUN_MAX = 400_000
 WINDOW_BYTES = 8 << 20
 WINDOW_MESSAGES_MAX = 20_000
 ANSWER = b"all there"
 HOST = "127.0.0.1"
+START_S_MAX = 30.0
+END_S_MAX = 10.0
 # Our queues must be this many times as fast as a system, for a place and a size in bytes.
 TARGETS = {
     ("tcp", "pyzmq", 1024): 1.0,
@@ -122,7 +122,7 @@ class _Sink(MessageListener, AcceptListener):
         self._closed()
 
 
-def _polybus_process(load: QueueLoad, ready: Connection) -> None:
+def _polybus_sink(load: QueueLoad, ready: Connection) -> None:
     pump = EventPump()
     registry = Registry()
     registry.add("sink", HOST, any_port=True)
@@ -132,20 +132,16 @@ def _polybus_process(load: QueueLoad, ready: Connection) -> None:
         broker.bind(1, _Sink(load, pump.stop))
         ready.send(registry.address("sink", 1))
 
-    Task(pump).post(start)
-    pump.run()
+    _run_pump(pump, start)
 
 
 def _polybus_tcp(load: QueueLoad) -> float:
-    with _process(_polybus_process, load) as (_, port):
+    with _receiver(_polybus_sink, load) as (_, port):
         registry = Registry()
         registry.add("sink", HOST, {1: port})
         pump = EventPump()
         broker = QueueBroker("source", pump, transport=TcpTransport(registry))
-        Task(pump).post(lambda: broker.connect("sink", 1, _Source(load, pump)))
-        start_s = time.perf_counter()
-        pump.run()
-        return time.perf_counter() - start_s
+        return _run_pump(pump, lambda: broker.connect("sink", 1, _Source(load, pump)))
 
 
 def _polybus_local(load: QueueLoad) -> float:
@@ -156,28 +152,25 @@ def _polybus_local(load: QueueLoad) -> float:
         broker.bind(1, _Sink(load, lambda: None))
         broker.connect("both", 1, _Source(load, pump))
 
+    return _run_pump(pump, start)
+
+
+def _run_pump(pump: EventPump, start: Callable[[], object]) -> float:
     Task(pump).post(start)
     start_s = time.perf_counter()
     pump.run()
     return time.perf_counter() - start_s
 
 
-# multiprocessing.connection.
+# The peers: each a receiving end, and a run that sends to it.
 
 
-def _take(load: QueueLoad, receive: Callable[[], Sized]) -> None:
+def _take(load: QueueLoad, receive: Callable[[], Sized], send: Callable[[bytes], object]) -> None:
     total_bytes = 0
     for _ in range(load.count):
         total_bytes += len(receive())
     load.check(load.count, total_bytes)
-
-
-def _connection_process(load: QueueLoad, ready: Connection) -> None:
-    with Listener((HOST, 0)) as listener:
-        ready.send(listener.address)
-        with listener.accept() as connection:
-            _take(load, connection.recv_bytes)
-            connection.send_bytes(ANSWER)
+    send(ANSWER)
 
 
 def _give(load: QueueLoad, send: Callable[[bytes], object], receive: Callable[[], object]) -> float:
@@ -189,117 +182,82 @@ def _give(load: QueueLoad, send: Callable[[bytes], object], receive: Callable[[]
     return time.perf_counter() - start_s
 
 
-def _connection_tcp(load: QueueLoad) -> float:
-    with _process(_connection_process, load) as (host, port), Client((host, port)) as connection:
+def _connection_sink(load: QueueLoad, ready: Connection, *, family: str) -> None:
+    with Listener(family=family) as listener:
+        ready.send(listener.address)
+        with listener.accept() as connection:
+            _take(load, connection.recv_bytes, connection.send_bytes)
+
+
+def _connection(load: QueueLoad, *, over_tcp: bool) -> float:
+    sink = partial(_connection_sink, family="AF_INET" if over_tcp else "AF_UNIX")
+    with _receiver(sink, load, in_process=not over_tcp) as address, Client(address) as connection:
         return _give(load, connection.send_bytes, connection.recv_bytes)
 
 
-def _connection_local(load: QueueLoad) -> float:
-    ours, theirs = multiprocessing.Pipe()
-    with ours, theirs, _thread(load, theirs.recv_bytes, theirs.send_bytes):
-        return _give(load, ours.send_bytes, ours.recv_bytes)
-
-
-# pyzmq.
-
-
-def _zmq_pair(context: Any, load: QueueLoad) -> Any:
+def _zmq_pair(load: QueueLoad) -> Any:
     import zmq
 
-    pair = context.socket(zmq.PAIR)
+    pair: Any = zmq.Context.instance().socket(zmq.PAIR)
     pair.linger = 0
     pair.sndhwm = pair.rcvhwm = load.window
     return pair
 
 
-def _zmq_process(load: QueueLoad, ready: Connection, *, copy: bool = True) -> None:
-    import zmq
-
-    with zmq.Context() as context, _zmq_pair(context, load) as pair:
-        ready.send((HOST, pair.bind_to_random_port(f"tcp://{HOST}")))
-        _take(load, partial(pair.recv, copy=copy))
-        pair.send(ANSWER)
+def _zmq_sink(load: QueueLoad, ready: Connection, *, address: str, copy: bool) -> None:
+    with _zmq_pair(load) as pair:
+        pair.bind(address)
+        ready.send(pair.last_endpoint)
+        _take(load, partial(pair.recv, copy=copy), pair.send)
         # The other end closes first, so that the answer is not dropped.
         ready.recv()
 
 
-def _zmq_tcp(load: QueueLoad, *, copy: bool = True) -> float:
-    import zmq
-
-    with (
-        _process(partial(_zmq_process, copy=copy), load) as (host, port),
-        zmq.Context() as context,
-        _zmq_pair(context, load) as pair,
-    ):
-        pair.connect(f"tcp://{host}:{port}")
+def _zmq(load: QueueLoad, *, over_tcp: bool, copy: bool = True) -> float:
+    address = f"tcp://{HOST}:*" if over_tcp else "inproc://bench"
+    sink = partial(_zmq_sink, address=address, copy=copy)
+    with _receiver(sink, load, in_process=not over_tcp) as endpoint, _zmq_pair(load) as pair:
+        pair.connect(endpoint)
         return _give(load, partial(pair.send, copy=copy), pair.recv)
-
-
-def _zmq_local(load: QueueLoad) -> float:
-    import zmq
-
-    with (
-        zmq.Context() as context,
-        _zmq_pair(context, load) as ours,
-        _zmq_pair(context, load) as theirs,
-    ):
-        theirs.bind("inproc://bench")
-        ours.connect("inproc://bench")
-        with _thread(load, theirs.recv, theirs.send):
-            return _give(load, ours.send, ours.recv)
 
 
 # The run.
 
 
 @contextmanager
-def _process(
-    target: Callable[[QueueLoad, Connection], None], load: QueueLoad
-) -> Iterator[tuple[str, int]]:
-    """Run the receiving end in a process of its own; yields the address it listens on."""
+def _receiver(
+    sink: Callable[[QueueLoad, Connection], None], load: QueueLoad, *, in_process: bool = False
+) -> Iterator[Any]:
+    """Run the receiving end in a thread, or in a process of its own; yields its address."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(load, theirs), daemon=True)
-    process.start()
+    make = threading.Thread if in_process else context.Process
+    worker = make(target=sink, args=(load, theirs), daemon=True)
+    worker.start()
     try:
-        if not ours.poll(30):
-            raise BenchError("the receiving process did not start")
+        if not ours.poll(START_S_MAX):
+            raise BenchError("the receiving end did not start")
         yield ours.recv()
         ours.send(None)
     finally:
-        process.join(10)
-        process.kill()
-        process.join()
-        ours.close()
-        theirs.close()
+        worker.join(END_S_MAX)
+        if isinstance(worker, context.Process):
+            worker.kill()
+            worker.join()
 
 
-@contextmanager
-def _thread(
-    load: QueueLoad, receive: Callable[[], Sized], send: Callable[[bytes], object]
-) -> Iterator[None]:
-    """Run the receiving end in a thread."""
-
-    def sink() -> None:
-        _take(load, receive)
-        send(ANSWER)
-
-    thread = threading.Thread(target=sink)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join(10)
-
-
-MEASURES: dict[tuple[str, str], Callable[[QueueLoad], float]] = {
-    ("tcp", "polybus"): _polybus_tcp,
-    ("tcp", "pyzmq"): _zmq_tcp,
-    ("tcp", "pyzmq, no copy"): partial(_zmq_tcp, copy=False),
-    ("tcp", "multiprocessing"): _connection_tcp,
-    ("in process", "polybus"): _polybus_local,
-    ("in process", "pyzmq"): _zmq_local,
-    ("in process", "multiprocessing"): _connection_local,
+MEASURES: dict[str, dict[str, Callable[[QueueLoad], float]]] = {
+    "tcp": {
+        "polybus": _polybus_tcp,
+        "pyzmq": partial(_zmq, over_tcp=True),
+        "pyzmq, no copy": partial(_zmq, over_tcp=True, copy=False),
+        "multiprocessing": partial(_connection, over_tcp=True),
+    },
+    "in process": {
+        "polybus": _polybus_local,
+        "pyzmq": partial(_zmq, over_tcp=False),
+        "multiprocessing": partial(_connection, over_tcp=False),
+    },
 }
 
 
@@ -307,43 +265,40 @@ def has_zmq() -> bool:
     return find_spec("zmq") is not None
 
 
-def _measures() -> dict[tuple[str, str], Callable[[QueueLoad], float]]:
-    """The measures of the systems that are installed."""
-    return {key: run for key, run in MEASURES.items() if has_zmq() or "pyzmq" not in key[1]}
-
-
 def run_count(rounds: int, sizes: tuple[int, ...] = SIZES) -> int:
     """How many runs `run_queue_bench` makes."""
-    return rounds * len(sizes) * len(_measures())
+    return rounds * len(sizes) * sum(len(_installed(place)) for place in MEASURES)
+
+
+def _installed(place: str) -> dict[str, Callable[[QueueLoad], float]]:
+    found = MEASURES[place].items()
+    return {system: run for system, run in found if has_zmq() or "pyzmq" not in system}
 
 
 def run_queue_bench(
     sizes: tuple[int, ...] = SIZES,
     *,
-    rounds: int = ROUNDS,
-    scale: float = 1.0,
-    tell: Callable[[str], object] = lambda _: None,
+    rounds: int,
+    scale: float,
+    tell: Callable[[str], object],
 ) -> list[BenchFigure]:
     """Measure every installed system at every size; `scale` makes the runs longer or shorter."""
-    measures = _measures()
     figures = []
     for size in sizes:
         count = int(scale * min(MESSAGES_PER_RUN_MAX, BYTES_PER_RUN_MAX // size))
         load = QueueLoad(size, max(1, count))
-        times_s: dict[tuple[str, str], list[float]] = {key: [] for key in measures}
-        for number in range(rounds):
-            for key, run in measures.items():
-                tell(f"{size} bytes, round {number + 1}: {key[1]} {key[0]}")
-                times_s[key].append(run(load))
-        rates = {key: load.count / statistics.median(runs) for key, runs in times_s.items()}
-        figures += figures_of(size, rates)
+        for place in MEASURES:
+            runs = {system: partial(run, load) for system, run in _installed(place).items()}
+            taken_s = medians(runs, rounds, tell, work=f"{place}, {size:,} bytes")
+            rates = {system: load.count / seconds for system, seconds in taken_s.items()}
+            figures += figures_of(place, size, rates)
     return figures
 
 
-def figures_of(size: int, rates: dict[tuple[str, str], float]) -> list[BenchFigure]:
-    """The figures of one message size, from rates by place and system."""
+def figures_of(place: str, size: int, rates: dict[str, float]) -> list[BenchFigure]:
+    """The figures of one place and message size, from rates by system."""
     figures = []
-    for (place, system), rate in rates.items():
+    for system, rate in rates.items():
         target = TARGETS.get((place, system, size))
         figures.append(
             BenchFigure(
@@ -351,7 +306,7 @@ def figures_of(size: int, rates: dict[tuple[str, str], float]) -> list[BenchFigu
                 who=system,
                 value=rate,
                 unit="messages/s",
-                ratio=None if system == "polybus" else rates[place, "polybus"] / rate,
+                ratio=None if system == "polybus" else rates["polybus"] / rate,
                 target=None if target is None else Target(value=target, at_least=True),
                 note=f"{rate * size / 1e6:,.0f} MB/s",
             )

@@ -1,6 +1,6 @@
 """Figures of every benchmark: medians, ratios, targets, and the rows of their table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
@@ -136,6 +136,25 @@ def versus(
             target=target,
         ),
     ]
+
+
+def medians(
+    runs: Mapping[str, Callable[[], float]],
+    rounds: int,
+    tell: Callable[[str], object],
+    *,
+    work: str,
+    warm_up: bool = False,
+) -> dict[str, float]:
+    """The median figure of each contestant: single runs vary. They take turns in each round."""
+    figures: dict[str, list[float]] = {who: [] for who in runs}
+    for number in range(0 if warm_up else 1, rounds + 1):
+        for who, run in runs.items():
+            tell(f"{work}, {f'round {number}' if number else 'warming up'}: {who}")
+            figure = run()
+            if number:
+                figures[who].append(figure)
+    return {who: median(taken) for who, taken in figures.items()}
 
 
 def table(figures: Sequence[BenchFigure]) -> tuple[list[str], list[list[str]]]:

@@ -1,38 +1,29 @@
 """The command line: `polybus VERB`. Each verb is a module or folder, imported when it is used."""
 
 import importlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from polybus import __version__
 from polybus.errors import PolybusError
 
-
-class Verb(NamedTuple):
-    """Where a verb is, and its line in `polybus --help`, which imports no verb."""
-
-    target: str
-    summary: str
-
-
-VERBS: dict[str, Verb] = {
-    "up": Verb("polybus.cli.up:up", "Run the bus and the data pipeline."),
-    "serve": Verb("polybus.cli.serve:serve", "Run the bus."),
-    "publish": Verb("polybus.cli.publish:publish", "Publish messages to a topic."),
-    "tail": Verb("polybus.cli.tail:tail", "Print messages of topics as they arrive."),
-    "topics": Verb("polybus.cli.topics:topics", "List, create, delete and describe topics."),
-    "pipeline": Verb("polybus.cli.pipeline:pipeline", "Run your own pipelines on Spark."),
-    "sessions": Verb("polybus.cli.sessions:sessions", "Open, fill and end msgstream sessions."),
-    "sql": Verb("polybus.cli.sql:sql", "Query topics and tables with SQL."),
-    "replay": Verb("polybus.cli.replay:replay", "Publish history or quarantined messages again."),
-    "verify": Verb("polybus.cli.verify:verify", "Check everything that a stopped bus has stored."),
-    "compact": Verb(
-        "polybus.cli.compact:compact", "Turn the journal of a stopped bus into history."
-    ),
-    "bench": Verb("polybus.cli.bench:bench", "Measure the bus and other brokers."),
-    "doctor": Verb("polybus.cli.doctor:doctor", "Check whether this machine can run a bus."),
-    "config": Verb("polybus.cli.config:config", "Show or check the settings."),
+# Each verb is `polybus.cli.VERB.VERB`. Its line in `polybus --help` is here: that imports no verb.
+VERBS = {
+    "up": "Run the bus and the data pipeline.",
+    "serve": "Run the bus.",
+    "publish": "Publish messages to a topic.",
+    "tail": "Print messages of topics as they arrive.",
+    "topics": "List, create, delete and describe topics.",
+    "pipeline": "Run your own pipelines on Spark.",
+    "sessions": "Open, fill and end msgstream sessions.",
+    "sql": "Query topics and tables with SQL.",
+    "replay": "Publish history or quarantined messages again.",
+    "verify": "Check everything that a stopped bus has stored.",
+    "compact": "Turn the journal of a stopped bus into history.",
+    "bench": "Measure the bus and other brokers.",
+    "doctor": "Check whether this machine can run a bus.",
+    "config": "Show or check the settings.",
 }
 
 
@@ -43,17 +34,15 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        verb = VERBS.get(cmd_name)
-        if verb is None:
+        if cmd_name not in VERBS:
             return None
-        module, _, attribute = verb.target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"polybus.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
+            formatter.write_dl(list(VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -4,9 +4,9 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import resource
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ import click
 import msgspec
 
 from polybus import __version__
+from polybus.bench.machine import sync_ms
 from polybus.cli import admin, exits
 from polybus.cli.options import json_option, settings_options
 from polybus.cli.output import echo_json
 from polybus.config import Config
 from polybus.errors import PolybusError
 
+FSYNC_BYTES = 4096
 FSYNC_COUNT = 20
 FSYNC_SLOW_MS = 20.0
 FILES_SPARE = 256
@@ -47,45 +49,15 @@ def warn(name: str, text: str, todo: str) -> Check:
     return Check(name, "warn", text, todo)
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """A package of the data pipeline: the versions that work, and what needs it."""
-
-    name: str
-    at_least: tuple[int, ...]
-    below: tuple[int, ...] | None
-    use: str
-
-    def problem(self) -> str:
-        """Why the installed version does not work; empty if it does."""
-        version = version_of(self.name)
-        if version is None:
-            return "not installed"
-        numbers = tuple(int(word) for word in version.split(".")[:3] if word.isdigit())
-        if numbers < self.at_least:
-            return f"{version} is too old"
-        return f"{version} is too new" if self.below and numbers >= self.below else ""
-
-    def check(self) -> Check:
-        problem = self.problem()
-        if not problem:
-            return ok(self.name, str(version_of(self.name)))
-        pip = f"{self.name}>={'.'.join(map(str, self.at_least))}"
-        if self.below is not None:
-            pip += f",<{'.'.join(map(str, self.below))}"
-        todo = f"{SPARK_EXTRA}, or pip install '{pip}'"
-        return warn(self.name, f"{problem}; needed for {self.use}", todo)
-
-
-PYSPARK = Requirement("pyspark", (4, 3), (4, 4), "the data pipeline")
-REQUIREMENTS = (
-    PYSPARK,
-    Requirement("pyarrow", (17,), None, "everything"),
-    Requirement("pandas", (2, 2), (3,), "stateful flows in Spark"),
-    Requirement("protobuf", (6,), None, "stateful flows in Spark, and Spark Connect"),
-    Requirement("grpcio", (1, 76), None, "Spark Connect (sc://)"),
-    Requirement("duckdb", (1, 4), None, "polybus sql without Java"),
-)
+# What needs a package. Its versions are those that the package's own metadata requires.
+USES = {
+    "pyspark": "the data pipeline",
+    "pyarrow": "everything",
+    "pandas": "stateful flows in Spark",
+    "protobuf": "stateful flows in Spark, and Spark Connect",
+    "grpcio": "Spark Connect (sc://)",
+    "duckdb": "polybus sql without Java",
+}
 
 
 @click.command(epilog="Example: polybus doctor --data /var/lib/polybus")
@@ -109,7 +81,7 @@ def doctor(config: Config, as_json: bool) -> None:
 
 def missing_for_pipeline(master: str | None) -> str:
     """What the data pipeline lacks on this machine, and how to get it; empty if nothing."""
-    problem = PYSPARK.problem()
+    problem = _problem("pyspark")
     lacks = ""
     if problem:
         lacks = f"  PySpark: {problem}. {SPARK_EXTRA} installs it, with a Java runtime."
@@ -134,14 +106,36 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def _python(config: Config) -> Iterator[Check]:
-    yield ok("polybus", __version__)
-    yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+def _requirement(name: str) -> str:
+    """The versions of a package that work: `<4.4,>=4.3`."""
+    for line in importlib.metadata.requires("polybus") or ():
+        found = re.match(rf"{name}(\[.*?\])?(?P<versions>[<>][^;]*)", line)
+        if found:
+            return found["versions"].strip()
+    return ""
 
 
-def _scanner(config: Config) -> Iterator[Check]:
+def _problem(name: str) -> str:
+    """Why the installed version of a package does not work; empty if it does."""
+    version = version_of(name)
+    if version is None:
+        return "not installed"
+    for sign, bound in re.findall(r"(>=|<)([\d.]+)", _requirement(name)):
+        is_below = _numbers(version) < _numbers(bound)
+        if is_below != (sign == "<"):
+            return f"{version} is too {'old' if is_below else 'new'}"
+    return ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(word) for word in version.split(".")[:3] if word.isdigit()]
+
+
+def _program(config: Config) -> Iterator[Check]:
     from polybus import scan
 
+    yield ok("polybus", __version__)
+    yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     if scan.COMPILED:
         yield ok("scanner", "compiled")
     elif os.environ.get("POLYBUS_PURE", "") not in ("", "0"):
@@ -150,9 +144,6 @@ def _scanner(config: Config) -> Iterator[Check]:
     else:
         todo = "install a C compiler (apt install gcc python3-dev), then reinstall polybus"
         yield warn("scanner", "pure Python, about 5 times slower than compiled", todo)
-
-
-def _libraries(config: Config) -> Iterator[Check]:
     yield ok("msgspec", importlib.metadata.version("msgspec"))
     uvloop = version_of("uvloop")
     if uvloop is None:
@@ -165,8 +156,12 @@ def _libraries(config: Config) -> Iterator[Check]:
 def _spark(config: Config) -> Iterator[Check]:
     from polybus.spark.session.java import VERSION_MIN, find_java
 
-    for requirement in REQUIREMENTS:
-        yield requirement.check()
+    for name, use in USES.items():
+        if problem := _problem(name):
+            todo = f"{SPARK_EXTRA}, or pip install '{name}{_requirement(name)}'"
+            yield warn(name, f"{problem}; needed for {use}", todo)
+        else:
+            yield ok(name, str(version_of(name)))
     try:
         java = find_java()
     except PolybusError as error:
@@ -209,7 +204,7 @@ def _data(config: Config) -> Iterator[Check]:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        fsync_ms = _fsync_ms(folder)
+        fsync_ms = sync_ms(folder, FSYNC_BYTES, FSYNC_COUNT)
     except OSError as error:
         todo = "choose another folder (--data), or give this user the right to write there"
         text = f"cannot write to {folder}: {error.strerror}"
@@ -223,18 +218,6 @@ def _data(config: Config) -> Iterator[Check]:
         yield warn("fsync", text, todo)
     else:
         yield ok("fsync", text)
-
-
-def _fsync_ms(folder: Path) -> float:
-    """The median time of a small write with fsync, in milliseconds."""
-    times = []
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        for _ in range(FSYNC_COUNT):
-            begin = time.perf_counter()
-            file.write(bytes(4096))
-            os.fsync(file.fileno())
-            times.append(time.perf_counter() - begin)
-    return sorted(times)[FSYNC_COUNT // 2] * 1000
 
 
 def _files(config: Config) -> Iterator[Check]:
@@ -261,9 +244,7 @@ def _clock(config: Config) -> Iterator[Check]:
 
 
 CHECKS: tuple[Callable[[Config], Iterator[Check]], ...] = (
-    _python,
-    _scanner,
-    _libraries,
+    _program,
     _spark,
     _ports,
     _data,

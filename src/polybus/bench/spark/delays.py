@@ -7,7 +7,6 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
 
 import polybus
 from polybus.bench import BenchError
@@ -49,7 +47,7 @@ def measure_delays(root: Path | None, tell: Callable[[str], None]) -> list[Bench
         asyncio.run(_publish(server.port, TOPIC, 1))
         tell("the first result of the pipeline, cold")
         with _driver(data) as (pid, began):
-            cold_s = _await_rows(silver, TOPIC, 1) - began
+            cold_s = _await_row(silver) - began
             tell("publish to silver")
             delays_ms = asyncio.run(_silver_delays(server.port, silver))
             tell("publish to an alert on a WebSocket")
@@ -101,64 +99,36 @@ async def _publish(port: int, topic: str, count: int) -> None:
 
 
 async def _silver_delays(port: int, silver: LakeTable) -> list[float]:
-    """Milliseconds from each publish until its row is in the table."""
-    sent: dict[int, float] = {}
-    seen: dict[int, float] = {}
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(silver, seen, ended))
-    watcher.start()
-    try:
-        async with polybus.connect(f"boson://{HOST}:{port}") as client:
-            for number in range(WARM_MESSAGES + MESSAGES):
-                began = time.monotonic()
-                value = msgspec.json.encode({"order": number, "total": number / 7})
-                position = await client.publish(TOPIC, value, receipt=True)
-                assert position is not None
-                if number >= WARM_MESSAGES:
-                    sent[position.offset] = began
-                await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
-        deadline = time.monotonic() + ARRIVED_S_MAX
-        while not sent.keys() <= seen.keys():
-            if time.monotonic() > deadline:
-                missing = len(sent.keys() - seen.keys())
-                raise BenchError(f"{missing} messages did not reach silver")
+    """Milliseconds from each publish until its row is in the table, which has no other rows."""
+    known, count = silver.rows, WARM_MESSAGES + MESSAGES
+    sent: list[float] = []
+    seen: list[float] = []
+
+    async def watch() -> None:
+        while len(seen) < count:
+            seen.extend([time.monotonic()] * (silver.rows - known - len(seen)))
             await asyncio.sleep(POLL_S)
-    finally:
-        ended.set()
-        watcher.join()
-    return [(seen[offset] - began) * 1000 for offset, began in sent.items()]
+
+    async with polybus.connect(f"boson://{HOST}:{port}") as client:
+        watching = asyncio.create_task(watch())
+        for number in range(count):
+            sent.append(time.monotonic())
+            value = msgspec.json.encode({"order": number, "total": number / 7})
+            await client.publish(TOPIC, value, receipt=True)
+            await asyncio.sleep(max(0.0, sent[-1] + EVERY_S - time.monotonic()))
+        try:
+            await asyncio.wait_for(watching, ARRIVED_S_MAX)
+        except TimeoutError as error:
+            raise BenchError(f"{count - len(seen)} messages did not reach silver") from error
+    pairs = zip(sent, seen, strict=True)
+    return [(arrived - began) * 1000 for began, arrived in pairs][WARM_MESSAGES:]
 
 
-def _watch(table: LakeTable, seen: dict[int, float], ended: threading.Event) -> None:
-    """Record when a reader of the table first sees each offset of the topic."""
-    known: set[Path] = set()
-    while not ended.wait(POLL_S):
-        files = [path for path in table.files() if path not in known]
-        if not files:
-            continue
-        for path in files:
-            known.add(path)
-            for offset in _offsets(path):
-                seen.setdefault(offset, time.monotonic())
-
-
-def _offsets(path: Path) -> list[int]:
-    # The topic is part of the folder's name (`topic=…`), or in the rows.
-    if "topic=" in str(path) and f"topic={TOPIC}" not in str(path):
-        return []
-    try:
-        found: list[int] = pq.read_table(path, columns=["offset"])["offset"].to_pylist()
-    except FileNotFoundError:
-        # The table was compacted meanwhile.
-        return []
-    return found
-
-
-def _await_rows(table: LakeTable, topic: str, count: int) -> float:
+def _await_row(table: LakeTable) -> float:
     deadline = time.monotonic() + READY_S_MAX
-    while table.rows < count:
+    while not table.rows:
         if time.monotonic() > deadline:
-            raise BenchError(f"no row of {topic} in {table.name} after {READY_S_MAX:g} s")
+            raise BenchError(f"no row in {table.name} after {READY_S_MAX:g} s")
         time.sleep(POLL_S)
     return time.monotonic()
 

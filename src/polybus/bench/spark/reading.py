@@ -2,15 +2,14 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from polybus.bench import BenchError
-from polybus.bench.report import BenchFigure, Target, versus
+from polybus.bench.report import BenchFigure, Target, medians, versus
 from polybus.bench.spark.corpus import TOPIC, Corpus
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
@@ -50,10 +49,19 @@ def measure_reading(
         pairs.append(("SQL over one topic", {**queries}, 2.0))
     figures = []
     for work, contestants, target in pairs:
-        ours, peer = _paired(contestants, corpus, rounds, tell).items()
+        runs = {who: partial(_seconds, who, run, corpus) for who, run in contestants.items()}
+        ours, peer = medians(runs, rounds, tell, work=work, warm_up=True).items()
         goal = None if target is None else Target(value=target)
         figures += versus(work, ours, peer, "s", goal)
     return figures
+
+
+def _seconds(who: str, run: Callable[[], int], corpus: Corpus) -> float:
+    began = time.perf_counter()
+    rows = run()
+    if rows != corpus.messages:
+        raise BenchError(f"{who}: {rows} rows of {corpus.messages}")
+    return time.perf_counter() - began
 
 
 # The contestants.
@@ -126,27 +134,3 @@ def _duckdb(data: Path) -> int:
                 total += int(connection.sql(sql).fetchall()[0][0])
                 connection.unregister("segment")
         return total
-
-
-# Measuring.
-
-
-def _paired(
-    contestants: Mapping[str, Callable[[], int]],
-    corpus: Corpus,
-    rounds: int,
-    tell: Callable[[str], None],
-) -> dict[str, float]:
-    """The median seconds of each contestant, in turn; each must find every message."""
-    seconds: dict[str, list[float]] = {who: [] for who in contestants}
-    for number in range(rounds + 1):
-        for who, work in contestants.items():
-            tell(f"{who}, round {number}" if number else f"{who}, warming up")
-            began = time.perf_counter()
-            rows = work()
-            taken = time.perf_counter() - began
-            if rows != corpus.messages:
-                raise BenchError(f"{who}: {rows} rows of {corpus.messages}")
-            if number:
-                seconds[who].append(taken)
-    return {who: median(taken) for who, taken in seconds.items()}
