@@ -106,8 +106,8 @@ def imported_names(path: Path) -> frozenset[str]:
             names.add(node.module)
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # The command line names its verbs as `module:attribute` and imports them on use.
-            names.add(node.value.partition(":")[0])
+            # Some modules are named in a string and imported on use.
+            names.add(node.value)
     return frozenset(names)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cli_kit import ServedBus, polybus, serve
 
+from polybus.cli import sessions  # noqa: F401  this is what is tested
+
 
 @pytest.fixture(scope="module")
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBus]:
