@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from polybus.config import Limits
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
-from polybus.services.consumers.consumers import ConsumerPosition, Consumers, Report, lag_of
+from polybus.services.consumers import ConsumerPosition, Consumers, Report, lag_of
 from polybus.testing import ManualClock
 
 DAY_US = 86_400_000_000
@@ -19,7 +20,8 @@ def bounds_of(topic: str) -> Bounds:
 
 
 def consumers(now_us: int = 1_000) -> Consumers:
-    return Consumers(clock_us=lambda: now_us, consumers_max=2, topics_max=3)
+    limits = Limits(consumers_max=2, topics_per_request_max=3)
+    return Consumers(bounds_of, lambda: now_us, limits)
 
 
 def at(offset: int, epoch: int = 5) -> Report:
@@ -91,20 +93,20 @@ def test_who_is_not_there_cannot_be_forgotten() -> None:
 
 def test_the_slowest_consumer_of_this_epoch_holds_history_until_it_is_silent_too_long() -> None:
     clock = ManualClock()
-    book = Consumers(clock_us=clock, consumers_max=9, topics_max=9)
+    book = Consumers(bounds_of, clock, Limits())
     start_us = clock.now_us
     book.report("slow", at(11))
     clock.advance(s=1.0)
     book.report("quick", at(25))
     book.report("of another epoch", at(1, epoch=4))
-    assert book.held_from("news", 5, seen_after_us=start_us) == 11
-    assert book.held_from("news", 5, seen_after_us=start_us + 1) == 25
-    assert book.held_from("news", 5, seen_after_us=start_us + DAY_US) is None
-    assert book.held_from("olds", 5, seen_after_us=start_us) is None
+    assert book.needed_from("news", 5, seen_after_us=start_us) == 11
+    assert book.needed_from("news", 5, seen_after_us=start_us + 1) == 25
+    assert book.needed_from("news", 5, seen_after_us=start_us + DAY_US) is None
+    assert book.needed_from("olds", 5, seen_after_us=start_us) is None
 
 
 def test_positions_are_bounded_over_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polybus.services.consumers.consumers.POSITIONS_MAX", 4)
+    monkeypatch.setattr("polybus.services.consumers.POSITIONS_MAX", 4)
     known = consumers()
     three = Report(positions={name: ConsumerPosition(1, 0) for name in "abc"})
     known.report("first", three)

@@ -41,7 +41,7 @@ def packs(session: Session, *topics: str) -> list[tuple[int, Content]]:
     first = session.next_id
     for number, topic in enumerate(topics):
         session._take([Content(topic, 1, number, 2)])
-    session.saved(session.take_unsaved(to_show=True).mark)
+    session.saved(session.next_id)
     return session.unconfirmed(first - 1, 1 << 20)
 
 

@@ -72,7 +72,8 @@ class Sessions(RuleBasedStateMachine):
     def poll(self, arrives: bool) -> None:
         session = self.session
         session.cut()
-        session.saved(session.take_unsaved(to_show=True).mark)
+        if session.needs_mark():
+            session.saved(session.take_unsaved().mark)
         packs: list[tuple[int, Content | None]] = list(session.unconfirmed(0, 1 << 20))
         for number, content in packs:
             assert content is not None
@@ -80,8 +81,8 @@ class Sessions(RuleBasedStateMachine):
             assert self.meant.setdefault(number, content) is content
         if packs:
             session.show(packs[-1][0])
-        for lost in session.lost():
-            self.lost[lost.topic] += lost.count
+        for lost in session.lost.values():
+            self.lost[lost.topic] += lost.messages
         notice = session.take_notice(0)
         fillers: list[tuple[int, Content | None]] = [(number, None) for number, _ in notice[1:]]
         self.shown = [number for number, _ in packs]
@@ -124,15 +125,17 @@ TestSessions = Sessions.TestCase
 
 
 def test_numbers_that_a_crash_used_up_push_out_no_messages() -> None:
-    session = Session(1, b"", 60, Msgstream(session_packs_max=10, session_bytes_max=1000))
+    limits = Msgstream(session_packs_max=10, session_bytes_max=1000)
+    session = Session(1, b"", 60, limits)
     for _ in range(8):
         session.add(direct(b"x"))
-        session.saved(session.take_unsaved(to_show=True).mark)
+        session.needs_mark()
+        session.saved(session.take_unsaved().mark)
         session.show(session.next_id - 1)
     session.confirm([1, 2])
-    saved = session.take_unsaved(to_show=True)
-    restored = Session(1, b"", 60, Msgstream(session_packs_max=10, session_bytes_max=1000))
+    saved = session.take_unsaved()
+    restored = Session(1, b"", 60, limits)
     packs = {number: direct(b"x") for number in range(3, 9)}
     restored.restore(packs, next_id=session.next_id, mark=saved.mark)
     assert restored.pack_count <= 10
-    assert restored.lost() == []
+    assert restored.lost == {}

@@ -14,8 +14,8 @@ from polybus.batch import Batch
 from polybus.edges.node import Node
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
-from polybus.services.consumers import book
-from polybus.services.consumers.consumers import ConsumerPosition, Report
+from polybus.services import consumers
+from polybus.services.consumers import ConsumerPosition, Report
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def report_and_retain(run: Run) -> None:
                 await asyncio.sleep(0.03)
 
     run.pause()
-    book.SAVE_INTERVAL_S = 0.01
+    consumers.SAVE_INTERVAL_S = 0.01
     asyncio.run(main())
 
 

@@ -22,7 +22,7 @@ from polybus.edges.node import Node
 from polybus.lake.table import LakeTable
 from polybus.log.disk import Disk, DiskFile
 from polybus.log.history.handover import hand_over
-from polybus.services.consumers.consumers import ConsumerPosition, Consumers, Report
+from polybus.services.consumers import ConsumerPosition, Consumers, Report
 from polybus.services.durability import Durability
 from polybus.services.sessions.saving import Saver
 from polybus.services.state import StateDb
@@ -97,18 +97,18 @@ def retain_before_the_save(run: Run) -> None:
 
     def reported(self: Consumers, *arguments: Any) -> Any:
         consumer = report(self, *arguments)
-        self.saved(self.snapshot())
+        self._saved = self._consumers
         return consumer
 
     Consumers.report = reported  # type: ignore[method-assign, assignment]
-    save = StateDb.save_consumers
+    save = StateDb.write
 
     async def late(self: StateDb, *arguments: Any) -> None:
         await asyncio.sleep(0.2)
         await save(self, *arguments)
 
     # The save would else often come before retention, and nothing would be wrong.
-    StateDb.save_consumers = late  # type: ignore[method-assign, assignment]
+    StateDb.write = late  # type: ignore[method-assign, assignment]
     consumers.report_and_retain(run)
 
 

@@ -5,112 +5,123 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from polybus.errors import StorageError
-from polybus.services.state import PackRow, SavedSessions, SessionChanges, SessionRow, StateDb
+from polybus.services.sessions.feeds import Content, direct
+from polybus.services.sessions.saving import DELETE_UNUSED, READ_PACKS, SessionChanges
+from polybus.services.sessions.session import LostMessages, SessionRow
+from polybus.services.state import StateDb
 
 ODD_TOPIC = 'it\'s "odd"; \\ grün 😀 --'
 LARGE = (1 << 62) + 1
 
 
-def row(number: int, **fields: object) -> SessionRow:
-    follows = msgspec.json.encode([(ODD_TOPIC, LARGE, number)])
+def row(number: int, **fields: Any) -> SessionRow:
     plain = {
         "number": number,
         "digest": number.to_bytes(16, "big"),
         "ttl_s": 0.5 + number,
         "next_id": 9,
         "mark": 5,
-        "follows": follows,
-        "lost": b"[]",
+        "follows": [(ODD_TOPIC, LARGE, number)],
+        "lost": [],
     }
-    return SessionRow(**{**plain, **fields})  # type: ignore[arg-type]
+    return SessionRow(**{**plain, **fields})
 
 
-def packs(number: int, *ids: int) -> list[PackRow]:
-    return [(number, one, ODD_TOPIC, LARGE, one, 1, 10, 0) for one in ids]
+def packs(*ids: int) -> list[tuple[int, Content]]:
+    return [(one, Content(ODD_TOPIC, LARGE, one, 1, 10)) for one in ids]
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[tuple[StateDb, SavedSessions]]:
-    state = StateDb(path, fsync=False)
-    saved = await state.open()
+async def opened(data: Path) -> AsyncIterator[StateDb]:
+    state = StateDb(data, fsync=False)
+    await state.open()
     try:
-        yield state, saved
+        yield state
     finally:
         await state.close()
 
 
-async def save(path: Path, *all_changes: SessionChanges) -> dict[int, SessionRow]:
-    """Save changes one after the other; return what a new start finds."""
-    async with opened(path) as (state, _):
+async def save(data: Path, *all_changes: SessionChanges) -> dict[int, tuple[Any, ...]]:
+    """Save changes one after the other; return each session's row."""
+    async with opened(data) as state:
         for changes in all_changes:
-            await state.save(changes)
-    async with opened(path) as (_, saved):
-        return {session.number: session for session in saved.sessions}
+            await state.write(changes.statements())
+    async with opened(data) as state:
+        return {found[0]: found for found in await state.read("SELECT * FROM sessions")}
+
+
+async def saved_packs(data: Path) -> dict[int, list[int]]:
+    """The packs of each session."""
+    async with opened(data) as state:
+        found: dict[int, list[int]] = {}
+        for session, number, *place in await state.read(READ_PACKS):
+            found.setdefault(session, []).append(number)
+            assert place == [ODD_TOPIC, LARGE, number, 1, 10, 0]
+        return found
 
 
 async def test_sessions_and_packs_come_back_as_they_were(tmp_path: Path) -> None:
-    first = row(1, packs=packs(1, 1, 2, 3))
-    second = row(2, lost=msgspec.json.encode([(ODD_TOPIC, 1, 2, 3)]), packs=packs(2, 7))
+    lost = [LostMessages(ODD_TOPIC, 1, 2, 3)]
+    rows = [row(1, fresh=packs(1, 2, 3)), row(2, lost=lost, fresh=packs(7))]
 
-    found = await save(tmp_path / "state.db", SessionChanges(sessions=[first, second]))
+    found = await save(tmp_path, SessionChanges(rows))
 
-    assert found == {1: first, 2: second}
+    for one in rows:
+        expected = (one.number, one.digest, one.ttl_s, one.next_id, one.mark)
+        assert found[one.number][:5] == expected
+        encoded = [msgspec.json.encode(one.follows), msgspec.json.encode(one.lost)]
+        assert [*found[one.number][5:]] == encoded
+    assert await saved_packs(tmp_path) == {1: [1, 2, 3], 2: [7]}
 
 
 async def test_a_save_changes_only_its_own_sessions_packs(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    three = SessionChanges(sessions=[row(n, packs=packs(n, 1, 2, 3, 4)) for n in (1, 2, 3)])
+    three = SessionChanges([row(n, fresh=packs(1, 2, 3, 4)) for n in (1, 2, 3)])
     later = SessionChanges(
-        sessions=[
+        [
             row(1, next_id=10, first_id=2, confirmed=[3]),
-            row(2, rewrite_from=3, packs=packs(2, 3, 8)),
+            row(2, rewrite_from=3, fresh=packs(3, 8)),
         ]
     )
 
-    found = await save(path, three, later)
+    found = await save(tmp_path, three, later)
 
-    assert {n: [pack[1] for pack in one.packs] for n, one in found.items()} == {
-        1: [2, 4],
-        2: [1, 2, 3, 8],
-        3: [1, 2, 3, 4],
-    }
-    assert found[1].next_id == 10
+    assert await saved_packs(tmp_path) == {1: [2, 4], 2: [1, 2, 3, 8], 3: [1, 2, 3, 4]}
+    assert found[1][3] == 10
 
 
 async def test_ended_sessions_are_gone_with_their_packs(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    two = SessionChanges(sessions=[row(n, packs=packs(n, 1)) for n in (1, 2)])
+    two = SessionChanges([row(n, fresh=packs(1)) for n in (1, 2)])
 
-    found = await save(path, two, SessionChanges(ended=[1]), SessionChanges(sessions=[row(1)]))
+    found = await save(tmp_path, two, SessionChanges(ended=[1]))
 
-    assert found[1].packs == []
-    assert len(found[2].packs) == 1
+    assert [*found] == [2]
+    assert await saved_packs(tmp_path) == {2: [1]}
 
 
 async def test_direct_packs_stay_as_long_as_a_session_has_them(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    held: PackRow = (1, 1, "", 0, 0, 1, 7, 5)
-    changes = SessionChanges(
-        sessions=[row(1, packs=[held])], direct=[(5, b'[["a"]]'), (6, b"[]"), (7, b"[]")]
-    )
+    held = direct(b'[["a"]]', order=5)
+    others = [direct(b"[]", order=number) for number in (6, 7)]
+    changes = SessionChanges([row(1, fresh=[(1, held)])], direct=[held, *others])
 
-    await save(path, changes, SessionChanges(direct_gone=[6]))
+    await save(tmp_path, changes, SessionChanges(direct_gone=[6]))
 
-    async with opened(path) as (_, saved):
-        assert saved.direct == {5: b'[["a"]]'}
+    async with opened(tmp_path) as state:
+        await state.write([(DELETE_UNUSED, ())])
+        assert await state.read("SELECT * FROM direct") == [(5, b'[["a"]]')]
 
 
 async def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    async with opened(path) as (state, _):
-        await state.save(SessionChanges(sessions=[row(1)]))
-        broken: PackRow = (2, 1, None, 0, 0, 1, 7, 0)  # type: ignore[assignment]
+    async with opened(tmp_path) as state:
+        await state.write(SessionChanges([row(1)]).statements())
+        broken = Content(ODD_TOPIC, 0, 0, None, 7)  # type: ignore[arg-type]
         with pytest.raises(StorageError):
-            await state.save(SessionChanges(sessions=[row(2, packs=[broken])], ended=[1]))
+            changes = SessionChanges([row(2, fresh=[(1, broken)])], ended=[1])
+            await state.write(changes.statements())
 
-    assert [*(await save(path))] == [1]
+    assert [*(await save(tmp_path))] == [1]

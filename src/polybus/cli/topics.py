@@ -19,7 +19,7 @@ from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Log, TopicSettings
 
 if TYPE_CHECKING:
-    from polybus.services.consumers.consumers import Consumers
+    from polybus.services.consumers import Consumers
 
 TOPIC_COLUMNS = ("name", "epoch", "start", "stop", "messages-in", "subscribers", "lag")
 CONSUMER_COLUMNS = ("group", "topic", "position", "lag", "rows/s", "batch-ms", "seen", "state")
@@ -54,9 +54,9 @@ def list_topics(config: Config, system: bool, as_json: bool) -> None:
     """List all topics and the offsets they hold."""
 
     def list_offline(log: Log) -> list[dict[str, Any]]:
-        known = _saved_consumers(config)
+        lags = _saved_consumers(config, log).lags()
         found = sorted(log.topics())
-        return [_summary(log, one, known) for one in found if system or not names.is_reserved(one)]
+        return [_summary(log, one, lags) for one in found if system or not names.is_reserved(one)]
 
     found = _ask(config, "topics.list", list_offline, system=system)
     if as_json:
@@ -135,18 +135,14 @@ def describe(config: Config, name: str, as_json: bool) -> None:
         topic = names.canonical(name)
         log.bounds(topic)
         settings = log.settings(topic)
-        known = _saved_consumers(config)
-        lags = known.of_topic(topic, log.bounds).items()
-        return _summary(log, topic, known) | {
+        known = _saved_consumers(config, log)
+        return _summary(log, topic, known.lags()) | {
             "settings": {
                 "retention-age-s": settings.retention_age_s,
                 "retention-bytes": settings.retention_bytes,
             },
             **log.describe(topic),
-            "consumers": [
-                {"group": group, "offset": one.offset, "lag": one.lag, "data-loss": one.data_loss}
-                for group, one in lags
-            ],
+            "consumers": msgspec.to_builtins(known.of_topic(topic)),
         }
 
     result = _ask(config, "topics.describe", describe_offline, name=name)
@@ -172,12 +168,8 @@ def consumers(config: Config, as_json: bool) -> None:
     """
 
     def list_offline(log: Log) -> list[dict[str, Any]]:
-        from polybus.services.consumers.book import view_of
-
-        known = _saved_consumers(config)
-        now_us = time.time_ns() // 1000
-        views = [view_of(one, known.lags(one, log.bounds), now_us) for one in known.all()]
-        return [msgspec.to_builtins(view) for view in views]
+        found: list[dict[str, Any]] = msgspec.to_builtins(_saved_consumers(config, log).views())
+        return found
 
     found = _ask(config, "consumers.list", list_offline)
     if as_json:
@@ -197,10 +189,9 @@ def forget(config: Config, group: str, as_json: bool) -> None:
     """Forget a consumer that will not come back; retention no longer waits for it."""
 
     def forget_offline(log: Log) -> None:
-        from polybus.services.state import forget_consumer
+        from polybus.services.consumers import forget_saved
 
-        if not forget_consumer(Path(config.data) / "state.db", group):
-            raise UsageError("consumer.unknown", f"there is no consumer {group[:80]!r}")
+        forget_saved(Path(config.data), group)
 
     _ask(config, "consumers.forget", forget_offline, name=group)
     echo(as_json, {"group": group}, f"forgot {group}")
@@ -222,25 +213,20 @@ def _ask(config: Config, verb: str, offline: Callable[[Log], Any], **fields: Any
         log.close()
 
 
-def _saved_consumers(config: Config) -> Consumers:
+def _saved_consumers(config: Config, log: Log) -> Consumers:
     """The consumers of a stopped bus."""
-    from polybus.services.consumers.book import decode_rows
-    from polybus.services.consumers.consumers import Consumers
-    from polybus.services.state import consumers_in
+    from polybus.services.consumers import saved_consumers
 
-    known = Consumers(clock_us=lambda: 0, consumers_max=0, topics_max=0)
-    known.restore(decode_rows(consumers_in(Path(config.data) / "state.db")))
-    return known
+    return saved_consumers(Path(config.data), log.bounds, lambda: time.time_ns() // 1000)
 
 
-def _summary(log: Log, topic: str, known: Consumers) -> dict[str, Any]:
+def _summary(log: Log, topic: str, lags: dict[str, int]) -> dict[str, Any]:
     try:
         bounds = log.bounds(topic)
     except StorageError as error:
         # A damaged topic must not hide the others.
         return {"name": topic, "epoch": 0, "start": 0, "stop": 0, "damaged": error.text}
-    lags = [one.lag or 0 for one in known.of_topic(topic, log.bounds).values()]
-    lag = {"lag": max(lags)} if lags else {}
+    lag = {"lag": lags[topic]} if topic in lags else {}
     return {"name": topic, "epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop} | lag
 
 

@@ -1,6 +1,6 @@
 """All services of one bus, started and stopped in order."""
 
-from polybus.services.consumers.book import ConsumerBook
+from polybus.services.consumers import ConsumerBook
 from polybus.services.context import Context
 from polybus.services.sessions.inboxes import Inboxes
 from polybus.services.state import StateDb
@@ -12,14 +12,15 @@ class Services:
 
     def __init__(self, context: Context) -> None:
         fsync = context.config.durability == "fsync"
-        self._state = StateDb(context.data / "state.db", fsync=fsync)
+        self._state = StateDb(context.data, fsync=fsync)
         self.inboxes = Inboxes(context, self._state)
         self.consumers = ConsumerBook(context, self._state)
         self.transactions = Transactions(context, self._state)
 
     async def start(self) -> None:
         """Restore what was saved, and finish transactions. Raises StorageError."""
-        await self.inboxes.start(await self._state.open())
+        await self._state.open()
+        await self.inboxes.start()
         await self.consumers.start()
         await self.transactions.start()
 

@@ -22,7 +22,7 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
-from polybus.services.consumers.book import ConsumerBook
+from polybus.services.consumers import ConsumerBook
 
 LINE_BYTES_MAX = 1 << 16
 # Linux allows 108 bytes with the closing NUL, others 104.

@@ -13,8 +13,7 @@ from polybus import names
 from polybus.edges.http.calls import JSON, Call
 from polybus.errors import StorageError
 from polybus.log.interface import Bounds, TopicSettings
-from polybus.services.consumers.book import ConsumerView, TopicConsumer
-from polybus.services.consumers.consumers import Report
+from polybus.services.consumers import ConsumerView, Report, TopicConsumer
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]

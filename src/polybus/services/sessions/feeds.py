@@ -26,10 +26,10 @@ class Content:
     """What a pack holds, shared by every session that has it.
 
     For a topic's messages: their place in the log, and their JSON while it is cached. For a direct
-    pack (`topic` is empty): its JSON, and the number it is stored under.
+    pack (`topic` is empty): its JSON.
 
     Attributes:
-        order: when it arrived, compared to other contents.
+        order: when it arrived, compared to other contents; the number a direct pack is stored as.
         value_bytes: what it counts towards a session's limit.
         holders: how many sessions hold a direct pack.
     """
@@ -41,7 +41,6 @@ class Content:
     value_bytes: int = 0
     order: int = 0
     json: bytes | None = None
-    stored_as: int = 0
     holders: int = 0
 
     @property
@@ -49,9 +48,9 @@ class Content:
         return self.first_offset + self.count
 
 
-def direct(json: bytes, *, order: int = 0, stored_as: int = 0) -> Content:
+def direct(json: bytes, *, order: int = 0) -> Content:
     """A pack that a program posted."""
-    return Content("", 0, 0, 1, len(json), order, json, stored_as)
+    return Content("", 0, 0, 1, len(json), order, json)
 
 
 # The content of a pack whose number is used up and whose messages, if any, are in another pack.
@@ -196,12 +195,12 @@ class FeedsShared:
     def __init__(self, *, contents_max: int) -> None:
         self.contents_max = contents_max
         self.cache = JsonCache()
-        self._order = 0
+        self.last_order = 0
 
     def next_order(self) -> int:
         """The place of a pack in the order of everything that arrives."""
-        self._order += 1
-        return self._order
+        self.last_order += 1
+        return self.last_order
 
     def on_delivered(self, feed: Feed) -> None:
         """The feed has something for its listeners."""

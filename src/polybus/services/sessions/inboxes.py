@@ -13,7 +13,7 @@ from polybus.services.sessions.following import Following
 from polybus.services.sessions.reading import PackReader
 from polybus.services.sessions.saving import Saver
 from polybus.services.sessions.session import Session
-from polybus.services.state import SavedSessions, StateDb
+from polybus.services.state import StateDb
 from polybus.wire.msgstream import EMPTY_PACK
 
 KEY_BYTES = 24
@@ -51,9 +51,9 @@ class Inboxes:
 
     # Life
 
-    async def start(self, saved: SavedSessions) -> None:
+    async def start(self) -> None:
         """Restore the sessions. Raises StorageError."""
-        for session in await self._saver.restore(saved, self._settings, self._following):
+        for session in await self._saver.restore(self._settings, self._following):
             session.contact(self._loop.time())
             self._sessions[session.digest] = session
             self._last_number = max(self._last_number, session.number)
@@ -140,7 +140,7 @@ class Inboxes:
         session.close()
         gone = self._saver.end(session)
         if receiver is not None:
-            session.attach(None)
+            session.receiver = None
             receiver.ended()
         return gone
 
@@ -176,14 +176,14 @@ class Inboxes:
     def attach(self, session: Session, receiver: Receiver) -> None:
         """Make this the session's connection, in place of an earlier one."""
         before = session.receiver
-        session.attach(receiver)
+        session.receiver = receiver
         if before is not None:
             before.replaced()
         self._following.listen(session)
 
     def detach(self, session: Session, receiver: Receiver) -> None:
         if session.receiver is receiver:
-            session.attach(None)
+            session.receiver = None
             session.contact(self._loop.time())
             self._following.stop_listening(session)
 
@@ -198,7 +198,7 @@ class Inboxes:
         """The packs above a number; None if something must be read or saved first."""
         session.cut()
         self._touch(session)
-        if session.needs_mark() or session.has_notice or session.wants_catch_up() is not None:
+        if session.needs_mark() or session.lost or session.wants_catch_up() is not None:
             return None
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         packs = [(number, content.json) for number, content in shown if content.json is not None]
@@ -216,7 +216,7 @@ class Inboxes:
         session.cut()
         await self._reader.catch_up(session)
         if session.needs_mark():
-            await self._saver.save([session], to_show=True)
+            await self._saver.save([session])
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         self._show(session, shown)
         packs: Packs = []
@@ -225,7 +225,7 @@ class Inboxes:
             if json is None:
                 session.discard(number)
             packs.append((number, EMPTY_PACK if json is None else json))
-        if session.has_notice:
+        if session.lost:
             self._tell_lost(session)
             packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
         self._touch(session)
@@ -237,10 +237,10 @@ class Inboxes:
 
     def _tell_lost(self, session: Session) -> None:
         digest = session.digest.hex()
-        for lost in session.lost():
-            self.messages_lost += lost.count
+        for lost in session.lost.values():
+            self.messages_lost += lost.messages
             topic = lost.topic or None
-            self._events.tell("lost", session=digest, topic=topic, messages=lost.count)
+            self._events.tell("lost", session=digest, topic=topic, messages=lost.messages)
 
     def _show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
         if packs:

@@ -17,7 +17,9 @@ are saved before anything can be published.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -25,8 +27,8 @@ from polybus.config import Msgstream
 from polybus.errors import StorageError
 from polybus.services.sessions.feeds import EMPTY, Content, direct
 from polybus.services.sessions.following import Following
-from polybus.services.sessions.session import LostMessages, Session, UnsavedPacks
-from polybus.services.state import PackRow, SavedSessions, SessionChanges, SessionRow, StateDb
+from polybus.services.sessions.session import LostMessages, Session, SessionRow
+from polybus.services.state import StateDb, Statement
 
 logger = logging.getLogger("polybus.sessions")
 
@@ -35,7 +37,72 @@ SAVE_INTERVAL_S = 0.1
 # time, up to an interval that bounds what a crash repeats.
 SAVE_SHARE = 0.1
 SAVE_INTERVAL_S_MAX = 1.0
-_json = msgspec.json.encode
+# One statement takes all rows as one JSON text, so that SQLite works without Python's lock. With a
+# statement for each row, the thread and the event loop would contend for it.
+SAVE_SESSIONS = """
+INSERT OR REPLACE INTO sessions
+SELECT json_extract(value, '$[0]'), substr(?2, key * 16 + 1, 16), json_extract(value, '$[1]'),
+    json_extract(value, '$[2]'), json_extract(value, '$[3]'),
+    CAST(json_extract(value, '$[4]') AS BLOB), CAST(json_extract(value, '$[5]') AS BLOB)
+FROM json_each(?1)"""
+SAVE_PACKS = f"""
+INSERT OR REPLACE INTO packs
+SELECT {", ".join(f"json_extract(value, '$[{column}]')" for column in range(8))} FROM json_each(?)
+"""
+# `{}` is a condition on the ids of a session's packs, by the number beside the session's.
+DELETE_PACKS = """
+DELETE FROM packs WHERE (session, id) IN (
+    SELECT packs.session, packs.id FROM json_each(?) AS gone CROSS JOIN packs
+    ON packs.session = json_extract(gone.value, '$[0]')
+    AND packs.id {} json_extract(gone.value, '$[1]'))"""
+DELETE_EVERY = "DELETE FROM {} IN (SELECT value FROM json_each(?))"
+DELETE_UNUSED = "DELETE FROM direct WHERE number NOT IN (SELECT direct FROM packs WHERE direct)"
+READ_PACKS = "SELECT * FROM packs ORDER BY session, id"
+
+PackRow = tuple[Any, ...]
+"""session, id, topic, epoch, first_offset, count, value_bytes, direct"""
+
+
+@dataclass(slots=True)
+class SessionChanges:
+    """What one save writes."""
+
+    sessions: list[SessionRow] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    direct: list[Content] = field(default_factory=list)
+    direct_gone: list[int] = field(default_factory=list)
+
+    def statements(self) -> Iterator[Statement]:
+        """The writes in their order; state.db takes them one by one, on its own thread."""
+        direct = [(content.order, content.json) for content in self.direct]
+        yield "INSERT OR REPLACE INTO direct VALUES (?, ?)", direct
+        rows = self.sessions
+        fields = [
+            (row.number, row.ttl_s, row.next_id, row.mark, row.follows, row.lost) for row in rows
+        ]
+        yield SAVE_SESSIONS, (_json(fields), b"".join(row.digest for row in rows))
+        first = [(row.number, row.first_id) for row in rows]
+        yield DELETE_PACKS.format("<"), (_json(first),)
+        renumbered = [(row.number, row.rewrite_from) for row in rows if row.rewrite_from]
+        yield DELETE_PACKS.format(">="), (_json(renumbered),)
+        confirmed = [(row.number, number) for row in rows for number in row.confirmed]
+        yield DELETE_PACKS.format("="), (_json(confirmed),)
+        packs = [
+            (
+                *(row.number, number, one.topic, one.epoch, one.first_offset, one.count),
+                *(one.value_bytes, 0 if one.topic else one.order),
+            )
+            for row in rows
+            for number, one in row.fresh
+        ]
+        yield SAVE_PACKS, (_json(packs),)
+        yield DELETE_EVERY.format("sessions WHERE number"), (_json(self.ended),)
+        yield DELETE_EVERY.format("packs WHERE session"), (_json(self.ended),)
+        yield DELETE_EVERY.format("direct WHERE number"), (_json(self.direct_gone),)
+
+
+def _json(rows: Sequence[Any]) -> str:
+    return msgspec.json.encode(rows).decode()
 
 
 class Saver:
@@ -44,36 +111,36 @@ class Saver:
     def __init__(self, state: StateDb, loop: asyncio.AbstractEventLoop) -> None:
         self._state = state
         self._loop = loop
-        # Sessions that changed; those to save next; and those among them that want to show packs.
+        # Sessions that changed, and those to save next.
         self._touched: set[Session] = set()
         self._pending: set[Session] = set()
-        self._to_show: set[Session] = set()
         self._ended: list[int] = []
+        # The direct packs on disk.
         self._direct: dict[int, Content] = {}
-        self._last_direct = 0
         self._next_save: asyncio.Future[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = SAVE_INTERVAL_S
         self._is_closing = False
 
-    async def restore(
-        self, saved: SavedSessions, limits: Msgstream, following: Following
-    ) -> list[Session]:
+    async def restore(self, limits: Msgstream, following: Following) -> list[Session]:
         """The sessions as they were last saved, corrected by the log, following their topics.
 
         Raises:
-            StorageError: a correction could not be saved.
+            StorageError: they could not be read, or a correction could not be saved.
         """
-        self._direct = {
-            number: direct(json, stored_as=number) for number, json in saved.direct.items()
-        }
-        self._last_direct = max(self._direct, default=0)
+        await self._state.write([(DELETE_UNUSED, ())])
+        for number, json in await self._state.read("SELECT * FROM direct"):
+            self._direct[number] = direct(json, order=number)
+        following.last_order = max(self._direct, default=0)
+        packs: dict[int, list[PackRow]] = {}
+        for pack in await self._state.read(READ_PACKS):
+            packs.setdefault(pack[0], []).append(pack)
         sessions = []
         corrected = []
-        for row in saved.sessions:
-            session = Session(row.number, row.digest, row.ttl_s, limits)
-            if self._restore(session, row, following):
+        for number, digest, ttl_s, *rest in await self._state.read("SELECT * FROM sessions"):
+            session = Session(number, digest, ttl_s, limits)
+            if self._restore(session, rest, packs.get(number, []), following):
                 corrected.append(session)
             sessions.append(session)
         if corrected:
@@ -81,21 +148,22 @@ class Saver:
             await self.save(corrected)
         return sessions
 
-    def _restore(self, session: Session, row: SessionRow, following: Following) -> bool:
-        """Fill the session; return whether the log has less than the row says."""
+    def _restore(
+        self, session: Session, row: list[Any], packs: list[PackRow], following: Following
+    ) -> bool:
+        """Fill the session; return whether the log has less than was saved."""
+        next_id, mark, follows, lost = row
         deleted = []
         is_corrected = False
-        for topic, epoch, offset in msgspec.json.decode(row.follows):
+        for topic, epoch, offset in msgspec.json.decode(follows):
             at = following.restore(session, topic, epoch, offset)
             if at is None:
                 deleted.append(topic)
             is_corrected |= at != offset
-        session.restore_lost(LostMessages(*one) for one in msgspec.json.decode(row.lost))
-        packs = {pack[1]: self._content(pack, following) for pack in row.packs}
-        is_corrected |= any(
-            content.count < pack[5] for pack, content in zip(row.packs, packs.values(), strict=True)
-        )
-        session.restore(packs, next_id=row.next_id, mark=row.mark)
+        session.lost = {one[0]: LostMessages(*one) for one in msgspec.json.decode(lost)}
+        contents = {pack[1]: self._content(pack, following) for pack in packs}
+        is_corrected |= any(contents[pack[1]].count < pack[5] for pack in packs)
+        session.restore(contents, next_id=next_id, mark=mark)
         for topic in deleted:
             session.add(following.deletion_notice(topic))
         if is_corrected:
@@ -105,8 +173,7 @@ class Saver:
     def _content(self, pack: PackRow, following: Following) -> Content:
         session, number, topic, epoch, first_offset, count, value_bytes, stored_as = pack
         if topic:
-            content = Content(topic, epoch, first_offset, count)
-            content.value_bytes = value_bytes
+            content = Content(topic, epoch, first_offset, count, value_bytes)
             content.count = following.stored(content)
             return content if content.count else EMPTY
         if stored_as and stored_as not in self._direct:
@@ -124,19 +191,16 @@ class Saver:
         """Delete the session; it is gone from disk when the future is done."""
         self._touched.discard(session)
         self._pending.discard(session)
-        self._to_show.discard(session)
         self._ended.append(session.number)
         return self._start()
 
-    async def save(self, sessions: Iterable[Session], *, to_show: bool = False) -> None:
-        """Wait until the sessions are on disk as they are now; `to_show`: with room to show packs.
+    async def save(self, sessions: Iterable[Session]) -> None:
+        """Wait until the sessions are on disk as they are now.
 
         Raises:
             StorageError: they are not.
         """
         self._pending.update(one for one in sessions if not one.is_ended)
-        if to_show:
-            self._to_show.update(sessions)
         await asyncio.shield(self._start())
 
     async def close(self, sessions: Iterable[Session]) -> None:
@@ -167,9 +231,9 @@ class Saver:
             began_s = self._loop.time()
             waiting, self._next_save = self._next_save, None
             pending = self._take_pending()
-            changes, marks = self._changes(pending)
+            changes = self._changes(pending)
             try:
-                await self._state.save(changes)
+                await self._state.write(changes.statements())
             except StorageError as error:
                 self._put_back(pending, changes)
                 if not waiting.done():
@@ -181,26 +245,26 @@ class Saver:
             self._interval_s = min(
                 max(SAVE_INTERVAL_S, elapsed_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX
             )
-            for session, mark in marks:
-                session.saved(mark)
+            for session, row in zip(pending, changes.sessions, strict=True):
+                session.saved(row.mark)
             if not waiting.done():
                 waiting.set_result(None)
         self._work = None
 
-    def _take_pending(self) -> set[Session]:
+    def _take_pending(self) -> list[Session]:
         pending, self._pending = self._pending, set()
         if any(not content.holders for content in self._direct.values()):
             # The rows that refer to a direct pack go in the same transaction as the pack itself.
             pending |= {session for session in self._touched if session.is_changed}
-        return pending
+        return list(pending)
 
-    def _put_back(self, pending: set[Session], changes: SessionChanges) -> None:
+    def _put_back(self, pending: list[Session], changes: SessionChanges) -> None:
         self._ended += changes.ended
         for session in pending:
             session.save_failed()
             self.touch(session)
-        for number, _ in changes.direct:
-            self._direct.pop(number).stored_as = 0
+        for content in changes.direct:
+            del self._direct[content.order]
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -209,47 +273,18 @@ class Saver:
         if self._pending:
             self._start()
 
-    def _changes(self, sessions: set[Session]) -> tuple[SessionChanges, list[tuple[Session, int]]]:
-        changes = SessionChanges(ended=self._ended)
+    def _changes(self, sessions: list[Session]) -> SessionChanges:
+        rows = [session.take_unsaved(is_last=self._is_closing) for session in sessions]
+        changes = SessionChanges(rows, self._ended)
         self._ended = []
-        marks = []
-        for session in sessions:
-            to_show = session in self._to_show
-            self._to_show.discard(session)
-            unsaved = session.take_unsaved(to_show=to_show, is_last=self._is_closing)
-            marks.append((session, unsaved.mark))
-            changes.sessions.append(self._row(session, unsaved, changes))
-        gone = [number for number, content in self._direct.items() if not content.holders]
-        for number in gone:
-            del self._direct[number]
-        changes.direct_gone = gone
-        return changes, marks
-
-    def _row(self, session: Session, unsaved: UnsavedPacks, changes: SessionChanges) -> SessionRow:
-        follows = [
-            (follow.feed.topic, follow.feed.epoch, follow.offset)
-            for follow in session.follows.values()
+        for row in rows:
+            for _, content in row.fresh:
+                if not content.topic and content.count and content.order not in self._direct:
+                    self._direct[content.order] = content
+                    changes.direct.append(content)
+        changes.direct_gone = [
+            number for number, content in self._direct.items() if not content.holders
         ]
-        row = SessionRow(
-            number=session.number,
-            digest=session.digest,
-            ttl_s=session.ttl_s,
-            next_id=session.next_id,
-            mark=unsaved.mark,
-            follows=_json(follows),
-            lost=_json([(one.topic, one.epoch, one.offset, one.count) for one in session.lost()]),
-            first_id=unsaved.first_id,
-            rewrite_from=unsaved.rewrite_from,
-            confirmed=unsaved.confirmed,
-        )
-        for number, content in unsaved.fresh:
-            if not content.topic and content.count and not content.stored_as:
-                self._last_direct += 1
-                content.stored_as = self._last_direct
-                self._direct[content.stored_as] = content
-                changes.direct.append((content.stored_as, content.json or b""))
-            place = (content.topic, content.epoch, content.first_offset, content.count)
-            row.packs.append(
-                (session.number, number, *place, content.value_bytes, content.stored_as)
-            )
-        return row
+        for number in changes.direct_gone:
+            del self._direct[number]
+        return changes

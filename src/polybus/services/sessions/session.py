@@ -17,9 +17,10 @@ The rules:
 Only this module writes a session's fields. It knows no clock, no disk and no client.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from heapq import merge
+from typing import NamedTuple
 
 from polybus.config import Msgstream
 from polybus.services.sessions.feeds import BEHIND, EMPTY, Content, Follow, Receiver
@@ -36,133 +37,97 @@ a crash leaves few empty packs in a session with few messages, and no more than 
 that they do not push out packs with messages."""
 
 
-@dataclass(slots=True)
-class LostMessages:
-    """What a notice reports: `count` messages of a topic, from this position on."""
+class LostMessages(NamedTuple):
+    """What a notice reports: how many messages of a topic, from this position on."""
 
     topic: str
     epoch: int
     offset: int
-    count: int
+    messages: int
 
     def encode(self) -> bytes:
-        data = {"topic": self.topic or None, "position": None, "count": self.count}
+        data = {"topic": self.topic or None, "position": None, "count": self.messages}
         if self.topic:
             data["position"] = f"{self.epoch}:{self.offset}"
         return encode_notice(OVERFLOW, data)
 
 
-@dataclass(slots=True)
-class UnsavedPacks:
-    """What a save must write of a session's packs.
+@dataclass(slots=True, kw_only=True)
+class SessionRow:
+    """What a save must write of a session.
 
     Attributes:
         mark: numbers below it may be shown once this is on disk.
+        follows: topic, epoch and offset of each topic that it follows.
         first_id: packs below it are gone.
         rewrite_from: packs from here on were renumbered; 0 if none were.
         fresh: packs that are not on disk yet, or no longer under their number.
         confirmed: packs that are on disk and were confirmed since the last save.
     """
 
+    number: int
+    digest: bytes
+    ttl_s: float
+    next_id: int
     mark: int
-    first_id: int
-    rewrite_from: int
-    fresh: list[tuple[int, Content]]
-    confirmed: list[int]
+    follows: list[tuple[str, int, int]]
+    lost: list[LostMessages]
+    first_id: int = 0
+    rewrite_from: int = 0
+    fresh: list[tuple[int, Content]] = field(default_factory=list)
+    confirmed: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """One inbox. The module docstring has its rules.
 
-    `number` is its name on disk; only its client knows its key. `follows` are its topics,
-    `receiver` is the connection that gets its packs.
+    Attributes:
+        number: its name on disk; only its client knows its key.
+        receiver: the connection that gets its packs; `Inboxes` sets it.
+        follows: its topics.
+        lost: the losses that the client has not been notified of, by topic.
+        shown_to: the last number that a client may have seen.
+        pack_count: how many packs are not confirmed.
     """
 
-    __slots__ = (
-        "_contact_s",
-        "_first_id",
-        "_follows",
-        "_gap",
-        "_held",
-        "_is_changed",
-        "_is_ended",
-        "_limits",
-        "_lost",
-        "_mark",
-        "_packs",
-        "_receiver",
-        "_rewrite_from",
-        "_saved_to",
-        "_shown_to",
-        "_unsaved_confirms",
-        "_value_bytes",
-        "digest",
-        "number",
-        "ttl_s",
-    )
-
-    def __init__(self, number: int, digest: bytes, ttl_s: float, limits: Msgstream) -> None:
-        self.number = number
-        self.digest = digest
-        self.ttl_s = ttl_s
-        self._contact_s = 0.0
-        self._receiver: Receiver | None = None
-        self._follows: dict[str, Follow] = {}
-        self._limits = limits
-        # Pack `_first_id + i` is `_packs[i]`; None: confirmed. The first is never None.
-        self._first_id = 1
-        self._packs: list[Content | None] = []
-        self._held = 0
-        self._value_bytes = 0
-        self._shown_to = 0
-        self._gap: range | None = None
-        self._lost: dict[str, LostMessages] = {}
-        self._mark = 1
-        # Packs below this number are on disk, or were confirmed before they had to be.
-        self._saved_to = 1
-        self._rewrite_from = 0
-        self._is_changed = True
-        self._is_ended = False
-        self._unsaved_confirms: list[int] = []
-
-    @property
-    def follows(self) -> Mapping[str, Follow]:
-        return self._follows
-
-    @property
-    def receiver(self) -> Receiver | None:
-        return self._receiver
+    number: int
+    digest: bytes
+    ttl_s: float
+    _limits: Msgstream
+    receiver: Receiver | None = None
+    follows: dict[str, Follow] = field(default_factory=dict)
+    lost: dict[str, LostMessages] = field(default_factory=dict)
+    shown_to: int = 0
+    pack_count: int = 0
+    value_bytes: int = 0
+    is_ended: bool = False
+    _contact_s: float = 0.0
+    # Pack `_first_id + i` is `_packs[i]`; None: confirmed. The first is never None.
+    _first_id: int = 1
+    _packs: list[Content | None] = field(default_factory=list)
+    _gap: range | None = None
+    _mark: int = 1
+    _raises_mark: bool = False
+    # Packs below this number are on disk, or were confirmed before they had to be.
+    _saved_to: int = 1
+    _rewrite_from: int = 0
+    _is_changed: bool = True
+    _unsaved_confirms: list[int] = field(default_factory=list)
 
     @property
     def next_id(self) -> int:
         return self._first_id + len(self._packs)
 
     @property
-    def shown_to(self) -> int:
-        """The last number that a client may have seen."""
-        return self._shown_to
-
-    @property
     def has_reserved(self) -> bool:
         """Whether the mark is above what was shown."""
-        return self._mark > self._shown_to + 1
-
-    @property
-    def pack_count(self) -> int:
-        return self._held
-
-    @property
-    def value_bytes(self) -> int:
-        return self._value_bytes
+        return self._mark > self.shown_to + 1
 
     @property
     def is_changed(self) -> bool:
         """Whether there is something to save."""
-        return self._is_changed and not self._is_ended
-
-    @property
-    def is_ended(self) -> bool:
-        return self._is_ended
+        return self._is_changed and not self.is_ended
 
     # Contact
 
@@ -171,20 +136,16 @@ class Session:
         self._contact_s = now_s
 
     def is_expired(self, now_s: float) -> bool:
-        return self._receiver is None and now_s - self._contact_s > self.ttl_s
-
-    def attach(self, receiver: Receiver | None) -> None:
-        """Send packs to this connection from now on; None: to none."""
-        self._receiver = receiver
+        return self.receiver is None and now_s - self._contact_s > self.ttl_s
 
     # Topics
 
     def follow(self, follow: Follow) -> None:
-        self._follows[follow.feed.topic] = follow
+        self.follows[follow.feed.topic] = follow
         self._is_changed = True
 
     def unfollow(self, topic: str) -> None:
-        self._follows.pop(topic, None)
+        self.follows.pop(topic, None)
         self._is_changed = True
 
     # Filling
@@ -192,7 +153,7 @@ class Session:
     def cut(self) -> None:
         """Number everything that its topics have received since the last call."""
         runs = []
-        for follow in self._follows.values():
+        for follow in self.follows.values():
             index = follow.index
             feed = follow.feed
             if follow.offset == feed.stop_offset or index == BEHIND:
@@ -227,27 +188,30 @@ class Session:
 
     def wants_catch_up(self) -> Follow | None:
         """A topic to read from the log; None if there is none or the session has no room."""
-        for follow in self._follows.values():
+        for follow in self.follows.values():
             if follow.index == BEHIND:
                 break
         else:
             return None
-        if self._held >= min(self._limits.session_packs_max, CATCH_UP_PACKS_MAX):
+        if self.pack_count >= min(self._limits.session_packs_max, CATCH_UP_PACKS_MAX):
             return None
-        if self._value_bytes >= min(self._limits.session_bytes_max, CATCH_UP_BYTES_MAX):
+        if self.value_bytes >= min(self._limits.session_bytes_max, CATCH_UP_BYTES_MAX):
             return None
         return follow
 
     def _take(self, fresh: list[Content]) -> None:
         self._packs += fresh
-        self._held += len(fresh)
-        for content in fresh:
-            self._value_bytes += content.value_bytes
-            if not content.topic:
-                content.holders += 1
+        self._count(fresh)
         self._is_changed = True
         if self._is_over():
             self._drop_oldest()
+
+    def _count(self, contents: Iterable[Content | None]) -> None:
+        for content in contents:
+            if content is not None:
+                self.pack_count += 1
+                self.value_bytes += content.value_bytes
+                content.holders += not content.topic
 
     # Emptying
 
@@ -257,7 +221,7 @@ class Session:
         confirmed = False
         for number in ids:
             index = number - self._first_id
-            if 0 <= index < len(packs) and number <= self._shown_to and packs[index] is not None:
+            if 0 <= index < len(packs) and number <= self.shown_to and packs[index] is not None:
                 self._let_go(index)
                 confirmed = True
                 if number < self._saved_to:
@@ -276,17 +240,16 @@ class Session:
                 self._let_go(index)
                 # The number stays in use: its client would wait for a missing one.
                 self._packs[index] = EMPTY
-                self._held += 1
+                self.pack_count += 1
                 self._is_changed = True
 
     def _let_go(self, index: int) -> None:
         content = self._packs[index]
         assert content is not None
         self._packs[index] = None
-        self._held -= 1
-        self._value_bytes -= content.value_bytes
-        if not content.topic:
-            content.holders -= 1
+        self.pack_count -= 1
+        self.value_bytes -= content.value_bytes
+        content.holders -= not content.topic
 
     def _trim(self) -> None:
         packs = self._packs
@@ -302,18 +265,19 @@ class Session:
             if content is not None:
                 self._let_go(index)
         self._packs = []
-        self._follows = {}
-        self._is_ended = True
+        self.follows = {}
+        self.is_ended = True
 
     # The bound
 
     def _is_over(self) -> bool:
         limits = self._limits
-        return self._held > limits.session_packs_max or self._value_bytes > limits.session_bytes_max
+        packs, size = self.pack_count, self.value_bytes
+        return packs > limits.session_packs_max or size > limits.session_bytes_max
 
     def _drop_oldest(self) -> None:
         packs = self._packs
-        unseen = max(0, self._shown_to + 1 - self._first_id)
+        unseen = max(0, self.shown_to + 1 - self._first_id)
         index = 0
         while self._is_over() and index < len(packs):
             content = packs[index]
@@ -324,8 +288,8 @@ class Session:
         if index > unseen:
             # No client has seen these numbers: the packs behind move up to them.
             del packs[unseen:index]
-            self._rewrite_from = self._saved_to = min(self._saved_to, self._shown_to + 1)
-            self._mark = self._shown_to + 1
+            self._rewrite_from = self._saved_to = min(self._saved_to, self.shown_to + 1)
+            self._mark = self.shown_to + 1
         first = self._first_id
         self._trim()
         if min(index, unseen):
@@ -334,18 +298,11 @@ class Session:
 
     def _note_lost(self, topic: str, epoch: int, offset: int, count: int) -> None:
         self._is_changed = True
-        lost = self._lost.get(topic)
+        lost = self.lost.get(topic)
         if lost is not None and lost.epoch == epoch:
-            lost.count += count
-        elif lost is not None or len(self._lost) < NOTICES_MAX:
-            self._lost[topic] = LostMessages(topic, epoch, offset, count)
-
-    def lost(self) -> list[LostMessages]:
-        """The losses that the client has not been notified of."""
-        return list(self._lost.values())
-
-    def restore_lost(self, lost: Iterable[LostMessages]) -> None:
-        self._lost = {one.topic: one for one in lost}
+            self.lost[topic] = lost._replace(messages=lost.messages + count)
+        elif lost is not None or len(self.lost) < NOTICES_MAX:
+            self.lost[topic] = LostMessages(topic, epoch, offset, count)
 
     # Showing
 
@@ -369,61 +326,65 @@ class Session:
         return shown
 
     def needs_mark(self) -> bool:
-        """Whether there are packs that may not be shown before the session is saved."""
-        return self.next_id > self._mark
+        """Whether there are packs that may not be shown before the next save raises the mark."""
+        self._raises_mark |= self.next_id > self._mark
+        return self._raises_mark
 
     def show(self, number: int) -> None:
         """A client is being sent packs up to this number."""
-        self._shown_to = max(self._shown_to, number)
+        self.shown_to = max(self.shown_to, number)
 
     def take_notice(self, after: int) -> list[tuple[int, bytes]]:
         """Pack "0", which reports losses, and empty packs for lost numbers above `after`."""
-        if not self._lost:
+        if not self.lost:
             return []
-        notice = b"[" + b",".join(lost.encode() for lost in self._lost.values()) + b"]"
+        notice = b"[" + b",".join(lost.encode() for lost in self.lost.values()) + b"]"
         packs = [(0, notice)]
         if self._gap is not None:
             packs += [(number, EMPTY_PACK) for number in self._gap if number > after]
             self._gap = None
-        self._lost = {}
+        self.lost = {}
         self._is_changed = True
         return packs
 
-    @property
-    def has_notice(self) -> bool:
-        return bool(self._lost)
-
     # Saving
 
-    def take_unsaved(self, *, to_show: bool = False, is_last: bool = False) -> UnsavedPacks:
+    def take_unsaved(self, *, is_last: bool = False) -> SessionRow:
         """What a save must write; it counts as saved from now on, until `save_failed`.
 
-        With `to_show` the mark rises above all packs. With `is_last`, before the bus ends, it comes
-        down to what was shown.
+        The mark rises above all packs if `needs_mark` said so. With `is_last`, before the bus ends,
+        it comes down to what was shown.
         """
         mark = self._mark
         if is_last:
-            mark = self._mark = self._shown_to + 1
-        elif to_show:
-            room = max(0, self._limits.session_packs_max - self._held)
-            mark = self.next_id + min(NUMBERS_AHEAD, self._shown_to, room)
+            mark = self._mark = self.shown_to + 1
+        elif self._raises_mark:
+            room = max(0, self._limits.session_packs_max - self.pack_count)
+            mark = max(mark, self.next_id + min(NUMBERS_AHEAD, self.shown_to, room))
         first = self._first_id
-        unsaved = UnsavedPacks(
-            mark,
-            first,
-            self._rewrite_from,
-            [
+        follows = self.follows.values()
+        row = SessionRow(
+            number=self.number,
+            digest=self.digest,
+            ttl_s=self.ttl_s,
+            next_id=self.next_id,
+            mark=mark,
+            follows=[(one.feed.topic, one.feed.epoch, one.offset) for one in follows],
+            lost=list(self.lost.values()),
+            first_id=first,
+            rewrite_from=self._rewrite_from,
+            fresh=[
                 (number, content)
                 for number in range(max(self._saved_to, first), self.next_id)
                 if (content := self._packs[number - first]) is not None
             ],
-            [number for number in self._unsaved_confirms if number >= first],
+            confirmed=[number for number in self._unsaved_confirms if number >= first],
         )
         self._unsaved_confirms = []
         self._saved_to = self.next_id
         self._rewrite_from = 0
-        self._is_changed = False
-        return unsaved
+        self._is_changed = self._raises_mark = False
+        return row
 
     def saved(self, mark: int) -> None:
         """The mark is on disk."""
@@ -438,20 +399,14 @@ class Session:
 
     def restore(self, packs: dict[int, Content], *, next_id: int, mark: int) -> None:
         """Take over what was saved; numbers that may have been shown since are used up."""
-        first = min([*packs, next_id])
-        self._first_id = first
-        self._shown_to = mark - 1
+        first = self._first_id = min([*packs, next_id])
+        self.shown_to = mark - 1
         self._mark = mark
         stop = max(next_id, mark)
-        self._packs = [packs.get(number) for number in range(first, stop)]
-        for number in range(next_id, stop):
-            self._packs[number - first] = EMPTY
-        for content in self._packs:
-            if content is not None:
-                self._held += 1
-                self._value_bytes += content.value_bytes
-                if not content.topic:
-                    content.holders += 1
+        self._packs = [
+            packs.get(number) if number < next_id else EMPTY for number in range(first, stop)
+        ]
+        self._count(self._packs)
         self._trim()
         self._saved_to = next_id
         self._is_changed = False

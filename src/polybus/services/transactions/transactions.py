@@ -99,9 +99,12 @@ class Transactions:
             StorageError: state.db cannot be read.
         """
         self._bus.make_system_topic(TOPIC, settings_of(self._context.config))
-        rows, self._saved = await self._state.read_producers()
+        for epoch, offset in await self._state.read(
+            "SELECT epoch, next_offset FROM producers_read"
+        ):
+            self._saved = (epoch, offset)
         try:
-            for row in rows:
+            for (row,) in await self._state.read("SELECT json FROM producers"):
                 self._producers.restore(msgspec.json.decode(row, type=Producer))
         except msgspec.DecodeError as error:
             raise StorageError("state.failed", f"state.db, producers: {error}") from error
@@ -178,7 +181,12 @@ class Transactions:
         if read_to == self._saved or self._bus.log.durable < self._last_ticket:
             return
         rows = [(one.name, msgspec.json.encode(one)) for one in self._producers.all()]
-        await self._state.save_producers(rows, read_to)
+        statements = [
+            ("DELETE FROM producers", ()),
+            ("INSERT INTO producers VALUES (?, ?)", rows),
+            ("INSERT OR REPLACE INTO producers_read VALUES (0, ?, ?)", read_to),
+        ]
+        await self._state.write(statements)
         self._saved = read_to
 
     # Queries

@@ -1,0 +1,363 @@
+"""Consumers: programs outside the bus that read topics and report their positions.
+
+A consumer is identified by its group's name. A report replaces the one before. The bus adds the
+lag, and whether messages were lost. Retention asks before it removes history.
+
+Order of writes: a report is in memory first, in state.db within SAVE_INTERVAL_S, and only then may
+retention remove history below its position. A crash loses the reports since the last save: a
+consumer's position is then older than the true one, and its history is still there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from polybus import names
+from polybus.config import Limits
+from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log.interface import Bounds
+from polybus.services.context import Context
+from polybus.services.state import StateDb, of_stopped_bus
+
+logger = logging.getLogger("polybus.consumers")
+
+SAVE_INTERVAL_S = 1.0
+GROUP_CHARACTERS_MAX = 255
+ERROR_CHARACTERS_MAX = 2000
+POSITIONS_MAX = 50_000
+"""Of all consumers together."""
+READ = "SELECT name, note FROM consumers"
+INSERT = "INSERT OR REPLACE INTO consumers VALUES (?, ?)"
+DELETE = "DELETE FROM consumers WHERE name = ?"
+
+Text = Annotated[str, msgspec.Meta(max_length=255)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Figure = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+BoundsOf = Callable[[str], Bounds]
+
+
+class ConsumerPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The next message that a consumer will read of a topic."""
+
+    epoch: Count
+    offset: Count
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """What a consumer reports; a field that is left out keeps its value."""
+
+    kind: Text | None = None
+    query_id: Text | None = None
+    run_id: Text | None = None
+    positions: dict[str, ConsumerPosition] | None = None
+    rows_per_s: Figure | None = None
+    batch_ms: Figure | None = None
+    last_error: str | None = None
+
+
+class ConsumerFigures(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What is saved and shown of a consumer. `failed`: its last report was an error."""
+
+    group: str
+    kind: str = ""
+    query_id: str = ""
+    run_id: str = ""
+    rows_per_s: float = 0.0
+    batch_ms: float = 0.0
+    last_error: str = ""
+    last_error_us: int = 0
+    failed: bool = False
+
+
+class Consumer(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
+    """A consumer as saved."""
+
+    positions: dict[str, ConsumerPosition] = {}
+    seen_us: int = 0
+
+
+class TopicLag(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """A consumer's lag in a topic.
+
+    `lag` counts the messages it has still to read; None if the topic does not exist or is damaged.
+    `data_loss` says why it will miss messages: `epoch` (the topic was recreated), `expired` (its
+    next messages were removed), `ahead` (the topic ends before its position), `topic` (the topic
+    does not exist) or `damaged`.
+    """
+
+    topic: str
+    epoch: int
+    offset: int
+    lag: int | None
+    data_loss: str = ""
+    lost: int = 0
+
+
+class ConsumerView(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
+    """A consumer as shown to users; times are microseconds since 1970."""
+
+    last_seen_us: int
+    seen_s_ago: float
+    lag: int
+    data_loss: bool
+    topics: list[TopicLag]
+
+
+class TopicConsumer(msgspec.Struct, kw_only=True, rename="kebab"):
+    """A consumer's position in one topic."""
+
+    group: str
+    offset: int
+    lag: int | None
+    data_loss: str
+
+
+def lag_of(topic: str, position: ConsumerPosition, bounds_of: BoundsOf) -> TopicLag:
+    """Compare a position with what the topic holds."""
+    lag: int | None
+    lost = 0
+    try:
+        bounds = bounds_of(topic)
+    except PolybusError as error:
+        lag, loss = None, "topic" if error.code == "topic.unknown" else "damaged"
+    else:
+        lag, loss = bounds.stop - bounds.start, ""
+        if position.epoch != bounds.epoch:
+            loss = "epoch"
+        elif position.offset < bounds.start:
+            loss, lost = "expired", bounds.start - position.offset
+        elif position.offset > bounds.stop:
+            lag, loss = 0, "ahead"
+        else:
+            lag = bounds.stop - position.offset
+    at = msgspec.structs.asdict(position)
+    return TopicLag(topic=topic, **at, lag=lag, data_loss=loss, lost=lost)
+
+
+class Consumers:
+    """All consumers by group. One thread changes them; `needed_from` is thread-safe."""
+
+    def __init__(self, bounds_of: BoundsOf, clock_us: Callable[[], int], limits: Limits) -> None:
+        self._bounds_of = bounds_of
+        self._clock_us = clock_us
+        self._limits = limits
+        # Replaced, never mutated: retention reads them on its own thread. `_saved` is on disk.
+        self._consumers: Mapping[str, Consumer] = {}
+        self._saved: Mapping[str, Consumer] = {}
+
+    def restore(self, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Take over state.db's rows; log and leave out a row that cannot be read."""
+        restored = {}
+        for group, note in rows:
+            try:
+                restored[group] = msgspec.json.decode(note, type=Consumer)
+            except msgspec.DecodeError as error:
+                logger.warning("consumer %r cannot be read and is forgotten: %s", group, error)
+        self._consumers = self._saved = restored
+
+    def report(self, group: str, report: Report) -> Consumer:
+        """Apply a report and return the consumer's new state.
+
+        Raises:
+            UsageError: `consumer.invalid` or `consumer.too-many`.
+        """
+        before = self._consumers.get(group)
+        if before is None:
+            if not group or len(group) > GROUP_CHARACTERS_MAX or not group.isprintable():
+                text = f"a group is 1 to {GROUP_CHARACTERS_MAX} printable characters"
+                raise UsageError("consumer.invalid", text)
+            if len(self._consumers) >= self._limits.consumers_max:
+                text = f"there are {self._limits.consumers_max} consumers (limits.consumers-max)"
+                raise UsageError("consumer.too-many", text)
+            before = Consumer(group=group)
+        now_us = self._clock_us()
+        changes: dict[str, Any] = {
+            name: value
+            for name in report.__struct_fields__
+            if (value := getattr(report, name)) is not None
+        }
+        changes |= {"seen_us": now_us, "failed": bool(report.last_error)}
+        if report.last_error:
+            changes["last_error"] = report.last_error[:ERROR_CHARACTERS_MAX]
+            changes["last_error_us"] = now_us
+        if report.positions is not None:
+            self._check_positions(before, report.positions)
+            changes["positions"] = {topic.lower(): at for topic, at in report.positions.items()}
+        consumer = msgspec.structs.replace(before, **changes)
+        self._consumers = {**self._consumers, group: consumer}
+        return consumer
+
+    def _check_positions(self, before: Consumer, positions: Mapping[str, ConsumerPosition]) -> None:
+        topics_max = self._limits.topics_per_request_max
+        if len(positions) > topics_max:
+            limit = "limits.topics-per-request-max"
+            text = f"group {before.group}: over {topics_max} topics ({limit})"
+            raise UsageError("consumer.invalid", text)
+        for topic in positions:
+            if len(topic.encode(errors="replace")) > names.TOPIC_BYTES_MAX:
+                text = f"group {before.group}: {topic[:40]!r}… is too long for a topic's name"
+                raise UsageError("consumer.invalid", text)
+        others = sum(len(one.positions) for one in self._consumers.values())
+        if others - len(before.positions) + len(positions) > POSITIONS_MAX:
+            text = f"all consumers together have over {POSITIONS_MAX} positions"
+            raise UsageError("consumer.too-many", f"{text}; remove those that no longer exist")
+
+    def forget(self, group: str) -> None:
+        """Raises UsageError `consumer.unknown`."""
+        if group not in self._consumers:
+            raise unknown_consumer(group)
+        self._consumers = {name: one for name, one in self._consumers.items() if name != group}
+
+    def views(self) -> list[ConsumerView]:
+        """All consumers with their lags, sorted."""
+        now_us = self._clock_us()
+        views = []
+        for _, consumer in sorted(self._consumers.items()):
+            lags = [
+                lag_of(topic, at, self._bounds_of)
+                for topic, at in sorted(consumer.positions.items())
+            ]
+            view = ConsumerView(
+                **{name: getattr(consumer, name) for name in ConsumerFigures.__struct_fields__},
+                last_seen_us=consumer.seen_us,
+                seen_s_ago=round(max(0, now_us - consumer.seen_us) / 1e6, 1),
+                lag=sum(one.lag or 0 for one in lags),
+                data_loss=any(one.data_loss for one in lags),
+                topics=lags,
+            )
+            views.append(view)
+        return views
+
+    def of_topic(self, topic: str) -> list[TopicConsumer]:
+        """Every consumer's position and lag in one topic."""
+        found = []
+        for group, one in sorted(self._consumers.items()):
+            if topic in one.positions:
+                at = lag_of(topic, one.positions[topic], self._bounds_of)
+                consumer = TopicConsumer(
+                    group=group, offset=at.offset, lag=at.lag, data_loss=at.data_loss
+                )
+                found.append(consumer)
+        return found
+
+    def lags(self) -> dict[str, int]:
+        """The largest lag of any consumer, by topic."""
+        largest: dict[str, int] = {}
+        for consumer in self.views():
+            for one in consumer.topics:
+                largest[one.topic] = max(one.lag or 0, largest.get(one.topic, 0))
+        return largest
+
+    def needed_from(self, topic: str, epoch: int, *, seen_after_us: int) -> int | None:
+        """The first offset that any consumer seen since then still needs; None if none does.
+
+        A position counts when it is on disk: until then the one before it does too.
+        """
+        needed = [
+            at.offset
+            for one in (*self._consumers.values(), *self._saved.values())
+            if one.seen_us >= seen_after_us
+            and (at := one.positions.get(topic)) is not None
+            and at.epoch == epoch
+        ]
+        return min(needed, default=None)
+
+
+class ConsumerBook(Consumers):
+    """The consumers of a running bus: saved, and asked by retention."""
+
+    def __init__(self, context: Context, state: StateDb) -> None:
+        super().__init__(context.log.bounds, context.clock_us, context.config.limits)
+        self._loop = context.loop
+        self._events = context.events
+        self._state = state
+        self._retention = context.config.retention
+        self._is_restored = False
+        self._changed: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Restore the consumers. Raises StorageError."""
+        self.restore(await self._state.read(READ))
+        self._is_restored = True
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._saving is not None:
+            await self._saving
+        await self._save()
+
+    def report(self, group: str, report: Report) -> Consumer:
+        consumer = super().report(group, report)
+        if report.last_error:
+            self._events.tell("consumer-failed", group=group, error=consumer.last_error)
+        self._save_soon(group)
+        return consumer
+
+    def forget(self, group: str) -> None:
+        super().forget(group)
+        self._save_soon(group)
+
+    def held_from(self, topic: str) -> int | None:
+        """The first offset that retention must keep; None if no consumer needs any. Thread-safe."""
+        if not self._retention.hold_for_consumers:
+            return None
+        if not self._is_restored:
+            return 0
+        try:
+            epoch = self._bounds_of(topic).epoch
+        except PolybusError:
+            return None
+        seen_after_us = self._clock_us() - int(self._retention.hold_age_s * 1_000_000)
+        return self.needed_from(topic, epoch, seen_after_us=seen_after_us)
+
+    def _save_soon(self, group: str) -> None:
+        self._changed.add(group)
+        if self._timer is None:
+            self._timer = self._loop.call_later(SAVE_INTERVAL_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # Saves may overlap: state.db takes them one after the other.
+        self._saving = self._loop.create_task(self._save())
+
+    async def _save(self) -> None:
+        changed, self._changed = self._changed, set()
+        if not changed:
+            return
+        kept = self._consumers
+        rows = [(group, msgspec.json.encode(kept[group])) for group in changed & kept.keys()]
+        gone = [(group,) for group in changed - kept.keys()]
+        try:
+            await self._state.write([(INSERT, rows), (DELETE, gone)])
+        except StorageError as error:
+            logger.warning("consumers could not be saved: %s", error.text)
+            # Saved again with the next report.
+            self._changed |= changed
+        else:
+            self._saved = kept
+
+
+def saved_consumers(data: Path, bounds_of: BoundsOf, clock_us: Callable[[], int]) -> Consumers:
+    """The consumers of a stopped bus. Raises StorageError."""
+    consumers = Consumers(bounds_of, clock_us, Limits())
+    with of_stopped_bus(data) as db:
+        consumers.restore(db.execute(READ) if db is not None else ())
+    return consumers
+
+
+def forget_saved(data: Path, group: str) -> None:
+    """Forget a consumer of a stopped bus. Raises UsageError `consumer.unknown`; StorageError."""
+    with of_stopped_bus(data) as db:
+        if db is None or not db.execute(DELETE, (group,)).rowcount:
+            raise unknown_consumer(group)
+
+
+def unknown_consumer(group: str) -> UsageError:
+    return UsageError("consumer.unknown", f"there is no consumer {group[:80]!r}")

@@ -1,1 +1,0 @@
-"""Consumers: programs outside the bus that report how far they have read."""
