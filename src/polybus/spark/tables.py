@@ -68,10 +68,19 @@ def append(
     """
     if _has_batch(table, writer, batch_id):
         return
-    notes = stage(df, table, partition_by)
-    if table.exists:
-        notes = [note for note in notes if note.file.rows]
-    table.commit(notes, writer=writer, batch_id=batch_id)
+    commit_staged(table, stage(df, table, partition_by), writer=writer, batch_id=batch_id)
+
+
+def commit_staged(
+    table: LakeTable, notes: Sequence[FileNote], *, writer: str, batch_id: int
+) -> None:
+    """Make files part of the table; remove empty ones, and all if the table has the batch."""
+    full = [note for note in notes if note.file.rows or not table.exists]
+    if not table.commit(full, writer=writer, batch_id=batch_id):
+        full = []
+    for note in notes:
+        if note not in full:
+            (table.path / note.file.path).unlink(missing_ok=True)
     tidy(table)
 
 

@@ -44,8 +44,11 @@ def another_session(spark: Any) -> Any:
 
 def end_session(spark: Any) -> None:
     """Stop the session of `open_session`, and all that `another_session` derived from it."""
+    from py4j.protocol import Py4JError
+
     connect.end_all()
-    spark.stop()
+    with contextlib.suppress(Py4JError, ConnectionError):  # its JVM has ended already
+        spark.stop()
 
 
 def use_in_thread(spark: Any) -> None:

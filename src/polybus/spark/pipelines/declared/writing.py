@@ -106,7 +106,7 @@ class ViewFlow:
             except BaseException:
                 self._seen = before
                 raise
-            context.figures.wrote(count)
+            context.figures.rows = count
 
     def _settings(self) -> AbstractContextManager[None]:
         """The settings, if there are any: other flows cannot start while the session has them."""

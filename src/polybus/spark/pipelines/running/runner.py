@@ -12,8 +12,13 @@ from typing import Any
 
 from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.flows import FlowContext, PipelineFlow, checkpoints_of
-from polybus.spark.pipelines.progress import FlowFigures, FlowProgress, FlowState
+from polybus.spark.pipelines.flows import (
+    FlowContext,
+    FlowProgress,
+    FlowState,
+    PipelineFlow,
+    checkpoints_of,
+)
 from polybus.spark.pipelines.sessions import use_in_thread
 
 _TICK_S = 0.1
@@ -22,20 +27,20 @@ _STOP_DEADLINE_S = 10.0
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
+@dataclasses.dataclass(eq=False)
 class _FlowRun:
     """A flow with its query and its figures."""
 
-    def __init__(self, flow: PipelineFlow, context: FlowContext) -> None:
-        self.flow = flow
-        # A stream has read nothing yet; a batch flow reports what it wrote.
-        rows = 0 if flow.repeat_s is None else None
-        self.progress = FlowProgress(flow.pipeline, flow.name, rows=rows)
-        self.figures = FlowFigures(self.progress)
-        self.context = dataclasses.replace(context, figures=self.figures)
-        self.query: Any = None
-        self.caught_up = False
-        self.failures_in_a_row = 0
-        self._updating = threading.Lock()
+    flow: PipelineFlow
+    context: FlowContext
+    query: Any = None
+    caught_up: bool = False
+    failures_in_a_row: int = 0
+    _updating: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+    @property
+    def progress(self) -> FlowProgress:
+        return self.context.figures
 
     @property
     def is_over(self) -> bool:
@@ -49,7 +54,7 @@ class _FlowRun:
         with self._updating:
             before = self.progress.batch_id
             try:
-                self.figures.update(query)
+                self.progress.update(query)
             except Exception:  # the session has ended; the figures stay as they were
                 return
             if self.progress.batch_id != before:
@@ -85,11 +90,14 @@ class FlowRunner:
             thread.start()
 
     def _context(self, flow: PipelineFlow) -> FlowContext:
+        # A stream has read nothing yet; a batch flow reports what it wrote.
+        rows = 0 if flow.repeat_s is None else None
         return FlowContext(
             spark=self._spark,
             bus=self._bus,
             checkpoint=checkpoints_of(self._bus.data, flow.pipeline) / flow.name,
             trigger={"processingTime": "0 seconds"} if self._continuous else {"availableNow": True},
+            figures=FlowProgress(flow.pipeline, flow.name, rows=rows),
         )
 
     def progress(self) -> list[FlowProgress]:
@@ -98,14 +106,12 @@ class FlowRunner:
             runs = list(self._runs.values())
         for run in runs:
             run.update()
-            run.figures.update_lag(self._bus.data if self._bus.url is None else None)
+            run.progress.update_lag(self._bus.data if self._bus.url is None else None)
         return [dataclasses.replace(run.progress) for run in runs]
 
     @property
     def failures(self) -> list[FlowProgress]:
-        with self._changed:
-            runs = [run.progress for run in self._runs.values() if run.progress.state == "failed"]
-            return [dataclasses.replace(progress) for progress in runs]
+        return [one for one in self.progress() if one.state == "failed"]
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every flow is done, failed or stopped; False if the time ran out."""
@@ -152,20 +158,18 @@ class FlowRunner:
 
     def _await_turn(self, run: _FlowRun) -> bool:
         """Wait until the flow may start; False if it will not."""
-        pipeline = run.flow.pipeline
+        firsts = [f"{run.flow.pipeline}.{name}" for name in run.flow.after]
         with self._changed:
-            firsts = [self._runs.get(f"{pipeline}.{name}") for name in run.flow.after]
-        needed = [first for first in firsts if first is not None]
-        while not self._stopping.is_set():
-            failed = [first.flow.name for first in needed if first.progress.state == "failed"]
-            if failed and not self._continuous:
-                run.progress.error = f"not run, because {', '.join(failed)} failed"
-                return False
-            if all(one.is_over or (one.caught_up and self._continuous) for one in needed):
-                return True
-            if run.progress.state == "starting":
-                self._set_state(run, "waiting")
-            with self._changed:
+            needed = [self._runs[first] for first in firsts if first in self._runs]
+            while not self._stopping.is_set():
+                failed = [first.flow.name for first in needed if first.progress.state == "failed"]
+                if failed and not self._continuous:
+                    run.progress.error = f"not run, because {', '.join(failed)} failed"
+                    return False
+                if all(one.is_over or (one.caught_up and self._continuous) for one in needed):
+                    return True
+                if run.progress.state == "starting":
+                    self._set_state(run, "waiting")
                 self._changed.wait(_TICK_S)
         return False
 

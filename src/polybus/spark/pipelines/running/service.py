@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -48,6 +48,7 @@ ANSWER_TIMEOUT_S = 600.0
 STOP_INTERVAL_S = 0.1
 # Linux allows 108 bytes with the closing NUL, other systems 104.
 SOCKET_PATH_BYTES_MAX = 100
+T = TypeVar("T")
 RunSql = Callable[[str, int], tuple[pa.Table, bool]]
 
 
@@ -104,10 +105,7 @@ def write_note(data: Path, *, master: str, jvm: int) -> None:
 
 def read_note(data: Path) -> Note | None:
     """The note, whether its pipeline still runs or was killed."""
-    try:
-        return msgspec.json.decode((folder(data) / "pipeline.json").read_bytes(), type=Note)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return _read(folder(data) / "pipeline.json", Note)
 
 
 def remove_note(data: Path) -> None:
@@ -135,9 +133,12 @@ def write_status(data: Path, state: str, flows: list[dict[str, Any]], problems: 
 
 def read_status(data: Path) -> dict[str, Any] | None:
     """The last status; None if no pipeline ever ran here."""
+    return _read(folder(data) / "status.json", dict[str, Any])
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
     try:
-        content = (folder(data) / "status.json").read_bytes()
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -160,7 +161,7 @@ class ServiceRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
 
 
 class Service(socketserver.ThreadingUnixStreamServer):
-    """Answers on the socket, in its own threads, from `start` to `stop`.
+    """Answers on the socket, in its own threads, until `stop`.
 
     Args:
         status: returns the answer of the verb `status`.
@@ -181,35 +182,31 @@ class Service(socketserver.ThreadingUnixStreamServer):
         run_sql: RunSql,
     ) -> None:
         self.socket_path = socket_path(data)
-        super().__init__(str(self.socket_path), _Connection, bind_and_activate=False)
         self.free_connections = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._status = status
         self._stop_pipeline = stop
         self._run_sql = run_sql
-        self._is_serving = False
-
-    def start(self) -> None:
         self.socket_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            self.server_bind()
-            self.server_activate()
+            super().__init__(str(self.socket_path), _Connection)
         finally:
             os.umask(before)
         threading.Thread(
             target=self.serve_forever, args=(STOP_INTERVAL_S,), name="polybus-service", daemon=True
         ).start()
-        self._is_serving = True
 
     def stop(self) -> None:
-        if self._is_serving:
-            self.shutdown()
+        self.shutdown()
         self.server_close()
         self.socket_path.unlink(missing_ok=True)
 
     def answer(self, line: bytes, out: Any) -> None:
         """Answer one request. Raises PolybusError, the refusal."""
+        if not line.endswith(b"\n"):
+            text = f"a request is a line of at most {LINE_BYTES_MAX} bytes"
+            raise UsageError("pipeline.request-invalid", text)
         try:
             request = msgspec.json.decode(line, type=ServiceRequest)
         except msgspec.MsgspecError as error:
@@ -244,38 +241,26 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(ConnectionError):
-            is_free = self.server.free_connections.acquire(blocking=False)
+            if not self.server.free_connections.acquire(blocking=False):
+                text = f"{CONNECTIONS_MAX} connections are open already"
+                return self._refuse(PolybusError("pipeline.busy", text))
             try:
-                if not is_free:
-                    text = f"{CONNECTIONS_MAX} connections are open already"
-                    _refuse(self.wfile, PolybusError("pipeline.busy", text))
-                while is_free and self._converse():
-                    pass
+                for line in iter(lambda: self.rfile.readline(LINE_BYTES_MAX), b""):
+                    try:
+                        self.server.answer(line, self.wfile)
+                    except PolybusError as error:
+                        self._refuse(error)
+                    if not line.endswith(b"\n"):
+                        break
             finally:
-                if is_free:
-                    self.server.free_connections.release()
+                self.server.free_connections.release()
 
-    def _converse(self) -> bool:
-        """Answer the next request; False if it was the last."""
-        line = self.rfile.readline(LINE_BYTES_MAX)
-        is_whole = line.endswith(b"\n")
-        try:
-            if is_whole:
-                self.server.answer(line, self.wfile)
-            elif line:
-                text = f"a request is a line of at most {LINE_BYTES_MAX} bytes"
-                raise UsageError("pipeline.request-invalid", text)
-        except PolybusError as error:
-            _refuse(self.wfile, error)
-        return is_whole
+    def _refuse(self, error: PolybusError) -> None:
+        _write_line(self.wfile, {"error": {"code": error.code, "text": error.text}})
 
     def finish(self) -> None:
         with contextlib.suppress(ConnectionError):
             super().finish()
-
-
-def _refuse(out: Any, error: PolybusError) -> None:
-    _write_line(out, {"error": {"code": error.code, "text": error.text}})
 
 
 def _write_line(out: Any, answer: dict[str, Any]) -> None:

@@ -19,10 +19,12 @@ A batch that is under way at the end is finished or, after the deadline, left to
 which runs it again from its checkpoint.
 """
 
+import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,8 +77,14 @@ class PipelineOptions:
         token = self.token or (bus_http.read_token(self.data) if self.url else None)
         return BusLocation(self.data, self.url, token)
 
-    def open_session(self) -> Any:
-        return open_session(self.data, url=self.url, master=self.master, memory=self.memory)
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        """A Spark session, which ends with the block, as do all that were derived from it."""
+        spark = open_session(self.data, url=self.url, master=self.master, memory=self.memory)
+        try:
+            yield spark
+        finally:
+            end_session(spark)
 
 
 class Supervisor:
@@ -92,7 +100,7 @@ class Supervisor:
         self._retried: tuple[str, ...] = ()
         self._retry_backoff = Backoff(first_s=0.5)
         self._retry_due_s = 0.0
-        self._reported: dict[str, set[tuple[str, str]]] = {}
+        self._reported: set[tuple[str, str, str]] = set()
 
     def stop(self) -> None:
         """Ask for the end, from any thread or signal handler."""
@@ -103,7 +111,8 @@ class Supervisor:
 
         Raises:
             PolybusError: `pipeline.running`, another pipeline runs on the folder;
-                `pipeline.unknown`; Java is missing; and others that keep all flows from starting.
+                `pipeline.unknown`; Java is missing or has ended; and others that keep all flows
+                from starting.
         """
         with service.only_one(self._options.data):
             if self._options.until_stopped:
@@ -111,48 +120,43 @@ class Supervisor:
             self._await_old_jvm()
             if not self._stop.is_set():
                 self._starting(f"starting Spark on {self._options.master}: this takes some seconds")
-                spark = self._options.open_session()
-                try:
+                with self._options.session() as spark:
                     self._run_flows(spark)
-                finally:
-                    end_session(spark)
         flows = self._flows()
         self._say({"event": "stopped" if self._stop.is_set() else "done", "flows": flows})
         return not self._problems and all(flow["state"] != "failed" for flow in flows)
 
     def _run_flows(self, spark: Any) -> None:
-        data = self._options.data
+        data, jvm = self._options.data, jvm_pid(spark)
         self._starting("Spark is up; starting flows")
         runner = self._runner = FlowRunner(
             spark, self._options.bus, continuous=self._options.continuous
         )
         server = service.Service(
-            data, status=self.status, stop=self.stop, run_sql=SqlRunner(spark, data)
+            data, status=self.status, stop=self.stop, run_sql=sql_runner(spark, data)
         )
         state = "failed"
         try:
-            server.start()
-            service.write_note(data, master=self._options.master, jvm=jvm_pid(spark))
+            service.write_note(data, master=self._options.master, jvm=jvm)
             if self._options.standard:
-                from polybus.spark.pipelines.standard import flows
+                from polybus.spark.pipelines.standard.flow import flows
 
                 runner.start(*flows(data))
             self._load(spark, self._options.only)
             self._await_started(runner)
             seconds = round(time.monotonic() - self._started_s, 2)
             self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
-            self._report_until_end(spark, runner)
+            while self._pause(runner, jvm):
+                self._report(spark)
             if not runner.failures and not self._problems:
                 state = "done"
         finally:
             runner.stop()
             state = "stopped" if self._stop.is_set() else state
             # Before the note goes: `pipeline status` asks us while it exists, then reads the file.
-            service.write_status(data, state, self._flows(), self.problems)
+            service.write_status(data, state, self._flows(), [*self._problems.values()])
             service.remove_note(data)
             server.stop()
-
-    # The user's pipelines.
 
     def _load(self, spark: Any, only: tuple[str, ...]) -> None:
         """Start the flows of the user's pipelines; those that wait for the bus are retried."""
@@ -179,41 +183,37 @@ class Supervisor:
         self._retry_due_s = time.monotonic() + self._retry_backoff.next_s()
         self._runner.start(*prepared.flows)
 
-    @property
-    def problems(self) -> list[str]:
-        """Why pipelines have not started."""
-        return list(self._problems.values())
-
     # Reports.
 
-    def _report_until_end(self, spark: Any, runner: FlowRunner) -> None:
-        while self._pause(runner):
-            if self._retried and time.monotonic() >= self._retry_due_s:
-                self._load(spark, self._retried)
-            flows = self._flows()
-            self._say({"event": "progress", "flows": flows})
-            service.write_status(self._options.data, "running", flows, self.problems)
-            for flow in flows:
-                self._report_news(flow)
-
-    def _pause(self, runner: FlowRunner) -> bool:
+    def _pause(self, runner: FlowRunner, jvm: int) -> bool:
         """Wait until the next report is due; False at the end."""
         due_s = time.monotonic() + PROGRESS_INTERVAL_S
         while time.monotonic() < due_s:
             is_over = not self._options.until_stopped and runner.wait(0)
             if is_over or self._stop.wait(POLL_S):
                 return False
+        if jvm and not is_jvm(jvm):
+            # No flow can recover: whoever started us starts us again, with a new JVM.
+            raise PolybusError("spark.ended", f"the Java process {jvm} of the pipeline has ended")
         return True
 
-    def _report_news(self, flow: dict[str, Any]) -> None:
-        """Say once why a flow waits, has failed or has a warning."""
-        name = f"{flow['pipeline']}.{flow['flow']}"
-        found = {("warning", flow["warning"])} if flow["warning"] else set()
-        if flow["state"] in ("waiting", "failed") and flow["error"]:
-            found.add((flow["state"], flow["error"]))
-        for event, text in sorted(found - self._reported.get(name, set())):
+    def _report(self, spark: Any) -> None:
+        """Report progress, and once why a flow waits, has failed or has a warning."""
+        if self._retried and time.monotonic() >= self._retry_due_s:
+            self._load(spark, self._retried)
+        flows = self._flows()
+        self._say({"event": "progress", "flows": flows})
+        service.write_status(self._options.data, "running", flows, [*self._problems.values()])
+        news = set()
+        for flow in flows:
+            name = f"{flow['pipeline']}.{flow['flow']}"
+            if flow["warning"]:
+                news.add((name, "warning", flow["warning"]))
+            if flow["state"] in ("waiting", "failed") and flow["error"]:
+                news.add((name, flow["state"], flow["error"]))
+        for name, event, text in sorted(news - self._reported):
             self._say({"event": event, "flow": name, "text": text})
-        self._reported[name] = found
+        self._reported = news
 
     def status(self) -> dict[str, Any]:
         """The answer of the socket's verb `status`."""
@@ -222,7 +222,7 @@ class Supervisor:
             "master": self._options.master,
             "uptime-s": round(time.monotonic() - self._started_s, 1),
             "flows": self._flows(),
-            "problems": self.problems,
+            "problems": [*self._problems.values()],
         }
 
     def _flows(self) -> list[dict[str, Any]]:
@@ -235,30 +235,22 @@ class Supervisor:
 
     def _await_bus(self) -> None:
         """Wait until a bus has created the data folder, or answers at the URL."""
-        options = self._options
-        if options.url is not None:
-            url = options.url
+        data, url = self._options.data, self._options.url
+        if url is not None:
             self._await(lambda: answers(url), f"no bus answers at {url} yet")
         else:
-            text = f"no bus has made {options.data} yet: polybus serve --data {options.data}"
-            self._await((options.data / "polybus.json").exists, text)
+            text = f"no bus has made {data} yet: polybus serve --data {data}"
+            self._await((data / "polybus.json").exists, text)
 
     def _await_old_jvm(self) -> None:
         """Wait for the JVM of a run that was killed: it may still write to the checkpoints."""
         note = service.read_note(self._options.data)
         if note is None or not note.jvm:
             return
-        deadline_s = time.monotonic() + OLD_JVM_TIMEOUT_S
         text = f"the Java process {note.jvm} of the last pipeline is still ending"
-
-        def has_ended() -> bool:
-            if not is_jvm(note.jvm):
-                return True
-            if time.monotonic() > deadline_s:
-                raise UsageError("pipeline.running", f"{text}; end it and start again")
-            return False
-
-        self._await(has_ended, text)
+        self._await(lambda: not is_jvm(note.jvm), text, timeout_s=OLD_JVM_TIMEOUT_S)
+        if not self._stop.is_set() and is_jvm(note.jvm):
+            raise UsageError("pipeline.running", f"{text}; end it and start again")
 
     def _await_started(self, runner: FlowRunner) -> None:
         """Wait until no flow is starting. Flows that come after others may wait much longer."""
@@ -267,14 +259,17 @@ class Supervisor:
             if self._stop.wait(POLL_S) or time.monotonic() > deadline_s:
                 return
 
-    def _await(self, condition: Callable[[], bool], text: str) -> None:
+    def _await(
+        self, condition: Callable[[], bool], text: str, *, timeout_s: float = math.inf
+    ) -> None:
         """Wait with back-off until the condition holds or the end is asked for; say so once."""
         if condition():
             return
         self._say({"event": "waiting", "text": text})
-        backoff = Backoff(first_s=0.1, delay_s_max=2.0)
+        backoff, deadline_s = Backoff(first_s=0.1, delay_s_max=2.0), time.monotonic() + timeout_s
         while not self._stop.wait(backoff.next_s()) and not condition():
-            pass
+            if time.monotonic() > deadline_s:
+                return
 
 
 def answers(url: str) -> bool:
@@ -286,24 +281,23 @@ def answers(url: str) -> bool:
     return True
 
 
-class SqlRunner:
+def sql_runner(spark: Any, data: Path) -> service.RunSql:
     """Runs queries on the pipeline's warm JVM, beside its flows.
 
     They have a session of their own, so that a `SET` or a view of theirs does not reach the flows.
     """
+    session = another_session(spark)
+    # Views belong to the session and are created again for each query.
+    one_at_a_time = threading.Lock()
 
-    def __init__(self, spark: Any, data: Path) -> None:
-        self._spark = another_session(spark)
-        self._data = data
-        # Views belong to the session and are created again for each query.
-        self._one_at_a_time = threading.Lock()
-
-    def __call__(self, query: str, rows_max: int) -> tuple[Any, bool]:
+    def run(query: str, rows_max: int) -> tuple[Any, bool]:
         from polybus.spark.views import collect
 
-        with self._one_at_a_time:
-            table = collect(self._spark, query, self._data, rows_max=rows_max + 1)
+        with one_at_a_time:
+            table = collect(session, query, data, rows_max=rows_max + 1)
         return table.slice(0, rows_max), table.num_rows > rows_max
+
+    return run
 
 
 def check(options: PipelineOptions) -> Any:
@@ -311,8 +305,5 @@ def check(options: PipelineOptions) -> Any:
     from polybus.spark.pipelines.declared.prepare import prepare
 
     assert options.pipelines is not None
-    spark = options.open_session()
-    try:
+    with options.session() as spark:
         return prepare(spark, options.pipelines, options.bus, only=options.only, check_only=True)
-    finally:
-        end_session(spark)

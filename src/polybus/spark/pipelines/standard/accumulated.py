@@ -1,7 +1,15 @@
-"""A small table of sums to which every batch is added exactly once, by Arrow and without Spark."""
+"""Small tables of sums to which every batch is added exactly once, by Arrow and without Spark.
 
-from collections.abc import Callable
+Sizes and times are counted in buckets whose bounds grow by 2 %, so counts of batches can be added
+and a percentile of the sums is at most 1 % from the true one. Every integer up to 50 has a bucket
+of its own; 64 MiB is bucket 911 and a day in microseconds bucket 1272, so there are never many.
+"""
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,6 +22,10 @@ CLOSED_ROWS = 20_000
 """A larger file is split, so that batches do not rewrite rows of old times."""
 OPEN_S = 7200
 VACUUM_EVERY = 256
+GROWTH = 1.02
+RELATIVE_ERROR_MAX = (GROWTH - 1) / (GROWTH + 1)
+BUCKETS_MAX = 4096
+Ints = npt.NDArray[np.int64]
 
 
 class Accumulated:
@@ -31,12 +43,16 @@ class Accumulated:
         self._combine = combine
         self._cached: dict[str, pa.Table] = {}
 
-    def add(self, rows: pa.Table, *, writer: str, batch_id: int) -> bool:
-        """Add rows; False if the table has the batch already, or it has no rows."""
+    def add(self, rows: pa.Table, *, writer: str, batch_id: int) -> None:
+        """Add rows, unless the table has the batch already."""
         last = self.table.last_batch(writer)
         if rows.num_rows == 0 or (last is not None and batch_id <= last):
-            return False
-        touched = self._touched(rows)
+            return
+        ends = {}
+        if self._time is not None:
+            times_us = pc.min_max(rows[self._time].cast(pa.int64())).as_py()
+            ends[self._time] = (times_us["min"], times_us["max"])
+        touched = self._files(**ends)
         known = [self._read(path).select(rows.schema.names) for path in touched]
         parts = self._parts(self._combine(pa.concat_tables([*known, rows])))
         notes = [self.table.write(part) for part in parts]
@@ -44,27 +60,19 @@ class Accumulated:
         self._cached = {note.file.path: part for note, part in zip(notes, parts, strict=True)}
         if self.table.version % VACUUM_EVERY == 0:
             vacuum(self.table)
-        return True
 
     def recent(self, since_us: int) -> pa.Table | None:
         """The rows from a time on; None if there are none."""
         assert self._time is not None
-        files = self.table.files(**{self._time: (since_us, None)})
+        files = self._files(**{self._time: (since_us, None)})
         if not files:
             return None
-        rows = pa.concat_tables(
-            [self._read(path.relative_to(self.table.path).as_posix()) for path in files]
-        )
+        rows = pa.concat_tables([self._read(path) for path in files])
         return rows.filter(pc.greater_equal(rows[self._time], pa.scalar(since_us, TIME)))
 
-    def _touched(self, rows: pa.Table) -> list[str]:
-        ranges = {}
-        if self._time is not None:
-            times_us = rows[self._time].cast(pa.int64())
-            ends = pc.min_max(times_us).as_py()
-            ranges[self._time] = (ends["min"], ends["max"])
-        files = self.table.files(**ranges)
-        return [path.relative_to(self.table.path).as_posix() for path in files]
+    def _files(self, **ranges: tuple[int | None, int | None]) -> list[str]:
+        found = self.table.files(**ranges)
+        return [path.relative_to(self.table.path).as_posix() for path in found]
 
     def _read(self, path: str) -> pa.Table:
         found = self._cached.get(path)
@@ -77,3 +85,70 @@ class Accumulated:
         is_open = pc.greater(rows[self._time], pa.scalar(newest_us - OPEN_S * 1_000_000, TIME))
         parts = [rows.filter(pc.invert(is_open)), rows.filter(is_open)]
         return [part for part in parts if part.num_rows]
+
+
+def buckets_of(values: Ints) -> Ints:
+    # Slightly less, so that a value on a bound does not depend on the rounding of logarithms.
+    steps = np.ceil(np.log(np.maximum(values, 1)) / math.log(GROWTH) - 1e-9) + 1
+    return np.where(values <= 0, 0, np.minimum(steps, BUCKETS_MAX - 1)).astype(np.int64)
+
+
+def values_of(buckets: Ints) -> Ints:
+    """The value that represents each bucket: the one closest to all values in it."""
+    middle = 2.0 * GROWTH ** (buckets - 1.0) / (1.0 + GROWTH)
+    return np.where(buckets == 0, 0, np.maximum(np.rint(middle), 1)).astype(np.int64)
+
+
+def as_lists(values: pa.Array | pa.ChunkedArray) -> pa.ListArray:
+    """Each value as a list of one, each null as an empty list."""
+    flat = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(flat.is_valid()).astype(np.int64))])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat.drop_null())
+
+
+class Groups:
+    """Rows grouped by the values of some columns; groups are in the order of their keys."""
+
+    def __init__(self, rows: pa.Table, keys: Sequence[str]) -> None:
+        self._rows = rows.combine_chunks()
+        groups = self._rows.select(list(keys)).to_pandas().groupby(list(keys), dropna=False)
+        self.ids: Ints = groups.ngroup().to_numpy().astype(np.int64)
+
+    def aggregate(self, how: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
+        """Column → one value per group: its `sum`, `min`, `max`, or `first` or `last` non-null."""
+        numbered = self._rows.append_column("group", pa.array(self.ids))
+        # Threads would lose the order of the rows.
+        grouped = numbered.group_by("group", use_threads=False).aggregate(list(how.items()))
+        grouped = grouped.sort_by("group")
+        return {name: grouped[f"{name}_{kind}"] for name, kind in how.items()}
+
+    def histogram(
+        self, buckets: str, counts: str, quantiles: Mapping[str, float]
+    ) -> dict[str, pa.Array]:
+        """Column → the sum of each group's lists of buckets and counts, and its percentiles.
+
+        A percentile is null if the histogram is empty.
+        """
+        lists = self._rows[buckets].combine_chunks()
+        owners = self.ids[pc.list_parent_indices(lists).to_numpy()]
+        keyed = owners * BUCKETS_MAX + pc.list_flatten(lists).to_numpy()
+        weights = pc.list_flatten(self._rows[counts].combine_chunks()).to_numpy()
+        unique, place = np.unique(keyed, return_inverse=True)
+        added = np.bincount(place, weights, len(unique)).astype(np.int64)
+        # The histogram of group i is `[starts[i]:starts[i + 1]]`.
+        group_count = int(self.ids.max(initial=-1)) + 1
+        starts = np.searchsorted(unique // BUCKETS_MAX, np.arange(group_count + 1))
+        found = unique % BUCKETS_MAX
+        running = np.concatenate([[0], np.cumsum(added)])
+        before = running[starts[:-1]]
+        total = running[starts[1:]] - before
+        offsets = pa.array(starts, pa.int32())
+        columns = {
+            buckets: pa.ListArray.from_arrays(offsets, pa.array(found, pa.int32())),
+            counts: pa.ListArray.from_arrays(offsets, pa.array(added, pa.int64())),
+        }
+        for name, quantile in quantiles.items():
+            wanted = before + np.maximum(np.ceil(quantile * total), 1)
+            places = np.searchsorted(running[1:], wanted, side="left")
+            columns[name] = pa.array(values_of(np.append(found, 0)[places]), mask=total == 0)
+        return columns

@@ -29,20 +29,15 @@ Kind = Literal["spike", "silence"]
 
 @dataclass(frozen=True)
 class Alert:
-    """One finding about a topic and a minute."""
+    """One finding about a topic and a minute: the columns of the table `alerts`."""
 
     kind: Kind
     topic: str
-    minute_us: int
+    minute: int
+    """In microseconds since 1970."""
     messages: int
     expected: float
-
-    @property
-    def text(self) -> str:
-        if self.kind == "spike":
-            usual = f"it usually has {self.expected:.0f}"
-            return f"{self.topic} has {self.messages} messages in a minute; {usual}"
-        return f"{self.topic} is silent; it usually has {self.expected:.0f} messages a minute"
+    text: str
 
 
 class Rates:
@@ -93,9 +88,14 @@ class Rates:
         return found
 
     def _alert(self, kind: Kind, row: int, column: int, expected: float) -> Alert:
-        minute = self._last_minute - WINDOW_MINUTES + 1 + column
+        topic = self.topics[row]
+        minute = int((self._last_minute - WINDOW_MINUTES + 1 + column) * MINUTE_US)
         messages = int(self._counts[row, column]) if column < WINDOW_MINUTES else 0
-        return Alert(kind, self.topics[row], int(minute * MINUTE_US), messages, float(expected))
+        if kind == "spike":
+            text = f"{topic} has {messages} messages in a minute; it usually has {expected:.0f}"
+        else:
+            text = f"{topic} is silent; it usually has {expected:.0f} messages a minute"
+        return Alert(kind, topic, minute, messages, round(float(expected), 3), text)
 
 
 def find(
@@ -112,6 +112,6 @@ def find(
     for alert in rates.silences(settings, now_us):
         last = raised_us.get((alert.topic, "silence"))
         # Until there are messages again, it is the same silence.
-        if last is None or last < alert.minute_us:
+        if last is None or last < alert.minute:
             found[alert.topic, "silence"] = alert
     return list(found.values())

@@ -21,10 +21,10 @@ fewer rows than the plan, the missing messages go to quarantine in a second job.
 figures are computed from the files by Arrow.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,61 +36,20 @@ from pyspark.sql import DataFrame
 
 from polybus.errors import StorageError
 from polybus.lake import settings as pipeline_settings
-from polybus.lake.compact import tidy
 from polybus.lake.files import FileNote, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
-from polybus.spark.pipelines.standard import gold
-from polybus.spark.pipelines.standard.decode import QUARANTINE_COLUMNS, SILVER_COLUMNS, Decoder
-from polybus.spark.pipelines.standard.deliveries import (
-    deliveries_of,
-    deliveries_table,
-    events_of,
-)
+from polybus.spark.pipelines.standard import decode, gold
 from polybus.spark.pipelines.standard.duplicates import RecentIds
-from polybus.spark.tables import stage
+from polybus.spark.tables import commit_staged, stage
 
 EVENTS = "$events"
 SETTINGS_FILE = "standard-settings.json"
 SMALL_ROWS = 20_000
 """A smaller batch is one task, and one file."""
 FACT_COLUMNS = ["topic", "epoch", "offset", "timestamp", "protocol", "sender"]
-Scanned = Callable[[int, int], None]
-
-
-class BatchSettings:
-    """The settings of each batch: those of the bus's settings file, read before each batch.
-
-    Args:
-        begun: the batch that an earlier process began and did not finish, if there is one.
-    """
-
-    def __init__(self, data: Path, begun: int | None) -> None:
-        self._data = data
-        self._path = data / "pipeline" / SETTINGS_FILE
-        self._begun = begun
-        self._stored: PipelineSettings | None = None
-        try:
-            self._stored = msgspec.json.decode(self._path.read_bytes(), type=PipelineSettings)
-        except (FileNotFoundError, msgspec.DecodeError):
-            pass
-
-    def of(self, batch_id: int) -> PipelineSettings:
-        """The settings of a batch.
-
-        Raises:
-            StorageError: `pipeline.settings`, the bus's settings file cannot be read.
-        """
-        if self._stored is not None and batch_id == self._begun:
-            return self._stored
-        newest = pipeline_settings.read(self._data)
-        if newest != self._stored:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, msgspec.json.encode(newest))
-            self._stored = newest
-        return newest
 
 
 @dataclass(frozen=True)
@@ -99,9 +58,6 @@ class PlannedRows:
 
     messages: int | None = None
     events: int | None = None
-
-    def is_below(self, rows: int) -> bool:
-        return self.messages is not None and self.messages + (self.events or 0) < rows
 
 
 def planned_rows(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
@@ -122,79 +78,99 @@ def planned_rows(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
 class StandardBatches:
     """The function for `foreachBatch`. One object lives as long as its query.
 
-    `scanned` is called with the id of each batch and how often it was read.
+    Args:
+        begun: the batch that an earlier process began and did not finish, if there is one.
+        scanned: called with the id of each batch and how often it was read.
     """
 
     def __init__(
         self,
         data: Path,
         writer: str,
-        *,
         checkpoint: Checkpoint | None = None,
         begun: int | None = None,
-        scanned: Scanned | None = None,
+        scanned: Callable[[int, int], None] = lambda batch_id, times: None,
     ) -> None:
-        self._writer = writer
-        self._settings = BatchSettings(data, begun)
-        self._checkpoint = checkpoint
+        self._arguments = (data, writer, checkpoint, begun)
         self._scanned = scanned
-        self._decoder = Decoder(PipelineSettings())
+        self._settings: PipelineSettings | None = None
+        try:
+            stored = (data / "pipeline" / SETTINGS_FILE).read_bytes()
+            self._settings = msgspec.json.decode(stored, type=PipelineSettings)
+        except (FileNotFoundError, msgspec.DecodeError):
+            pass
+        self._decoded: tuple[PipelineSettings, list[str]] | None = None
         self._silver = open_table(data, "silver")
         self._quarantine = open_table(data, "quarantine")
         self._traffic = gold.traffic_table(data)
         self._senders = gold.senders_table(data)
-        self._deliveries = deliveries_table(data)
+        self._deliveries = gold.deliveries_table(data)
         self._ids = RecentIds(data, writer)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Spark Connect sends it to the server, which creates its own there."""
+        return StandardBatches, self._arguments
+
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        plan = PlannedRows() if self._checkpoint is None else self._plan(self._checkpoint, batch_id)
-        settings = self._settings.of(batch_id)
-        if settings != self._decoder.settings:
-            self._decoder = Decoder(settings)
-        if plan.is_below(SMALL_ROWS):
+        _, writer, checkpoint, _ = self._arguments
+        plan = PlannedRows() if checkpoint is None else _synced_plan(checkpoint, batch_id)
+        settings = self._settings_of(batch_id)
+        if plan.messages is not None and plan.messages + (plan.events or 0) < SMALL_ROWS:
             frame = frame.coalesce(1)
         scans = 0
         if plan.messages != 0:
-            scans += self._add_messages(frame, batch_id, plan)
+            scans += self._add_messages(frame, batch_id, plan, settings)
         if plan.events != 0 and settings.pipeline.deliveries:
-            events = events_of(frame.where(f"topic = '{EVENTS}'"))
-            self._deliveries.add(deliveries_of(events), writer=self._writer, batch_id=batch_id)
+            events = gold.events_of(frame.where(f"topic = '{EVENTS}'"))
+            self._deliveries.add(gold.deliveries_of(events), writer=writer, batch_id=batch_id)
             scans += 1
-        if self._scanned is not None:
-            self._scanned(batch_id, scans)
+        self._scanned(batch_id, scans)
 
-    @staticmethod
-    def _plan(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
-        try:
-            checkpoint.sync_batch(batch_id)
-        except OSError as error:
-            text = f"cannot sync the plan of batch {batch_id} in {checkpoint.path}: {error}"
-            raise StorageError("pipeline.storage", text) from error
-        return planned_rows(checkpoint, batch_id)
+    def _settings_of(self, batch_id: int) -> PipelineSettings:
+        """Those of the bus's settings file, unless an earlier process began the batch.
 
-    def _add_messages(self, frame: DataFrame, batch_id: int, plan: PlannedRows) -> int:
+        Raises:
+            StorageError: `pipeline.settings`, the bus's settings file cannot be read.
+        """
+        data, _, _, begun = self._arguments
+        if self._settings is not None and batch_id == begun:
+            return self._settings
+        newest = pipeline_settings.read(data)
+        if newest != self._settings:
+            path = data / "pipeline" / SETTINGS_FILE
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, msgspec.json.encode(newest))
+            self._settings = newest
+        return newest
+
+    def _add_messages(
+        self, frame: DataFrame, batch_id: int, plan: PlannedRows, settings: PipelineSettings
+    ) -> int:
         """Decode, store and count; returns how often this read the batch."""
-        settings = self._decoder.settings.pipeline
-        messages = self._decoder(frame.where(f"topic <> '{EVENTS}'"))
-        good = stage(messages.where("reason IS NULL").select(*SILVER_COLUMNS), self._silver, ())
-        facts = read_facts(self._silver, good, [*FACT_COLUMNS, "bytes", "late", "message_id"])
+        if self._decoded is None or self._decoded[0] != settings:
+            self._decoded = settings, decode.columns(settings)
+        messages = frame.where(f"topic <> '{EVENTS}'").selectExpr("*", *self._decoded[1])
+        decoded = messages.where("reason IS NULL").select(*decode.SILVER_COLUMNS)
+        good = stage(decoded, self._silver, ())
+        facts = read_facts(self._silver, good, "bytes", "late", "message_id")
+        has_id = pc.is_valid(facts["message_id"])
         is_duplicate = np.zeros(facts.num_rows, dtype=bool)
-        with_id = facts.filter(pc.is_valid(facts["message_id"]))
+        with_id, watermark_s = facts.filter(has_id), settings.pipeline.watermark_s
         if with_id.num_rows:
             ids = self._ids.of(with_id)
-            flags = self._ids.duplicates(ids, batch_id, watermark_s=settings.watermark_s)
-            is_duplicate[np.flatnonzero(pc.is_valid(facts["message_id"]))] = flags
-        kept = without(self._silver, good, is_duplicate) if is_duplicate.any() else good
-        commit(self._silver, kept, self._writer, batch_id)
+            flags = self._ids.duplicates(ids, batch_id, watermark_s=watermark_s)
+            is_duplicate[np.flatnonzero(has_id)] = flags
+        kept = without(self._silver, good, is_duplicate)
+        writer = self._arguments[1]
+        commit_staged(self._silver, kept, writer=writer, batch_id=batch_id)
         parts = [gold.facts_of(facts, duplicate=is_duplicate)]
         if plan.messages is None or plan.messages > facts.num_rows:
             parts.append(self._add_quarantined(messages, batch_id))
         if with_id.num_rows:
-            self._ids.remember(
-                ids, batch_id, watermark_s=settings.watermark_s, ids_max=settings.ids_max
-            )
-        if settings.gold:
-            counted, writer = pa.concat_tables(parts), self._writer
+            ids_max = settings.pipeline.ids_max
+            self._ids.remember(ids, batch_id, watermark_s=watermark_s, ids_max=ids_max)
+        if settings.pipeline.gold:
+            counted = pa.concat_tables(parts)
             traffic = gold.traffic_of(counted, batch_id)
             self._traffic.add(traffic, writer=writer, batch_id=batch_id)
             self._senders.add(gold.senders_of(counted), writer=writer, batch_id=batch_id)
@@ -203,55 +179,30 @@ class StandardBatches:
     def _add_quarantined(self, messages: DataFrame, batch_id: int) -> pa.Table:
         """Store messages that cannot be decoded in quarantine; returns their facts."""
         bad = messages.where("reason IS NOT NULL").selectExpr(
-            *QUARANTINE_COLUMNS, "CURRENT_TIMESTAMP() AS quarantined_at"
+            *decode.QUARANTINE_COLUMNS, "CURRENT_TIMESTAMP() AS quarantined_at"
         )
         notes = stage(bad, self._quarantine, ())
-        facts = read_facts(self._quarantine, notes, [*FACT_COLUMNS, "value"])
-        commit(self._quarantine, notes, self._writer, batch_id)
+        facts = read_facts(self._quarantine, notes, "value")
+        commit_staged(self._quarantine, notes, writer=self._arguments[1], batch_id=batch_id)
         size = pc.fill_null(pc.binary_length(facts["value"]), 0)
         facts = facts.drop_columns(["value"]).append_column("bytes", size)
         return gold.facts_of(facts, quarantined=True)
 
 
-@dataclass(frozen=True)
-class RemoteBatches:
-    """Describes StandardBatches: Spark Connect sends it to the server, which creates them there."""
-
-    data: Path
-    writer: str
-    checkpoint: Checkpoint
-    begun: int | None
-
-    def local(self, scanned: Scanned | None = None) -> StandardBatches:
-        """Create them in this process."""
-        return StandardBatches(
-            self.data, self.writer, checkpoint=self.checkpoint, begun=self.begun, scanned=scanned
-        )
-
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        _created(self)(frame, batch_id)
+def _synced_plan(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
+    try:
+        checkpoint.sync_batch(batch_id)
+    except OSError as error:
+        text = f"cannot sync the plan of batch {batch_id} in {checkpoint.path}: {error}"
+        raise StorageError("pipeline.storage", text) from error
+    return planned_rows(checkpoint, batch_id)
 
 
-@functools.lru_cache(maxsize=1)
-def _created(batches: RemoteBatches) -> StandardBatches:
-    return batches.local()
-
-
-def read_facts(table: LakeTable, notes: Sequence[FileNote], columns: list[str]) -> pa.Table:
-    """Some columns of files that are not yet part of the table."""
+def read_facts(table: LakeTable, notes: Sequence[FileNote], *more: str) -> pa.Table:
+    """FACT_COLUMNS and more of files that are not yet part of the table."""
+    columns = [*FACT_COLUMNS, *more]
     found = [pq.read_table(table.path / note.file.path, columns=columns) for note in notes]
     return pa.concat_tables(found)
-
-
-def commit(table: LakeTable, notes: Sequence[FileNote], writer: str, batch_id: int) -> None:
-    """Make files part of the table, or remove them if the table has the batch already."""
-    full = [note for note in notes if note.file.rows or not table.exists]
-    if not table.commit(full, writer=writer, batch_id=batch_id):
-        full = []
-    for note in notes:
-        if note not in full:
-            (table.path / note.file.path).unlink(missing_ok=True)
-    tidy(table)
 
 
 def without(
@@ -263,14 +214,12 @@ def without(
     for note in notes:
         flags = is_duplicate[first : first + note.file.rows]
         first += note.file.rows
-        if not flags.any():
-            kept.append(note)
-            continue
-        old = table.path / note.file.path
-        path = new_path()
-        write_file(table.path / path, note.schema, _filtered(old, note.schema, ~flags))
-        old.unlink()
-        kept.append(note_of(table.path, path))
+        if flags.any():
+            old, path = table.path / note.file.path, new_path()
+            write_file(table.path / path, note.schema, _filtered(old, note.schema, ~flags))
+            old.unlink()
+            note = note_of(table.path, path)
+        kept.append(note)
     return kept
 
 

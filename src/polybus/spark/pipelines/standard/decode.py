@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from polybus.config import DeclaredTopic
@@ -44,27 +43,15 @@ DECLARED = "the topic is declared as JSON, but the value"
 NOT_JSON = "is not valid JSON, or has a duplicate key"
 
 
-class Decoder:
-    """The expressions for one set of settings.
+def columns(settings: PipelineSettings) -> list[str]:
+    """Expressions that add SILVER_COLUMNS and QUARANTINE_COLUMNS to messages of our source.
+
+    Each may use those before it. `reason` says why a message belongs in quarantine; it is null for
+    all others.
 
     Raises:
         UsageError: `pipeline.schema`, a topic's schema is invalid.
     """
-
-    def __init__(self, settings: PipelineSettings) -> None:
-        self.settings = settings
-        self._columns = columns(settings)
-
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        """Messages of our source with SILVER_COLUMNS and QUARANTINE_COLUMNS.
-
-        `reason` says why a message belongs in quarantine; it is null for all others.
-        """
-        return frame.selectExpr("*", *self._columns)
-
-
-def columns(settings: PipelineSettings) -> list[str]:
-    """The new columns; each may use those before it."""
     topics = settings.topics
     limit = settings.pipeline.value_bytes_max
     declared = [literal(one.name) for one in topics if one.format == "json" or one.schema]

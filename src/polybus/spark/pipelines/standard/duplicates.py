@@ -16,19 +16,13 @@ from pandas.util import hash_array
 
 from polybus.lake.compact import vacuum
 from polybus.lake.table import LakeTable, open_table
+from polybus.spark.pipelines.standard.accumulated import TIME
 
 TABLE = "recent_ids"
 FILES_MAX = 64
 HASH_KEYS = ("polybus-ids-one!", "polybus-ids-two!")
 ID_COLUMNS = ["hash_a", "hash_b", "at"]
-SCHEMA = pa.schema(
-    [
-        ("hash_a", pa.int64()),
-        ("hash_b", pa.int64()),
-        ("at", pa.timestamp("us", "UTC")),
-        ("batch", pa.int64()),
-    ]
-)
+SCHEMA = pa.schema({"hash_a": pa.int64(), "hash_b": pa.int64(), "at": TIME, "batch": pa.int64()})
 
 
 class RecentIds:
@@ -37,12 +31,9 @@ class RecentIds:
     def __init__(self, data: Path, writer: str) -> None:
         self._table: LakeTable = open_table(data, TABLE)
         self._writer = writer
-        self._rows = self._read()
-
-    def _read(self) -> pa.Table:
-        if not self._table.exists:
-            return SCHEMA.empty_table()
-        return self._table.read().select(SCHEMA.names).cast(SCHEMA)
+        self._rows = SCHEMA.empty_table()
+        if self._table.exists:
+            self._rows = self._table.read().select(SCHEMA.names).cast(SCHEMA)
 
     @staticmethod
     def of(messages: pa.Table) -> pa.Table:
@@ -92,16 +83,13 @@ class RecentIds:
         rows = fresh.select(ID_COLUMNS).append_column("batch", batch).cast(SCHEMA)
         everything = pa.concat_tables([self._rows, rows])
         newest_us = pc.max(everything["at"]).cast(pa.int64()).as_py()
-        oldest = pa.scalar(int(newest_us - watermark_s * 1e6), pa.timestamp("us", "UTC"))
+        oldest = pa.scalar(int(newest_us - watermark_s * 1e6), TIME)
         everything = everything.filter(pc.greater_equal(everything["at"], oldest))
         self._rows = everything.slice(max(0, everything.num_rows - ids_max)).combine_chunks()
         state = self._table.state
-        if len(state.files) >= FILES_MAX:
-            note = self._table.write(self._rows)
-            self._table.commit(
-                [note], remove=list(state.files), writer=self._writer, batch_id=batch_id
-            )
+        is_rewritten = len(state.files) >= FILES_MAX
+        note = self._table.write(self._rows if is_rewritten else rows)
+        replaced = list(state.files) if is_rewritten else []
+        self._table.commit([note], remove=replaced, writer=self._writer, batch_id=batch_id)
+        if is_rewritten:
             vacuum(self._table)
-        else:
-            note = self._table.write(rows)
-            self._table.commit([note], writer=self._writer, batch_id=batch_id)

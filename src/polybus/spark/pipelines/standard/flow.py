@@ -1,4 +1,4 @@
-"""The flow `decode`: one streaming query over all topics, which feeds every standard table."""
+"""The flows of the standard pipeline: `watch`, and `decode`, which feeds every standard table."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,13 @@ from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.checkpoint import Checkpoint
-from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard.batches import RemoteBatches
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
+from polybus.spark.pipelines.standard.batches import StandardBatches
+from polybus.spark.pipelines.standard.watch import Watch
 from polybus.spark.session.connect import is_connect
 
 GROUP = "standard"
+LOOK_EVERY_S = 0.2
 # All user topics, and the system topic in which the bus reports deliveries.
 PATTERN = r"\$events|[^$].*"
 TABLES = ("silver", "quarantine", "traffic", "top_senders", "deliveries", "recent_ids")
@@ -21,8 +23,17 @@ _ADVICE = (
 )
 
 
+def flows(data: Path) -> list[PipelineFlow]:
+    """The flows of the standard pipeline for the bus of a data folder."""
+    return [
+        # A batch over a file that was damaged after its plan runs again until that is restored.
+        PipelineFlow(GROUP, "decode", start_decode, retried=("log.damaged", "log.frozen")),
+        PipelineFlow(GROUP, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
+    ]
+
+
 def start_decode(context: FlowContext) -> Any:
-    """Start the query, from its checkpoint or from the beginning of the log.
+    """Start one query over all topics, from its checkpoint or from the beginning of the log.
 
     Raises:
         UsageError: `pipeline.checkpoint`, the tables were filled from another checkpoint.
@@ -30,12 +41,10 @@ def start_decode(context: FlowContext) -> Any:
     data, checkpoint = context.bus.data, Checkpoint(context.checkpoint)
     writer = writer_of(checkpoint)
     check_tables(data, writer, checkpoint)
-    remote = RemoteBatches(data, writer, checkpoint, checkpoint.unfinished_batch())
-    batches: Any = remote
     if is_connect(context.spark):
-        context.figures.cannot_count()
-    else:
-        batches = remote.local(context.figures.scanned)
+        context.figures.rows = None  # nobody reports how often it reads a batch
+    begun = checkpoint.unfinished_batch()
+    batches = StandardBatches(data, writer, checkpoint, begun, context.figures.scanned)
     options = {
         "subscribePattern": PATTERN,
         "startingOffsets": "earliest",

@@ -17,6 +17,7 @@ again; the bus does each (producer, query, batch) once.
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -132,19 +133,7 @@ class Watch:
             return False
 
     def _store(self, found: list[alerts.Alert], now_us: int, tick: int) -> None:
-        rows = [
-            {
-                "kind": one.kind,
-                "topic": one.topic,
-                "minute": one.minute_us,
-                "messages": one.messages,
-                "expected": round(one.expected, 3),
-                "text": one.text,
-                "time": now_us,
-                "tick": tick,
-            }
-            for one in found
-        ]
+        rows = [asdict(one) | {"time": now_us, "tick": tick} for one in found]
         table = pa.Table.from_pylist(rows, schema=ALERT_SCHEMA)
         self._alerts.append(table, writer=PRODUCER, batch_id=tick)
         tidy(self._alerts)
@@ -153,12 +142,11 @@ class Watch:
     def _alert_times(self) -> dict[tuple[str, str], int]:
         """When each topic last had an alert of each kind, in microseconds."""
         if self._last_alerts is None:
-            self._last_alerts = {}
             rows = self._alerts.read() if self._alerts.exists else ALERT_SCHEMA.empty_table()
-            times_us = rows["time"].cast(pa.int64()).to_pylist()
-            keys = zip(rows["topic"].to_pylist(), rows["kind"].to_pylist(), strict=True)
-            for key, at_us in zip(keys, times_us, strict=True):
-                self._last_alerts[key] = max(at_us, self._last_alerts.get(key, 0))
+            last = rows.group_by(["topic", "kind"]).aggregate([("time", "max")])
+            keys = zip(last["topic"].to_pylist(), last["kind"].to_pylist(), strict=True)
+            times_us = last["time_max"].cast(pa.int64()).to_pylist()
+            self._last_alerts = dict(zip(keys, times_us, strict=True))
         return self._last_alerts
 
     def _publish(self, state: WatchState, bus: BusLocation) -> None:
