@@ -11,7 +11,7 @@ import pytest
 from client_kit import SCHEMES, take, url_of
 
 import polybus
-from polybus.client.link import Link
+from polybus.client.connection import Link
 from polybus.client.message import Start
 from polybus.client.publisher import StreamPublisher
 from polybus.edges.node import Node

@@ -10,19 +10,21 @@ import pytest
 from client_kit import url_of
 
 import polybus
+from polybus.client.connection import Link
 from polybus.client.http import connection as http_connection
-from polybus.client.http.connection import Answer, HttpConnection, Request
-from polybus.client.http.publisher import REQUEST_LINES_MAX, PendingPublish, _parts
-from polybus.client.http.session_stream import SessionStream
+from polybus.client.http.connection import HttpConnection, decode, refused
+from polybus.client.http.publisher import REQUEST_BYTES_MAX, REQUEST_LINES_MAX, HttpPublisher
+from polybus.client.http.sessions import SessionStream
 from polybus.client.http.sources import Event, Pack, parse_packs
-from polybus.client.link import Link
 from polybus.client.options import ClientOptions
+from polybus.client.transport import PendingPublish
 from polybus.client.urls import parse
 from polybus.edges.http import messages_api
 from polybus.errors import PeerError, PolybusError, StorageError
 from polybus.testing import run_bus
 
-TOPIC = Request(method="GET", target="/v1/topics/news")
+TARGET = "/v1/topics/news"
+INVALID = "client.answer-invalid"
 
 
 @contextlib.asynccontextmanager
@@ -57,9 +59,9 @@ async def test_a_connection_is_used_again_and_made_again() -> None:
     )
     async with server(ok(b"1"), chunked, ok(b"3", b"connection: close"), ok(b"4")) as url:
         http = HttpConnection(parse(url), ClientOptions())
-        answers = [await http.request(TOPIC) for _ in range(4)]
+        answers = [await http.request("GET", TARGET) for _ in range(4)]
         http.close()
-    assert [answer.body for answer in answers] == [b"1", b"abcd", b"3", b"4"]
+    assert answers == [b"1", b"abcd", b"3", b"4"]
 
 
 async def test_a_connection_that_rested_for_long_is_not_trusted(
@@ -68,9 +70,9 @@ async def test_a_connection_that_rested_for_long_is_not_trusted(
     monkeypatch.setattr(http_connection, "IDLE_S_MAX", -1.0)
     async with server(ok(b"1"), ok(b"2")) as url:
         http = HttpConnection(parse(url), ClientOptions())
-        await http.request(TOPIC)
+        await http.request("GET", TARGET)
         first = http._link
-        await http.request(TOPIC)
+        await http.request("GET", TARGET)
         assert first is not None and http._link is not first
         http.close()
 
@@ -88,25 +90,32 @@ async def test_what_is_no_answer_is_an_error(answer: bytes, code: str) -> None:
     async with server(answer, cut=True) as url:
         http = HttpConnection(parse(url), ClientOptions(message_bytes_max=1000))
         with pytest.raises(PolybusError) as caught:
-            await http.request(TOPIC)
+            await http.request("GET", TARGET)
     assert caught.value.code == code
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "code"),
+    ("error", "kind", "code"),
     [
-        (Answer(503, b'{"code":"log.full","detail":"full"}'), StorageError, "log.full"),
-        (Answer(502, b"<h1>Bad gateway</h1>"), PolybusError, "client.answer-invalid"),
-        (Answer(200, b"<h1>Welcome</h1>"), PolybusError, "client.answer-invalid"),
-        (Answer(200, b"\xff"), PolybusError, "client.answer-invalid"),
+        (
+            refused(503, b'{"code":"log.full","detail":"x"}'),
+            StorageError,
+            "log.full",
+        ),
+        (refused(502, b"<h1>Bad gateway</h1>"), PolybusError, INVALID),
     ],
 )
 def test_a_problem_is_the_error_of_its_code(
-    answer: Answer, kind: type[PolybusError], code: str
+    error: PolybusError, kind: type[PolybusError], code: str
 ) -> None:
-    with pytest.raises(kind) as caught:
-        answer.json(dict)
-    assert caught.value.code == code
+    assert (type(error), error.code) == (kind, code)
+
+
+@pytest.mark.parametrize("body", [b"<h1>Welcome</h1>", b"\xff"])
+def test_an_answer_that_is_no_json_is_an_error(body: bytes) -> None:
+    with pytest.raises(PolybusError) as caught:
+        decode(body, dict)
+    assert caught.value.code == INVALID
 
 
 async def test_a_publish_that_a_web_server_answers_may_be_stored_or_not() -> None:
@@ -191,8 +200,20 @@ async def test_a_pack_of_the_session_before_confirms_nothing_of_the_next() -> No
 
 
 async def test_a_publish_is_cut_by_lines_too() -> None:
-    publish = PendingPublish("news", None)
-    values = [b""] * (2 * REQUEST_LINES_MAX + 1)
-    parts = _parts(publish, values)
-    assert [len(part.values) for part in parts] == [REQUEST_LINES_MAX, REQUEST_LINES_MAX, 1]
-    assert [part.is_last for part in parts] == [False, False, True]
+    publisher = HttpPublisher(parse("http://127.0.0.1:1"), ClientOptions())
+    publisher._queue += [
+        PendingPublish("news", [b""] * (2 * REQUEST_LINES_MAX + 1)),
+        PendingPublish("news", [b"x"]),
+        PendingPublish("sport", [b"x" * 2 * REQUEST_BYTES_MAX, b"y"]),
+    ]
+    requests = [
+        [(len(part.values), part.is_last) for part in publisher._next_parts()] for _ in range(5)
+    ]
+    assert requests == [
+        [(REQUEST_LINES_MAX, False)],
+        [(REQUEST_LINES_MAX, False)],
+        [(1, True), (1, True)],
+        [(1, False)],
+        [(1, True)],
+    ]
+    assert not publisher._queue

@@ -9,7 +9,7 @@ import pytest
 from client_kit import Proxy, held_packs, take, taken_while_it_breaks, url_of
 
 import polybus
-from polybus.client.http.connection import HttpConnection, Request
+from polybus.client.http.connection import HttpConnection
 from polybus.client.options import ClientOptions
 from polybus.client.urls import parse
 from polybus.errors import PolybusError
@@ -200,7 +200,7 @@ async def test_a_request_that_was_given_up_does_not_answer_the_next_one() -> Non
         http = HttpConnection(parse(url_of("http", bus.tcp_port)), ClientOptions())
         target = "/v1/topics/news/messages?offset=0&wait-s=1"
         with pytest.raises(PolybusError, match=r"client\.timeout"):
-            await http.request(Request(method="GET", target=target), timeout_s=0.05)
-        answer = await http.request(Request(method="GET", target="/v1/topics/news"))
-        assert answer.status == 200 and b'"name":"news"' in answer.body
+            await http.request("GET", target, timeout_s=0.05)
+        answer = await http.request("GET", "/v1/topics/news")
+        assert b'"name":"news"' in answer
         http.close()

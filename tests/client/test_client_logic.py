@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 import polybus
-from polybus.client import transports, urls
+from polybus.client import protocols, urls
 from polybus.client.message import Message, Position, start_text
 from polybus.client.retry import Backoff
-from polybus.client.stream_subscription import Tracker
-from polybus.client.transports.base import refusal
+from polybus.client.subscription import Tracker
+from polybus.client.transport import refusal
 from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 
 
@@ -55,7 +55,7 @@ def test_an_unknown_scheme_names_those_known() -> None:
     with pytest.raises(UsageError) as caught:
         polybus.connect("kafka://127.0.0.1")
     assert caught.value.code == "client.scheme"
-    for scheme in transports.SCHEMES:
+    for scheme in protocols.SCHEMES:
         assert f"{scheme}://" in caught.value.text
 
 

@@ -11,8 +11,8 @@ from client_kit import Proxy, take, url_of
 
 import polybus
 from polybus.client import urls
-from polybus.client.transports.base import Delivery, Refusal
-from polybus.client.transports.queue import QueueTransport
+from polybus.client.protocols import QueueTransport
+from polybus.client.transport import Delivery, PendingPublish, Refusal
 from polybus.edges.node import Node
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.testing import run_bus
@@ -141,7 +141,7 @@ def test_a_queue_has_no_usual_port() -> None:
 
 
 def test_a_publish_is_length_and_bytes_of_each_value() -> None:
-    data = QueueTransport(LIMIT).publish("news", [b"ab", b"", b"c"], None, None)
+    data = QueueTransport(LIMIT).publish(PendingPublish("news", [b"ab", b"", b"c"]))
     assert data == b"\0\0\0\2ab\0\0\0\0\0\0\0\1c"
 
 
@@ -159,7 +159,7 @@ def test_messages_are_of_the_topic_subscribed_to_in_any_chunking() -> None:
 
 def test_a_publisher_is_not_told_what_others_publish() -> None:
     transport = QueueTransport(LIMIT)
-    transport.publish("news", [b"x"], None, None)
+    transport.publish(PendingPublish("news", [b"x"]))
     assert transport.receive(b"\0\0\0\2ab") == []
 
 

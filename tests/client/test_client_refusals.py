@@ -8,9 +8,9 @@ import pytest
 from client_kit import SCHEMES, url_of
 
 import polybus
-from polybus.client.link import Link
-from polybus.client.receipts import PendingReceipt, PendingReceipts
-from polybus.client.transports.base import Refusal, refusal
+from polybus.client.connection import Link
+from polybus.client.publisher import PendingReceipts
+from polybus.client.transport import PendingPublish, Refusal, refusal
 from polybus.edges.node import Node
 from polybus.error_codes import CODES
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError
@@ -129,11 +129,11 @@ async def test_after_a_refusal_the_next_message_is_stored(scheme: str) -> None:
 # What an error says when it names no receipt and no topic
 
 
-def outcome(asked: PendingReceipt) -> str | None:
+def outcome(receipt: asyncio.Future[polybus.Position]) -> str | None:
     """The code of the error that ended the receipt; None while it is still out."""
-    if not asked.receipt.done():
+    if not receipt.done():
         return None
-    error = asked.receipt.exception()
+    error = receipt.exception()
     assert isinstance(error, PolybusError)
     return error.code
 
@@ -141,7 +141,7 @@ def outcome(asked: PendingReceipt) -> str | None:
 @pytest.mark.parametrize("code", sorted(CODES))
 async def test_every_code_ends_the_only_receipt_but_those_about_reading(code: str) -> None:
     receipts = PendingReceipts()
-    asked = receipts.ask("news", [b"x"])
+    asked = receipts.ask(PendingPublish("news", [b"x"]))
     about_reading = code.startswith("outbox.")
     assert receipts.refused(Refusal(refusal(code, "why"))) is not about_reading
     assert outcome(asked) == (None if about_reading else code)
@@ -149,14 +149,15 @@ async def test_every_code_ends_the_only_receipt_but_those_about_reading(code: st
 
 async def test_of_several_receipts_none_is_said_to_be_refused_for_sure() -> None:
     receipts = PendingReceipts()
-    several = [receipts.ask("a", [b"x"]), receipts.ask("b", [b"x"])]
+    several = [receipts.ask(PendingPublish("a", [b"x"])), receipts.ask(PendingPublish("b", [b"x"]))]
     assert receipts.refused(Refusal(UNNAMED))
     assert [outcome(asked) for asked in several] == [UNKNOWN, UNKNOWN]
 
 
 async def test_the_largest_of_several_is_the_one_that_is_too_large() -> None:
     receipts = PendingReceipts()
-    several = [receipts.ask("a", values) for values in ([b"12"], [b"1", b"12345"], [b"123"])]
+    each = [[b"12"], [b"1", b"12345"], [b"123"]]
+    several = [receipts.ask(PendingPublish("a", values)) for values in each]
     receipts.refused(Refusal(refusal("boson.message-too-large", "over the limit")))
     told = [outcome(asked) for asked in several]
     assert told == [UNKNOWN, "boson.message-too-large", UNKNOWN]
@@ -165,7 +166,7 @@ async def test_the_largest_of_several_is_the_one_that_is_too_large() -> None:
 async def test_a_message_without_a_receipt_may_be_the_one_that_was_refused() -> None:
     receipts = PendingReceipts()
     receipts.sent_without("other")
-    asked = receipts.ask("news", [b"x"])
+    asked = receipts.ask(PendingPublish("news", [b"x"]))
     assert not receipts.refused(Refusal(UNNAMED)), "on_error is told, too"
     assert outcome(asked) == UNKNOWN
 
@@ -173,7 +174,7 @@ async def test_a_message_without_a_receipt_may_be_the_one_that_was_refused() -> 
 async def test_a_refusal_that_names_a_topic_sent_to_without_a_receipt_ends_none() -> None:
     receipts = PendingReceipts()
     receipts.sent_without("it's")
-    asked = receipts.ask("news", [b"x"])
+    asked = receipts.ask(PendingPublish("news", [b"x"]))
     error = refusal("topic.unknown", "there is no topic 'it's'")
     assert not receipts.refused(Refusal(error))
     assert outcome(asked) is None
@@ -181,12 +182,13 @@ async def test_a_refusal_that_names_a_topic_sent_to_without_a_receipt_ends_none(
 
 async def test_a_later_receipt_proves_that_messages_before_it_were_read() -> None:
     receipts = PendingReceipts()
-    early = receipts.ask("news", [b"1"])
+    early, later = PendingPublish("news", [b"1"]), PendingPublish("news", [b"2"])
+    receipts.ask(early)
     receipts.sent_without("other")
-    receipts.stored(early.receipt_id, polybus.Position(1, 0))
+    receipts.stored(str(early.receipt_id), polybus.Position(1, 0))
     assert not receipts.all_proven
-    later = receipts.ask("news", [b"2"])
-    receipts.stored(later.receipt_id, polybus.Position(1, 1))
+    receipts.ask(later)
+    receipts.stored(str(later.receipt_id), polybus.Position(1, 1))
     assert receipts.all_proven
 
 
@@ -195,6 +197,6 @@ async def test_a_later_receipt_proves_that_messages_before_it_were_read() -> Non
 )
 async def test_what_is_no_refusal_of_a_message_ends_no_receipt(error: PolybusError) -> None:
     receipts = PendingReceipts()
-    asked = receipts.ask("news", [b"x"])
+    asked = receipts.ask(PendingPublish("news", [b"x"]))
     assert not receipts.refused(Refusal(error))
     assert outcome(asked) is None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from polybus.batch import Batch
-from polybus.client.transports import SCHEMES, find
-from polybus.client.transports.base import (
+from polybus.client.protocols import SCHEMES, GomsTransport
+from polybus.client.transport import (
     Delivery,
     Event,
-    EventList,
+    PendingPublish,
     Refusal,
     Stored,
     Subscribed,
     Transport,
+    add_message,
 )
-from polybus.client.transports.goms import GomsTransport
 from polybus.errors import BusyError, PeerError, UsageError
 from polybus.wire import boson_frames, boson_properties, goms
 from polybus.wire.goms_objects import Code
@@ -63,14 +63,14 @@ def receipt(scheme: str, receipt_id: str, offset: int) -> bytes:
 
 
 def subscribed(scheme: str) -> Transport:
-    transport = find(scheme)(LIMIT)
+    transport = SCHEMES[scheme](LIMIT)
     transport.subscribe({"news": "latest"}, positions=True)
     transport.receive(told(scheme, "news", 10))
     return transport
 
 
 def test_a_confirmed_subscription_tells_its_place(scheme: str) -> None:
-    transport = find(scheme)(LIMIT)
+    transport = SCHEMES[scheme](LIMIT)
     transport.subscribe({"news": "latest"}, positions=True)
     assert transport.receive(told(scheme, "news", 10)) == [Subscribed("news", Position(3, 10))]
 
@@ -92,9 +92,9 @@ def test_positions_go_on_from_read_to_read(scheme: str) -> None:
 
 
 def test_a_receipt_is_told_by_the_id_it_was_asked_with(scheme: str) -> None:
-    transport = find(scheme)(LIMIT)
-    transport.publish("news", [b"a"], None, "first")
-    transport.publish("news", [b"b", b"c"], None, "second")
+    transport = SCHEMES[scheme](LIMIT)
+    transport.publish(PendingPublish("news", [b"a"], receipt_id="first"))
+    transport.publish(PendingPublish("news", [b"b", b"c"], receipt_id="second"))
     events = transport.receive(receipt(scheme, "first", 1) + receipt(scheme, "second", 3))
     assert events == [Stored("first", Position(3, 1)), Stored("second", Position(3, 3))]
 
@@ -105,7 +105,7 @@ def test_an_error_is_a_refusal_with_the_code_of_the_bus(scheme: str) -> None:
         "boson+properties": boson_properties.encode_error("topic.unknown", "no topic 'x'"),
         "goms": goms.encode_error("001001", "x"),
     }
-    (event,) = find(scheme)(LIMIT).receive(encoders[scheme])
+    (event,) = SCHEMES[scheme](LIMIT).receive(encoders[scheme])
     assert isinstance(event, Refusal)
     assert isinstance(event.error, UsageError)
     assert event.error.code == "topic.unknown"
@@ -123,11 +123,11 @@ def test_headers_come_with_their_messages(scheme: str) -> None:
 
 def test_boson_frames_refuse_headers_rather_than_lose_them() -> None:
     with pytest.raises(UsageError, match="headers.invalid"):
-        find("boson")(LIMIT).publish("news", [b"a"], {"k": b"v"}, None)
+        SCHEMES["boson"](LIMIT).publish(PendingPublish("news", [b"a"], {"k": b"v"}))
 
 
 def test_garbage_ends_with_a_final_refusal(scheme: str) -> None:
-    events = find(scheme)(LIMIT).receive(b"\x7f\xff\xff\xff garbage, and more of it\n" * 3)
+    events = SCHEMES[scheme](LIMIT).receive(b"\x7f\xff\xff\xff garbage, and more of it\n" * 3)
     last = events[-1]
     assert isinstance(last, Refusal) and last.final
     assert isinstance(last.error, PeerError)
@@ -135,8 +135,8 @@ def test_garbage_ends_with_a_final_refusal(scheme: str) -> None:
 
 def test_goms_acks_of_different_topics_need_not_come_in_order() -> None:
     transport = GomsTransport(LIMIT)
-    transport.publish("a", [b"1"], None, "of a")
-    transport.publish("b", [b"2"], None, "of b")
+    transport.publish(PendingPublish("a", [b"1"], receipt_id="of a"))
+    transport.publish(PendingPublish("b", [b"2"], receipt_id="of b"))
     data = goms.encode_send_ack(["b"], [Position(1, 2)]) + goms.encode_send_ack(
         ["a"], [Position(1, 1)]
     )
@@ -148,7 +148,7 @@ def test_goms_acks_of_different_topics_need_not_come_in_order() -> None:
 
 def test_a_goms_ack_that_says_nothing_was_stored_gives_the_connection_up() -> None:
     transport = GomsTransport(LIMIT)
-    transport.publish("a", [b"1"], None, "1")
+    transport.publish(PendingPublish("a", [b"1"], receipt_id="1"))
     (event,) = transport.receive(goms.encode_send_ack([], []))
     assert isinstance(event, Refusal) and event.final
     assert event.error.code == "goms.ack-unknown"
@@ -160,7 +160,7 @@ ABOUT_SENDS = [code for code in Code if code[:3] in ("000", "002") and code != "
 @pytest.mark.parametrize("code", ABOUT_SENDS)
 def test_a_goms_error_while_acks_are_due_gives_the_connection_up(code: str) -> None:
     transport = GomsTransport(LIMIT)
-    transport.publish("a", [b"1"], None, "1")
+    transport.publish(PendingPublish("a", [b"1"], receipt_id="1"))
     (event,) = transport.receive(goms.encode_error(code, "log.full: no space"))
     assert isinstance(event, Refusal) and event.final and not event.registering
     assert event.error.code == "log.full"
@@ -169,7 +169,7 @@ def test_a_goms_error_while_acks_are_due_gives_the_connection_up(code: str) -> N
 @pytest.mark.parametrize("code", ["000429", "001002", "001003", "003001"])
 def test_a_goms_error_about_anything_else_leaves_the_acks_that_are_due(code: str) -> None:
     transport = GomsTransport(LIMIT)
-    transport.publish("a", [b"1"], None, "1")
+    transport.publish(PendingPublish("a", [b"1"], receipt_id="1"))
     (event, stored) = transport.receive(
         goms.encode_error(code, "why") + goms.encode_send_ack(["a"], [Position(3, 5)])
     )
@@ -180,7 +180,7 @@ def test_a_goms_error_about_anything_else_leaves_the_acks_that_are_due(code: str
 
 def test_a_boson_properties_error_names_the_receipt_it_ends() -> None:
     data = boson_properties.encode_error("topic.invalid", "no", b"7")
-    (event,) = find("boson+properties")(LIMIT).receive(data)
+    (event,) = SCHEMES["boson+properties"](LIMIT).receive(data)
     assert isinstance(event, Refusal)
     assert event.receipt_id == "7"
 
@@ -201,17 +201,17 @@ def test_a_goms_message_to_several_topics_is_a_message_of_each() -> None:
 
 
 def test_runs_end_where_offsets_jump_or_the_topic_changes() -> None:
-    runs = EventList()
+    runs: list[Event] = []
     for topic, offset in [("a", 1), ("a", 2), ("a", 4), ("b", 5), ("b", 6)]:
-        runs.add_message(topic, str(offset).encode(), None, Position(1, offset))
-    shapes = [(one.topic, len(one.values)) for one in runs.events if isinstance(one, Delivery)]
+        add_message(runs, topic, str(offset).encode(), None, Position(1, offset))
+    shapes = [(one.topic, len(one.values)) for one in runs if isinstance(one, Delivery)]
     assert shapes == [("a", 2), ("a", 1), ("b", 2)]
 
 
 def test_runs_keep_other_events_in_their_place() -> None:
-    runs = EventList()
-    runs.add_message("a", b"1", None, Position(1, 1))
-    runs.add(Subscribed("a", Position(1, 2)))
-    runs.add_message("a", b"2", None, Position(1, 2))
-    kinds: list[type[Event]] = [type(event) for event in runs.events]
+    runs: list[Event] = []
+    add_message(runs, "a", b"1", None, Position(1, 1))
+    runs.append(Subscribed("a", Position(1, 2)))
+    add_message(runs, "a", b"2", None, Position(1, 2))
+    kinds: list[type[Event]] = [type(event) for event in runs]
     assert kinds == [Delivery, Subscribed, Delivery]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from polybus.client.transports.base import refusal
+from polybus.client.transport import refusal
 from polybus.errors import PolybusError
 from polybus.processes import is_alive
 

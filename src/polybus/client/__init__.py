@@ -1,11 +1,10 @@
 """The asyncio client: `async with polybus.connect(url) as c` over every protocol.
 
-client      connect, Client                  publisher      sending over a stream protocol
-urls        addresses                        receipts       pending receipts, base of publishers
-connection  reconnects one link              subscription   messages for readers
-link        one socket                       stream_subscription  positions, gaps, resuming
-retry       back-off, the retry loop         message        messages, positions, starts
-transports/ the stream protocols             http/          HTTP and WebSocket, async and blocking
+client      connect, Client                  publisher      sending, pending receipts
+urls        addresses                        subscription   messages for readers, positions, gaps
+connection  one socket, reconnects           transport      the contract of stream protocols
+retry       back-off, the retry loop         protocols      the stream protocols
+message     messages, positions, starts      http/          HTTP and WebSocket, async and blocking
 msgstream   events by dotted names           options        settings
 """
 

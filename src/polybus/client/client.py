@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from polybus import names
 from polybus.batch import Headers
-from polybus.client import transports, urls
+from polybus.client import protocols, urls
 from polybus.client.message import Position, Start, start_text
 from polybus.client.options import ClientOptions, ErrorListener
-from polybus.client.publisher import StreamPublisher
-from polybus.client.receipts import Outgoing
-from polybus.client.stream_subscription import StreamSubscription
-from polybus.client.subscription import Subscription
+from polybus.client.publisher import Outgoing, StreamPublisher
+from polybus.client.subscription import StreamSubscription, Subscription
+from polybus.client.transport import PendingPublish
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def connect(  # noqa: PLR0913 - all named by the caller
         on_error=on_error,
     )
     address = urls.parse(url)
-    transports.check(address)
+    protocols.check(address)
     return Client(address, options)
 
 
@@ -121,7 +120,7 @@ class Client:
         receipt: bool = False,
         retry: bool = False,
     ) -> Position | None:
-        """Publish one message; text is encoded as UTF-8.
+        """PendingPublish one message; text is encoded as UTF-8.
 
         Without a receipt this usually returns at once, and a broken connection may lose the
         message. With `receipt` it returns the message's position when the message is durable.
@@ -137,12 +136,7 @@ class Client:
             UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`, or
                 `client.unsupported`, the protocol has no receipts.
         """
-        publisher = self._open_publisher()
-        name, value = _publishable(topic), _bytes(data)
-        if receipt:
-            return await publisher.publish_safely(name, (value,), _headers(headers), retry=retry)
-        await publisher.publish(name, (value,), _headers(headers))
-        return None
+        return await self.publish_many(topic, [data], headers=headers, receipt=receipt, retry=retry)
 
     async def publish_many(
         self,
@@ -153,19 +147,19 @@ class Client:
         receipt: bool = False,
         retry: bool = False,
     ) -> Position | None:
-        """Publish many messages at once, all with the same headers.
+        """PendingPublish many messages at once, all with the same headers.
 
         The receipt, if requested, covers them all; the position is that of the last one. Otherwise
         like `publish`.
         """
         publisher = self._open_publisher()
         name = _publishable(topic)
-        values = [_bytes(one) for one in data]
-        if not values:
+        publish = PendingPublish(name, [_bytes(one) for one in data], _headers(headers))
+        if not publish.values:
             return None
         if receipt:
-            return await publisher.publish_safely(name, values, _headers(headers), retry=retry)
-        await publisher.publish(name, values, _headers(headers))
+            return await publisher.publish_safely(publish, retry=retry)
+        await publisher.publish(publish)
         return None
 
     async def flush(self) -> None:
@@ -270,7 +264,7 @@ class Client:
 
     @property
     def _speaks_http(self) -> bool:
-        return self._address.scheme in transports.HTTP_SCHEMES
+        return self._address.scheme in protocols.HTTP_SCHEMES
 
     def _need_http(self, what: str) -> None:
         if not self._speaks_http:

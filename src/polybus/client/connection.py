@@ -1,27 +1,227 @@
-"""ClientConnection: keeps one link to the bus open, and reports its events to an owner.
+"""A connection to the bus: one socket (Link), and the connection that replaces a lost one.
 
     open ──► up ──► lost ──► (back-off) ──► up ──► …            until close()
                       └───── without reconnect: failed
 
 All calls to the owner come from the loop's thread, and never from inside a call by the owner.
+Everything written in one turn of the loop is sent in one write. Above `PENDING_BYTES_MAX` a writer
+waits until the bus has read it.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
+import socket
 import ssl
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 from polybus.batch import Buffer
-from polybus.client import transports
-from polybus.client.link import Link, open_link
 from polybus.client.options import ClientOptions
+from polybus.client.protocols import SCHEMES
 from polybus.client.retry import Backoff, retrying
-from polybus.client.transports.base import Event, Refusal, Transport
+from polybus.client.transport import Event, Refusal, Transport
 from polybus.client.urls import Address
-from polybus.errors import PolybusError
+from polybus.errors import PeerError, PolybusError
+from polybus.wire.gzip_stream import GzipStream
 
+PENDING_BYTES_MAX = 256 << 10
+WRITE_BYTES_MAX = 1 << 20
+KEEPALIVE_IDLE_S = 30
+TLS_CLOSE_TIMEOUT_S = 1.0
+# gzip reaches at most 1,032; the bus is trusted, and a message of zeros is not an attack.
+GZIP_RATIO_MAX = 1100
 log = logging.getLogger("polybus.client")
+
+
+class Link(asyncio.Protocol):
+    """One connection, from its start to its loss.
+
+    Attributes:
+        lost: done when the connection is lost; its result is the reason, None after a clean end.
+    """
+
+    def __init__(self, on_data: Callable[[bytes], None], *, gzip: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._on_data = on_data
+        self._gzip = GzipStream(GZIP_RATIO_MAX) if gzip else None
+        self._transport: asyncio.Transport | None = None
+        self._pending: list[Buffer] = []
+        self._pending_bytes = 0
+        self._flush_due = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.lost: asyncio.Future[Exception | None] = loop.create_future()
+
+    # asyncio calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transport has the interface without the base class.
+        transport = cast(asyncio.Transport, transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        _keep_alive(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._gzip is None:
+            self._on_data(data)
+            return
+        try:
+            for piece in self._gzip.decompress(data):
+                self._on_data(piece)
+        except PeerError as error:
+            log.warning("%s", error)
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._pending.clear()
+        self._writable.set()
+        if not self.lost.done():
+            self.lost.set_result(error)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # Writing
+
+    def write(self, data: Buffer) -> None:
+        """Send at the end of this turn of the loop; dropped if the connection is lost."""
+        if self.lost.done():
+            return
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a writer should wait (`drain`) before it writes more."""
+        return self._pending_bytes > PENDING_BYTES_MAX
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the system has not accepted yet."""
+        transport = self._transport
+        return self._pending_bytes + (transport.get_write_buffer_size() if transport else 0)
+
+    async def wait_for(self, *answers: asyncio.Future[Any], timeout_s: float | None) -> None:
+        """Wait until one of the answers is there, or nothing is sent for the timeout.
+
+        So a large message may take longer on a slow line.
+        """
+        unsent_before, unsent = -1, self.unsent_bytes
+        while unsent != unsent_before:
+            done, _ = await asyncio.wait(
+                answers, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+            unsent_before, unsent = unsent, self.unsent_bytes
+            if not unsent:
+                return
+
+    async def drain(self) -> None:
+        """Pass everything to the system and wait until it accepts more, or the link is lost."""
+        self._flush()
+        if self._writable.is_set():
+            await asyncio.sleep(0)  # let other tasks run, however much one task publishes
+        else:
+            await self._writable.wait()
+
+    async def flush(self) -> None:
+        """Wait until the system has accepted every byte, or the connection is lost."""
+        self._flush()
+        transport = self._transport
+        if transport is None or self.lost.done():
+            return
+        transport.set_write_buffer_limits(high=0)
+        try:
+            if transport.get_write_buffer_size():
+                await self._writable.wait()
+        finally:
+            transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if not pending or self._transport is None or self._transport.is_closing():
+            return
+        data = pending[0] if len(pending) == 1 else b"".join(pending)
+        self._transport.write(data if self._gzip is None else self._gzip.compress(data))
+
+    # Reading
+
+    def pause(self) -> None:
+        """Stop reading: back-pressure reaches the bus."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # Ending
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Send pending bytes, end the stream, and read until the bus ends it too.
+
+        An immediate close would drop what the bus still sends, and a reset for those bytes could
+        overtake our last ones.
+        """
+        transport = self._transport
+        if transport is None or self.lost.done():
+            return
+        self._flush()
+        if self._gzip is not None:
+            transport.write(self._gzip.finish())
+        self.resume()
+        if transport.can_write_eof():
+            # A connection that the bus has reset cannot be ended; `lost` follows.
+            with contextlib.suppress(OSError):
+                transport.write_eof()
+        else:
+            # TLS cannot end only one direction: close, and wait shortly for the answer.
+            transport.close()
+            timeout_s = min(timeout_s, TLS_CLOSE_TIMEOUT_S)
+        await asyncio.wait([self.lost], timeout=timeout_s)
+        self.abort()
+
+    def abort(self) -> None:
+        # A lost transport cannot be aborted again.
+        if self._transport is not None and not self.lost.done():
+            self._transport.abort()
+
+
+async def open_link(
+    address: Address, options: ClientOptions, on_data: Callable[[bytes], None]
+) -> Link:
+    """Connect, one attempt. Raises PolybusError `client.unreachable`."""
+    loop = asyncio.get_running_loop()
+    tls = tls_context(address, options)
+    try:
+        async with asyncio.timeout(options.connect_timeout_s):
+            _, link = await loop.create_connection(
+                lambda: Link(on_data, gzip=address.gzip), address.host, address.port, ssl=tls
+            )
+    except OSError as error:  # ssl.SSLError and TimeoutError too
+        raise PolybusError("client.unreachable", f"{address}: {reason(error)}") from error
+    return link
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Detect a lost bus even if its machine disappeared without closing the connection."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_IDLE_S // 3)
 
 
 class Owner(Protocol):
@@ -29,17 +229,14 @@ class Owner(Protocol):
 
     def opened(self, transport: Transport) -> None:
         """A new link is open, with a new transport."""
-        ...
 
     def received(self, event: Event) -> None: ...
 
     def lost(self) -> None:
         """The link is lost. Another may follow."""
-        ...
 
     def failed(self, error: PolybusError) -> None:
         """No other link follows."""
-        ...
 
 
 class ClientConnection:
@@ -47,44 +244,30 @@ class ClientConnection:
 
     def __init__(self, address: Address, options: ClientOptions, owner: Owner) -> None:
         self._address = address
-        transports.check(address)
-        self._transport_class = transports.find(address.scheme)
         self._options = options
         self._owner = owner
         self._backoff = Backoff()
-        self._link: Link | None = None
+        self.link: Link | None = None
+        """The open link, if any."""
         self._transport: Transport | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
         self._given_up = False
 
     async def open(self) -> None:
-        """Connect for the first time, one attempt.
-
-        Raises:
-            PolybusError: `client.unreachable`.
-        """
-        try:
-            link = await self._connect()
-        except OSError as error:
-            text = f"{self._address}: {reason(error)}"
-            raise PolybusError("client.unreachable", text) from error
+        """Connect for the first time, one attempt. Raises PolybusError `client.unreachable`."""
+        link = await self._connect()
         self._keeper = asyncio.create_task(self._keep(link), name=self._options.name)
 
-    @property
-    def link(self) -> Link | None:
-        """The open link, if any."""
-        return self._link
-
     def write(self, data: Buffer) -> None:
-        if self._link is not None:
-            self._link.write(data)
+        if self.link is not None:
+            self.link.write(data)
 
     def restart(self) -> None:
         """Drop this link; the loss is handled like any other."""
         self._given_up = True
-        if self._link is not None:
-            self._link.abort()
+        if self.link is not None:
+            self.link.abort()
 
     def abandon(self) -> None:
         """Drop the connection at once and do not reconnect; `close` must still be called."""
@@ -98,7 +281,7 @@ class ClientConnection:
         """
         self._closing = True
         failure = None
-        link = self._link
+        link = self.link
         if link is not None and self._transport is not None:
             if politely:
                 ended = link.lost.done()
@@ -119,21 +302,16 @@ class ClientConnection:
         return PolybusError("client.disconnected", f"{self._address} ended the connection{why}")
 
     async def _connect(self) -> Link:
-        transport = self._transport_class(self._options.message_bytes_max)
-        link = await open_link(
-            self._address,
-            self._received,
-            tls=tls_context(self._address, self._options),
-            timeout_s=self._options.connect_timeout_s,
-        )
-        self._link, self._transport, self._given_up = link, transport, False
+        transport = SCHEMES[self._address.scheme](self._options.message_bytes_max)
+        link = await open_link(self._address, self._options, self._received)
+        self.link, self._transport, self._given_up = link, transport, False
         self._owner.opened(transport)
         return link
 
     async def _keep(self, link: Link) -> None:
         while True:
             error = await link.lost
-            self._link = None
+            self.link = None
             self._owner.lost()
             if self._closing:
                 return

@@ -25,7 +25,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal
 
-from polybus.client.http.session_stream import SessionStream
+from polybus.client.http.sessions import SessionStream
 from polybus.client.http.sources import Event, Pack, TransportName
 from polybus.client.message import Start
 from polybus.client.options import ClientOptions

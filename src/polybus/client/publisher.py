@@ -1,32 +1,208 @@
-"""Publishing over a stream protocol: one connection for everything that a client sends."""
+"""Publishing over a stream protocol, and what publishers of all protocols share.
 
+Errors of Boson frames and goMS name no receipt, so the refused message must be inferred. It may be
+one that was sent without a receipt, as long as that is unproven: the bus reads in order, so a
+receipt of a later message proves that an earlier one was accepted.
+"""
+
+import abc
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from polybus.batch import Headers
 from polybus.client.connection import ClientConnection
 from polybus.client.message import Position
 from polybus.client.options import ClientOptions
-from polybus.client.receipts import (
-    RECEIPT_UNKNOWN,
-    ConnectionBrokenError,
-    Outgoing,
-    PendingReceipt,
-    PendingReceipts,
-    client_closed,
-    no_receipt,
-    refuse,
-)
-from polybus.client.transports.base import (
+from polybus.client.transport import (
+    TOO_LARGE,
     Delivery,
     Event,
+    PendingPublish,
     Refusal,
     Stored,
     Subscribed,
     Transport,
 )
 from polybus.client.urls import Address
-from polybus.errors import PolybusError
+from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
+
+RECEIPT_UNKNOWN = "client.receipt-unknown"
+
+
+class ConnectionBrokenError(PolybusError):
+    """`client.receipt-unknown` because the connection broke: only then does a retry help."""
+
+
+class Outgoing(abc.ABC):
+    """The outgoing side of a client."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._options = options
+        self._failure: PolybusError | None = None
+
+    @abc.abstractmethod
+    async def open(self) -> None:
+        """Connect, one attempt. Raises PolybusError `client.unreachable`."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Send what is pending and disconnect."""
+
+    @abc.abstractmethod
+    async def publish(self, publish: PendingPublish) -> None:
+        """Send without a receipt; returns at once unless too much waits to be sent."""
+
+    @abc.abstractmethod
+    async def flush(self) -> None:
+        """Wait until everything published so far is sent.
+
+        Raises:
+            PolybusError: `client.disconnected`, the connection ended and `reconnect` is off.
+        """
+
+    async def publish_safely(self, publish: PendingPublish, *, retry: bool) -> Position:
+        """Send and wait for the receipt of the last value, which covers all.
+
+        Raises:
+            PolybusError: the bus's refusal, or `client.receipt-unknown`, the messages may be stored
+                or not: the connection broke and `retry` is off, no receipt came for
+                `receipt_timeout_s`, or the bus refused a message without naming it.
+        """
+        while True:
+            try:
+                return await self._publish_once(publish)
+            except ConnectionBrokenError:
+                if not retry:
+                    raise
+
+    @abc.abstractmethod
+    async def _publish_once(self, publish: PendingPublish) -> Position:
+        """Send and wait for the receipt. Raises as `publish_safely`."""
+
+
+class PendingReceipts:
+    """The receipts that a publisher waits for on its connection."""
+
+    def __init__(self) -> None:
+        # By receipt id, which counts from 1.
+        self._out: dict[str, PendingPublish] = {}
+        self._asked_count = 0
+        # Topics of messages without a receipt, and the first receipt that proves them all.
+        self._unproven: set[str] = set()
+        self._proof_number = 0
+
+    def __len__(self) -> int:
+        return len(self._out)
+
+    @property
+    def all_proven(self) -> bool:
+        """Whether the bus has accepted everything that was sent without a receipt."""
+        return not self._unproven
+
+    def ask(self, publish: PendingPublish) -> asyncio.Future[Position]:
+        """A new receipt to wait for; call `forget` afterwards."""
+        self._asked_count += 1
+        publish.receipt = asyncio.get_running_loop().create_future()
+        publish.receipt_id = str(self._asked_count)
+        self._out[publish.receipt_id] = publish
+        return publish.receipt
+
+    def forget(self, publish: PendingPublish) -> None:
+        self._out.pop(publish.receipt_id or "", None)
+
+    def sent_without(self, topic: str) -> None:
+        """Messages were sent without a receipt."""
+        self._unproven.add(topic)
+        self._proof_number = self._asked_count + 1
+
+    def stored(self, receipt_id: str, position: Position) -> None:
+        asked = self._out.get(receipt_id)
+        if asked is None:
+            return
+        if int(receipt_id) >= self._proof_number:
+            self._unproven.clear()
+        if asked.receipt is not None and not asked.receipt.done():
+            asked.receipt.set_result(position)
+
+    def lost(self, error: PolybusError) -> None:
+        """The connection is lost: no more receipts come."""
+        self._unproven.clear()
+        _refuse_all(self._out.values(), error)
+
+    def refused(self, refusal: Refusal) -> bool:
+        """Fail the receipts that will not come; return whether one is certainly the cause."""
+        error = refusal.error
+        if refusal.receipt_id is not None:
+            known = self._out.get(refusal.receipt_id)
+            return known is not None and _refuse_all([known], error)
+        out = [asked for asked in self._out.values() if asked.receipt and not asked.receipt.done()]
+        if not out:
+            return False
+        # An error about a topic applies to all its messages.
+        named = [
+            asked
+            for asked in out
+            if asked.topic in refusal.topics or _names(error.text, asked.topic)
+        ]
+        if named:
+            return _refuse_all(named, error)
+        if refusal.topics or isinstance(error, BusyError | PeerError):
+            # It is about topics without a pending receipt, about messages we read instead of sent,
+            # or about an answer that we could not parse.
+            return False
+        if any(_names(error.text, topic) for topic in self._unproven):
+            return False
+        if isinstance(error, StorageError):
+            # The log accepts no writes, so no pending receipt will come.
+            return _refuse_all(out, error)
+        return self._refuse_one_of(out, error)
+
+    def _refuse_one_of(self, out: list[PendingPublish], error: PolybusError) -> bool:
+        """One of these was refused, or a message without a receipt: report only what is certain."""
+        if self._unproven:
+            _refuse_all(out, _unclear(error))
+            return False
+        if len(out) == 1:
+            return _refuse_all(out, error)
+        if error.code.endswith(TOO_LARGE):
+            # The largest message is over the limit, whichever one the bus refused.
+            refuse(max(out, key=lambda asked: max(map(len, asked.values))).receipt, error)
+        return _refuse_all(out, _unclear(error))
+
+
+def refuse(
+    future: asyncio.Future[Position] | asyncio.Future[None] | None, error: PolybusError
+) -> None:
+    """Fail a future that is not done."""
+    if future is not None and not future.done():
+        future.set_exception(error)
+        # Mark it as retrieved: the waiting task may have been cancelled.
+        future.exception()
+
+
+def _refuse_all(blamed: Iterable[PendingPublish], error: PolybusError) -> bool:
+    for asked in blamed:
+        refuse(asked.receipt, error)
+    return bool(blamed)
+
+
+def _names(text: str, topic: str) -> bool:
+    """Whether the bus's text names the topic, which is quoted there."""
+    return f"'{topic}'" in text or repr(topic) in text
+
+
+def client_closed() -> UsageError:
+    return UsageError("client.closed", "the client is closed")
+
+
+def no_receipt(timeout_s: float) -> PolybusError:
+    """The error after a receipt timeout."""
+    text = f"the bus sent no receipt for {timeout_s:g} seconds; the message may be stored or not"
+    return PolybusError(RECEIPT_UNKNOWN, text)
+
+
+def _unclear(error: PolybusError) -> PolybusError:
+    text = f"the bus refused a message without naming it; this may be stored or not ({error})"
+    return PolybusError(RECEIPT_UNKNOWN, text)
 
 
 class StreamPublisher(Outgoing):
@@ -52,57 +228,31 @@ class StreamPublisher(Outgoing):
         if failure is not None and unproven:
             self._options.report(failure)
 
-    async def publish(self, topic: str, values: Sequence[bytes], headers: Headers | None) -> None:
-        transport = self._usable(topic) or await self._ready(topic)
-        self._connection.write(transport.publish(topic, values, headers, None))
-        self._receipts.sent_without(topic)
+    async def publish(self, publish: PendingPublish) -> None:
+        transport = self._usable(publish.topic) or await self._ready(publish.topic)
+        self._connection.write(transport.publish(publish))
+        self._receipts.sent_without(publish.topic)
         link = self._connection.link
         if link is not None and link.crowded:
             await link.drain()
 
-    async def _publish_once(
-        self, topic: str, values: Sequence[bytes], headers: Headers | None
-    ) -> Position:
-        transport = await self._ready(topic)
-        asked = self._receipts.ask(topic, values)
+    async def _publish_once(self, publish: PendingPublish) -> Position:
+        transport = await self._ready(publish.topic)
+        link = self._connection.link
+        assert link is not None, "a usable transport has a link"
+        receipt = self._receipts.ask(publish)
         try:
-            self._connection.write(transport.publish(topic, values, headers, asked.receipt_id))
-            return await self._receipt(asked)
+            link.write(transport.publish(publish))
+            await link.wait_for(receipt, timeout_s=self._options.receipt_timeout_s)
+            if receipt.done():
+                return receipt.result()
+            if transport.registers and transport is self._transport:
+                # Acks are matched by order only, which fails once one is missing.
+                self._connection.restart()
+                self._down()
+            raise no_receipt(self._options.receipt_timeout_s)
         finally:
-            self._receipts.forget(asked)
-
-    async def _receipt(self, asked: PendingReceipt) -> Position:
-        """Wait for the receipt until the timeout."""
-        self._watch(asked, self._unsent_bytes)
-        try:
-            return await asked.receipt
-        finally:
-            if asked.timer is not None:
-                asked.timer.cancel()
-
-    def _watch(self, asked: PendingReceipt, unsent_bytes: int) -> None:
-        loop = asyncio.get_running_loop()
-        timeout_s = self._options.receipt_timeout_s
-        asked.timer = loop.call_later(timeout_s, self._time_up, asked, unsent_bytes)
-
-    def _time_up(self, asked: PendingReceipt, unsent_before: int) -> None:
-        unsent = self._unsent_bytes
-        if unsent and unsent != unsent_before:
-            # Bytes are still being sent: a large message may take longer on a slow line.
-            self._watch(asked, unsent)
-        else:
-            self._give_up(asked)
-
-    @property
-    def _unsent_bytes(self) -> int:
-        return 0 if self._connection.link is None else self._connection.link.unsent_bytes
-
-    def _give_up(self, asked: PendingReceipt) -> None:
-        refuse(asked.receipt, no_receipt(self._options.receipt_timeout_s))
-        if self._transport is not None and self._transport.registers:
-            # Acks are matched by order only, which fails once one is missing.
-            self._connection.restart()
-            self._down()
+            self._receipts.forget(publish)
 
     async def flush(self) -> None:
         if self._connection.link is not None:

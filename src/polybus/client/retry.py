@@ -43,17 +43,13 @@ async def retrying(
     backoff: Backoff,
     *,
     name: str,
-    is_transient: Callable[[Exception], bool] = lambda _: True,
+    is_transient: Callable[[PolybusError], bool] = lambda _: True,
 ) -> T:
-    """The result of the first attempt that succeeds, with a back-off between attempts.
-
-    Raises:
-        OSError, PolybusError: of an attempt, if it is not transient.
-    """
+    """The result of the first attempt that succeeds; raises an error that is not transient."""
     while True:
         try:
             return await attempt()
-        except (OSError, PolybusError) as error:
+        except PolybusError as error:
             if not is_transient(error):
                 raise
             log.info("%s: %s, trying again", name, error)

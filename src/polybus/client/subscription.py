@@ -1,30 +1,33 @@
 """Subscriptions: an iterator over the messages of topics, for every transport.
 
 A subscription survives its connections: no message is repeated, and messages that the bus no longer
-has are marked as a gap on the next one (`Message.gap`). client/stream_subscription.py and
-client/http/subscription.py implement this.
+has are marked as a gap on the next one (`Message.gap`). Each one has a connection of its own, so a
+slow reader delays only itself. `StreamSubscription` is for stream protocols: each connect requests
+the messages after the last one received. client/http/sessions.py has the one for HTTP.
 """
 
 import abc
 import asyncio
+import itertools
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
-from polybus.client.message import Message
+import msgspec
+
+from polybus.client.connection import ClientConnection
+from polybus.client.message import NO_HEADERS, Message, Position
 from polybus.client.options import ClientOptions
+from polybus.client.transport import Delivery, Event, Refusal, Stored, Subscribed, Transport
+from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
 MESSAGE_COST_BYTES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Messages that arrived together; `on_done` is called when the reader requests the next."""
-
-    messages: list[Message]
-    cost_bytes: int
-    on_done: Callable[[], None] | None = None
+# The default of a bus is 1,024.
+TOPICS_PER_REQUEST_MAX = 256
+# The codes about a subscription; all others concern the connection, which reconnects.
+_REFUSALS = ("topic.", "subscription.", "position.", "log.", "account.", "goms.001")
+log = logging.getLogger("polybus.client")
 
 
 class Subscription(abc.ABC):
@@ -37,9 +40,11 @@ class Subscription(abc.ABC):
     def __init__(self, options: ClientOptions, on_closed: "Callable[[Subscription], None]") -> None:
         self._options = options
         self._on_closed = on_closed
-        self._ready: deque[Arrived] = deque()
+        # Messages that arrived together, their cost, and what to call when they are handled.
+        self._ready: deque[tuple[list[Message], int, Callable[[], None] | None]] = deque()
         self._ready_bytes = 0
-        self._taken: Arrived | None = None
+        self._paused = False
+        self._on_handled: Callable[[], None] | None = None
         self._news = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         self._error: PolybusError | None = None
@@ -57,8 +62,12 @@ class Subscription(abc.ABC):
         """Close every connection. Idempotent."""
 
     @abc.abstractmethod
-    def _drained(self) -> None:
-        """The reader took messages, so there is more room."""
+    def _pause(self) -> None:
+        """Receive no more messages for now: too many are ready."""
+
+    @abc.abstractmethod
+    def _resume(self) -> None:
+        """The reader took messages, so there is room again."""
 
     # For readers
 
@@ -84,10 +93,7 @@ class Subscription(abc.ABC):
 
     async def batches(self) -> AsyncIterator[list[Message]]:
         """The messages in lists of all that have arrived: faster than one by one."""
-        while True:
-            batch = await self._next_batch()
-            if batch is None:
-                return
+        while (batch := await self._next_batch()) is not None:
             yield batch
 
     def __await__(self) -> "Generator[object, None, Subscription]":
@@ -119,7 +125,10 @@ class Subscription(abc.ABC):
 
     async def _next_batch(self) -> list[Message] | None:
         """The next messages; None if the subscription is closed."""
-        self._done_with_taken()
+        # A reader that requests more has handled the previous messages.
+        on_handled, self._on_handled = self._on_handled, None
+        if on_handled is not None:
+            on_handled()
         if self._opening is None or not self._opening.done():
             if self._closed:
                 return None
@@ -131,23 +140,29 @@ class Subscription(abc.ABC):
                 raise self._error
             self._news.clear()
             await self._news.wait()
-        batch = self._taken = self._ready.popleft()
-        self._ready_bytes -= batch.cost_bytes
-        self._drained()
-        return batch.messages
-
-    def _done_with_taken(self) -> None:
-        """A reader that requests more has handled the previous messages."""
-        taken, self._taken = self._taken, None
-        if taken is not None and taken.on_done is not None:
-            taken.on_done()
+        batch, cost_bytes, self._on_handled = self._ready.popleft()
+        self._ready_bytes -= cost_bytes
+        if self._paused and self._ready_bytes <= self._options.ready_bytes_max // 2:
+            self._paused = False
+            self._resume()
+        return batch
 
     # For implementations
 
-    def _add(self, batch: Arrived) -> None:
-        self._ready.append(batch)
-        self._ready_bytes += batch.cost_bytes
+    def _add(
+        self,
+        messages: list[Message],
+        value_bytes: int,
+        on_handled: Callable[[], None] | None = None,
+    ) -> None:
+        """Messages arrived; `on_handled` is called when the reader requests the next."""
+        cost_bytes = value_bytes + MESSAGE_COST_BYTES * len(messages)
+        self._ready.append((messages, cost_bytes, on_handled))
+        self._ready_bytes += cost_bytes
         self._news.set()
+        if self._ready_bytes > self._options.ready_bytes_max and not self._paused:
+            self._paused = True
+            self._pause()
 
     def _fail(self, error: PolybusError) -> None:
         """Raise this error after the messages that are ready."""
@@ -156,13 +171,150 @@ class Subscription(abc.ABC):
         self._news.set()
 
 
-def mark_gap(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, with a gap marked on the first."""
-    first = messages[0]
-    marked = Message(first.topic, first.value, first.headers, first.epoch, first.offset, gap=True)
-    return [marked, *messages[1:]]
+class Tracker:
+    """The position of one topic of a subscription, over all its connections.
+
+    The bus starts a subscription where it was requested, or sends another position. So every
+    message follows the previous one, and anything else is a gap. A position *before* the expected
+    one is a gap too: the bus lost its newest messages in a crash and reuses their offsets.
+    """
+
+    __slots__ = ("_expected", "_gap", "_start")
+
+    def __init__(self, start: str) -> None:
+        self._start = start
+        self._expected: Position | None = None
+        self._gap = False
+
+    def resume(self) -> str:
+        """Where to subscribe from now, as the bus reads it."""
+        return str(self._expected) if self._expected is not None else self._start
+
+    def expect(self, position: Position) -> None:
+        """The bus sent the position of the next message."""
+        if self._expected is not None and position != self._expected:
+            self._gap = True
+        self._expected = position
+
+    def advance(self, count: int, position: Position | None) -> bool:
+        """Count received messages, the first at `position`; return whether a gap precedes it."""
+        if position is not None:
+            self.expect(position)
+        if self._expected is not None:
+            epoch, offset = self._expected
+            self._expected = Position(epoch, offset + count)
+        gap, self._gap = self._gap, False
+        return gap
+
+    def lost(self) -> None:
+        """The connection broke.
+
+        A subscription to the latest messages without a known position cannot request what it misses
+        now, so it reports a gap.
+        """
+        if self._expected is None and self._start == "latest":
+            self._gap = True
 
 
-def cost_bytes(values: Sequence[bytes]) -> int:
-    """The approximate memory of messages with these values."""
-    return sum(map(len, values)) + MESSAGE_COST_BYTES * len(values)
+class StreamSubscription(Subscription):
+    """The Owner of its connection (client/connection.py)."""
+
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions,
+        starts: dict[str, str],
+        on_closed: Callable[[Subscription], None],
+    ) -> None:
+        super().__init__(options, on_closed)
+        self._trackers = {topic: Tracker(start) for topic, start in starts.items()}
+        self._connection = ClientConnection(address, options, self)
+        self._unconfirmed: set[str] = set()
+        self._confirmed = asyncio.Event()
+
+    async def _open(self) -> None:
+        try:
+            await self._connection.open()
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                await self._confirmed.wait()
+        except TimeoutError:
+            text = f"the bus did not confirm {', '.join(sorted(self._unconfirmed))[:80]}"
+            self.failed(PolybusError("client.timeout", text))
+        except PolybusError as error:
+            self.failed(error)
+        if self._error is not None:
+            raise self._error
+
+    async def _close(self) -> None:
+        await self._connection.close(politely=False)
+
+    def _pause(self) -> None:
+        if self._connection.link is not None:
+            self._connection.link.pause()
+
+    def _resume(self) -> None:
+        if self._connection.link is not None:
+            self._connection.link.resume()
+
+    # The connection calls these
+
+    def opened(self, transport: Transport) -> None:
+        self._unconfirmed = set(self._trackers)
+        starts = [(topic, tracker.resume()) for topic, tracker in self._trackers.items()]
+        for first in range(0, len(starts), TOPICS_PER_REQUEST_MAX):
+            some = dict(starts[first : first + TOPICS_PER_REQUEST_MAX])
+            self._connection.write(transport.subscribe(some, positions=True))
+        if not transport.confirms:
+            for topic in self._trackers:
+                self.received(Subscribed(topic))
+
+    def received(self, event: Event) -> None:
+        match event:
+            case Delivery():
+                self._deliver(event)
+            case Subscribed(topic, position):
+                tracker = self._trackers.get(topic)
+                if tracker is not None and position is not None:
+                    tracker.expect(position)
+                self._unconfirmed.discard(topic)
+                if not self._unconfirmed:
+                    self._confirmed.set()
+            case Refusal(error) if error.code.startswith(_REFUSALS):
+                self.failed(error)
+            case Refusal(error):
+                log.warning("%s: %s", self._options.name, error)
+            case Stored():
+                pass  # a subscription publishes nothing
+
+    def lost(self) -> None:
+        self._paused = False
+        for tracker in self._trackers.values():
+            tracker.lost()
+
+    def failed(self, error: PolybusError) -> None:
+        self._fail(error)
+        self._connection.abandon()
+        self._confirmed.set()
+
+    def _deliver(self, delivered: Delivery) -> None:
+        tracker = self._trackers.get(delivered.topic)
+        if tracker is None:
+            return
+        gap = tracker.advance(len(delivered.values), delivered.position)
+        messages = _messages(delivered)
+        if gap:
+            messages[0] = msgspec.structs.replace(messages[0], gap=True)
+        self._add(messages, sum(map(len, delivered.values)))
+
+
+def _messages(delivered: Delivery) -> list[Message]:
+    topic, values = delivered.topic, delivered.values
+    headers = delivered.headers or itertools.repeat(None)
+    epoch = 0
+    offsets: Iterator[int] = itertools.repeat(-1)
+    if delivered.position is not None:
+        epoch, offsets = delivered.position.epoch, itertools.count(delivered.position.offset)
+    return [
+        Message(topic, value, header or NO_HEADERS, epoch, offset)
+        for value, header, offset in zip(values, headers, offsets, strict=False)
+    ]

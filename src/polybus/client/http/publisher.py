@@ -6,19 +6,20 @@ fsync, although each request waits for its answer.
 """
 
 import asyncio
+import bisect
+import itertools
 from base64 import b64encode
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from polybus.batch import Headers
-from polybus.client.http.connection import HttpConnection, Request
+from polybus.client.http.connection import HttpConnection, decode
 from polybus.client.message import Position
 from polybus.client.options import ClientOptions
-from polybus.client.receipts import (
+from polybus.client.publisher import (
     RECEIPT_UNKNOWN,
     ConnectionBrokenError,
     Outgoing,
@@ -27,6 +28,7 @@ from polybus.client.receipts import (
     refuse,
 )
 from polybus.client.retry import Backoff, retrying
+from polybus.client.transport import PendingPublish
 from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
@@ -36,34 +38,12 @@ REQUEST_LINES_MAX = 10_000
 MESSAGE_COST_BYTES = 100
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPublish:
-    """One call of a publisher; `receipt` is None if it requested none."""
-
-    topic: str
-    headers: Headers | None
-    receipt: asyncio.Future[Position] | None = None
-
-    def refuse(self, error: PolybusError) -> None:
-        if self.receipt is not None:
-            refuse(self.receipt, error)
-
-
-class RequestPart:
+class RequestPart(NamedTuple):
     """The values of a publish that fit into one request."""
 
-    __slots__ = ("cost_bytes", "is_last", "publish", "values")
-
-    def __init__(self, publish: PendingPublish, values: Sequence[bytes], *, is_last: bool) -> None:
-        self.publish = publish
-        self.values = values
-        self.cost_bytes = sum(map(len, values)) + MESSAGE_COST_BYTES * len(values)
-        self.is_last = is_last
-
-    def stored(self, last: Position) -> None:
-        receipt = self.publish.receipt
-        if self.is_last and receipt is not None and not receipt.done():
-            receipt.set_result(last)
+    publish: PendingPublish
+    values: Sequence[bytes]
+    is_last: bool
 
 
 class _Published(msgspec.Struct):
@@ -76,8 +56,10 @@ class HttpPublisher(Outgoing):
         super().__init__(options)
         self._http = HttpConnection(address, options)
         self._backoff = Backoff()
-        self._queue: deque[RequestPart] = deque()
+        self._queue: deque[PendingPublish] = deque()
         self._queued_bytes = 0
+        # How many values of the first publish were taken from the queue.
+        self._taken_count = 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
@@ -104,32 +86,26 @@ class HttpPublisher(Outgoing):
             self._drop_all(PolybusError("client.disconnected", text))
         self._http.close()
 
-    async def publish(self, topic: str, values: Sequence[bytes], headers: Headers | None) -> None:
-        await self._put(PendingPublish(topic, headers), values)
-
-    async def _publish_once(
-        self, topic: str, values: Sequence[bytes], headers: Headers | None
-    ) -> Position:
-        receipt: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        await self._put(PendingPublish(topic, headers, receipt), values)
-        return await receipt
-
-    async def flush(self) -> None:
-        await self._idle.wait()
-        if self._failure is not None:
-            raise self._failure
-
-    async def _put(self, publish: PendingPublish, values: Sequence[bytes]) -> None:
+    async def publish(self, publish: PendingPublish) -> None:
         while self._queued_bytes > QUEUED_BYTES_MAX and self._failure is None:
             self._room.clear()
             await self._room.wait()
         if self._failure is not None:
             raise self._failure
-        for part in _parts(publish, values):
-            self._queue.append(part)
-            self._queued_bytes += part.cost_bytes
+        self._queue.append(publish)
+        self._queued_bytes += sum(_costs(publish.values))
         self._idle.clear()
         self._work.set()
+
+    async def _publish_once(self, publish: PendingPublish) -> Position:
+        publish.receipt = asyncio.get_running_loop().create_future()
+        await self.publish(publish)
+        return await publish.receipt
+
+    async def flush(self) -> None:
+        await self._idle.wait()
+        if self._failure is not None:
+            raise self._failure
 
     # Sending, in a separate task
 
@@ -167,36 +143,46 @@ class HttpPublisher(Outgoing):
         return True
 
     def _next_parts(self) -> list[RequestPart]:
-        """The parts of the next request: consecutive parts of one topic."""
+        """The next request: as many values of one topic as fit; a large message is sent alone."""
         parts: list[RequestPart] = []
-        cost_bytes = count = 0
-        while self._queue:
-            part = self._queue[0]
-            cost_bytes += part.cost_bytes
-            count += len(part.values)
-            if parts and (
-                part.publish.topic != parts[0].publish.topic
-                or cost_bytes > REQUEST_BYTES_MAX
-                or count > REQUEST_LINES_MAX
-            ):
+        topic = self._queue[0].topic
+        count, cost_bytes = 0, 0
+        while self._queue and self._queue[0].topic == topic:
+            publish, start = self._queue[0], self._taken_count
+            values = publish.values[start : start + REQUEST_LINES_MAX - count]
+            costs = list(itertools.accumulate(_costs(values)))
+            fitting = bisect.bisect_right(costs, REQUEST_BYTES_MAX - cost_bytes)
+            if not parts:
+                fitting = max(fitting, 1)
+            if not fitting:
                 break
-            parts.append(self._queue.popleft())
-        self._queued_bytes -= sum(part.cost_bytes for part in parts)
+            count += fitting
+            cost_bytes += costs[fitting - 1]
+            is_last = start + fitting == len(publish.values)
+            parts.append(RequestPart(publish, values[:fitting], is_last))
+            self._taken_count = 0 if is_last else start + fitting
+            if not is_last:
+                break
+            self._queue.popleft()
+        self._queued_bytes -= cost_bytes
         if self._queued_bytes <= QUEUED_BYTES_MAX:
             self._room.set()
         return parts
 
     async def _send(self, parts: list[RequestPart]) -> None:
-        timeout_s = self._options.receipt_timeout_s
-        answer = await self._http.request(_request(parts), timeout_s=timeout_s)
-        published = answer.json(_Published)
+        body = await self._http.request(
+            "POST", *_request(parts), timeout_s=self._options.receipt_timeout_s
+        )
+        published = decode(body, _Published)
         self._backoff.reset()
         count = 0
         for part in parts:
             count += len(part.values)
             if len(published.offsets) < count:
                 raise PolybusError("client.answer-invalid", "the bus sent too few offsets")
-            part.stored(Position(published.epoch, published.offsets[count - 1]))
+            receipt = part.publish.receipt
+            if part.is_last and receipt is not None and not receipt.done():
+                receipt.set_result(Position(published.epoch, published.offsets[count - 1]))
 
     def _refused(self, parts: list[RequestPart], error: PolybusError) -> None:
         """A request was refused, or its result is unknown."""
@@ -205,12 +191,7 @@ class HttpPublisher(Outgoing):
             reported = _unknown(error.text)
         elif error.code == "client.timeout":
             reported = no_receipt(self._options.receipt_timeout_s)
-        without_receipt = 0
-        for part in parts:
-            part.publish.refuse(reported)
-            without_receipt += part.publish.receipt is None
-        if without_receipt:
-            self._options.report(reported)
+        self._fail([part.publish for part in parts], reported)
         if error.code == "client.disconnected" and not self._options.reconnect:
             self._disconnected(error)
 
@@ -223,12 +204,15 @@ class HttpPublisher(Outgoing):
 
     def _drop_all(self, error: PolybusError) -> None:
         """Drop everything that waits to be sent."""
-        parts = list(self._queue)
+        publishes = list(self._queue)
         self._queue.clear()
-        self._queued_bytes = 0
-        for part in parts:
-            part.publish.refuse(error)
-        if any(part.publish.receipt is None for part in parts):
+        self._queued_bytes = self._taken_count = 0
+        self._fail(publishes, error)
+
+    def _fail(self, publishes: list[PendingPublish], error: PolybusError) -> None:
+        for publish in publishes:
+            refuse(publish.receipt, error)
+        if any(publish.receipt is None for publish in publishes):
             self._options.report(error)
 
 
@@ -236,41 +220,19 @@ def _unknown(why: str) -> PolybusError:
     return ConnectionBrokenError(RECEIPT_UNKNOWN, f"the message may be stored or not: {why}")
 
 
-def _parts(publish: PendingPublish, values: Sequence[bytes]) -> list[RequestPart]:
-    """Split a publish so that each part fits into a request; a large message is one part."""
-    bounds = [0]
-    size = 0
-    for index, value in enumerate(values):
-        size += len(value) + MESSAGE_COST_BYTES
-        first = bounds[-1]
-        if index > first and (size > REQUEST_BYTES_MAX or index - first >= REQUEST_LINES_MAX):
-            bounds.append(index)
-            size = len(value) + MESSAGE_COST_BYTES
-    stops = [*bounds[1:], len(values)]
-    return [
-        RequestPart(publish, values[start:stop], is_last=stop == len(values))
-        for start, stop in zip(bounds, stops, strict=True)
-    ]
+def _costs(values: Sequence[bytes]) -> list[int]:
+    return [len(value) + MESSAGE_COST_BYTES for value in values]
 
 
-def _request(parts: list[RequestPart]) -> Request:
+def _request(parts: list[RequestPart]) -> tuple[str, bytes, str]:
+    """The target of the request, its body and the type of that."""
     first = parts[0].publish
     target = f"/v1/topics/{quote(first.topic, safe='')}/messages"
     if all(part.publish.receipt is None for part in parts):
         target += "?receipt=memory"
     if len(parts) == 1 and len(parts[0].values) == 1 and not first.headers:
-        return Request(
-            method="POST",
-            target=target,
-            body=parts[0].values[0],
-            content_type="application/octet-stream",
-        )
-    return Request(
-        method="POST",
-        target=target,
-        body=b"".join(map(_lines, parts)),
-        content_type="application/x-ndjson",
-    )
+        return target, parts[0].values[0], "application/octet-stream"
+    return target, b"".join(map(_lines, parts)), "application/x-ndjson"
 
 
 def _lines(part: RequestPart) -> bytes:

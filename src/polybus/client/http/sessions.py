@@ -1,17 +1,34 @@
-"""Sessions: inboxes that the bus keeps for msgstream clients, managed over the HTTP API."""
+"""Sessions: inboxes that the bus keeps for msgstream clients.
 
+`Sessions` manages them over the HTTP API. `SessionStream` reads the packs of one, over all its
+connections: a session of its own, which it creates, replaces when it is gone and deletes at the
+end, or an existing session by its key, which it never deletes.
+"""
+
+import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from polybus.client.http.connection import Answer, HttpConnection, Request
+from polybus.client.http.connection import HttpConnection, decode
+from polybus.client.http.sources import Pack, PackSource, PollSource, TransportName, WebSocketSource
 from polybus.client.message import Start, start_text
 from polybus.client.options import ClientOptions
+from polybus.client.retry import Backoff, retrying
 from polybus.client.urls import Address
-from polybus.errors import UsageError
+from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.wire.msgstream import UNSET
 
+TRANSPORTS: dict[str, TransportName] = {"ws": "websocket", "http": "longpolling"}
+# A retry cannot help.
+_FINAL = ("session.taken", "session.unset")
+_TRANSIENT = (
+    *("client.unreachable", "client.disconnected", "client.timeout"),
+    *("client.answer-invalid", "session.too-many", "state.failed"),
+)
 Events = Iterable[Sequence[Any]]
 """`[("type", data), …]`; data is any JSON value and optional."""
 
@@ -56,12 +73,12 @@ class Sessions:
         if ttl_s is not None:
             wanted["ttl-s"] = ttl_s
         answer = await self._ask("POST", "/v1/sessions", wanted)
-        return answer.json(_Created).session_key
+        return decode(answer, _Created).session_key
 
     async def set_topics(self, key: str, topics: Iterable[str]) -> list[str]:
         """Follow exactly these topics; return their canonical names."""
         answer = await self._ask("PUT", f"{_path(key)}/topics", {"topics": list(topics)})
-        return answer.json(_Topics).topics
+        return decode(answer, _Topics).topics
 
     async def push(self, key: str, events: Events) -> None:
         """Add events to one session, as one pack; it is durable when this returns."""
@@ -70,7 +87,7 @@ class Sessions:
     async def broadcast(self, events: Events) -> int:
         """Add events to every session, as one pack each; return the number of sessions."""
         answer = await self._ask("POST", "/v1/broadcast", _pack(events))
-        return answer.json(_Broadcast).sessions
+        return decode(answer, _Broadcast).sessions
 
     async def delete(self, key: str) -> None:
         """Delete a session and notify its client."""
@@ -80,12 +97,9 @@ class Sessions:
         """Close the connection; the sessions stay."""
         self._http.close()
 
-    async def _ask(self, method: str, target: str, body: Any) -> Answer:
+    async def _ask(self, method: str, target: str, body: Any) -> bytes:
         content = b"" if body is None else msgspec.json.encode(body)
-        request = Request(method=method, target=target, body=content)
-        answer = await self._http.request(request, timeout_s=self._timeout_s)
-        answer.check()
-        return answer
+        return await self._http.request(method, target, content, timeout_s=self._timeout_s)
 
 
 def _path(key: str) -> str:
@@ -96,3 +110,154 @@ def _path(key: str) -> str:
 
 def _pack(events: Events) -> list[list[Any]]:
     return [list(event) for event in events]
+
+
+class SessionStream:
+    """Yields packs in the order of their numbers, and confirms those that were handled.
+
+    The bus sends unconfirmed packs again on every connection. Packs that were received before are
+    not returned again: they are being handled, or their confirmation was lost and is repeated.
+
+    Attributes:
+        key: the session's key, once it is open.
+        owns_session: whether the session ends with the stream.
+        poll_interval_s: the time between short polls while there is nothing.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions,
+        *,
+        topics: Iterable[str] = (),
+        start: Start = "latest",
+        key: str | None = None,
+        transport: TransportName | None = None,
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._topics = tuple(topics)
+        self._start = start
+        self.owns_session = key is None
+        self._transport = transport or TRANSPORTS[address.scheme]
+        self._sessions = Sessions(address, options)
+        self._backoff = Backoff()
+        self._source: PackSource | None = None
+        self._given_to = 0
+        self._unhandled: dict[int, Pack] = {}
+        self.key = key
+        self.poll_interval_s = 1.0
+
+    async def open(self) -> None:
+        """Create the session unless it exists: from now on, no message is missed.
+
+        Raises:
+            PolybusError: `client.unreachable`, or the bus's refusal.
+        """
+        if self.key is None:
+            self.use(await self._sessions.create(self._topics, start=self._start))
+
+    async def receive(self) -> list[Pack]:
+        """The next packs, at least one. It may be cancelled and called again.
+
+        Raises:
+            PolybusError: `session.unset`: the session is gone. `session.taken`: another connection
+                uses it. Without `reconnect`, why the connection ended.
+        """
+        while True:
+            packs = await retrying(
+                self._receive_once,
+                self._backoff,
+                name=self._options.name,
+                is_transient=lambda error: self._options.reconnect and not _is_final(error),
+            )
+            self._backoff.reset()
+            if any(
+                event.name == UNSET for pack in packs for event in pack.events if not pack.pack_id
+            ):
+                await self.disconnect()
+                raise PolybusError(UNSET, "the session has expired or was deleted")
+            fresh = [pack for pack in packs if self._is_fresh(pack)]
+            if fresh:
+                return fresh
+
+    async def _receive_once(self) -> list[Pack]:
+        try:
+            source = self._source = self._source or await self._connect()
+            return await source.receive()
+        except PolybusError:
+            await self.disconnect()
+            raise
+
+    def handled(self, pack: Pack) -> None:
+        """The bus may delete the pack."""
+        # A pack of an earlier session may have the same number.
+        if self._unhandled.get(pack.pack_id) is pack:
+            del self._unhandled[pack.pack_id]
+            if self._source is not None:
+                self._source.confirm(pack.pack_id)
+
+    async def disconnect(self) -> None:
+        """Send confirmations and close the connection; `receive` opens another."""
+        source, self._source = self._source, None
+        if source is not None:
+            await source.close()
+
+    def rewind(self) -> None:
+        """Return unhandled packs again; only without a connection."""
+        if self._unhandled:
+            self._given_to = min(self._unhandled) - 1
+            self._unhandled.clear()
+
+    def use(self, key: str) -> None:
+        """Continue with another session; only without a connection."""
+        self.key = key
+        self._given_to = 0
+        self._unhandled.clear()
+
+    async def renew(self) -> None:
+        """Replace a session that is gone by another at the end of its topics, with retries.
+
+        Raises:
+            PolybusError: the bus refused it.
+        """
+        key = await retrying(
+            lambda: self._sessions.create(self._topics),
+            Backoff(),
+            name=self._options.name,
+            is_transient=lambda error: error.code in _TRANSIENT,
+        )
+        self.use(key)
+
+    async def close(self) -> None:
+        """Delete a session of its own; `disconnect` is up to the caller. Idempotent."""
+        if self.owns_session and self.key is not None:
+            key, self.key = self.key, None
+            # If the bus is unreachable, the session expires.
+            with contextlib.suppress(PolybusError, TimeoutError):
+                async with asyncio.timeout(self._options.close_timeout_s):
+                    await self._sessions.delete(key)
+        self._sessions.close()
+
+    async def _connect(self) -> PackSource:
+        assert self.key is not None, "opened before"
+        if self._transport == "websocket":
+            return await WebSocketSource.open(self._address, self._options, self.key)
+        interval_s = self.poll_interval_s if self._transport == "shortpolling" else None
+        return PollSource(self._address, self._options, self.key, interval_s=interval_s)
+
+    def _is_fresh(self, pack: Pack) -> bool:
+        number = pack.pack_id
+        if number == 0:
+            return True
+        if number > self._given_to:
+            self._given_to = number
+            self._unhandled[number] = pack
+            return True
+        if number not in self._unhandled and self._source is not None:
+            self._source.confirm(number)
+        return False
+
+
+def _is_final(error: PolybusError) -> bool:
+    return isinstance(error, PeerError) or error.code in _FINAL

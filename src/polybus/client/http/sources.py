@@ -1,7 +1,7 @@
 """The packs of a session on one connection, by WebSocket or by polls.
 
 A source lives as long as its connection. It returns the packs that the bus sends, and sends
-confirmations; client/http/session_stream.py handles repeated packs and lost connections.
+confirmations; client/http/sessions.py handles repeated packs and lost connections.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import itertools
 import logging
 from base64 import b64decode
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.frames import CloseCode
 
 from polybus.client.connection import reason, tls_context
-from polybus.client.http.connection import HttpConnection, Request
+from polybus.client.http.connection import HttpConnection
 from polybus.client.options import ClientOptions
 from polybus.client.urls import Address
 from polybus.errors import PeerError, PolybusError
@@ -118,29 +118,13 @@ def value_of(raw: bytes) -> bytes:
     return raw
 
 
-class PackSource(Protocol):
-    """One connection of a session."""
-
-    async def receive(self) -> list[Pack]:
-        """The next packs, in the order of their numbers; sometimes an empty list.
-
-        Raises:
-            PolybusError: the connection is unusable. `session.taken`: another connection uses the
-                session.
-        """
-        ...
-
-    def confirm(self, pack_id: int) -> None:
-        """Tell the bus, soon, that it may delete the pack."""
-        ...
-
-    async def close(self) -> None:
-        """Send the last confirmations, if possible, and disconnect."""
-        ...
-
-
 class WebSocketSource:
-    """Packs by WebSocket."""
+    """Packs by WebSocket.
+
+    Both sources `receive` the next packs in the order of their numbers, sometimes none, and raise
+    PolybusError if the connection is unusable. `confirm` tells the bus, soon, that it may delete a
+    pack; `close` sends the last confirmations, if possible, and disconnects.
+    """
 
     def __init__(self, websocket: ClientConnection, address: Address) -> None:
         self._websocket = websocket
@@ -279,12 +263,14 @@ class PollSource:
         if confirmed:
             target += f"&confirmIds={_ids(confirmed)}"
         timeout_s = HANG_S_MAX if hangs else self._options.connect_timeout_s
-        answer = await self._http.request(Request(method="GET", target=target), timeout_s=timeout_s)
-        answer.check()
+        answer = await self._http.request("GET", target, timeout_s=timeout_s)
         # Only now, because the bus may not have received an unanswered poll.
         for pack_id in confirmed:
             del self._confirmed[pack_id]
-        return parse_packs(answer.body) if answer.body else []
+        return parse_packs(answer) if answer else []
+
+
+PackSource = WebSocketSource | PollSource
 
 
 def _ids(pack_ids: list[int]) -> str:

@@ -9,11 +9,11 @@ import asyncio
 import functools
 from collections.abc import Callable
 
-from polybus.client.http.session_stream import SessionStream
+from polybus.client.http.sessions import SessionStream
 from polybus.client.http.sources import Event, Pack
 from polybus.client.message import Message
 from polybus.client.options import ClientOptions
-from polybus.client.subscription import Arrived, Subscription, cost_bytes
+from polybus.client.subscription import Subscription
 from polybus.client.urls import Address
 from polybus.errors import PolybusError
 from polybus.wire.msgstream import OVERFLOW, UNSET
@@ -36,7 +36,7 @@ class SessionSubscription(Subscription):
         self._stream = SessionStream(address, options, topics=starts, start=start)
         self._reading: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
-        self._room.set()
+        self._resume()
         self._gaps: set[str] = set()
 
     async def _open(self) -> None:
@@ -54,9 +54,11 @@ class SessionSubscription(Subscription):
         await self._stream.disconnect()
         await self._stream.close()
 
-    def _drained(self) -> None:
-        if self._ready_bytes <= self._options.ready_bytes_max // 2:
-            self._room.set()
+    def _pause(self) -> None:
+        self._room.clear()
+
+    def _resume(self) -> None:
+        self._room.set()
 
     async def _read(self) -> None:
         try:
@@ -80,24 +82,17 @@ class SessionSubscription(Subscription):
             self._gaps.update(_overflown(pack.events))
             return
         # Events that were pushed or broadcast to the session under other names are ignored.
-        messages = [
-            Message(event.name, event.value, gap=self._is_after_gap(event.name))
-            for event in pack.events
-            if event.name in self._topics
-        ]
+        messages = []
+        for event in pack.events:
+            if event.name in self._topics:
+                gap = event.name in self._gaps
+                self._gaps.discard(event.name)
+                messages.append(Message(event.name, event.value, gap=gap))
         if not messages:
             self._stream.handled(pack)
             return
-        cost = cost_bytes([message.value for message in messages])
-        self._add(Arrived(messages, cost, functools.partial(self._stream.handled, pack)))
-        if self._ready_bytes > self._options.ready_bytes_max:
-            self._room.clear()
-
-    def _is_after_gap(self, topic: str) -> bool:
-        if topic not in self._gaps:
-            return False
-        self._gaps.discard(topic)
-        return True
+        value_bytes = sum(len(message.value) for message in messages)
+        self._add(messages, value_bytes, functools.partial(self._stream.handled, pack))
 
 
 def _overflown(events: list[Event]) -> set[str]:

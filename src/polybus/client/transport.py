@@ -1,5 +1,10 @@
-"""The contract of a transport, and the events that all transports report."""
+"""The contract of a transport (client/protocols.py has them all), and the events that it reports.
 
+A transport creates the bytes to send and turns received bytes into events. It does no I/O:
+client/connection.py moves the bytes.
+"""
+
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +16,17 @@ TOO_LARGE = ".message-too-large"
 """The end of the codes after which a Boson bus stops reading the connection."""
 
 
+@dataclass(slots=True, eq=False)
+class PendingPublish:
+    """Values to publish at once; `receipt` is None if no receipt is requested."""
+
+    topic: str
+    values: Sequence[bytes]
+    headers: Headers | None = None
+    receipt: asyncio.Future[Position] | None = None
+    receipt_id: str | None = None
+
+
 @dataclass(slots=True)
 class Delivery:
     """Consecutive messages of one topic, in order.
@@ -20,9 +36,16 @@ class Delivery:
     """
 
     topic: str
-    values: Sequence[bytes]
-    headers: Sequence[Mapping[str, bytes] | None] | None = None
+    values: list[bytes]
+    headers: list[Mapping[str, bytes] | None] | None = None
     position: Position | None = None
+
+    @property
+    def next_position(self) -> Position | None:
+        """The position of the message after these, if known."""
+        if self.position is None:
+            return None
+        return Position(self.position.epoch, self.position.offset + len(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +112,7 @@ class Transport:
         """`message_bytes_max` is the largest message to accept."""
         raise NotImplementedError
 
-    def publish(
-        self,
-        topic: str,
-        values: Sequence[bytes],
-        headers: Headers | None,
-        receipt_id: str | None,
-    ) -> Buffer:
+    def publish(self, publish: PendingPublish) -> Buffer:
         """The bytes that publish the values; the last one requests the receipt.
 
         Raises:
@@ -126,35 +143,21 @@ class Transport:
         raise NotImplementedError
 
 
-class EventList:
-    """Collects events in order; consecutive single deliveries of a topic become one."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self._values: list[bytes] = []
-        self._headers: list[Mapping[str, bytes] | None] = []
-        self._topic = ""
-        self._next: Position | None = None
-
-    def add(self, event: Event) -> None:
-        """Append an event unchanged."""
-        self._topic = ""
-        self.events.append(event)
-
-    def add_message(
-        self,
-        topic: str,
-        value: bytes,
-        headers: Mapping[str, bytes] | None,
-        position: Position | None,
-    ) -> None:
-        """Append a message, to the last delivery if it directly follows it."""
-        if topic == self._topic and position == self._next:
-            self._values.append(value)
-            self._headers.append(headers)
-        else:
-            self._topic = topic
-            self._values = [value]
-            self._headers = [headers]
-            self.events.append(Delivery(topic, self._values, self._headers, position))
-        self._next = None if position is None else Position(position.epoch, position.offset + 1)
+def add_message(
+    events: list[Event],
+    topic: str,
+    value: bytes,
+    headers: Mapping[str, bytes] | None,
+    position: Position | None,
+) -> None:
+    """Append a message, to the last delivery if it directly follows it."""
+    last = events[-1] if events else None
+    if (
+        isinstance(last, Delivery)
+        and last.headers is not None
+        and (last.topic, last.next_position) == (topic, position)
+    ):
+        last.values.append(value)
+        last.headers.append(headers)
+    else:
+        events.append(Delivery(topic, [value], [headers], position))
