@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log.layout import SOCKET_PATH_BYTES_MAX
 from polybus.spark.pipelines.running import service
 from polybus.spark.pipelines.running.service import Note, Service
 
@@ -122,7 +123,7 @@ def test_the_note_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
 
 def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
     path = service.socket_path(tmp_path / ("x" * 120))
-    assert len(os.fsencode(path)) <= service.SOCKET_PATH_BYTES_MAX
+    assert len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
 
 
 def test_a_lock_that_cannot_be_written_is_an_error_of_the_pipelines_storage(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Calls to the bus that runs on a data folder, through its administration socket."""
 
-import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
-from polybus.client.transport import refusal
+from polybus.client.http.blocking import GONE, request_json
 from polybus.errors import PolybusError
 from polybus.processes import is_alive
 
@@ -30,33 +30,17 @@ def running(data: Path) -> RunningBus | None:
     return run if is_alive(run.pid) else None
 
 
-def ask(run: RunningBus, verb: str, **fields: Any) -> Any:
-    """Send one request and return its result.
+def ask(run: RunningBus, method: str, path: str, body: Any = None) -> Any:
+    """Make one call of the HTTP API and return its answer.
 
     Raises:
         PolybusError: the refusal of the bus, or `admin.unreachable`.
     """
-    request = {"verb": verb} | {
-        name.replace("_", "-"): value for name, value in fields.items() if value is not None
-    }
+    url = f"http+unix://{quote(run.admin, safe='')}"
     try:
-        answer = _exchange(run.admin, msgspec.json.encode(request) + b"\n")
-    except OSError as error:
-        text = f"process {run.pid} does not answer at {run.admin}: {error.strerror or error}"
+        return request_json(url, method, path, body, timeout_s=ANSWER_TIMEOUT_S)
+    except PolybusError as error:
+        if error.code not in GONE:
+            raise
+        text = f"process {run.pid} does not answer at {run.admin}: {error.text}"
         raise PolybusError("admin.unreachable", text) from error
-    if "error" in answer:
-        raise refusal(answer["error"]["code"], answer["error"]["text"])
-    return answer["result"]
-
-
-def _exchange(path: str, request: bytes) -> dict[str, Any]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_TIMEOUT_S)
-        connection.connect(path)
-        connection.sendall(request)
-        with connection.makefile("rb") as answers:
-            line = answers.readline()
-    try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise OSError("the answer is not JSON") from error

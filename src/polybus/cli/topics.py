@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -53,12 +54,13 @@ def topics() -> None:
 def list_topics(config: Config, system: bool, as_json: bool) -> None:
     """List all topics and the offsets they hold."""
 
-    def list_offline(log: Log) -> list[dict[str, Any]]:
+    def list_offline(log: Log) -> dict[str, Any]:
         lags = _saved_consumers(config, log).lags()
-        found = sorted(log.topics())
-        return [_summary(log, one, lags) for one in found if system or not names.is_reserved(one)]
+        shown = [one for one in sorted(log.topics()) if system or not names.is_reserved(one)]
+        return {"topics": [_summary(log, one, lags) for one in shown]}
 
-    found = _ask(config, "topics.list", list_offline, system=system)
+    query = "?system=true" if system else ""
+    found = _ask(config, list_offline, "GET", f"/v1/topics{query}")["topics"]
     if as_json:
         echo_json(found)
     else:
@@ -87,18 +89,19 @@ def create(
 ) -> None:
     """Create a topic."""
 
+    topic = names.canonical(name, topic_bytes_max=config.limits.topic_bytes_max)
+    if names.is_reserved(topic):
+        text = f"{topic}: names that begin with $ are reserved for system topics"
+        raise UsageError("topic.reserved", text)
+    settings = TopicSettings(retention_age_s=retention_age_s, retention_bytes=retention_bytes)
+
     def create_offline(log: Log) -> dict[str, Any]:
-        topic = names.canonical(name, topic_bytes_max=config.limits.topic_bytes_max)
-        if names.is_reserved(topic):
-            text = f"{topic}: names that begin with $ are reserved for system topics"
-            raise UsageError("topic.reserved", text)
-        settings = TopicSettings(retention_age_s=retention_age_s, retention_bytes=retention_bytes)
-        return {"name": topic, "epoch": log.create_topic(topic, settings).epoch}
+        return {"epoch": log.create_topic(topic, settings).epoch}
 
     Path(config.data).mkdir(parents=True, exist_ok=True)
-    retention = {"retention_age_s": retention_age_s, "retention_bytes": retention_bytes}
-    result = _ask(config, "topics.create", create_offline, name=name, **retention)
-    echo(as_json, result, f"created {result['name']}")
+    wanted = {"name": topic, **msgspec.to_builtins(settings)}
+    made = _ask(config, create_offline, "POST", "/v1/topics", wanted)
+    echo(as_json, {"name": topic, "epoch": made["epoch"]}, f"created {topic}")
 
 
 @topics.command(epilog="Example: polybus topics delete news --yes")
@@ -109,19 +112,15 @@ def create(
 def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
     """Delete a topic with all its messages."""
 
-    def delete_offline(log: Log) -> dict[str, Any]:
-        topic = names.canonical(name)
-        if names.is_reserved(topic):
-            raise UsageError("topic.reserved", f"{topic}: system topics cannot be deleted")
-        log.delete_topic(topic)
-        return {"name": topic}
-
+    topic = names.canonical(name)
+    if names.is_reserved(topic):
+        raise UsageError("topic.reserved", f"{topic}: system topics cannot be deleted")
     if not yes:
         # Ask for confirmation only of what can be done.
-        _ask(config, "topics.describe", lambda log: log.bounds(names.canonical(name)), name=name)
+        _ask(config, lambda log: log.bounds(topic), "GET", _path(topic))
         click.confirm(f"Delete {name} and all its messages?", abort=True)
-    result = _ask(config, "topics.delete", delete_offline, name=name)
-    echo(as_json, result, f"deleted {result['name']}")
+    _ask(config, lambda log: log.delete_topic(topic), "DELETE", _path(topic))
+    echo(as_json, {"name": topic}, f"deleted {topic}")
 
 
 @topics.command(epilog="Example: polybus topics describe news")
@@ -131,8 +130,9 @@ def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
 def describe(config: Config, name: str, as_json: bool) -> None:
     """Show what a topic holds, its settings, its consumers and the size of its history."""
 
+    topic = names.canonical(name)
+
     def describe_offline(log: Log) -> dict[str, Any]:
-        topic = names.canonical(name)
         log.bounds(topic)
         settings = log.settings(topic)
         known = _saved_consumers(config, log)
@@ -145,7 +145,7 @@ def describe(config: Config, name: str, as_json: bool) -> None:
             "consumers": msgspec.to_builtins(known.of_topic(topic)),
         }
 
-    result = _ask(config, "topics.describe", describe_offline, name=name)
+    result = _ask(config, describe_offline, "GET", _path(topic))
     if as_json:
         echo_json(result)
         return
@@ -167,11 +167,10 @@ def consumers(config: Config, as_json: bool) -> None:
     Spark queries report themselves; other programs report with PUT /v1/consumers/GROUP.
     """
 
-    def list_offline(log: Log) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = msgspec.to_builtins(_saved_consumers(config, log).views())
-        return found
+    def list_offline(log: Log) -> dict[str, Any]:
+        return {"consumers": msgspec.to_builtins(_saved_consumers(config, log).views())}
 
-    found = _ask(config, "consumers.list", list_offline)
+    found = _ask(config, list_offline, "GET", "/v1/consumers")["consumers"]
     if as_json:
         echo_json(found)
         return
@@ -193,16 +192,22 @@ def forget(config: Config, group: str, as_json: bool) -> None:
 
         forget_saved(Path(config.data), group)
 
-    _ask(config, "consumers.forget", forget_offline, name=group)
+    _ask(config, forget_offline, "DELETE", f"/v1/consumers/{quote(group, safe='')}")
     echo(as_json, {"group": group}, f"forgot {group}")
 
 
-def _ask(config: Config, verb: str, offline: Callable[[Log], Any], **fields: Any) -> Any:
+def _path(topic: str) -> str:
+    return f"/v1/topics/{quote(topic, safe='')}"
+
+
+def _ask(
+    config: Config, offline: Callable[[Log], Any], method: str, path: str, body: Any = None
+) -> Any:
     """Let the running bus do it; without one, do it in the files, locked meanwhile."""
     data = existing_data(config)
     run = admin.running(data)
     if run is not None:
-        return admin.ask(run, verb, **fields)
+        return admin.ask(run, method, path, body)
     # Slow to import: Arrow and Parquet.
     from polybus.edges.node import open_log
 

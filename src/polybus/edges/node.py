@@ -1,15 +1,17 @@
 """A node: a whole bus in one object, from settings to open ports."""
 
 import asyncio
+import contextlib
+import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
 from polybus.bus.bus import Bus
-from polybus.config import Config
-from polybus.edges.admin.socket import Admin
-from polybus.edges.admin.token import load_or_make
+from polybus.config import Config, Connector
+from polybus.edges.admin import RunNote, load_or_make
 from polybus.edges.bad_peers import BadPeers
 from polybus.edges.edge import Edge
 from polybus.edges.http.edge import HttpEdge
@@ -17,8 +19,10 @@ from polybus.edges.http.state import HttpState
 from polybus.edges.protocols.boson import BosonFramesTranslator, BosonPropertiesTranslator
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
-from polybus.edges.server import Server
-from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
+from polybus.edges.tcp.connection import Listener
+from polybus.edges.tcp.shared import OpenConnection, TcpShared, TranslatorFactory
+from polybus.edges.udp import UdpEdge
+from polybus.errors import ConfigError
 from polybus.lake import settings as pipeline_settings
 from polybus.log.files import FileLog
 from polybus.log.interface import Log, LogCallbacks, TopicSettings
@@ -29,6 +33,7 @@ from polybus.services.memory import MemoryGate
 from polybus.services.services import Services
 from polybus.services.system_topics import EventWriter, make_topics
 
+BACKLOG = 4096
 OpenLog = Callable[[Config, LogCallbacks], Log]
 
 
@@ -56,6 +61,83 @@ def open_log(config: Config, callbacks: LogCallbacks | None = None) -> Log:
     )
 
 
+class Server:
+    """Listens on every connector of one bus."""
+
+    def __init__(self, edge: Edge, tcp: TcpShared) -> None:
+        self._edge = edge
+        self._context = edge.context
+        self._tcp = tcp
+        self._servers: list[asyncio.Server] = []
+        self._udp_edges: list[UdpEdge] = []
+
+    @property
+    def connections(self) -> Collection[OpenConnection]:
+        return self._tcp.connections
+
+    async def start(self) -> list[str]:
+        """Listen on every connector; return the addresses, `tcp://127.0.0.1:55545` and so on.
+
+        Raises:
+            ConfigError: an address or a certificate cannot be used; nothing is left open.
+        """
+        addresses = []
+        for index, connector in enumerate(self._context.config.connectors):
+            try:
+                addresses.append(await self._listen(connector))
+            except (ConfigError, OSError) as error:
+                await self.stop()
+                if isinstance(error, ConfigError):
+                    raise ConfigError(error.code, f"connectors[{index}]: {error.text}") from error
+                where = f"{connector.protocol} {connector.ip}:{connector.port}"
+                text = f"connectors[{index}]: cannot listen on {where}: {error}"
+                raise ConfigError("config.address", text) from error
+        self._tcp.start()
+        return addresses
+
+    async def _listen(self, connector: Connector) -> str:
+        if connector.protocol == "udp":
+            edge = UdpEdge(self._edge, connector)
+            self._udp_edges.append(edge)
+            return f"udp://{connector.ip}:{await edge.listen()}"
+        listener = Listener(self._tcp, connector)
+        server = await self._context.loop.create_server(
+            listener.connect, connector.ip, connector.port, backlog=BACKLOG
+        )
+        self._servers.append(server)
+        bound: socket.socket = server.sockets[0]
+        return f"tcp://{connector.ip}:{bound.getsockname()[1]}"
+
+    async def listen_for_admin(self, path: Path) -> None:
+        """Listen on a Unix socket that only the user of this process may open."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        listener = Listener(self._tcp, Connector(speaks="http"), is_admin=True)
+        before = os.umask(0o177)
+        try:
+            server = await self._context.loop.create_unix_server(listener.connect, str(path))
+        finally:
+            os.umask(before)
+        self._servers.append(server)
+
+    async def stop(self) -> None:
+        """Stop accepting, give receipts for what was read, then close every connection.
+
+        Returns within `shutdown-timeout-s`. The caller closes the log.
+        """
+        for server in self._servers:
+            server.close()
+        for edge in self._udp_edges:
+            edge.stop_reading()
+        self._tcp.stop_reading()
+        patience_s = self._context.config.limits.shutdown_timeout_s / 3
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._context.durability.wait_quietly(), patience_s)
+        for edge in self._udp_edges:
+            edge.close()
+        await self._tcp.close(patience_s)
+        await asyncio.sleep(0)
+
+
 class Node:
     """Opens the log, creates the declared topics, listens; `stop` reverses it.
 
@@ -76,6 +158,7 @@ class Node:
         self.config = config
         self.data = Path(config.data)
         self._open_log = open_log
+        self._run_note = RunNote(self.data)
 
     async def start(self) -> None:
         """Accept connections when this returns.
@@ -103,9 +186,8 @@ class Node:
             await self.services.start()
             self._http_edge.start()
             self.addresses = await self.server.start()
-            edge = self.http.edge
-            self._admin = Admin(edge, self.services.consumers, self.addresses, self._count)
-            await self._admin.start()
+            await self.server.listen_for_admin(self._run_note.socket)
+            self._run_note.write(self.config.connectors, self.addresses)
         except BaseException:
             if hasattr(self, "services"):
                 self._events.close()
@@ -159,7 +241,7 @@ class Node:
 
     async def stop(self) -> None:
         """Drain, sync, close: nothing that had a receipt, or was read before, is lost."""
-        await self._admin.stop()
+        self._run_note.remove()
         await self._http_edge.stop()
         await self.server.stop()
         self._events.close()

@@ -11,6 +11,9 @@ DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
 DATA/trash/                                         deleted topics until they are removed
 """
 
+import hashlib
+import os
+import tempfile
 from pathlib import Path
 
 from polybus import names
@@ -20,6 +23,8 @@ from polybus.log.disk import FileLock
 FORMAT = 1
 SEGMENT_SUFFIX = ".arrows"
 INDEX_SUFFIX = ".index"
+# Linux allows 108 bytes with the closing NUL, others 104.
+SOCKET_PATH_BYTES_MAX = 100
 
 
 def journal_folder(data: Path) -> Path:
@@ -36,6 +41,14 @@ def topic_folder(data: Path, topic: str) -> Path:
 
 def admin_token_path(data: Path) -> Path:
     return data / "admin.token"
+
+
+def socket_path(wanted: Path) -> Path:
+    """The wanted path of a Unix socket or, if it is too long for one, one in a temporary folder."""
+    if len(os.fsencode(wanted)) <= SOCKET_PATH_BYTES_MAX:
+        return wanted
+    digest = hashlib.blake2b(os.fsencode(wanted), digest_size=10).hexdigest()
+    return Path(tempfile.gettempdir()) / f"polybus-{os.getuid()}" / f"{digest}.sock"
 
 
 def trash_folder(data: Path) -> Path:

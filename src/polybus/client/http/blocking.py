@@ -10,11 +10,12 @@ A refusal is raised as the bus's error, with its code and text. A bus that canno
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from polybus.client.http.connection import JSON, refused
 from polybus.errors import PolybusError, UsageError
@@ -133,16 +134,31 @@ def _head(headers: dict[str, str], token: str | None) -> dict[str, str]:
     return headers if token is None else headers | {"authorization": f"Bearer {token}"}
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket, whose quoted path is the host of an http+unix URL."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(CONNECT_TIMEOUT_S)
+        self.sock.connect(self._path)
+
+
 def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError("client.url", f"url {url!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in ("http", "https", "http+unix") or not host:
         raise UsageError("client.url", f"url {url!r} must be like http://127.0.0.1:55545")
     connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
-    if parts.scheme == "https":
+    if parts.scheme == "http+unix":
+        connection = _UnixConnection(unquote(parts.netloc))
+    elif parts.scheme == "https":
         context = ssl.create_default_context()
         connection = http.client.HTTPSConnection(
             host, port, timeout=CONNECT_TIMEOUT_S, context=context

@@ -46,7 +46,9 @@ class HttpProtocol(HttpToolsProtocol):
         state: HttpState,
         connection: Connection,
     ) -> None:
-        super().__init__(config=config, server_state=server_state, app_state={})
+        # Requests have it as their `state`.
+        shared = {"is_admin": connection.is_admin}
+        super().__init__(config=config, server_state=server_state, app_state=shared)
         self._bad_peers = state.bad_peers
         self._head_bytes_max = state.config.http.head_bytes_max
         self._connection = connection

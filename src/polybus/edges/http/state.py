@@ -6,7 +6,7 @@ from typing import Protocol
 
 from polybus.bus.bus import Topic
 from polybus.config import Config
-from polybus.edges.admin.token import AdminToken
+from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
 from polybus.scan import Flow
 from polybus.services.services import Services

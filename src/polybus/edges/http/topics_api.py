@@ -4,7 +4,7 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from starlette.responses import Response
@@ -33,7 +33,7 @@ class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=Tru
     """A topic holds the offsets `start` (inclusive) to `stop` (exclusive) of its epoch.
 
     For a `damaged` topic epoch, start and stop are 0. Messages are counted since the bus started;
-    `published_on` names the protocols on which they came in.
+    `published_on` names the protocols on which they came in. `lag` is the largest of any consumer.
     """
 
     name: str
@@ -44,12 +44,25 @@ class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=Tru
     messages_out: int
     published_on: list[str]
     subscribers: int
+    lag: int | None
     damaged: str = ""
 
 
-class TopicDetail(TopicState, rename="kebab", omit_defaults=True, kw_only=True):
-    """A topic and its consumers."""
+class TopicRetention(msgspec.Struct, rename="kebab"):
+    """A topic's own retention; null is that of the bus."""
 
+    retention_age_s: float | None
+    retention_bytes: int | None
+
+
+class TopicDetail(TopicState, rename="kebab", omit_defaults=True, kw_only=True):
+    """A topic, its settings, the size of its history, and its consumers."""
+
+    settings: TopicRetention
+    history_files: int
+    history_bytes: int
+    handed_over: int | msgspec.UnsetType = msgspec.UNSET
+    memory_bytes: int | msgspec.UnsetType = msgspec.UNSET
     consumers: list[TopicConsumer]
 
 
@@ -68,7 +81,7 @@ class ConsumerList(msgspec.Struct):
     consumers: list[ConsumerView]
 
 
-def state_of(call: Call, name: str, *, in_list: bool = False) -> TopicState:
+def state_of(call: Call, name: str, lag: int | None = None, *, in_list: bool = False) -> TopicState:
     """Raises StorageError, the topic is damaged; not in a list, where it would hide the others."""
     bounds, damaged = Bounds(0, 0, 0), ""
     try:
@@ -87,6 +100,7 @@ def state_of(call: Call, name: str, *, in_list: bool = False) -> TopicState:
         messages_out=sum(one.messages for one in call.state.delivered(topic).values()),
         published_on=sorted(topic.traffic.taken),
         subscribers=len(topic.subscribers),
+        lag=lag,
         damaged=damaged,
     )
 
@@ -95,9 +109,14 @@ async def list_topics(call: Call, query: ListQuery) -> Annotated[Response, Topic
     """All topics; system topics too with system=true."""
     bus = call.state.bus
     pieces = []
+    lags = call.state.consumers.lags()
     async for found in _in_order(bus.topic_names(system=query.system)):
         # Some may have been deleted since.
-        topics = [state_of(call, name, in_list=True) for name in found if bus.has_topic(name)]
+        topics = [
+            state_of(call, name, lags.get(name), in_list=True)
+            for name in found
+            if bus.has_topic(name)
+        ]
         if topics:
             pieces.append(msgspec.json.encode(topics)[1:-1])
     if query.durable:
@@ -129,8 +148,19 @@ async def create(call: Call, body: NewTopic) -> TopicState:
 
 async def show(call: Call, topic: str) -> TopicDetail:
     """One topic."""
-    fields = msgspec.structs.asdict(state_of(call, topic))
-    return TopicDetail(**fields, consumers=call.state.consumers.of_topic(topic))
+    consumers = call.state.consumers.of_topic(topic)
+    lag = max((one.lag or 0 for one in consumers), default=None)
+    log = call.state.bus.log
+    settings = log.settings(topic)
+    figures: dict[str, Any] = {
+        name.replace("-", "_"): value for name, value in log.describe(topic).items()
+    }
+    return TopicDetail(
+        **msgspec.structs.asdict(state_of(call, topic, lag)),
+        settings=TopicRetention(settings.retention_age_s, settings.retention_bytes),
+        consumers=consumers,
+        **figures,
+    )
 
 
 async def delete(call: Call, topic: str) -> None:

@@ -41,10 +41,11 @@ UNDETECTED = ("goms", "queue")
 class Listener:
     """Makes the connections of one TCP connector."""
 
-    def __init__(self, tcp: TcpShared, connector: Connector) -> None:
+    def __init__(self, tcp: TcpShared, connector: Connector, *, is_admin: bool = False) -> None:
         """Raises ConfigError: the connector's certificate cannot be loaded."""
         self.tcp = tcp
         self.connector = connector
+        self.is_admin = is_admin
         self.protocols = connector.protocols
         self.tls = tls_context(connector.tls) if connector.tls is not None else None
 
@@ -78,6 +79,11 @@ class Connection(Stream):
         # Consecutive full reads while the receive buffer is narrow; FULL_READS when it is not.
         self._full_reads = FULL_READS
         self._unfinished = 0
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it came through the administrator's socket."""
+        return self._listener.is_admin
 
     # asyncio calls these
 

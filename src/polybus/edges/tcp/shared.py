@@ -31,6 +31,9 @@ class OpenConnection(Assembling, Protocol):
     name: str
     translator: Translator | None
 
+    @property
+    def is_admin(self) -> bool: ...
+
     def close(self) -> None: ...
 
     def abort(self) -> None: ...
@@ -69,9 +72,10 @@ class TcpShared:
         self._tick = self.loop.call_later(TICK_S, self._on_tick)
 
     def admit(self, connection: OpenConnection) -> bool:
-        """Add a new connection unless there are too many."""
+        """Add a new connection unless there are too many; the administrator is always let in."""
         limit = self._connections_max
-        if self._is_stopping or len(self.connections) >= limit:
+        is_full = len(self.connections) >= limit and not connection.is_admin
+        if self._is_stopping or is_full:
             text = f"there are {limit} connections (connections-max, or the limit of open files)"
             self.edge.bad_peers.note(connection.name, "unknown", "connections.too-many", text)
             return False

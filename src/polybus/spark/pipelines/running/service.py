@@ -19,11 +19,9 @@ Nothing here imports PySpark.
 
 import contextlib
 import datetime
-import hashlib
 import os
 import socket
 import socketserver
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +33,7 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log import layout
 from polybus.log.disk import FileLock
 from polybus.processes import is_alive
 
@@ -46,8 +45,6 @@ ROWS_MAX_LIMIT = 1_000_000
 """The most rows a request may ask for: an answer is held in memory as a whole."""
 ANSWER_TIMEOUT_S = 600.0
 STOP_INTERVAL_S = 0.1
-# Linux allows 108 bytes with the closing NUL, other systems 104.
-SOCKET_PATH_BYTES_MAX = 100
 T = TypeVar("T")
 RunSql = Callable[[str, int], tuple[pa.Table, bool]]
 
@@ -89,12 +86,7 @@ def only_one(data: Path) -> FileLock:
 
 
 def socket_path(data: Path) -> Path:
-    """In the data folder; if that path is too long for a socket, in a temporary folder."""
-    path = folder(data.resolve()) / "pipeline.sock"
-    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
-        return path
-    digest = hashlib.blake2b(os.fsencode(path), digest_size=10).hexdigest()
-    return Path(tempfile.gettempdir()) / f"polybus-{os.getuid()}" / f"{digest}.sock"
+    return layout.socket_path(folder(data.resolve()) / "pipeline.sock")
 
 
 def write_note(data: Path, *, master: str, jvm: int) -> None:

@@ -1,12 +1,16 @@
-"""The administrator's token: made once, readable by its owner alone, and compared as a whole."""
+"""The administrator's ways in: a token, and a socket that only the owner may open."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
+import httpx
 import pytest
+from http_kit import http_bus
 
-from polybus.edges.admin.token import load_or_make
+from polybus.edges.admin import load_or_make
 from polybus.errors import StorageError
 from polybus.log.layout import admin_token_path
 
@@ -38,3 +42,20 @@ def test_a_file_without_a_token_is_refused_with_what_to_do(tmp_path: Path) -> No
     admin_token_path(tmp_path).write_text("\n")
     with pytest.raises(StorageError, match="remove the file"):
         load_or_make(tmp_path)
+
+
+async def test_the_socket_speaks_the_api_with_the_rights_of_the_administrator() -> None:
+    async with http_bus("news", limits={"connections-max": 1}) as http:
+        assert (await http.client.get("/healthz")).status_code == 200
+        run = json.loads((http.node.data / "run.json").read_text())
+        assert os.stat(run["admin"]).st_mode & 0o777 == 0o600
+        transport = httpx.AsyncHTTPTransport(uds=run["admin"])
+        # Although there are as many connections as there may be.
+        async with httpx.AsyncClient(transport=transport, base_url="http://bus") as admin:
+            topics = (await admin.get("/v1/topics")).json()["topics"]
+            assert [one["name"] for one in topics] == ["news"]
+            path = "/v1/topics/$events/messages"
+            assert (await admin.post(path, content=b"{}")).status_code == 200
+            assert (await http.client.post(path, content=b"{}")).status_code == 403
+    with pytest.raises(FileNotFoundError):
+        os.stat(run["admin"])

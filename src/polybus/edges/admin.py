@@ -1,0 +1,89 @@
+"""The administrator's ways in: a Unix socket in the data folder, and a token.
+
+Both lead to the HTTP API, and permit what clients on the network may not do. Users who may open the
+socket's file are administrators. Other calls carry the token, DATA/admin.token, as `Authorization:
+Bearer …`; the bus creates it when it starts without one. `run.json` in the data folder names the
+socket, the process and its addresses while the bus runs.
+"""
+
+import hmac
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from polybus.config import Connector
+from polybus.errors import StorageError
+from polybus.log.disk import replace_file
+from polybus.log.layout import admin_token_path, socket_path
+from polybus.log.topics import storage_error
+
+TOKEN_BYTES = 32
+TOKEN_CHARACTERS_MIN = 16
+SCHEME = "bearer "
+
+
+class AdminToken:
+    """The token of one bus; compared in constant time."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def is_in(self, authorization: str | None) -> bool:
+        """Whether an Authorization header carries the token."""
+        if authorization is None or not authorization[: len(SCHEME)].lower() == SCHEME:
+            return False
+        return hmac.compare_digest(authorization[len(SCHEME) :].strip().encode(), self._token)
+
+
+def load_or_make(data: Path) -> AdminToken:
+    """Read the token of a data folder, or create it, readable by its owner only.
+
+    Raises:
+        StorageError: the file cannot be read or written, or holds no token.
+    """
+    path = admin_token_path(data)
+    try:
+        if not path.exists():
+            token = secrets.token_urlsafe(TOKEN_BYTES)
+            replace_file(path, f"{token}\n".encode(), mode=0o600)
+        token = path.read_text(errors="replace").strip()
+    except OSError as error:
+        raise storage_error(error, f"cannot use {path}") from error
+    if len(token) < TOKEN_CHARACTERS_MIN:
+        text = f"{path} holds no token: remove the file, and the next start creates one"
+        raise StorageError("admin.token-file", text)
+    return AdminToken(token)
+
+
+class RunNote:
+    """`run.json` and the socket of a running bus."""
+
+    def __init__(self, data: Path) -> None:
+        self._path = data / "run.json"
+        self.socket = socket_path(data.resolve() / "admin.sock")
+
+    def write(self, connectors: Sequence[Connector], addresses: Sequence[str]) -> None:
+        run = {
+            "pid": os.getpid(),
+            "addresses": addresses,
+            "http": _http_urls(connectors, addresses),
+            "admin": str(self.socket),
+        }
+        self._path.write_bytes(msgspec.json.encode(run))
+
+    def remove(self) -> None:
+        self.socket.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
+
+
+def _http_urls(connectors: Sequence[Connector], addresses: Sequence[str]) -> list[str]:
+    """The addresses at which HTTP is spoken, as URLs."""
+    urls = []
+    for connector, address in zip(connectors, addresses, strict=True):
+        if "http" in connector.protocols and address.startswith("tcp://"):
+            scheme = "https://" if connector.tls is not None else "http://"
+            urls.append(address.replace("tcp://", scheme))
+    return urls

@@ -1,1 +1,0 @@
-"""The administrator's way in: a Unix socket and a token."""
