@@ -32,14 +32,14 @@ import pytest
 from disk_kit import End, Tree, WatchedDisk
 
 from polybus.log.arrow_alone import leave_pandas_out
-from polybus.log.verify.check import verify
+from polybus.log.verify import verify
 
 ENDS: tuple[End, ...] = ("kill", "cut", "torn")
 LOOK_S = 20
 MEMORY_DISK = "/dev/shm" if os.path.isdir("/dev/shm") else None
 # The server from which every test is forked has these already.
 PRELOADED = [
-    *("pytest", "polybus.edges.node", "polybus.lake.compact", "polybus.log.verify.check"),
+    *("pytest", "polybus.edges.node", "polybus.lake.compact", "polybus.log.verify"),
     *("pyarrow.acero", "pyarrow.dataset", "uvicorn.lifespan.off", "zoneinfo"),
 ]
 

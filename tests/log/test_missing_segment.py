@@ -13,7 +13,7 @@ from polybus.errors import StorageError
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.layout import index_path, orphan_indexes, segments
-from polybus.log.verify.check import verify
+from polybus.log.verify import verify
 
 
 def opened(data: Path) -> FileLog:

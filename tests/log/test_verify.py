@@ -14,7 +14,7 @@ from polybus.log import layout
 from polybus.log.history import manifest as manifests
 from polybus.log.history.handover import delete_segments, hand_over
 from polybus.log.journal.commit import HEAD
-from polybus.log.verify.check import Damage, verify
+from polybus.log.verify import Damage, verify
 
 
 def data_directory(data: Path) -> tuple[Path, Path]:

@@ -18,7 +18,7 @@ def verify(config: Config, as_json: bool) -> None:
     Each damage is a line with the topic, the file and the offsets that are lost.
     """
     # Slow to import: Arrow and Parquet.
-    from polybus.log.verify.check import verify as check
+    from polybus.log.verify import verify as check
 
     folder = existing_data(config)
     with progress_bar("checking", hidden=as_json) as update:

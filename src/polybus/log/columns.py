@@ -39,6 +39,10 @@ class TopicRows(NamedTuple):
     min_timestamp_us: int
     max_timestamp_us: int
 
+    @property
+    def stop_offset(self) -> int:
+        return self.first_offset + self.row_count
+
 
 def batch_of(rows: pa.RecordBatch, *, topic: str, epoch: int, first_offset: int) -> Batch:
     """A batch that shares the memory of rows of one topic with consecutive offsets."""

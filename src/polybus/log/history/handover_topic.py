@@ -80,7 +80,7 @@ class TopicHandover:
         if rows.first_offset > self._next:
             self.stop(f"offsets {self._next} to {rows.first_offset - 1} are missing")
             return False
-        return rows.first_offset + rows.row_count > self._next
+        return rows.stop_offset > self._next
 
     def has(self, rows: TopicRows) -> bool:
         """Whether the rows are in history, or belong to an older epoch and are not needed."""
@@ -88,10 +88,7 @@ class TopicHandover:
             return False
         if self._epoch is None or rows.epoch < self._epoch:
             return True
-        return (
-            rows.epoch == self._epoch
-            and rows.first_offset + rows.row_count <= self._manifest.handed_over
-        )
+        return rows.epoch == self._epoch and rows.stop_offset <= self._manifest.handed_over
 
     def stop(self, problem: str) -> None:
         """Hand over only the rows that were added so far."""
@@ -100,7 +97,7 @@ class TopicHandover:
     def add(self, rows: TopicRows, batch: pa.RecordBatch) -> None:
         """Add the next rows: slices of a commit, which they keep in memory until `write`."""
         self._added.append(batch.slice(self._next - rows.first_offset))
-        self._next = rows.first_offset + rows.row_count
+        self._next = rows.stop_offset
 
     def write(self) -> None:
         """Write the added rows to a file, or drop them if the topic was deleted meanwhile."""

@@ -115,7 +115,7 @@ def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
                 log = topics.get(rows.topic)
                 if log is None or log.epoch != rows.epoch:
                     continue
-                end = rows.first_offset + rows.row_count
+                end = rows.stop_offset
                 if end <= log.handed_over:
                     continue
                 if rows.first_offset > log.stop:
@@ -143,7 +143,7 @@ def settle_orphans(topics: dict[str, TopicLog], data: Path, disk: Disk) -> None:
             log = topics.get(rows.topic)
             if log is None or log.epoch != rows.epoch:
                 continue
-            if rows.first_offset + rows.row_count > log.handed_over:
+            if rows.stop_offset > log.handed_over:
                 lost = True
                 log.freeze(f"offsets from {rows.first_offset} on: segment {path.stem} is missing")
         if not lost and index.is_complete:

@@ -280,8 +280,7 @@ def read_message(path: Path, position: int, size: int) -> Buffer:
 
 def damage_of(path: Path, entry: CommitEntry, reason: str) -> StorageError:
     concerned = ", ".join(
-        f"{rows.topic} {rows.first_offset} to {rows.first_offset + rows.row_count - 1}"
-        for rows in entry.topics[:10]
+        f"{rows.topic} {rows.first_offset} to {rows.stop_offset - 1}" for rows in entry.topics[:10]
     )
     if len(entry.topics) > 10:
         concerned += f" and {len(entry.topics) - 10} more"

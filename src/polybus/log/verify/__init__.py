@@ -1,1 +1,0 @@
-"""Checks of everything that a stopped bus has on disk."""
