@@ -12,7 +12,7 @@ import pyarrow as pa
 from polybus.batch import Batch
 from polybus.log import layout
 from polybus.log.disk import Disk
-from polybus.log.history.topic_history import Cursors, TopicHistory
+from polybus.log.history.topic_history import TopicHistory
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.segment import CommitEntry, Segment, SegmentWriter, read_rows
 
@@ -75,15 +75,15 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def history_of(data: Path, topic: str) -> TopicHistory:
-    return TopicHistory(layout.topic_folder(data, topic), cursors=Cursors())
+    return TopicHistory(layout.topic_folder(data, topic))
 
 
 def read_history(history: TopicHistory, offset: int = 0, *, bytes_max: int = 1 << 20) -> pa.Table:
     """Everything in history from an offset on, read as a subscriber would."""
     batches: list[Any] = []
-    while found := history.read(offset, bytes_max=bytes_max):
-        batches += found
-        offset = found[-1].column("offset")[-1].as_py() + 1
+    while (found := history.read(offset, bytes_max=bytes_max)) is not None:
+        batches.append(found)
+        offset = found.column("offset")[-1].as_py() + 1
     return pa.Table.from_batches(batches)
 
 

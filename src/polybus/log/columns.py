@@ -4,6 +4,7 @@ Only keys and headers become Python objects.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ SCHEMA = pa.schema(
     ]
 )
 _VALUE = 5
+_BATCH_BYTES_MIN = 1024
 
 
 class TopicRows(NamedTuple):
@@ -88,6 +90,28 @@ def cut_batch(batch: Batch, *, bytes_max: int) -> Batch:
         if size > bytes_max:
             return batch.slice(0, max(1, index // 2))
     return batch
+
+
+def weight_of(batch: Batch) -> int:
+    """What a batch counts against the limit of a read; not nothing, so that a read ends."""
+    return max(batch.value_bytes, _BATCH_BYTES_MIN)
+
+
+def copy_of(batch: Batch) -> Batch:
+    """A copy for a reader, whose cached encodings must not stay in memory with ours."""
+    return batch.slice(0, len(batch))
+
+
+def limited(batches: Iterable[Batch], *, bytes_max: int) -> list[Batch]:
+    """Copies of the first batches with about `bytes_max` together, but at least one message."""
+    found = []
+    for batch in batches:
+        part = cut_batch(batch, bytes_max=bytes_max)
+        found.append(copy_of(batch) if part is batch else part)
+        bytes_max -= weight_of(part)
+        if bytes_max <= 0 or part is not batch:
+            break
+    return found
 
 
 def row_at(rows: pa.RecordBatch, timestamp_us: int) -> int | None:

@@ -7,9 +7,9 @@ is recovered, is in log/journal/recovery.py, log/history/handover.py and log/top
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from polybus import config, scan
 from polybus.batch import Batch
@@ -18,25 +18,17 @@ from polybus.log.disk import Disk
 from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
 from polybus.log.history.topic_history import TopicHistory
-from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
+from polybus.log.interface import LogCallbacks
 from polybus.log.journal.committer import Committer
 from polybus.log.journal.recovery import recover, restore, settle_orphans
-from polybus.log.journal.segment import CommitEntry, read_index
-from polybus.log.journal.topic_commits import CommitRows
 from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
 from polybus.log.topic_log import LogShared, TopicLog
-from polybus.log.topics import TopicStore, storage_error, unknown
+from polybus.log.topics import LogOfTopics, TopicStore, storage_error, unknown
 
 logger = logging.getLogger("polybus.log")
-T = TypeVar("T")
-
-RECENT_BYTES_MAX = 8 << 20
-"""Memory for the batches written last, of all topics together."""
-REREAD_BYTES_MAX = 8 << 20
-"""Memory for the commits read last from the journal."""
 
 
-class FileLog:
+class FileLog(LogOfTopics[TopicLog]):
     """The Log on disk (polybus.log.interface has the promises).
 
     `create_topic` and `delete_topic` sync small files, so they may take some milliseconds.
@@ -68,18 +60,15 @@ class FileLog:
         self._clock = clock
         self._retention = retention
         self._disk = disk or Disk()
-        self._shared = LogShared(
-            recent_bytes_max=RECENT_BYTES_MAX, reread_bytes_max=REREAD_BYTES_MAX
-        )
-        self._shared.on_damage = self._freeze_all_in
-        self._topics: dict[str, TopicLog] = {}
-        self._sealed: list[Path] = []
+        self._shared = LogShared()
+        self._topics = self._shared.topics
         self._journal = Committer(
             journal_folder(data),
             durability=durability,
             settings=journal,
             disk=self._disk,
-            events=self,
+            shared=self._shared,
+            callbacks=self._callbacks,
         )
         self._maintenance = Maintenance(
             self,
@@ -106,7 +95,7 @@ class FileLog:
     def _open(self) -> None:
         self._store = TopicStore(self.data, clock=self._clock, disk=self._disk)
         for topic in self._store.names():
-            self._topics[topic] = self._topic_log(topic)
+            self._topics[topic] = self._opened(topic)
         # A kill may have come between the creation of a name and the fsync of its folder, and the
         # names that this start finds are built upon without another fsync.
         for folder in (self.data.parent, self.data, journal_folder(self.data)):
@@ -114,12 +103,12 @@ class FileLog:
         recovered = recover(self.data, self._disk)
         restore(self._topics, recovered)
         settle_orphans(self._topics, self.data, self._disk)
-        self._sealed = [segment.path for segment in recovered.segments if segment.sealed]
+        self._shared.sealed = [segment.path for segment in recovered.segments if segment.sealed]
         live = recovered.live
         writer = None if live is None else live.writer(self._disk)
         self._journal.start(recovered.next_commit, writer)
 
-    def _topic_log(self, topic: str) -> TopicLog:
+    def _opened(self, topic: str) -> TopicLog:
         epoch = self._store.epoch(topic)
         try:
             history = TopicHistory(topic_folder(self.data, topic))
@@ -132,12 +121,6 @@ class FileLog:
 
     # The Log.
 
-    def topics(self) -> Iterable[str]:
-        return list(self._topics)
-
-    def settings(self, topic: str) -> TopicSettings:
-        return self._store.settings(topic)
-
     def describe(self, topic: str) -> dict[str, int]:
         log = self._log_of(topic)
         files = [] if log.history is None else log.history.manifest.files
@@ -146,23 +129,6 @@ class FileLog:
             "history-bytes": sum(file.bytes for file in files),
             "handed-over": log.handed_over,
         }
-
-    def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
-        epoch = self._store.create(topic, settings)
-        self._topics[topic] = self._topic_log(topic)
-        return Bounds(epoch, 0, 0)
-
-    def delete_topic(self, topic: str) -> None:
-        self._store.delete(topic)
-        del self._topics[topic]
-
-    def bounds(self, topic: str) -> Bounds:
-        log = self._log_of(topic)
-        if log.frozen is not None:
-            raise log.frozen.again()
-        # `start` first: it never passes a `stop` that is read later.
-        start = log.start
-        return Bounds(log.epoch, start, log.stop)
 
     def append(self, batch: Batch, *, urgent: bool = False) -> int:
         log = self._topics.get(batch.topic)
@@ -253,7 +219,7 @@ class FileLog:
         self._journal.seal()
 
     def sealed_segments(self) -> list[Path]:
-        return list(self._sealed)
+        return list(self._shared.sealed)
 
     def after_handover(self, segments: list[Path]) -> None:
         """Reload the manifests; delete these segments."""
@@ -279,13 +245,7 @@ class FileLog:
         return True
 
     def _forget(self, segment: Path) -> None:
-        with self._shared.lock:
-            for log in list(self._topics.values()):
-                log.places.forget(segment)
-                log.forget_entries()
-            # Under the lock, because the committer may add to the list meanwhile.
-            self._sealed = [path for path in self._sealed if path != segment]
-        self._shared.reread.forget(segment)
+        self._shared.forget(segment)
         # In this order: `settle_orphans` removes an index that a crash leaves without its segment.
         self._disk.unlink(segment)
         self._disk.unlink(index_path(segment))
@@ -299,48 +259,3 @@ class FileLog:
             log = self._topics.get(topic)
             if log is not None and log.history is not None:
                 log.history.reload()
-
-    # Callbacks of the committer, on its thread.
-
-    def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
-        with self._shared.lock:
-            scan.add_places(entry.topics, self._topics, segment, entry.position, entry.size)
-            self._shared.recent.keep(batches, self._topics)
-
-    def sealed(self, segment: Path) -> None:
-        # Maintenance is not woken: under full load a segment fills every second, and the hand-over
-        # would run all the time. It takes all sealed segments every `handover-interval-s`.
-        with self._shared.lock:
-            self._sealed = [*self._sealed, segment]
-
-    def durable_to(self, ticket: int) -> None:
-        _tell(self._callbacks.on_durable, ticket)
-
-    def failed(self, error: StorageError) -> None:
-        _tell(self._callbacks.on_failed, error)
-
-    # Damage.
-
-    def _log_of(self, topic: str) -> TopicLog:
-        log = self._topics.get(topic)
-        if log is None:
-            raise unknown(topic)
-        return log
-
-    def _freeze_all_in(self, place: CommitRows, error: StorageError) -> None:
-        """Freeze every topic that has messages in a damaged commit."""
-        logger.error("%s", error.text)
-        for entry in read_index(index_path(place.segment)).entries:
-            if entry.position == place.position:
-                for rows in entry.topics:
-                    log = self._topics.get(rows.topic)
-                    if log is not None and log.epoch == rows.epoch:
-                        log.freeze(error.text)
-
-
-def _tell(listener: Callable[[T], None], news: T) -> None:
-    """Call a listener. Its failure, for example a closed loop, must not look like a disk error."""
-    try:
-        listener(news)
-    except Exception:
-        logger.exception("a listener of the log failed")

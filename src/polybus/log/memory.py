@@ -5,16 +5,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
-from polybus.log.columns import cut_batch
-from polybus.log.interface import Bounds, LogCallbacks, TopicSettings
+from polybus.log.columns import copy_of, limited
+from polybus.log.interface import LogCallbacks
 from polybus.log.layout import DataLock
-from polybus.log.topics import TopicStore, storage_error, unknown
+from polybus.log.topics import LogOfTopics, TopicStore, storage_error, unknown
 
 _BATCH_OVERHEAD_BYTES = 512
 _DROPPED_MAX = 1024
@@ -27,10 +27,11 @@ class MemoryTopic:
     their entries were dropped, so a reader with the old pair is not disturbed.
     """
 
-    __slots__ = ("bytes", "dropped", "epoch", "parts", "start", "stop")
+    __slots__ = ("bytes", "dropped", "epoch", "frozen", "parts", "start", "stop")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
+        self.frozen: StorageError | None = None
         self.start = 0
         self.stop = 0
         self.bytes = 0
@@ -66,7 +67,7 @@ class MemoryTopic:
         return kept
 
 
-class MemoryLog:
+class MemoryLog(LogOfTopics[MemoryTopic]):
     """The Log in memory (polybus.log.interface has the promises).
 
     Every message counts as durable at once, although a crash loses all. When all topics together
@@ -102,38 +103,23 @@ class MemoryLog:
         except StorageError:
             self._release()
             raise
-        self._topics = {
-            topic: MemoryTopic(self._store.epoch(topic)) for topic in self._store.names()
-        }
+        self._topics = {topic: self._opened(topic) for topic in self._store.names()}
 
-    def topics(self) -> Iterable[str]:
-        return list(self._topics)
-
-    def settings(self, topic: str) -> TopicSettings:
-        return self._store.settings(topic)
+    def _opened(self, topic: str) -> MemoryTopic:
+        return MemoryTopic(self._store.epoch(topic))
 
     def describe(self, topic: str) -> dict[str, int]:
         return {
             "history-files": 0,
             "history-bytes": 0,
-            "memory-bytes": self._topic(topic).bytes,
+            "memory-bytes": self._log_of(topic).bytes,
         }
 
-    def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
-        epoch = self._store.create(topic, settings)
-        self._topics[topic] = MemoryTopic(epoch)
-        return Bounds(epoch, 0, 0)
-
     def delete_topic(self, topic: str) -> None:
-        self._store.delete(topic)
-        gone = self._topics.pop(topic)
+        gone = self._log_of(topic)
+        super().delete_topic(topic)
         self._bytes -= gone.bytes
         self._order = deque(entry for entry in self._order if entry[0] is not gone)
-
-    def bounds(self, topic: str) -> Bounds:
-        log = self._topic(topic)
-        start = log.start
-        return Bounds(log.epoch, start, log.stop)
 
     def append(self, batch: Batch, *, urgent: bool = False) -> int:
         """Store the batch. Only if it is urgent, call `on_durable` before this returns."""
@@ -153,7 +139,7 @@ class MemoryLog:
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
         for batch in batches:
-            self._topic(batch.topic)
+            self._log_of(batch.topic)
         for batch in batches:
             self.append(batch)
         if urgent:
@@ -183,29 +169,14 @@ class MemoryLog:
     def pending_bytes(self) -> int:
         return 0
 
-    @property
-    def failure(self) -> StorageError | None:
-        return None
-
-    @property
-    def frozen(self) -> dict[str, StorageError]:
-        return {}
-
     def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
-        found = []
-        for batch in self._topic(topic).from_offset(offset):
-            part = cut_batch(batch, bytes_max=bytes_max)
-            found.append(_same(part, part.buffer))
-            bytes_max -= part.value_bytes
-            if bytes_max <= 0 or part is not batch:
-                break
-        return found
+        return limited(self._log_of(topic).from_offset(offset), bytes_max=bytes_max)
 
     def read_recent(self, topic: str, offset: int) -> list[Batch] | None:
-        return [_same(batch, batch.buffer) for batch in self._topic(topic).from_offset(offset)]
+        return [copy_of(batch) for batch in self._log_of(topic).from_offset(offset)]
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
-        log = self._topic(topic)
+        log = self._log_of(topic)
         stop = log.stop
         firsts, batches = log.parts
         for batch in batches[: bisect_left(firsts, stop)]:
@@ -224,12 +195,6 @@ class MemoryLog:
         if self._lock is not None:
             self._lock.release()
 
-    def _topic(self, topic: str) -> MemoryTopic:
-        log = self._topics.get(topic)
-        if log is None:
-            raise unknown(topic)
-        return log
-
 
 def _own(batch: Batch) -> tuple[Batch, int]:
     """The batch as the log keeps it, and its size.
@@ -238,23 +203,11 @@ def _own(batch: Batch) -> tuple[Batch, int]:
     """
     spans_bytes = len(batch.spans) * 4 + _BATCH_OVERHEAD_BYTES
     value_bytes = scan.spans_bytes(batch.spans)
-    buffer_bytes = len(batch.buffer)
-    if buffer_bytes <= 2 * value_bytes:
-        return _same(batch, batch.buffer), buffer_bytes + spans_bytes
-    values, ends = scan.gather([batch.buffer], [batch.spans])
-    kept = _same(batch, values)
+    kept = batch.slice(0, 0)
+    kept.keys, kept.headers, kept.stored = batch.keys, batch.headers, None
+    if len(batch.buffer) <= 2 * value_bytes:
+        kept.spans = batch.spans
+        return kept, len(batch.buffer) + spans_bytes
+    kept.buffer, ends = scan.gather([batch.buffer], [batch.spans])
     kept.spans = scan.spans_of_offsets(ends, 0, len(batch))
     return kept, value_bytes + spans_bytes
-
-
-def _same(batch: Batch, buffer: bytes | bytearray | memoryview) -> Batch:
-    """A batch with the same messages and no cached encodings."""
-    same = Batch(batch.topic, buffer, batch.spans)
-    same.keys = batch.keys
-    same.headers = batch.headers
-    same.protocol = batch.protocol
-    same.sender = batch.sender
-    same.timestamp_us = batch.timestamp_us
-    same.epoch = batch.epoch
-    same.first_offset = batch.first_offset
-    return same

@@ -7,9 +7,10 @@ commits) and the left end of `tail` belong to the committer, under the log's loc
 never finds a gap.
 """
 
+import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -18,35 +19,78 @@ from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log import columns
 from polybus.log.history.topic_history import TopicHistory
-from polybus.log.journal.cache import CommitCache, RecentBatches
+from polybus.log.journal.cache import LruCache, RecentBatches
 from polybus.log.journal.commit import Damaged
-from polybus.log.journal.message import read_rows as rows_of
-from polybus.log.journal.segment import read_message
+from polybus.log.journal.message import read_rows
+from polybus.log.journal.segment import CommitEntry, read_index, read_message
 from polybus.log.journal.topic_commits import CommitRows, TopicCommits
+from polybus.log.layout import index_path
 
+logger = logging.getLogger("polybus.log")
+
+RECENT_BYTES_MAX = 8 << 20
+"""Memory for the batches written last, of all topics together."""
+REREAD_BYTES_MAX = 8 << 20
+"""Memory for the commits read last from the journal."""
 _COMMITS_MAX = 64
 _RECENT_BATCHES_MAX = 1024
 _RETRIES_MAX = 5
-_BATCH_BYTES_MIN = 1024
-"""The least that a batch counts against `bytes_max`, so that a read of tiny commits ends."""
 
 
 class LogShared:
-    """The lock and caches that all topics of a log share."""
+    """The topics of a log and the complete segments, with the lock and the caches for them."""
 
-    def __init__(self, *, recent_bytes_max: int, reread_bytes_max: int) -> None:
+    def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.recent = RecentBatches(bytes_max=recent_bytes_max)
-        self.reread = CommitCache(bytes_max=reread_bytes_max)
-        self.on_damage: Callable[[CommitRows, StorageError], None] = lambda place, error: None
+        self.topics: dict[str, TopicLog] = {}
+        self.sealed: list[Path] = []
+        self._recent = RecentBatches(bytes_max=RECENT_BYTES_MAX)
+        self._reread: LruCache[tuple[Path, int], pa.RecordBatch] = LruCache(REREAD_BYTES_MAX)
 
-    def rows(self, place: CommitRows) -> pa.RecordBatch:
-        """The commit's rows. Raises Damaged, or FileNotFoundError if the segment was deleted."""
-        rows = self.reread.get(place.segment, place.position)
-        if rows is None:
-            rows = rows_of(read_message(place.segment, place.position, place.size))
-            self.reread.put(place.segment, place.position, rows)
-        return rows
+    def add(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
+        """A commit can be read from its segment; it is not durable yet."""
+        with self.lock:
+            scan.add_places(entry.topics, self.topics, segment, entry.position, entry.size)
+            self._recent.keep(batches, self.topics)
+
+    def seal(self, segment: Path) -> None:
+        # Maintenance is not woken: under full load a segment fills every second, and the hand-over
+        # would run all the time. It takes all sealed segments every `handover-interval-s`.
+        with self.lock:
+            self.sealed = [*self.sealed, segment]
+
+    def forget(self, segment: Path) -> None:
+        with self.lock:
+            for log in list(self.topics.values()):
+                log.places.forget(segment)
+                log.forget_entries()
+            # Under the lock, because the committer may add to the list meanwhile.
+            self.sealed = [path for path in self.sealed if path != segment]
+
+    def rows(self, place: CommitRows, topic: str) -> pa.RecordBatch:
+        """A topic's rows. Raises StorageError, or FileNotFoundError if the segment was deleted."""
+        try:
+            commit = self._reread.take((place.segment, place.position))
+            if commit is None:
+                commit = read_rows(read_message(place.segment, place.position, place.size))
+            self._reread.put((place.segment, place.position), commit, commit.nbytes)
+            return place.part_of(commit, topic)
+        except Damaged as error:
+            raise self._damage(place, topic, str(error)) from error
+
+    def _damage(self, place: CommitRows, topic: str, reason: str) -> StorageError:
+        """The error for a damaged commit; freezes every topic that has messages in it."""
+        text = (
+            f"journal segment {place.segment.name}, byte {place.position}: topic {topic!r}, "
+            f"offsets {place.first_offset} to {place.stop_offset - 1}: {reason}"
+        )
+        logger.error("%s", text)
+        for entry in read_index(index_path(place.segment)).entries:
+            for rows in entry.topics if entry.position == place.position else ():
+                log = self.topics.get(rows.topic)
+                if log is not None and log.epoch == rows.epoch:
+                    log.freeze(text)
+        return StorageError("log.damaged", text)
 
 
 class TopicLog(scan.TopicEnd):
@@ -99,17 +143,19 @@ class TopicLog(scan.TopicEnd):
                 raise
             found += batches
             offset = found[-1].last_offset + 1
-            bytes_max -= sum([max(batch.value_bytes, _BATCH_BYTES_MIN) for batch in batches])
+            bytes_max -= sum([columns.weight_of(batch) for batch in batches])
         return found
 
     def _read_some(self, offset: int, stop: int, *, bytes_max: int) -> list[Batch]:
         """At least one batch, from wherever the offset is."""
         for _ in range(_RETRIES_MAX):
             if self.history is not None and offset < self.history.handed_over:
-                return self._read_history(self.history, offset, bytes_max=bytes_max)
+                rows = self.history.read(offset, bytes_max=bytes_max)
+                if rows is not None:
+                    return [self._batch_of(rows, offset)]
             tail = self._tail_from(offset, stop)
             if tail is not None:
-                return list(_limited(tail, bytes_max))
+                return columns.limited(tail, bytes_max=bytes_max)
             with self._shared.lock:
                 places = self.places.find(offset, commits_max=_COMMITS_MAX)
             # A hand-over may have moved the rows to history meanwhile: look again.
@@ -122,52 +168,27 @@ class TopicLog(scan.TopicEnd):
         self.freeze(text)
         raise StorageError("log.damaged", text)
 
-    def _read_history(self, history: TopicHistory, offset: int, *, bytes_max: int) -> list[Batch]:
-        found = []
-        for rows in history.read(offset, bytes_max=bytes_max):
-            found.append(
-                columns.batch_of(rows, topic=self.name, epoch=self.epoch, first_offset=offset)
-            )
-            offset += rows.num_rows
-        return found
+    def _batch_of(self, rows: pa.RecordBatch, offset: int) -> Batch:
+        return columns.batch_of(rows, topic=self.name, epoch=self.epoch, first_offset=offset)
 
     def _read_places(self, places: list[CommitRows], offset: int, *, bytes_max: int) -> list[Batch]:
         found: list[Batch] = []
         for place in places:
             try:
-                batch = self._batch_at(place, self._shared.rows(place), offset, bytes_max=bytes_max)
-            except (Damaged, FileNotFoundError) as error:
+                rows = self._shared.rows(place, self.name)
+            except (StorageError, FileNotFoundError):
                 if found:
                     break
-                if isinstance(error, FileNotFoundError):
-                    raise
-                raise self._damage(place, str(error)) from error
+                raise
+            if offset > place.first_offset:
+                rows = rows.slice(offset - place.first_offset)
+            batch = self._batch_of(columns.cut(rows, bytes_max=bytes_max), offset)
             found.append(batch)
             offset = batch.last_offset + 1
-            bytes_max -= max(batch.value_bytes, _BATCH_BYTES_MIN)
+            bytes_max -= columns.weight_of(batch)
             if bytes_max <= 0 or offset < place.stop_offset:
                 break
         return found
-
-    def _batch_at(
-        self, place: CommitRows, rows: pa.RecordBatch, offset: int, *, bytes_max: int
-    ) -> Batch:
-        skipped = offset - place.first_offset
-        part = rows.slice(place.first_row + skipped, place.row_count - skipped)
-        if part.column(2)[0].as_py() != offset:
-            raise Damaged("the index and the segment do not agree")
-        part = columns.cut(part, bytes_max=bytes_max)
-        return columns.batch_of(part, topic=self.name, epoch=self.epoch, first_offset=offset)
-
-    def _damage(self, place: CommitRows, reason: str) -> StorageError:
-        last = place.stop_offset - 1
-        text = (
-            f"journal segment {place.segment.name}, byte {place.position}: topic {self.name!r}, "
-            f"offsets {place.first_offset} to {last}: {reason}"
-        )
-        error = StorageError("log.damaged", text)
-        self._shared.on_damage(place, error)
-        return error
 
     def read_recent(self, offset: int) -> list[Batch] | None:
         stop = self.check(offset)
@@ -176,7 +197,7 @@ class TopicLog(scan.TopicEnd):
         tail = self._tail_from(offset, stop)
         if tail is None or len(tail) > _RECENT_BATCHES_MAX:
             return None
-        return [_same(batch) for batch in tail]
+        return [columns.copy_of(batch) for batch in tail]
 
     def _tail_from(self, offset: int, stop: int) -> list[Batch] | None:
         """The batches in memory from an offset on; None if the offset is not in memory.
@@ -187,7 +208,7 @@ class TopicLog(scan.TopicEnd):
         tail = list(self.tail)
         while tail and tail[-1].first_offset >= stop:
             tail.pop()
-        first = bisect_right(tail, offset, key=_first_offset) - 1
+        first = bisect_right(tail, offset, key=lambda batch: batch.first_offset) - 1
         if first < 0:
             return None
         found = tail[first:]
@@ -221,11 +242,7 @@ class TopicLog(scan.TopicEnd):
                 place = self.places.find_time(timestamp_us, offset_min=offset)
             if place is None or (tail and place.first_offset >= tail[0].first_offset):
                 break
-            try:
-                rows = self._shared.rows(place)
-            except Damaged as error:
-                raise self._damage(place, str(error)) from error
-            row = columns.row_at(rows.slice(place.first_row, place.row_count), timestamp_us)
+            row = columns.row_at(self._shared.rows(place, self.name), timestamp_us)
             if row is not None and place.first_offset + row >= offset:
                 return place.first_offset + row
             offset = place.stop_offset
@@ -234,21 +251,3 @@ class TopicLog(scan.TopicEnd):
                 # During an append the tail is ahead of `stop` for a moment.
                 return min(batch.first_offset, stop)
         return stop
-
-
-def _first_offset(batch: Batch) -> int:
-    return batch.first_offset
-
-
-def _same(batch: Batch) -> Batch:
-    """A copy for a reader, whose cached encodings must not stay in memory with ours."""
-    return batch.slice(0, len(batch))
-
-
-def _limited(batches: Iterable[Batch], bytes_max: int) -> Iterable[Batch]:
-    for batch in batches:
-        part = columns.cut_batch(batch, bytes_max=bytes_max)
-        yield _same(batch) if part is batch else part
-        bytes_max -= max(part.value_bytes, _BATCH_BYTES_MIN)
-        if bytes_max <= 0 or part is not batch:
-            return

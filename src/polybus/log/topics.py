@@ -14,14 +14,16 @@ ignored.
 
 import datetime
 import errno
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.disk import Disk, replace_file
-from polybus.log.interface import TopicSettings
+from polybus.log.interface import Bounds, TopicSettings
 from polybus.log.layout import FORMAT, topic_folder, topics_folder, trash_folder
 
 
@@ -149,6 +151,60 @@ class TopicStore:
     def _write_data_note(self, data: Path) -> None:
         note = DataNote(format=FORMAT, epoch_max=self._epoch_max)
         replace_file(data / "polybus.json", msgspec.json.encode(note), self._disk)
+
+
+class StoredTopic(Protocol):
+    """What a log keeps of a topic."""
+
+    epoch: int
+    stop: int
+    frozen: StorageError | None
+
+    @property
+    def start(self) -> int: ...
+
+
+S = TypeVar("S", bound=StoredTopic)
+
+
+class LogOfTopics(ABC, Generic[S]):
+    """The part of a log that knows which topics there are."""
+
+    _store: TopicStore
+    _topics: dict[str, S]
+
+    @abstractmethod
+    def _opened(self, topic: str) -> S:
+        """The state of a topic of the store."""
+
+    def topics(self) -> list[str]:
+        return list(self._topics)
+
+    def settings(self, topic: str) -> TopicSettings:
+        return self._store.settings(topic)
+
+    def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
+        epoch = self._store.create(topic, settings)
+        self._topics[topic] = self._opened(topic)
+        return Bounds(epoch, 0, 0)
+
+    def delete_topic(self, topic: str) -> None:
+        self._store.delete(topic)
+        del self._topics[topic]
+
+    def bounds(self, topic: str) -> Bounds:
+        log = self._log_of(topic)
+        if log.frozen is not None:
+            raise log.frozen.again()
+        # `start` first: it never passes a `stop` that is read later.
+        start = log.start
+        return Bounds(log.epoch, start, log.stop)
+
+    def _log_of(self, topic: str) -> S:
+        log = self._topics.get(topic)
+        if log is None:
+            raise unknown(topic)
+        return log
 
 
 def read_data_note(data: Path) -> DataNote | None:

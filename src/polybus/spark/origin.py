@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from polybus.client.http import blocking as bus_http
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log.history.file_reader import ALWAYS, TimeRange
+from polybus.log.history.topic_history import ALWAYS, TimeRange
 from polybus.log.interface import Bounds
 from polybus.log.reading.pieces import Piece, ReadPlan
 from polybus.log.reading.reader import LogReader, Lost, joined

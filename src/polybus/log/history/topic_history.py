@@ -1,33 +1,185 @@
-"""A topic's history: its Parquet files, read by offset and by time.
+"""A topic's history: its Parquet files, read by offset and by time, and checked.
 
 A reader works on one immutable snapshot of the manifest. The hand-over may replace a small file by
 a larger one at any time. A reader whose file is missing loads the manifest again and continues with
 the file that holds the rows now.
 
-Parquet is decoded from the start of a row group, so a reader that comes back for the next megabyte
-would decode everything before it again. `Cursors` keeps the last readers open where they stopped.
+The checksum of the whole file is compared before its first use, because page headers and the footer
+have no checksums of their own. Parquet is decoded from the start of a row group, so a reader that
+comes back for the next megabyte would decode everything before it again. A cache keeps the last
+readers open where they stopped.
 """
 
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from polybus.errors import StorageError, UsageError
+from polybus.log.columns import cut
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
-from polybus.log.history.file_reader import FileRange, TimeRange, read_file
 from polybus.log.history.manifest import HistoryFile, Manifest
+from polybus.log.journal.cache import LruCache
 from polybus.log.journal.commit import Damaged
 
+T = TypeVar("T")
 _BATCH_BYTES_MIN = 256 << 10
 _BATCH_BYTES_MAX = 1 << 20
 _BATCH_ROWS_MAX = 64 << 10
-_ROW_OVERHEAD_BYTES = 64
 _RETRIES_MAX = 5
+_CURSORS_MAX = 16
+_CHECKED_MAX = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Timestamps in microseconds, both ends included."""
+
+    since_us: int = -(1 << 63)
+    until_us: int = (1 << 63) - 1
+
+    def overlaps(self, earliest_us: int, latest_us: int) -> bool:
+        return earliest_us <= self.until_us and latest_us >= self.since_us
+
+
+ALWAYS = TimeRange()
+
+NextAndRows = tuple[int, pa.RecordBatch]
+"""Rows of a topic, preceded by the offset after them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRange:
+    """What to read of a file: offsets `first` (included) to `stop` (excluded).
+
+    Row groups outside `times` are skipped. Batches have up to `rows_max` rows and about
+    `bytes_max` bytes.
+    """
+
+    first: int
+    stop: int
+    rows_max: int
+    bytes_max: int
+    columns: Sequence[str] | None = None
+    times: TimeRange = ALWAYS
+
+
+def read_file(
+    path: Path, file: HistoryFile, wanted: FileRange, *, mapped: bool = False
+) -> Iterator[NextAndRows]:
+    """The wanted rows in order. `mapped` reads through a memory map: faster, for other processes.
+
+    Raises:
+        FileNotFoundError: the file was replaced or removed.
+        Damaged: its content is not what the manifest says.
+    """
+    columns = None if wanted.columns is None else list(wanted.columns)
+    try:
+        check_file(path, file)
+        opened = pq.ParquetFile(path, memory_map=True) if mapped else parquet.open_file(path)
+        if opened.metadata.num_rows != file.rows:
+            found = opened.metadata.num_rows
+            raise Damaged(f"it has {found} rows, the manifest says {file.rows}")
+        for offset, groups in _group_runs(opened.metadata, file.first, wanted):
+            batches = opened.iter_batches(
+                batch_size=_batch_rows(opened.metadata, groups, wanted),
+                row_groups=groups,
+                columns=columns,
+                use_threads=False,
+            )
+            for rows in batches:
+                first, offset = offset, offset + rows.num_rows
+                _check_offsets(rows, first)
+                low = max(0, wanted.first - first)
+                high = min(rows.num_rows, wanted.stop - first)
+                if low < high:
+                    chosen = rows if columns is None else rows.select(columns)
+                    yield first + high, chosen.slice(low, high - low)
+                if offset >= wanted.stop:
+                    break
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise Damaged(str(error)) from error
+
+
+def row_group_starts(path: Path, file: HistoryFile) -> list[int]:
+    """The offsets at which the row groups of a file begin; [] if the file cannot be read."""
+    try:
+        metadata = pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return []
+    starts = [file.first]
+    for group in range(metadata.num_row_groups - 1):
+        starts.append(starts[-1] + metadata.row_group(group).num_rows)
+    return starts
+
+
+def _group_runs(metadata: Any, offset: int, wanted: FileRange) -> list[tuple[int, list[int]]]:
+    """The row groups to read, in runs of adjacent ones, each with its first offset."""
+    runs: list[tuple[int, list[int]]] = []
+    for group in range(metadata.num_row_groups):
+        found = metadata.row_group(group)
+        first, offset = offset, offset + found.num_rows
+        if first >= wanted.stop or offset <= wanted.first:
+            continue
+        if wanted.times != ALWAYS and not wanted.times.overlaps(*_times_of(found)):
+            continue
+        if runs and runs[-1][1][-1] == group - 1:
+            runs[-1][1].append(group)
+        else:
+            runs.append((first, [group]))
+    return runs
+
+
+def _times_of(group: Any) -> tuple[int, int]:
+    """The earliest and the latest timestamp of a row group, from its statistics."""
+    for index in range(group.num_columns):
+        column = group.column(index)
+        if column.path_in_schema == "timestamp" and column.statistics is not None:
+            found = column.statistics
+            return parquet.timestamp_us_of(found.min), parquet.timestamp_us_of(found.max)
+    return ALWAYS.since_us, ALWAYS.until_us
+
+
+def _batch_rows(metadata: Any, groups: list[int], wanted: FileRange) -> int:
+    """How many rows have about `bytes_max` bytes, judged by the widest row group."""
+    found = [metadata.row_group(group) for group in groups]
+    row_bytes = max(one.total_byte_size // max(1, one.num_rows) for one in found)
+    return int(max(1, min(wanted.rows_max, wanted.bytes_max // (row_bytes + 1))))
+
+
+def _check_offsets(rows: pa.RecordBatch, first: int) -> None:
+    if "offset" in rows.schema.names and rows.num_rows:
+        if parquet.offset_range(rows) != (first, first + rows.num_rows - 1):
+            raise Damaged(f"its rows do not continue at offset {first}")
+
+
+_checked: dict[tuple[Path, str], tuple[int, int]] = {}
+
+
+def check_file(path: Path, file: HistoryFile) -> None:
+    """Compare the checksum of a whole file, once for as long as the file stays unchanged.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        Damaged: it is another file, or incomplete.
+    """
+    status = path.stat()
+    seen = (status.st_mtime_ns, status.st_ino)
+    if _checked.get((path, file.xxh3)) == seen:
+        return
+    if status.st_size != file.bytes or parquet.xxh3_of(path) != file.xxh3:
+        raise Damaged("its checksum is wrong")
+    if len(_checked) >= _CHECKED_MAX:
+        _checked.clear()
+    _checked[path, file.xxh3] = seen
 
 
 class Cursor:
@@ -43,62 +195,34 @@ class Cursor:
         )
         self._batches = read_file(path, file, wanted)
 
-    def next(self, *, bytes_max: int) -> pa.RecordBatch | None:
-        """The next rows, at least one, about `bytes_max` at most; None at the end of the file."""
+    def next(self, *, bytes_max: int) -> pa.RecordBatch:
+        """The next rows, at least one, about `bytes_max` at most."""
         rows = self._rest
         if rows is None:
-            _, rows = next(self._batches, (0, None))
-        if rows is None:
-            return None
-        count = _rows_within(rows, bytes_max)
-        self._rest = rows.slice(count) if count < rows.num_rows else None
-        self.offset += count
-        return rows.slice(0, count)
+            _, rows = next(self._batches)
+        found = cut(rows, bytes_max=bytes_max)
+        self._rest = rows.slice(found.num_rows) if found.num_rows < rows.num_rows else None
+        self.offset += found.num_rows
+        return found
 
 
-class Cursors:
-    """The cursors of the last readers, an LRU cache. Each holds a file open and some pages.
-
-    A cursor in use is not in the cache, so no two threads share one.
-    """
-
-    def __init__(self, cursors_max: int = 16) -> None:
-        self._cursors_max = cursors_max
-        self._cursors: OrderedDict[tuple[str, str, int], Cursor] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def take(self, path: Path, file: HistoryFile, offset: int) -> Cursor | None:
-        with self._lock:
-            return self._cursors.pop((str(path), file.xxh3, offset), None)
-
-    def keep(self, path: Path, file: HistoryFile, cursor: Cursor) -> None:
-        with self._lock:
-            self._cursors[str(path), file.xxh3, cursor.offset] = cursor
-            if len(self._cursors) > self._cursors_max:
-                self._cursors.popitem(last=False)
-
-
-_shared_cursors = Cursors()
+CursorKey = tuple[Path, str, int]
+_cursors: LruCache[CursorKey, Cursor] = LruCache(_CURSORS_MAX)
+"""By path, checksum and offset. Each holds a file open and some pages."""
 
 
 class TopicHistory:
     """One topic's history. Any number of threads may read; each read sees one snapshot."""
 
-    def __init__(self, folder: Path, *, cursors: Cursors = _shared_cursors) -> None:
+    def __init__(self, folder: Path) -> None:
         """Read the manifest in the topic's folder; a missing one means an empty history.
 
         Raises:
             StorageError: `log.damaged`, manifest.json or topic.json cannot be trusted.
         """
         self.folder = folder
-        self._cursors = cursors
-        self._snapshot: tuple[Manifest, list[int]] = (Manifest(epoch=0), [])
+        self.manifest = Manifest(epoch=0)
         self.reload()
-
-    @property
-    def manifest(self) -> Manifest:
-        """The snapshot that reads use."""
-        return self._snapshot[0]
 
     @property
     def start(self) -> int:
@@ -112,40 +236,19 @@ class TopicHistory:
 
     def reload(self) -> None:
         """Load the manifest again; on StorageError the snapshot stays as it was."""
-        found = manifests.load_current(self.folder) or Manifest(epoch=0)
-        self._snapshot = (found, [file.first for file in found.files])
+        self.manifest = manifests.load_current(self.folder) or Manifest(epoch=0)
 
-    def read(self, offset: int, *, bytes_max: int) -> list[pa.RecordBatch]:
-        """Rows from `offset` on: at least one if it is below `handed_over`, about `bytes_max`.
+    def read(self, offset: int, *, bytes_max: int) -> pa.RecordBatch | None:
+        """Rows from `offset` on, at least one, about `bytes_max`; None from `handed_over` on.
 
         Raises:
             UsageError: `log.offset-unknown`, the offset is below `start`.
             StorageError: `log.damaged`, naming the file and its offsets.
         """
-        found: list[pa.RecordBatch] = []
-        found_bytes = 0
-        retries = 0
-        while found_bytes < bytes_max:
-            file = self._file_with(offset)
-            if file is None:
-                break
-            try:
-                rows = self._read_file(file, offset, bytes_max=bytes_max - found_bytes)
-            except FileNotFoundError as error:
-                retries += 1
-                self.reload()
-                if file in self.manifest.files or retries > _RETRIES_MAX:
-                    raise _damage(self.folder, file, "is missing") from error
-                continue
-            except StorageError:
-                if found:
-                    # Serve what is intact. The next read begins at the damage and raises.
-                    break
-                raise
-            found += rows
-            found_bytes += sum(batch.nbytes for batch in rows)
-            offset = parquet.offset_range(found[-1])[1] + 1
-        return found
+        return self._read_in(
+            lambda: self._file_with(offset),
+            lambda file: self._read_file(file, offset, bytes_max=bytes_max),
+        )
 
     def offset_at(self, timestamp_us: int) -> int | None:
         """The first offset with a timestamp at or after the time, or None.
@@ -153,48 +256,56 @@ class TopicHistory:
         Raises:
             StorageError: `log.damaged`.
         """
+        return self._read_in(
+            lambda: next(
+                (file for file in self.manifest.files if file.max_timestamp_us >= timestamp_us),
+                None,
+            ),
+            lambda file: self._offset_in(file, timestamp_us),
+        )
+
+    def _read_in(
+        self, choose: Callable[[], HistoryFile | None], read: Callable[[HistoryFile], T]
+    ) -> T | None:
+        """Read in the file that is chosen, and choose again if it was replaced meanwhile."""
         for _ in range(_RETRIES_MAX):
-            files = self.manifest.files
-            file = next((file for file in files if file.max_timestamp_us >= timestamp_us), None)
+            file = choose()
             if file is None:
                 return None
             try:
-                return self._offset_in(file, timestamp_us)
+                return read(file)
             except FileNotFoundError as error:
                 self.reload()
                 if file in self.manifest.files:
-                    raise _damage(self.folder, file, "is missing") from error
+                    raise self._damage(file, "is missing") from error
+            except Damaged as error:
+                raise self._damage(file, str(error)) from error
         raise StorageError(
             "log.damaged", f"{self.folder}: history files disappear while they are read"
         )
 
+    def _damage(self, file: HistoryFile, what: str) -> StorageError:
+        path = self.folder / file.path
+        text = f"history file {path}, offsets {file.first} to {file.last}: {what}"
+        return StorageError("log.damaged", text)
+
     def _file_with(self, offset: int) -> HistoryFile | None:
-        found, firsts = self._snapshot
+        found = self.manifest
         if offset >= found.handed_over:
             return None
         if offset < found.start:
             text = f"offset {offset} was removed by retention; the log starts at {found.start}"
             raise UsageError("log.offset-unknown", text)
-        return found.files[bisect_right(firsts, offset) - 1]
+        return found.files[bisect_right(found.files, offset, key=lambda file: file.first) - 1]
 
-    def _read_file(self, file: HistoryFile, offset: int, *, bytes_max: int) -> list[pa.RecordBatch]:
+    def _read_file(self, file: HistoryFile, offset: int, *, bytes_max: int) -> pa.RecordBatch:
         path = self.folder / file.path
-        rows: list[pa.RecordBatch] = []
-        rows_bytes = 0
-        try:
-            cursor = self._cursors.take(path, file, offset)
-            if cursor is None:
-                cursor = Cursor(path, file, offset, bytes_max=bytes_max)
-            while rows_bytes < bytes_max:
-                batch = cursor.next(bytes_max=bytes_max - rows_bytes)
-                if batch is None:
-                    return rows
-                rows.append(batch)
-                rows_bytes += batch.nbytes
-        except Damaged as error:
-            raise _damage(self.folder, file, str(error)) from error
+        cursor = _cursors.take((path, file.xxh3, offset))
+        if cursor is None:
+            cursor = Cursor(path, file, offset, bytes_max=bytes_max)
+        rows = cursor.next(bytes_max=bytes_max)
         if cursor.offset <= file.last:
-            self._cursors.keep(path, file, cursor)
+            _cursors.put((path, file.xxh3, cursor.offset), cursor)
         return rows
 
     def _offset_in(self, file: HistoryFile, timestamp_us: int) -> int:
@@ -206,14 +317,11 @@ class TopicHistory:
             columns=("offset", "timestamp"),
             times=TimeRange(since_us=timestamp_us),
         )
-        try:
-            for _, rows in read_file(self.folder / file.path, file, wanted):
-                found = offset_at(rows, timestamp_us)
-                if found is not None:
-                    return found
-        except Damaged as error:
-            raise _damage(self.folder, file, str(error)) from error
-        raise _damage(self.folder, file, "its timestamps are not those of the manifest")
+        for _, rows in read_file(self.folder / file.path, file, wanted):
+            found = offset_at(rows, timestamp_us)
+            if found is not None:
+                return found
+        raise Damaged("its timestamps are not those of the manifest")
 
 
 def offset_at(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
@@ -221,17 +329,3 @@ def offset_at(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
     late = pc.greater_equal(rows.column(1).cast(pa.int64()), timestamp_us)
     row = pc.index(late, True).as_py()
     return int(rows.column(0)[row].as_py()) if row >= 0 else None
-
-
-def _rows_within(rows: pa.RecordBatch, bytes_max: int) -> int:
-    """How many of the rows, at least one, have about `bytes_max` together."""
-    if rows.nbytes <= bytes_max:
-        return int(rows.num_rows)
-    sizes = pc.add(pc.binary_length(rows.column("value")).cast(pa.int64()), _ROW_OVERHEAD_BYTES)
-    within = pc.less_equal(pc.cumulative_sum(pc.fill_null(sizes, 0)), bytes_max)
-    return max(1, int(pc.sum(within).as_py() or 0))
-
-
-def _damage(folder: Path, file: HistoryFile, what: str) -> StorageError:
-    text = f"history file {folder / file.path}, offsets {file.first} to {file.last}: {what}"
-    return StorageError("log.damaged", text)

@@ -1,16 +1,16 @@
-"""Caches of the journal: the batches written last, and the commits read last."""
+"""Caches of the log: the batches written last, and what was read last."""
 
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-
-import pyarrow as pa
+from typing import Generic, TypeVar
 
 from polybus import scan
 from polybus.batch import Batch
 from polybus.scan import TopicEnd
 
+K = TypeVar("K")
+V = TypeVar("V")
 _BATCH_OVERHEAD_BYTES = 512
 _ENTRY_OVERHEAD_BYTES = 128
 
@@ -58,39 +58,30 @@ def _extra_bytes(batch: Batch) -> int:
     return total
 
 
-class CommitCache:
-    """Verified commits by segment and position, an LRU cache."""
+class LruCache(Generic[K, V]):
+    """The values that were used last, up to a total weight. For any thread.
 
-    def __init__(self, *, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._commits: OrderedDict[tuple[Path, int], tuple[pa.RecordBatch, int]] = OrderedDict()
+    A value in use may be taken out and put back later, so that no two threads share it.
+    """
+
+    def __init__(self, weight_max: int) -> None:
+        self._weight_max = weight_max
+        self._weight = 0
+        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, segment: Path, position: int) -> pa.RecordBatch | None:
-        key = (segment, position)
+    def take(self, key: K) -> V | None:
         with self._lock:
-            found = self._commits.get(key)
-            if found is None:
-                return None
-            self._commits.move_to_end(key)
-            return found[0]
+            value, weight = self._kept.pop(key, (None, 0))
+            self._weight -= weight
+            return value
 
-    def put(self, segment: Path, position: int, rows: pa.RecordBatch) -> None:
-        """Keep a commit, unless it is larger than the whole cache."""
-        key = (segment, position)
-        size = rows.nbytes
-        if size > self._bytes_max:
+    def put(self, key: K, value: V, weight: int = 1) -> None:
+        """Keep a value, unless it is larger than the whole cache."""
+        if weight > self._weight_max:
             return
         with self._lock:
-            if key not in self._commits:
-                self._bytes += size
-            self._commits[key] = (rows, size)
-            while self._bytes > self._bytes_max:
-                _, (_, dropped_bytes) = self._commits.popitem(last=False)
-                self._bytes -= dropped_bytes
-
-    def forget(self, segment: Path) -> None:
-        with self._lock:
-            for key in [key for key in self._commits if key[0] == segment]:
-                self._bytes -= self._commits.pop(key)[1]
+            self._weight += weight - self._kept.pop(key, (value, 0))[1]
+            self._kept[key] = (value, weight)
+            while self._weight > self._weight_max:
+                self._weight -= self._kept.popitem(last=False)[1][1]

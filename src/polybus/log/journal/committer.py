@@ -17,20 +17,24 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, TypeVar
 
 from polybus import config, scan
 from polybus.batch import Batch
 from polybus.errors import StorageError
 from polybus.log.disk import Disk
+from polybus.log.interface import LogCallbacks
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.segment import CommitEntry, SegmentWriter
 from polybus.log.layout import segment_path
+from polybus.log.topic_log import LogShared
 from polybus.log.topics import storage_error
 
 logger = logging.getLogger("polybus.log")
+T = TypeVar("T")
 
 RETRY_S = 1.0
 NEVER = 1 << 62
@@ -51,22 +55,11 @@ class Written(NamedTuple):
     tickets: int
 
 
-class JournalEvents(Protocol):
-    """Callbacks of the committer, called from its own thread."""
-
-    def written(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
-        """The commit can be read from its segment; it is not durable yet."""
-
-    def sealed(self, segment: Path) -> None:
-        """The segment is complete."""
-
-    def durable_to(self, ticket: int) -> None: ...
-
-    def failed(self, error: StorageError) -> None: ...
-
-
 class Committer:
-    """Writes the journal. `append` is for one thread, everything else for any thread."""
+    """Writes the journal. `append` is for one thread, everything else for any thread.
+
+    It tells `shared` of commits and complete segments, and calls `callbacks`, on its own thread.
+    """
 
     def __init__(
         self,
@@ -75,13 +68,15 @@ class Committer:
         durability: Literal["fsync", "interval"],
         settings: config.Journal,
         disk: Disk,
-        events: JournalEvents,
+        shared: LogShared,
+        callbacks: LogCallbacks,
     ) -> None:
         self._folder = folder
         self._settings = settings
         self._each_synced = durability == "fsync"
         self._disk = disk
-        self._events = events
+        self._shared = shared
+        self._callbacks = callbacks
         self._encoder = Encoder()
         # Written by the thread of the bus, read by the committer.
         self._queue: deque[tuple[list[Batch], int]] = deque()
@@ -151,19 +146,18 @@ class Committer:
         """Block until everything appended so far is durable. Raises StorageError if it fails."""
         ticket = self._ticket
         with self._settled:
-            while self.durable < ticket:
-                if self.failure is not None:
-                    raise self.failure.again()
-                self._flush = max(self._flush, ticket)
-                self._event.set()
-                self._settled.wait(1.0)
+            self._flush = max(self._flush, ticket)
+        self._wait_until(lambda: self.durable >= ticket)
 
     def seal(self) -> None:
         """Make everything durable and seal the segment, unless it is empty. Raises StorageError."""
         self.sync()
+        self._seal_wanted = True
+        self._wait_until(lambda: not self._seal_wanted)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
         with self._settled:
-            self._seal_wanted = True
-            while self._seal_wanted:
+            while not done():
                 if self.failure is not None:
                     raise self.failure.again()
                 self._event.set()
@@ -284,7 +278,7 @@ class Committer:
             self._synced_at = time.monotonic()
         position = writer.append(*encoded.pieces)
         entry = CommitEntry(self._commit, position, writer.bytes - position, encoded.topics)
-        self._events.written(writer.path, entry, batches)
+        self._shared.add(writer.path, entry, batches)
         self._unsynced.append(Written(entry, weight, len(batches)))
         self._released_bytes += weight
         self._commit += 1
@@ -336,7 +330,7 @@ class Committer:
         self.durable += sum([one.tickets for one in synced])
         with self._settled:
             self._settled.notify_all()
-        self._events.durable_to(self.durable)
+        _tell(self._callbacks.on_durable, self.durable)
 
     def _roll_is_due(self) -> bool:
         holds_any = self._unsynced or self._syncing
@@ -353,7 +347,7 @@ class Committer:
             writer.seal()
             writer.close()
             self._writer = None
-            self._events.sealed(writer.path)
+            self._shared.seal(writer.path)
         if self._writer is None:
             self._writer = self._begin_segment()
         with self._settled:
@@ -382,4 +376,12 @@ class Committer:
         logger.error("%s; retrying every %g s", failure.text, RETRY_S)
         with self._settled:
             self._settled.notify_all()
-        self._events.failed(failure)
+        _tell(self._callbacks.on_failed, failure)
+
+
+def _tell(listener: Callable[[T], None], news: T) -> None:
+    """Call a listener. Its failure, for example a closed loop, must not look like a disk error."""
+    try:
+        listener(news)
+    except Exception:
+        logger.exception("a listener of the log failed")

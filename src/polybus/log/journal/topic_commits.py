@@ -10,7 +10,10 @@ from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from polybus.log.columns import TopicRows
+from polybus.log.journal.commit import Damaged
 
 FIELDS = 6
 
@@ -28,6 +31,17 @@ class CommitRows(NamedTuple):
     @property
     def stop_offset(self) -> int:
         return self.first_offset + self.row_count
+
+    def part_of(self, commit: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+        """The topic's rows of a whole commit. Raises Damaged if it is another commit."""
+        part = commit.slice(self.first_row, self.row_count)
+        if (
+            part.num_rows != self.row_count
+            or part.column(1)[0].as_py() != topic
+            or part.column(2)[0].as_py() != self.first_offset
+        ):
+            raise Damaged("the index and the segment do not agree")
+        return part
 
 
 class SegmentCommits:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from polybus.errors import StorageError
-from polybus.log.history import file_reader
-from polybus.log.history.file_reader import ALWAYS, FileRange, NextAndRows, TimeRange, read_file
+from polybus.log.history import topic_history
 from polybus.log.history.manifest import HistoryFile, Manifest
+from polybus.log.history.topic_history import ALWAYS, FileRange, NextAndRows, TimeRange, read_file
 from polybus.log.journal import commit as commits
 from polybus.log.journal.commit import Damaged
 from polybus.log.journal.message import read_rows as rows_of
@@ -61,7 +61,7 @@ class Piece:
         """The offsets of a history piece at which row groups begin; [] if they are unknown."""
         if self.file is None:
             return []
-        starts = file_reader.row_group_starts(self.path, self.file)
+        starts = topic_history.row_group_starts(self.path, self.file)
         return [start for start in starts if self.first <= start < self.stop]
 
 
@@ -207,17 +207,11 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
         raise Damaged("the file ends before the commit does")
     commits.verify(message)
     try:
-        rows = rows_of(message).slice(place.first_row, place.row_count)
+        rows = rows_of(message)
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"its rows cannot be decoded: {error}") from error
     # The checksum proves that the commit is intact, not that it is the one the plan means.
-    if (
-        rows.num_rows != place.row_count
-        or rows.column(1)[0].as_py() != topic
-        or rows.column(2)[0].as_py() != place.first_offset
-    ):
-        raise Damaged("the index and the segment do not agree")
-    return rows
+    return place.part_of(rows, topic)
 
 
 def _check_epoch(message: memoryview, place: CommitRows, key: TopicKey) -> None:

@@ -20,9 +20,8 @@ import pyarrow as pa
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.columns import SCHEMA
-from polybus.log.history.file_reader import ALWAYS, TimeRange
 from polybus.log.history.manifest import Manifest
-from polybus.log.history.topic_history import offset_at
+from polybus.log.history.topic_history import ALWAYS, TimeRange, offset_at
 from polybus.log.interface import Bounds
 from polybus.log.journal.commit import Damaged
 from polybus.log.reading.index import JournalIndex

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import datasource as ds
 
-from polybus.log.history.file_reader import ALWAYS, TimeRange
 from polybus.log.history.parquet import timestamp_us_of
+from polybus.log.history.topic_history import ALWAYS, TimeRange
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.planning import partitions, read_partition
 from polybus.spark.source.positions import TopicPositions
