@@ -25,6 +25,7 @@ class Recorder(Subscriber):
         self.whole: list[bytes] = []
         self.refused: list[str] = []
         self.receipts: list[Batch] = []
+        self.receipt_calls = 0
         self.created: list[str] = []
         self.deleted: list[str] = []
 
@@ -44,8 +45,9 @@ class Recorder(Subscriber):
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self.refused.append(error.code)
 
-    def receipt(self, batch: Batch) -> None:
-        self.receipts.append(batch)
+    def receipt(self, batches: Sequence[Batch]) -> None:
+        self.receipts += batches
+        self.receipt_calls += 1
 
     def hold(self, gate: Hashable) -> bool:
         return False

@@ -20,13 +20,13 @@ def test_receipts_come_in_order_once_all_before_them_is_durable() -> None:
     one = bus.publish([first], writer)
     two = bus.publish([second], other)
     waiter = Recorder()
-    bus.when_all_durable(waiter)
-    assert (bus.receipts.waiting, writer.receipts) == (3, [])
+    bus.when_durable(waiter.receipt)
+    assert (bus.receipts_waiting, writer.receipts) == (3, [])
     bus.settle(one)
-    assert (writer.receipts, other.receipts, waiter.receipts) == ([first], [], [])
+    assert (writer.receipts, other.receipts, waiter.receipt_calls) == ([first], [], 0)
     bus.settle(two)
-    assert other.receipts == [second] and len(waiter.receipts) == 1
-    assert bus.receipts.waiting == 0
+    assert other.receipts == [second] and waiter.receipt_calls == 1
+    assert bus.receipts_waiting == 0
 
 
 def test_nobody_overtakes_a_receipt_that_the_loop_has_not_come_to_yet() -> None:
@@ -39,12 +39,12 @@ def test_nobody_overtakes_a_receipt_that_the_loop_has_not_come_to_yet() -> None:
             super().__init__()
             self.name = name
 
-        def receipt(self, batch: Batch) -> None:
+        def receipt(self, batches: Sequence[Batch]) -> None:
             order.append(self.name)
 
     bus.publish([wanting_receipt("news", b"1")], Named("publisher"))
     log.durable_ticket = 1
-    bus.when_all_durable(Named("leaver"))
+    bus.when_durable(Named("leaver").receipt)
     assert order == []
     bus.settle(1)
     assert order == ["publisher", "leaver"]
@@ -56,29 +56,21 @@ def test_what_is_durable_already_gets_its_receipt_at_once() -> None:
     assert len(writer.receipts) == 1
 
 
-def test_receipts_of_one_publish_come_at_once_to_those_who_take_many() -> None:
-    class Many(Recorder):
-        def __init__(self) -> None:
-            super().__init__()
-            self.many: list[list[Batch]] = []
-
-        def receipt_all(self, batches: Sequence[Batch]) -> None:
-            self.many.append(list(batches))
-
+def test_receipts_of_one_publish_come_at_once() -> None:
     log = SlowLog(clock=ManualClock(), bytes_max=1 << 20)
-    bus, many, plain = new_bus("news", "sport", log=log), Many(), Recorder()
+    bus, writer, other = new_bus("news", "sport", log=log), Recorder(), Recorder()
     asked = [wanting_receipt("news", b"1"), wanting_receipt("sport", b"2")]
-    ticket = bus.publish([asked[0], Batch.of("news", [b"unasked"]), asked[1]], many)
+    ticket = bus.publish([asked[0], Batch.of("news", [b"unasked"]), asked[1]], writer)
     others = [wanting_receipt("news", b"3"), wanting_receipt("sport", b"4")]
-    last = bus.publish(others, plain)
-    assert bus.receipts.waiting == 4
+    last = bus.publish(others, other)
+    assert bus.receipts_waiting == 4
     bus.settle(ticket - 1)
-    assert many.many == []
+    assert writer.receipts == []
     bus.settle(ticket)
-    assert (many.many, many.receipts, plain.receipts) == ([asked], [], [])
+    assert (writer.receipts, writer.receipt_calls, other.receipts) == (asked, 1, [])
     bus.settle(last)
-    assert plain.receipts == others
-    assert (bus.receipts.waiting, bus.receipts.given) == (0, 4)
+    assert other.receipts == others
+    assert (bus.receipts_waiting, bus.receipts_given) == (0, 4)
 
 
 def test_receipts_are_counted_one_for_each_id_and_signals_are_none() -> None:
@@ -87,5 +79,5 @@ def test_receipts_are_counted_one_for_each_id_and_signals_are_none() -> None:
     batch = Batch.of("a", [b"x", b"y", b"z"])
     batch.receipt_ids = array("i", [0, 1, 1, 1, 1, 2])
     bus.publish([batch], Recorder())
-    bus.when_all_durable(Recorder())
-    assert bus.receipts.given == 2
+    bus.when_durable(Recorder().receipt)
+    assert bus.receipts_given == 2

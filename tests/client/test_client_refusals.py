@@ -91,7 +91,7 @@ async def test_a_receipt_that_does_not_come_is_given_up(
     async with run_bus("news") as node:
         url = url_of(scheme, node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=0.2) as c:
-            monkeypatch.setattr(node.bus.receipts, "expect", lambda *_: None)
+            monkeypatch.setattr(node.bus, "when_durable", lambda *_: None)
             with pytest.raises(PolybusError, match="no receipt for 0.2 seconds") as caught:
                 async with asyncio.timeout(5):
                     await c.publish("news", "x", receipt=True, retry=retry)
@@ -110,7 +110,7 @@ async def test_a_receipt_is_not_given_up_while_the_message_is_still_on_its_way(
     monkeypatch.setattr(Link, "unsent_bytes", property(lambda _: next(unsent)))
     async with run_bus("news") as node:
         async with polybus.connect(url_of("boson", node.tcp_port), receipt_timeout_s=0.01) as c:
-            monkeypatch.setattr(node.bus.receipts, "expect", lambda *_: None)
+            monkeypatch.setattr(node.bus, "when_durable", lambda *_: None)
             with pytest.raises(PolybusError, match=UNKNOWN):
                 await c.publish("news", "x", receipt=True)
     assert list(unsent) == []

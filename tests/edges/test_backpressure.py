@@ -304,6 +304,6 @@ async def test_under_wait_a_publisher_may_read_its_receipts_at_the_end() -> None
             async with asyncio.timeout(TIMEOUT_S):
                 for sent in range(1, 5):
                     await loop.sock_sendall(sock, chunk)
-                    await until(lambda sent=sent: node.bus.receipts.given == sent * 100_000)
+                    await until(lambda sent=sent: node.bus.receipts_given == sent * 100_000)
             sock.shutdown(socket.SHUT_WR)
             assert (await read_to_end(sock)).count(b"$receipt") == 400_000

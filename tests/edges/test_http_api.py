@@ -16,7 +16,7 @@ import pytest
 from http_kit import http_bus
 from websockets.asyncio.client import connect
 
-from polybus.bus.bus import Topic
+from polybus.bus.topic import Topic
 from polybus.log.files import FileLog
 from polybus.testing import ScriptedPeer, run_bus
 

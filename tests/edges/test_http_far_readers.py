@@ -79,7 +79,7 @@ async def test_an_end_that_cannot_become_durable_is_not_told(
 ) -> None:
     async with http_bus("news") as http:
         monkeypatch.setattr("polybus.services.durability.RECOVERY_S", 0.01)
-        monkeypatch.setattr(http.node.bus, "when_all_durable", lambda waiter: None)
+        monkeypatch.setattr(http.node.bus, "when_durable", lambda *_: None)
         http.node.context.durability.error = StorageError("log.full", "no space")
         answer = await http.client.get("/v1/topics?durable=true")
 

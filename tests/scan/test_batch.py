@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import pytest
 from twins import compiled
 
 from polybus.batch import Batch
-from polybus.bus.traffic import Traffic
 from polybus.scan import batch_py
 
 _batch = compiled("batch")
@@ -24,7 +24,7 @@ class BusTopic:
     subscribers: list[str]
 
     def __post_init__(self) -> None:
-        self.traffic = Traffic()
+        self.taken: dict[str, Any] = {}
 
 
 @BOTH
@@ -95,14 +95,14 @@ def test_the_weight_counts_values_messages_and_batches(scan: ModuleType) -> None
 @BOTH
 def test_what_was_taken_is_counted_by_topic_and_protocol(scan: ModuleType) -> None:
     one, other = BusTopic([]), BusTopic([])
-    one.traffic.taken["p"] = scan.Flow(5, 100)
+    one.taken["p"] = scan.Flow(5, 100)
     batches = [scan.Batch.of("a", [b"xx", b"yyy"]), scan.Batch.of("b", [b""])]
     batches[0].protocol = "p"
     scan.count_taken(batches, [one, other])
     scan.count_taken(batches[:1], [one])
-    flow = one.traffic.taken["p"]
+    flow = one.taken["p"]
     assert (flow.messages, flow.value_bytes) == (9, 110)
-    flow = other.traffic.taken[""]
+    flow = other.taken[""]
     assert (flow.messages, flow.value_bytes) == (1, 0)
     with pytest.raises(ValueError):
         scan.count_taken(batches, [one])

@@ -4,43 +4,22 @@ Synchronous and single-writer: everything runs on one thread, without locks. The
 socket, no clock and no protocol's bytes. Edges and services call it, and it calls subscribers back.
 """
 
-from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
-from polybus.bus.receipts import Receipts
-from polybus.bus.subscriptions import Publisher, ReadsLog, ReceiptTaker, Subscriber
-from polybus.bus.traffic import Traffic
+from polybus.bus.subscriptions import Publisher, Subscriber
+from polybus.bus.topic import Topic
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
 
 RECENT_BYTES_MAX = 1 << 20
 DELIVERED_BYTES_MAX = 4 << 20
 """Subscribers read a larger commit from the log instead of being handed it."""
-NOTHING = Batch("", b"", array("i"))
-NOTHING_ACCEPTED: "tuple[Sequence[Topic], Sequence[Batch], int]" = ((), (), 0)
-
-
-class Topic:
-    """A topic of a running bus: its subscribers and its traffic."""
-
-    __slots__ = ("name", "subscribers", "traffic")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        # A tuple, replaced on change: delivery may go on over the old one meanwhile.
-        self.subscribers: tuple[Subscriber, ...] = ()
-        self.traffic = Traffic()
-
-    @property
-    def messages_in(self) -> int:
-        return self.traffic.messages
-
-    def listen(self, subscribers: tuple[Subscriber, ...]) -> None:
-        """Replace the subscribers."""
-        self.traffic.settle(self.subscribers)
-        self.subscribers = subscribers
+NOTHING_ACCEPTED: tuple[Sequence[Topic], Sequence[Batch], int] = ((), (), 0)
+Give = Callable[[Sequence[Batch]], object]
+"""Takes the receipts of batches: they, and everything published before them, are durable."""
 
 
 class Bus:
@@ -56,7 +35,9 @@ class Bus:
         self._system = {name: one for name, one in found.items() if names.is_reserved(name)}
         self._everything: list[Subscriber] = []
         self._last_ticket = 0
-        self.receipts = Receipts(log)
+        # In ticket order: the journal is one, so they become due in that order.
+        self._receipts: deque[tuple[int, Sequence[Batch], Give]] = deque()
+        self.receipts_given = 0
 
     # Topics
 
@@ -71,7 +52,10 @@ class Bus:
 
     def topic(self, name: str) -> Topic:
         """Raises UsageError `topic.unknown`."""
-        return self._topic(name)
+        topic = self._topics.get(name) or self._system.get(name)
+        if topic is None:
+            raise unknown_topic(name)
+        return topic
 
     def has_topic(self, name: str) -> bool:
         return name in self._topics or name in self._system
@@ -126,7 +110,7 @@ class Bus:
 
     def subscribe(self, name: str, subscriber: Subscriber) -> None:
         """Subscribe from the live end on. Raises UsageError `topic.unknown`."""
-        topic = self._topic(name)
+        topic = self.topic(name)
         if subscriber not in topic.subscribers:
             topic.listen((*topic.subscribers, subscriber))
 
@@ -189,7 +173,7 @@ class Bus:
             for subscriber in topics[0].subscribers:
                 if subscriber is sender and not subscriber.takes_own:
                     for topic, batch in zip(topics, accepted, strict=True):
-                        topic.traffic.spare(batch, subscriber.protocol)
+                        topic.spare(batch, subscriber.protocol)
                 elif whole is None:
                     subscriber.deliver(batches[0], publisher)
                 else:
@@ -200,7 +184,7 @@ class Bus:
                 if subscriber is not sender or subscriber.takes_own:
                     subscriber.deliver(batch, publisher)
                 else:
-                    topic.traffic.spare(batch, subscriber.protocol)
+                    topic.spare(batch, subscriber.protocol)
         return ticket
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Publisher) -> int:
@@ -217,7 +201,7 @@ class Bus:
                 if subscriber is not sender or subscriber.takes_own:
                     joint.setdefault(subscriber, []).append(batch)
                 else:
-                    topic.traffic.spare(batch, subscriber.protocol)
+                    topic.spare(batch, subscriber.protocol)
         for subscriber, its_batches in joint.items():
             subscriber.deliver_joint(its_batches, publisher)
         return ticket
@@ -225,15 +209,15 @@ class Bus:
     def commit(
         self,
         batches: Sequence[Batch],
-        taker: ReceiptTaker | None = None,
+        give: Give | None = None,
         *,
         urgent: bool = False,
         is_part: bool = False,
     ) -> int:
         """Append batches of any topics, system topics included, all or nothing; return the ticket.
 
-        For the bus itself and for administrators: the caller decides who may write where. The
-        taker gets the receipts that batches ask for; `urgent` asks for an early fsync without one.
+        For the bus itself and for administrators: the caller decides who may write where. `give`
+        gets the receipts that batches ask for; `urgent` asks for an early fsync without one.
         Subscribers of a large commit, or of a part of a larger transaction, read it from the log,
         so that no outbox reaches its limit.
 
@@ -241,14 +225,14 @@ class Bus:
             UsageError: `topic.unknown`; nothing is appended.
             StorageError: the log or a topic takes no writes; nothing is appended.
         """
-        topics = [self._topic(batch.topic) for batch in batches]
+        topics = [self.topic(batch.topic) for batch in batches]
         now_us = self._clock_us()
         for batch in batches:
             batch.timestamp_us = now_us
         asking = [batch for batch in batches if batch.receipt_ids is not None]
         ticket = self._last_ticket = self.log.append_all(batches, urgent=urgent or bool(asking))
-        if taker is not None and asking:
-            self.receipts.expect(ticket, asking, taker)
+        if give is not None and asking:
+            self.when_durable(give, ticket, asking)
         scan.count_taken(batches, topics)
         is_large = is_part or sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
         by_topic: dict[Topic, list[Batch]] = {}
@@ -256,7 +240,7 @@ class Bus:
             by_topic.setdefault(topic, []).append(batch)
         for topic, its_batches in by_topic.items():
             for subscriber in topic.subscribers:
-                if is_large and isinstance(subscriber, ReadsLog):
+                if is_large:
                     subscriber.deliver_from_log(its_batches)
                 else:
                     for batch in its_batches:
@@ -293,9 +277,9 @@ class Bus:
         except (StorageError, UsageError) as error:
             publisher.refuse(batch, error)
             return None
-        topic.traffic.take(batch)
+        topic.take(batch)
         if is_asking:
-            self.receipts.expect(self._last_ticket, (batch,), publisher)
+            self.when_durable(publisher.receipt, self._last_ticket, (batch,))
         return topic
 
     def _append_all(self, batches: Sequence[Batch], publisher: Publisher) -> bool:
@@ -306,28 +290,38 @@ class Bus:
         except (StorageError, UsageError):
             return False
         if asking:
-            self.receipts.expect(self._last_ticket, asking, publisher)
+            self.when_durable(publisher.receipt, self._last_ticket, asking)
         return True
 
     # Receipts
 
-    def expect_receipt(self, ticket: int, batch: Batch, publisher: ReceiptTaker) -> None:
-        """Call `publisher.receipt(batch)` once everything up to the ticket is durable."""
-        self.receipts.expect(ticket, (batch,), publisher)
+    @property
+    def receipts_waiting(self) -> int:
+        """How many batches wait for a receipt; a waiter without batches counts as one."""
+        return sum(len(batches) or 1 for _, batches, _ in self._receipts)
 
-    def when_all_durable(self, waiter: ReceiptTaker) -> None:
-        """Call `waiter.receipt` once everything published so far is durable."""
-        self.expect_receipt(self._last_ticket, NOTHING, waiter)
+    def when_durable(
+        self, give: Give, ticket: int | None = None, batches: Sequence[Batch] = ()
+    ) -> None:
+        """Call `give(batches)` once everything up to the ticket (the last one) is durable."""
+        if ticket is None:
+            ticket = self._last_ticket
+        # The log's thread may be ahead of `settle`: earlier receipts come first.
+        if ticket <= self.log.durable and not self._receipts:
+            self._give(batches, give)
+        else:
+            self._receipts.append((ticket, batches, give))
 
     def settle(self, durable: int) -> None:
         """Give the receipts that are due: everything up to ticket `durable` is durable."""
-        self.receipts.settle(durable)
+        receipts = self._receipts
+        while receipts and receipts[0][0] <= durable:
+            _, batches, give = receipts.popleft()
+            self._give(batches, give)
 
-    def _topic(self, name: str) -> Topic:
-        topic = self._topics.get(name) or self._system.get(name)
-        if topic is None:
-            raise unknown_topic(name)
-        return topic
+    def _give(self, batches: Sequence[Batch], give: Give) -> None:
+        self.receipts_given += scan.count_receipts(batches)
+        give(batches)
 
 
 def unknown_topic(name: str) -> PolybusError:

@@ -1,27 +1,10 @@
 """The contracts between the bus and those that publish to it or subscribe to its topics."""
 
 from collections.abc import Hashable, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 from polybus.batch import Batch, Buffer
 from polybus.errors import PolybusError
-
-
-class ReceiptTaker(Protocol):
-    """Waits for a batch to become durable."""
-
-    def receipt(self, batch: Batch) -> None:
-        """The batch, and everything published before it, is durable."""
-        ...
-
-
-@runtime_checkable
-class ManyReceiptsTaker(Protocol):
-    """A receipt taker that prefers one call for all batches of a publish."""
-
-    def receipt_all(self, batches: Sequence[Batch]) -> None:
-        """The batches, and everything published before them, are durable."""
-        ...
 
 
 class Holdable(Protocol):
@@ -36,8 +19,12 @@ class Holdable(Protocol):
         ...
 
 
-class Publisher(ReceiptTaker, Holdable, Protocol):
+class Publisher(Holdable, Protocol):
     """Publishes batches, and is slowed down by subscribers that cannot keep up."""
+
+    def receipt(self, batches: Sequence[Batch]) -> None:
+        """The batches of a publish, and everything published before them, are durable."""
+        ...
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         """A batch it published was not accepted."""
@@ -76,19 +63,15 @@ class Subscriber(Protocol):
         for batch in batches:
             self.deliver(batch, publisher)
 
+    def deliver_from_log(self, batches: Sequence[Batch]) -> None:
+        """Take batches of one topic, in order; they are in the log and may be megabytes."""
+        for batch in batches:
+            self.deliver(batch)
+
     def topic_created(self, topic: str) -> None:
         """A topic was created, and it subscribes to every new one."""
         return
 
     def topic_deleted(self, topic: str) -> None:
         """A topic it was subscribed to was deleted, and the subscription with it."""
-        ...
-
-
-@runtime_checkable
-class ReadsLog(Protocol):
-    """A subscriber that can read a large delivery from the log, at its own pace."""
-
-    def deliver_from_log(self, batches: Sequence[Batch]) -> None:
-        """Take batches of one topic, in order; they are in the log and may be megabytes."""
         ...

@@ -131,7 +131,7 @@ class Server:
         self._tcp.stop_reading()
         patience_s = self._context.config.limits.shutdown_timeout_s / 3
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._context.durability.wait_quietly(), patience_s)
+            await asyncio.wait_for(self._context.durability.future(), patience_s)
         for edge in self._udp_edges:
             edge.close()
         await self._tcp.close(patience_s)

@@ -157,7 +157,7 @@ def count_taken(batches, topics):
     if len(batches) != len(topics):
         raise ValueError("batches and topics must have the same length")
     for batch, topic in zip(batches, topics):
-        taken = topic.traffic.taken
+        taken = topic.taken
         flow = taken.get(batch.protocol)
         if flow is None:
             flow = taken[batch.protocol] = Flow()

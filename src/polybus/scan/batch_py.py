@@ -159,18 +159,11 @@ class Flow:
         self.value_bytes = value_bytes
 
 
-class _Traffic(Protocol):
-    """A topic's statistics; `taken` counts incoming messages by protocol."""
+class BusTopic(Protocol):
+    """What this module needs of a topic of the bus; `taken` counts its messages by protocol."""
 
     @property
     def taken(self) -> dict[str, Flow]: ...
-
-
-class BusTopic(Protocol):
-    """What this module needs of a topic of the bus."""
-
-    @property
-    def traffic(self) -> _Traffic: ...
 
     @property
     def subscribers(self) -> object: ...
@@ -199,7 +192,7 @@ def find_topics(batches: Iterable[Batch], topics: dict[str, B], now_us: int) -> 
 def count_taken(batches: Sequence[Batch], topics: Sequence[BusTopic]) -> None:
     """Add each batch to the incoming traffic of its topic and protocol."""
     for batch, topic in zip(batches, topics, strict=True):
-        flow = topic.traffic.taken.setdefault(batch.protocol, Flow())
+        flow = topic.taken.setdefault(batch.protocol, Flow())
         flow.messages += len(batch)
         flow.value_bytes += batch.value_bytes
 

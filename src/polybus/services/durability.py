@@ -3,8 +3,7 @@
 import asyncio
 import logging
 
-from polybus.batch import Batch
-from polybus.bus.bus import NOTHING, Bus
+from polybus.bus.bus import Bus
 from polybus.errors import StorageError
 
 logger = logging.getLogger("polybus.server")
@@ -37,34 +36,15 @@ class Durability:
         """
         if ticket is not None and ticket <= self._bus.log.durable:
             return
-        receipt = FutureReceipt()
-        if ticket is None:
-            self._bus.when_all_durable(receipt)
-        else:
-            self._bus.expect_receipt(ticket, NOTHING, receipt)
-        await self.wait_for(receipt.given)
-
-    async def wait_quietly(self) -> None:
-        """Wait until everything published so far is durable, however long the log fails."""
-        receipt = FutureReceipt()
-        self._bus.when_all_durable(receipt)
-        await receipt.given
-
-    async def wait_for(self, given: asyncio.Future[None]) -> None:
-        """Wait for a receipt. Raises as `wait`."""
+        given = self.future(ticket)
         while not given.done():
             await asyncio.wait([given], timeout=RECOVERY_S)
             if self.error is not None and not given.done():
                 text = f"the messages may not be stored: {self.error.text}"
                 raise StorageError(self.error.code, text)
 
-
-class FutureReceipt:
-    """A receipt to await. Implements bus.ReceiptTaker."""
-
-    def __init__(self) -> None:
-        self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def receipt(self, batch: Batch) -> None:
-        if not self.given.done():
-            self.given.set_result(None)
+    def future(self, ticket: int | None = None) -> asyncio.Future[None]:
+        """Done when the ticket, or everything published so far, is durable, however late."""
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._bus.when_durable(lambda _: None if given.done() else given.set_result(None), ticket)
+        return given

@@ -8,7 +8,7 @@ import asyncio
 import io
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,6 @@ from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
 from polybus.log.journal.message import rows_of
-from polybus.services.durability import FutureReceipt
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 from polybus.wire.msgstream import compact_json, deeper_than
 from polybus.wire.positions import Since, parse_start
@@ -60,11 +59,10 @@ class Published(msgspec.Struct):
     offsets: list[int]
 
 
-class RequestPublisher(FutureReceipt):
+class RequestPublisher:
     """Publishes one request's batch. Implements bus.Publisher."""
 
     def __init__(self, state: HttpState, sender: str, *, is_admin: bool = False) -> None:
-        super().__init__()
         self._context = state.context
         self._is_admin = is_admin
         self._sender = sender
@@ -82,13 +80,16 @@ class RequestPublisher(FutureReceipt):
             batch.receipt_ids = array("i", [0, 0] * len(batch))
         bus = self._context.bus
         if names.is_reserved(batch.topic) and self._is_admin:
-            bus.commit([batch], self)
+            ticket = bus.commit([batch], self.receipt)
         else:
-            bus.publish([batch], self)
+            ticket = bus.publish([batch], self)
         if self._refusal is not None:
             raise self._refusal
         if wait:
-            await self._context.durability.wait_for(self.given)
+            await self._context.durability.wait(ticket)
+
+    def receipt(self, batches: Sequence[Batch]) -> None:
+        """`publish` waits for the ticket."""
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._refusal = error

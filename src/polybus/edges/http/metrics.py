@@ -68,8 +68,8 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     waiting = state.context.memory.ledger.bytes
     yield "outbox_bytes", "gauge", "Bytes that wait for slow peers.", [({}, waiting)]
     yield "log_pending_bytes", "gauge", "Bytes not yet written.", [({}, bus.log.pending_bytes)]
-    yield "receipts_total", "counter", "Receipts given.", [({}, bus.receipts.given)]
-    yield "receipts_waiting", "gauge", "Receipts not yet due.", [({}, bus.receipts.waiting)]
+    yield "receipts_total", "counter", "Receipts given.", [({}, bus.receipts_given)]
+    yield "receipts_waiting", "gauge", "Receipts not yet due.", [({}, bus.receipts_waiting)]
     syncs, sync_s = getattr(bus.log, "sync_figures", (0, 0.0))
     yield "fsync_seconds_total", "counter", "Seconds in fsync of the journal.", [({}, sync_s)]
     yield "fsyncs_total", "counter", "Fsyncs of the journal.", [({}, syncs)]
@@ -115,7 +115,7 @@ def _traffic(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]
     for topic in state.bus.topics(system=True):
         listeners.append(({"topic": topic.name}, len(topic.subscribers)))
         delivered = state.delivered(topic)
-        for flows, samples in ((topic.traffic.taken, taken), (delivered, given)):
+        for flows, samples in ((topic.taken, taken), (delivered, given)):
             for protocol, flow in flows.items():
                 labels = {"protocol": protocol, "topic": topic.name}
                 samples["messages"].append((labels, flow.messages))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from polybus.bus.bus import Topic
+from polybus.bus.topic import Topic
 from polybus.config import Config
 from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
@@ -55,8 +55,8 @@ class HttpState:
 
     def delivered(self, topic: Topic) -> dict[str, Flow]:
         """What was delivered of a topic since the bus started, by protocol."""
-        topic.traffic.settle(topic.subscribers)
-        delivered = {**topic.traffic.delivered}
+        topic.settle()
+        delivered = {**topic.delivered}
         # A feed is one subscriber for all its sessions: their deliveries are counted separately.
         delivered.pop(MSGSTREAM, None)
         if topic.name in self.inboxes.delivered:

@@ -98,7 +98,7 @@ def state_of(call: Call, name: str, lag: int | None = None, *, in_list: bool = F
         stop=bounds.stop,
         messages_in=topic.messages_in,
         messages_out=sum(one.messages for one in call.state.delivered(topic).values()),
-        published_on=sorted(topic.traffic.taken),
+        published_on=sorted(topic.taken),
         subscribers=len(topic.subscribers),
         lag=lag,
         damaged=damaged,

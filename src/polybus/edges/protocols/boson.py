@@ -62,10 +62,7 @@ class BosonFramesTranslator(BosonTranslator):
         else:
             super().deliver_whole(batches, whole, publisher)
 
-    def receipt(self, batch: Batch) -> None:
-        self.peer.send(boson_frames.encode_receipts(batch))
-
-    def receipt_all(self, batches: Sequence[Batch]) -> None:
+    def receipt(self, batches: Sequence[Batch]) -> None:
         self.peer.send(boson_frames.encode_receipts(*batches))
 
     def send_error(self, code: str, text: str) -> None:
@@ -85,8 +82,9 @@ class BosonPropertiesTranslator(BosonTranslator):
     def encode(self, batch: Batch) -> Buffer:
         return boson_properties.encode(batch)
 
-    def receipt(self, batch: Batch) -> None:
-        self.peer.send(boson_properties.encode_receipts(batch))
+    def receipt(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.peer.send(boson_properties.encode_receipts(batch))
 
     def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
         self.reply(boson_properties.encode_error(code, text, receipt_id))

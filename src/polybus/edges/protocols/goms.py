@@ -171,12 +171,13 @@ class GomsTranslator(Translator):
         message = wire.encode_message(topics, first.value(0), headers, offsets)
         self.peer.send(message, batches, publisher)
 
-    def receipt(self, batch: Batch) -> None:
-        # Without the batches that were refused.
-        batches = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
-        topics = [one.topic for one in batches]
-        offsets = [Position(one.epoch, one.first_offset) for one in batches]
-        self.peer.send(wire.encode_send_ack(topics, offsets))
+    def receipt(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            # Without the batches that were refused.
+            stored = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
+            topics = [one.topic for one in stored]
+            offsets = [Position(one.epoch, one.first_offset) for one in stored]
+            self.peer.send(wire.encode_send_ack(topics, offsets))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._acks.pop(batch, None)

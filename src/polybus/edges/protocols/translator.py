@@ -81,7 +81,7 @@ class Translator(Subscriber):
     def send_error(self, code: str, text: str) -> None:
         raise NotImplementedError
 
-    def receipt(self, batch: Batch) -> None:
+    def receipt(self, batches: Sequence[Batch]) -> None:
         raise NotImplementedError
 
     def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
@@ -162,7 +162,7 @@ class Translator(Subscriber):
         owed = Batch(topic, receipt_id, array("i", [0, 0]))
         owed.receipt_ids = array("i", [0, len(receipt_id)])
         ticket, owed.epoch, owed.first_offset = self._last
-        self.bus.expect_receipt(ticket, owed, self)
+        self.bus.when_durable(self.receipt, ticket, (owed,))
 
     # Subscribing
 

@@ -6,7 +6,6 @@ import resource
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from polybus.batch import Batch
 from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Translator
@@ -96,7 +95,7 @@ class TcpShared:
             connection.close()
             return
         self.loop.call_later(LAST_WORD_S, connection.close)
-        self.context.bus.when_all_durable(_CloseOnReceipt(connection))
+        self.context.bus.when_durable(lambda _: connection.close())
 
     def stop_reading(self) -> None:
         """Stop for good: the bus shuts down."""
@@ -134,13 +133,3 @@ def _files_max() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return soft if soft != resource.RLIM_INFINITY else 1 << 30
-
-
-class _CloseOnReceipt:
-    """Closes a connection once everything published so far is durable."""
-
-    def __init__(self, connection: OpenConnection) -> None:
-        self._connection = connection
-
-    def receipt(self, batch: Batch) -> None:
-        self._connection.close()

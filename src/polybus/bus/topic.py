@@ -1,0 +1,64 @@
+"""A topic of a running bus: its subscribers, and its traffic since the bus started.
+
+Incoming messages are counted once per batch. Outgoing ones are computed: incoming messages times
+subscribers, settled whenever the subscribers change or the figures are read.
+"""
+
+from collections import Counter
+
+from polybus.batch import Batch
+from polybus.bus.subscriptions import Subscriber
+from polybus.scan import Flow
+
+
+class Topic:
+    """`taken` and `delivered` are its traffic by protocol; `settle` brings `delivered` up to date.
+
+    `scan` reads `subscribers` and counts in `taken`.
+    """
+
+    __slots__ = ("_settled", "delivered", "name", "subscribers", "taken")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # A tuple, replaced on change: delivery may go on over the old one meanwhile.
+        self.subscribers: tuple[Subscriber, ...] = ()
+        self.taken: dict[str, Flow] = {}
+        self.delivered: dict[str, Flow] = {}
+        self._settled = Flow()
+
+    @property
+    def messages_in(self) -> int:
+        return sum(flow.messages for flow in self.taken.values())
+
+    def listen(self, subscribers: tuple[Subscriber, ...]) -> None:
+        """Replace the subscribers."""
+        self.settle()
+        self.subscribers = subscribers
+
+    def take(self, batch: Batch) -> None:
+        """Count a batch that was accepted."""
+        flow = self.taken.get(batch.protocol)
+        if flow is None:
+            flow = self.taken[batch.protocol] = Flow()
+        flow.messages += len(batch)
+        flow.value_bytes += batch.value_bytes
+
+    def spare(self, batch: Batch, protocol: str) -> None:
+        """Correct for a subscriber that did not get a batch because it sent it."""
+        self._deliver(protocol, -len(batch), -batch.value_bytes)
+
+    def settle(self) -> None:
+        """Count what the subscribers got since the last call."""
+        value_bytes = sum(flow.value_bytes for flow in self.taken.values())
+        taken, before = Flow(self.messages_in, value_bytes), self._settled
+        self._settled = taken
+        messages, value_bytes = taken.messages - before.messages, value_bytes - before.value_bytes
+        if messages:
+            for protocol, count in Counter(one.protocol for one in self.subscribers).items():
+                self._deliver(protocol, count * messages, count * value_bytes)
+
+    def _deliver(self, protocol: str, messages: int, value_bytes: int) -> None:
+        flow = self.delivered.setdefault(protocol, Flow())
+        flow.messages += messages
+        flow.value_bytes += value_bytes
