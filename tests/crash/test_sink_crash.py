@@ -23,8 +23,7 @@ def started(run: Run) -> None:
 
 def stage(data: Path) -> str:
     from polybus.spark.location import BusLocation
-    from polybus.spark.sink.columns import SinkColumns
-    from polybus.spark.sink.staging import stage
+    from polybus.spark.sink.staging import SinkColumns, stage
 
     columns = SinkColumns(topic="a", has_key=False, has_headers=False)
     name = stage(iter([ROWS]), columns, BusLocation(data), "spark", 0)

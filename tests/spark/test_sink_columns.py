@@ -18,7 +18,7 @@ from polybus.services.transactions.staging import inspect
 from polybus.spark import sink
 from polybus.spark.location import BusLocation
 from polybus.spark.sink import staging
-from polybus.spark.sink.columns import BATCH_BYTES, SinkColumns, sink_columns
+from polybus.spark.sink.staging import BATCH_BYTES, SinkColumns, sink_columns
 from polybus.spark.source.schema import COLUMNS, spark_schema
 
 LIMITS = Limits(

@@ -17,7 +17,6 @@ from polybus import __version__
 
 # Packages that no worker uses.
 LEFT_OUT = ("bench", "cli", "testing")
-EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @functools.cache
@@ -27,17 +26,12 @@ def package() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"polybus-{__version__}.zip"
     source = Path(polybus.__file__).parent
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(source.rglob("*.py")):
-            name = file.relative_to(source)
-            if name.parts[0] not in LEFT_OUT:
-                _add(archive, f"polybus/{name.as_posix()}", file)
-        _add(archive, "pyspark_polybus.py", source.parent / "pyspark_polybus.py")
+    modules = [
+        one for one in source.rglob("*.py") if one.relative_to(source).parts[0] not in LEFT_OUT
+    ]
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in (*sorted(modules), source.parent / "pyspark_polybus.py"):
+            # It has a fixed time, so the same code results in the same zip.
+            info = zipfile.ZipInfo(file.relative_to(source.parent).as_posix())
+            archive.writestr(info, file.read_bytes(), zipfile.ZIP_DEFLATED)
     return path
-
-
-def _add(archive: zipfile.ZipFile, name: str, file: Path) -> None:
-    # With a fixed time, the same code results in the same zip.
-    info = zipfile.ZipInfo(name, EPOCH)
-    info.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(info, file.read_bytes())

@@ -147,7 +147,7 @@ def _batches(files: Iterable[Path], limits: Limits) -> Iterator[tuple[Batch, int
         try:
             with path.open("rb") as file:
                 for rows, size in _read(file, path, limits):
-                    weight = size + _extra_weight(rows)
+                    weight = size + extra_weight(rows)
                     if weight > BATCH_WEIGHT_MAX and rows.num_rows > 1:
                         text = f"{path.name}: a record batch of {weight} bytes and several rows"
                         raise UsageError("commit.file", f"{text}; at most {BATCH_WEIGHT_MAX}")
@@ -237,21 +237,12 @@ def _field(metadata: bytes, table: int, number: int) -> int | None:
     return table + int(offset) if offset else None
 
 
-def _extra_weight(rows: pa.RecordBatch) -> int:
+def extra_weight(rows: pa.RecordBatch) -> int:
     """What rows, keys and headers will take beyond their bytes."""
     keys, headers = rows.column(1), rows.column(3)
     keyed = len(keys) - int(keys.null_count)
     objects = KEY_WEIGHT * keyed + HEADER_WEIGHT * sum_of(headers_in(headers))
     return RECORD_BATCH_WEIGHT + ROW_WEIGHT * int(rows.num_rows) + objects
-
-
-def header_bytes(headers: pa.MapArray) -> pa.Array:
-    """How many bytes the names and values of each row's headers have."""
-    sizes = [pc.cast(pc.binary_length(one), pa.int64()) for one in (headers.keys, headers.items)]
-    sums = pc.cumulative_sum(pc.add(*sizes))
-    sums = pa.concat_arrays([pa.array([0], pa.int64()), sums])
-    ends = headers.offsets
-    return pc.subtract(sums.take(ends[1:]), sums.take(ends[:-1]))
 
 
 def headers_in(headers: pa.MapArray) -> pa.Array:

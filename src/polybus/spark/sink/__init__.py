@@ -10,6 +10,7 @@ checkpoint, so a query that starts from another checkpoint is another writer. Th
 under the same producer's name instead of publishing everything twice.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,15 +28,8 @@ from polybus.services.transactions.commits import ONCE
 from polybus.services.transactions.staging import check_producer
 from polybus.spark.checkpoint import Checkpoint, local_checkpoint
 from polybus.spark.location import BusLocation, find_location
-from polybus.spark.option_values import (
-    boolean,
-    checked_values,
-    given_options,
-    option,
-    topic_name,
-)
-from polybus.spark.sink.columns import SinkColumns, sink_columns
-from polybus.spark.sink.staging import PATIENCE_S, StagedFile, stage, unstage
+from polybus.spark.option_values import boolean, checked_values, given_options, option, topic_name
+from polybus.spark.sink.staging import PATIENCE_S, SinkColumns, StagedFile, sink_columns, stage
 
 COMMIT_TIMEOUT_S = 900.0
 
@@ -59,8 +53,7 @@ class SinkOptions:
 def parse(options: Mapping[str, str]) -> SinkOptions:
     """Raises UsageError `spark.option-unknown`, `-invalid`, `-conflict`, or `data.not-found`."""
     given = given_options(SinkOptions, options, ignored=("queryName", "path"))
-    values = checked_values(SinkOptions, given)
-    return SinkOptions(find_location(given), **values)
+    return SinkOptions(find_location(given), **checked_values(SinkOptions, given))
 
 
 def batch_writer(
@@ -105,15 +98,15 @@ class PolybusWriter(DataSourceArrowWriter):
         self._query = options.query or ONCE
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFile:
-        options = self._options
-        name = stage(iterator, self._columns, options.location, self._producer, options.batch)
-        return StagedFile(name, self._query)
+        options, producer = self._options, self._producer
+        name = stage(iterator, self._columns, options.location, producer, options.batch)
+        return StagedFile(name, producer, self._query)
 
     def commit(self, messages: Sequence[Any]) -> None:
         commit(self._options, self._producer, self._query, self._options.batch, messages)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        _unstage(self._options, self._producer, messages)
+        _unstage(self._options, messages)
 
 
 class PolybusStreamWriter(DataSourceStreamArrowWriter):
@@ -130,21 +123,18 @@ class PolybusStreamWriter(DataSourceStreamArrowWriter):
         if not query or not batch:
             text = "Spark does not say to which query and batch a task belongs"
             raise UsageError("sink.mode", f"{text}; write from a streaming query")
-        options = self._options
-        producer = options.producer or query
-        name = stage(iterator, self._columns, options.location, producer, int(batch))
-        return StagedFile(name, query)
+        producer = self._options.producer or query
+        name = stage(iterator, self._columns, self._options.location, producer, int(batch))
+        return StagedFile(name, producer, query)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         # Spark runs at least one task, even for an empty batch.
-        query = next(str(one.query) for one in messages if one is not None)
-        commit(self._options, self._options.producer or query, query, batchId, messages)
+        first = next(one for one in messages if one is not None)
+        commit(self._options, first.producer, first.query, batchId, messages)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         # Only staged files: the batch may be committed without Spark's knowledge.
-        for one in messages:
-            if one is not None:
-                _unstage(self._options, self._options.producer or one.query, [one])
+        _unstage(self._options, messages)
 
 
 def commit(
@@ -177,10 +167,15 @@ def commit(
     )
 
 
-def _unstage(options: SinkOptions, producer: str, messages: Sequence[Any]) -> None:
+def _unstage(options: SinkOptions, messages: Sequence[Any]) -> None:
+    """Ask the bus to remove staged files; it does not if they are committed.
+
+    While the bus is away the files stay, and the bus removes them later.
+    """
     for one in messages:
         if one is not None and one.name is not None:
-            unstage(options.location, producer, one.name)
+            with contextlib.suppress(PolybusError):
+                options.location.call("DELETE", f"/v1/staging/{one.producer}/{one.name}")
 
 
 def _check_topic(options: SinkOptions) -> None:

@@ -1,5 +1,9 @@
 """Staging: the rows of a task, durable in a file of their own, not yet visible.
 
+The columns are `value` (string or binary), and optionally `topic` (string), `key` (string or
+binary) and `headers` (a map, or an array of structs as in Kafka). Other columns of the source are
+ignored, so that one topic can be copied into another. All work is done a column at a time.
+
 If the data folder of the bus is on this machine, the file is written into it. Otherwise it is
 written to a temporary file and uploaded. The driver's commit makes the rows visible.
 
@@ -10,6 +14,7 @@ has a name that nobody knows, and the bus removes it after a day.
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,26 +23,150 @@ from typing import IO
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
 from pyspark.sql.datasource import WriterCommitMessage
 
-from polybus.errors import PolybusError, UsageError
+from polybus import names
+from polybus.errors import UsageError
 from polybus.log.disk import sync_path
 from polybus.log.topics import storage_error
-from polybus.services.transactions.staging import SCHEMA, staging_folder
+from polybus.services.transactions.staging import SCHEMA, extra_weight, staging_folder
 from polybus.spark.location import BusLocation
-from polybus.spark.sink.columns import SinkColumns
 
 PIECE_BYTES = 4 << 20
 PATIENCE_S = 30.0
 """How long a task, or the driver, waits for a bus that is away."""
 _CREATE_ATTEMPTS = 5
+BATCH_BYTES = 1 << 20
+"""The approximate size of a staged record batch; a single row may be larger."""
+IGNORED = ("partition", "offset", "timestamp", "protocol", "sender", "epoch")
+TYPES = {
+    "topic": ("string", "string"),
+    "key": ("string|binary", "string or binary"),
+    "value": ("string|binary", "string or binary; convert it with to_json or cast"),
+    "headers": (
+        r"map<string,(string|binary)>|array<struct<key:string,value:(string|binary)>>",
+        "map<string,binary> or map<string,string>",
+    ),
+}
+"""By column: the accepted types as a pattern, and in words."""
+_HEADERS = SCHEMA.field("headers").type
+
+
+@dataclass(frozen=True, slots=True)
+class SinkColumns:
+    """The optional columns that rows have; `topic` is the option, which then counts for all."""
+
+    topic: str | None
+    has_key: bool
+    has_headers: bool
+
+    def staged(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows as they are staged: each record batch has one topic and a bounded size.
+
+        Raises:
+            UsageError: `sink.column`, a topic or value is null; `topic.invalid`.
+        """
+        if not rows.num_rows:
+            return
+        value = rows.column("value").cast(pa.binary())
+        if value.null_count:
+            raise _column("value", "is null in a row; filter such rows out, or set a value")
+        key = pa.nulls(rows.num_rows, pa.binary())
+        if self.has_key:
+            key = rows.column("key").cast(pa.binary())
+        headers = pa.nulls(rows.num_rows, _HEADERS)
+        if self.has_headers:
+            headers = _headers(rows.column("headers"))
+        topic = pa.nulls(rows.num_rows, pa.string())
+        whole = pa.record_batch([topic, key, value, headers], schema=SCHEMA)
+        for name, part in self._by_topic(rows, whole):
+            named = pa.repeat(pa.scalar(names.canonical(name), pa.string()), part.num_rows)
+            yield from _cut(part.set_column(0, SCHEMA.field("topic"), named))
+
+    def _by_topic(
+        self, rows: pa.RecordBatch, whole: pa.RecordBatch
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if self.topic is not None:
+            yield self.topic, whole
+            return
+        column = rows.column("topic").cast(pa.string())
+        if column.null_count:
+            raise _column("topic", "is null in a row; set it, or set option topic")
+        codes = column.dictionary_encode()
+        topics = codes.dictionary.to_pylist()
+        if len(topics) > 1:
+            # A stable sort: the rows of a topic keep their order.
+            order = pc.array_sort_indices(codes.indices)
+            whole, codes = whole.take(order), codes.take(order)
+        runs = pc.run_end_encode(codes.indices)
+        first = 0
+        for code, stop in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            yield topics[code], whole.slice(first, stop - first)
+            first = stop
+
+
+def sink_columns(schema: T.StructType, topic: str | None) -> SinkColumns:
+    """Check the columns before anything is written.
+
+    Raises:
+        UsageError: `sink.column`, naming the column and what it should be.
+    """
+    found = {field.name.lower(): field.dataType for field in schema.fields}
+    given = ", ".join(found)
+    if "value" not in found:
+        hint = "create it, for example with to_json(struct('*')) AS value"
+        raise _column("value", f"is missing among {given}; {hint}")
+    if topic is None and "topic" not in found:
+        raise _column("topic", f"is missing among {given}; add it, or set option topic")
+    for name, kind in found.items():
+        if name in IGNORED or (name == "topic" and topic is not None):
+            continue
+        if name not in TYPES:
+            text = f"is not one of {', '.join(SCHEMA.names)}; put it into value, or remove it"
+            raise _column(name, text)
+        pattern, wanted = TYPES[name]
+        plain = re.sub(r" collate \w+", "", kind.simpleString().lower())
+        if not re.fullmatch(pattern, plain):
+            raise _column(name, f"is {kind.simpleString()}; it must be {wanted}")
+    return SinkColumns(topic, "key" in found, "headers" in found)
+
+
+def _headers(column: pa.Array) -> pa.Array:
+    """Headers as a map, from a map or from an array of structs of key and value."""
+    if pa.types.is_map(column.type):
+        keys, items = column.keys, column.items
+    else:
+        keys, items = column.values.field(0), column.values.field(1)
+    if keys.null_count or items.null_count:
+        raise _column("headers", "has a name or a value that is null; remove such headers")
+    plain = pa.MapArray.from_arrays(column.offsets, keys.cast(pa.string()), items.cast(pa.binary()))
+    if not column.null_count:
+        return plain
+    return pc.if_else(pc.is_valid(column), plain, pa.scalar(None, _HEADERS))
+
+
+def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Pieces of up to BATCH_BYTES, or of one row."""
+    if rows.num_rows == 1 or rows.nbytes + extra_weight(rows) <= BATCH_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _cut(rows.slice(0, half))
+    yield from _cut(rows.slice(half))
+
+
+def _column(name: str, text: str) -> UsageError:
+    return UsageError("sink.column", f"column {name} {text}")
 
 
 @dataclass
 class StagedFile(WriterCommitMessage):
-    """What a task of a query has staged: a file, or None if it had no rows."""
+    """What a task has staged: a file, or None if it had no rows."""
 
     name: str | None
+    producer: str
     query: str
 
 
@@ -86,15 +215,6 @@ def stage(
             raise storage_error(error, f"cannot stage {path}") from error
         raise
     return name
-
-
-def unstage(location: BusLocation, producer: str, name: str) -> None:
-    """Ask the bus to remove a staged file; it does not if the file is committed.
-
-    While the bus is away the file stays, and the bus removes it later.
-    """
-    with contextlib.suppress(PolybusError):
-        location.call("DELETE", f"/v1/staging/{producer}/{name}")
 
 
 def _created(path: Path) -> IO[bytes]:

@@ -38,8 +38,7 @@ from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import alerts
 from polybus.spark.pipelines.standard.accumulated import TIME
 from polybus.spark.pipelines.standard.gold import QUANTILES, TRAFFIC_COUNTS, traffic_table
-from polybus.spark.sink.columns import SinkColumns
-from polybus.spark.sink.staging import stage
+from polybus.spark.sink.staging import SinkColumns, stage
 
 STATS = "$stats"
 ALERTS = "$alerts"
