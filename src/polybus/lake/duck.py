@@ -16,6 +16,8 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,9 +64,14 @@ class Engine:
         self._reader = LogReader(data)
         self._reading = threading.Lock()
         self._topics = frozenset(self._reader.topics(system=True))
-        self._duckdb = _duckdb()
+        try:
+            import duckdb
+        except ImportError as error:
+            raise UsageError("sql.engine-missing", "DuckDB is not installed") from error
+        self._duckdb: Any = duckdb
         self._spill = tempfile.mkdtemp(prefix="polybus-sql-")
-        self._pins: list[int] = []
+        # What the last statement opened.
+        self._opened = contextlib.ExitStack()
         self._connection: Any = None
         self._failure: PolybusError | None = None
 
@@ -72,10 +79,7 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._forget()
+        self._opened.close()
         shutil.rmtree(self._spill, ignore_errors=True)
 
     def tables(self) -> list[str]:
@@ -159,7 +163,7 @@ class Engine:
 
     def _open(self) -> None:
         """Open a connection without tables, because registered tables are of one moment."""
-        self._forget()
+        self._opened.close()
         settings = {
             "memory_limit": MEMORY_MAX,
             "temp_directory": self._spill,
@@ -167,18 +171,11 @@ class Engine:
             "autoinstall_known_extensions": False,
             "python_enable_replacements": False,
         }
-        self._connection = self._duckdb.connect(":memory:", config=settings)
+        connection = self._duckdb.connect(":memory:", config=settings)
+        self._connection = self._opened.enter_context(contextlib.closing(connection))
         self._connection.execute(_MACROS)
         with contextlib.suppress(self._duckdb.Error):
             self._connection.execute("SET TimeZone = 'UTC'")
-
-    def _forget(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        for descriptor in self._pins:
-            os.close(descriptor)
-        self._pins.clear()
 
     def _named(self, text: str) -> Named:
         """The names in the statement. Raises UsageError `sql.invalid`, `sql.statement`."""
@@ -245,7 +242,10 @@ class Engine:
         if history.handed_over < stop or not parts:
             needed = {*columns, "timestamp"} if "date" in columns else {*columns}
             stored = [name for name in _STORED if name in needed]
-            fresh = _Fresh(self, topic, (history.handed_over, stop), stored or ["offset"])
+            stored = stored or ["offset"]
+            schema = pa.schema([SCHEMA.field(name) for name in stored])
+            bounds = (history.handed_over, stop)
+            fresh = _Fresh(schema, partial(self._batches, topic, bounds, stored))
             view = f"__fresh_{topic}"
             self._connection.register(view, fresh)
             parts.append(_select(columns, made, _quoted(view)))
@@ -257,7 +257,7 @@ class Engine:
         except OSError as error:
             text = f"{path}: {error.strerror}; if a hand-over replaced it, run the statement again"
             raise StorageError("sql.unreadable", text) from error
-        self._pins.append(descriptor)
+        self._opened.callback(os.close, descriptor)
         return str(_PINNED / str(descriptor)) if _PINNED.is_dir() else str(path)
 
     def _table_query(self, table: LakeTable) -> tuple[str, list[str]]:
@@ -273,7 +273,7 @@ class Engine:
         source = f"read_parquet({_listed(paths)}, hive_partitioning = true, union_by_name = true)"
         return f"SELECT * FROM {source}", paths
 
-    def batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
+    def _batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
         """The journal part of a topic. DuckDB may read several streams from several threads."""
         with self._reading:
             found = self._reader.read(topic, *bounds, columns=columns, rows_max=FRESH_ROWS)
@@ -289,34 +289,24 @@ class Engine:
             raise
 
 
+@dataclass(frozen=True)
 class _Fresh:
     """The journal part of a topic for DuckDB; each scan requests its own stream."""
 
-    def __init__(
-        self, engine: Engine, topic: str, bounds: tuple[int, int], columns: list[str]
-    ) -> None:
-        self._engine = engine
-        self._topic = topic
-        self._bounds = bounds
-        self._columns = columns
-        self._schema = pa.schema([SCHEMA.field(name) for name in columns])
+    schema: pa.Schema
+    batches: Callable[[], Iterator[Any]]
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        batches = self._engine.batches(self._topic, self._bounds, self._columns)
-        reader = pa.RecordBatchReader.from_batches(self._schema, batches)
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__()
 
 
 def unknown_table(name: str, known: Sequence[str]) -> UsageError:
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    hint = f"; did you mean {', '.join(near)}?" if near else f"; there are {_first(known)}"
-    return UsageError("sql.table-unknown", f"there is no topic or table {name}{hint}")
-
-
-def _first(known: Sequence[str]) -> str:
-    if not known:
-        return "none yet"
-    return ", ".join(known[:10]) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
+    some = ", ".join(known[:10]) or "none yet"
+    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    hint = f"did you mean {', '.join(near)}?" if near else f"there are {some}{more}"
+    return UsageError("sql.table-unknown", f"there is no topic or table {name}; {hint}")
 
 
 def _select(columns: Sequence[str], made: dict[str, str], source: str) -> str:
@@ -340,11 +330,3 @@ def _listed(paths: Sequence[str]) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _duckdb() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise UsageError("sql.engine-missing", "DuckDB is not installed") from error
-    return duckdb

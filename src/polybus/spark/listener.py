@@ -50,13 +50,15 @@ class ConsumerListener(StreamingQueryListener):
     def __init__(self, reporter: "Reporter") -> None:
         self.reporter = reporter
         # By query id: the query's name, and the groups under which it was reported.
-        self._names: dict[str, str] = {}
-        self._groups: dict[str, list[str]] = {}
+        self._queries: dict[str, tuple[str, list[str]]] = {}
 
     def onQueryStarted(self, event: Any) -> None:
-        if len(self._names) >= QUERIES_MAX:
-            self._names.clear()
-        self._names[str(event.id)] = event.name or str(event.id)
+        self._keep(str(event.id), event.name or str(event.id), [])
+
+    def _keep(self, query: str, name: str, groups: list[str]) -> None:
+        if len(self._queries) >= QUERIES_MAX:
+            self._queries.clear()
+        self._queries[query] = (name, groups)
 
     def onQueryProgress(self, event: Any) -> None:
         try:
@@ -65,13 +67,12 @@ class ConsumerListener(StreamingQueryListener):
             logger.exception("cannot report the progress of a query")
 
     def onQueryIdle(self, event: Any) -> None:
-        for group in self._groups.get(str(event.id), ()):
+        for group in self._queries.get(str(event.id), ("", []))[1]:
             self.reporter.put(group, {"rows-per-s": 0.0, "run-id": str(event.runId)})
 
     def onQueryTerminated(self, event: Any) -> None:
         query = str(event.id)
-        name = self._names.pop(query, query)
-        groups = self._groups.pop(query, [])
+        name, groups = self._queries.pop(query, (query, []))
         error = event.exception
         if not groups and error and OURS in error:
             # It failed before its first batch, because of our source or sink.
@@ -85,23 +86,19 @@ class ConsumerListener(StreamingQueryListener):
 
     def _progress(self, progress: Any) -> None:
         query = str(progress.id)
-        groups = positions_by_group(progress.sources, progress.name or query)
-        if len(self._groups) >= QUERIES_MAX:
-            self._groups.clear()
+        name = progress.name or query
+        groups = positions_by_group(progress.sources, name)
         if groups:
-            self._groups[query] = list(groups)
+            self._keep(query, name, list(groups))
+        report = {
+            "kind": KIND,
+            "query-id": query,
+            "run-id": str(progress.runId),
+            "rows-per-s": _finite(progress.processedRowsPerSecond),
+            "batch-ms": _finite(progress.batchDuration),
+        }
         for group, positions in groups.items():
-            self.reporter.put(
-                group,
-                {
-                    "kind": KIND,
-                    "query-id": query,
-                    "run-id": str(progress.runId),
-                    "positions": positions,
-                    "rows-per-s": _finite(progress.processedRowsPerSecond),
-                    "batch-ms": _finite(progress.batchDuration),
-                },
-            )
+            self.reporter.put(group, report | {"positions": positions})
 
 
 def positions_by_group(sources: Any, name: str) -> dict[str, dict[str, dict[str, int]]]:
@@ -136,13 +133,11 @@ class Reporter:
         given = {"data": data, "url": None if data else url, "token": token}
         self._options = {name: str(value) for name, value in given.items() if value is not None}
         self._waiting: dict[str, Report] = {}
-        self._is_sending = False
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_failing = False
         self.dropped = 0
-        self._thread = threading.Thread(target=self._run, name="polybus-consumers", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="polybus-consumers", daemon=True).start()
 
     def put(self, group: str, report: Report) -> None:
         """Send a report soon. Fields that it lacks keep the values of the last report."""
@@ -156,9 +151,7 @@ class Reporter:
     def flush(self, timeout_s: float = 2.0) -> bool:
         """Wait until everything is sent, or the time is over; return whether it is sent."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._waiting or self._is_sending), timeout_s
-            )
+            return self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits if that takes no longer than the timeout, and stop."""
@@ -173,16 +166,14 @@ class Reporter:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if self._is_closed:
                     return
-                group = next(iter(self._waiting))
-                report = self._waiting.pop(group)
-                self._is_sending = True
+                group, report = next(iter(self._waiting.items()))
             is_settled = self._send(group, report)
             with self._changed:
-                self._is_sending = False
                 if not is_settled:
-                    # A report that arrived meanwhile is newer.
-                    self._waiting[group] = report | self._waiting.get(group, {})
                     self._changed.wait_for(lambda: self._is_closed, RETRY_S)
+                elif self._waiting.get(group) is report:
+                    # Otherwise a newer one arrived meanwhile.
+                    del self._waiting[group]
                 self._changed.notify_all()
 
     def _send(self, group: str, report: Report) -> bool:
