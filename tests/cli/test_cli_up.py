@@ -21,8 +21,7 @@ import pytest
 from cli_kit import COMMAND, environment, polybus
 
 from polybus.cli import doctor
-from polybus.cli.up.display import PlainDisplay
-from polybus.cli.up.figures import Figures, TopicFigures, alert_text
+from polybus.cli.up.display import Figures, PlainDisplay, TopicFigures, alert_text
 from polybus.log.reading.reader import LogReader
 
 FAKE = str(Path(__file__).with_name("fake_driver.py"))

@@ -6,12 +6,13 @@ makes publishers wait. The generator limits the messages in flight, for all in t
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,29 +30,22 @@ HOST = "127.0.0.1"
 SERVER_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSetup:
-    """How to start a broker: its program, its own folder, its port, the topics of the load."""
-
-    program: str
-    folder: Path
-    port: int
-    topics: list[str]
-
-
 @dataclass(frozen=True, slots=True)
 class BenchBroker:
     """One way of running a broker.
 
     Attributes:
         protocol: what the generator speaks to it unless a scenario names another.
+        arguments: its command line. {port}, {folder} and {config} are replaced.
+        config: the content of its config file. {port}, {folder} and "{topics}" are replaced.
         package: the Debian package; None for what is part of Polybus.
         window_bytes: how many bytes may be published and not yet delivered.
     """
 
     title: str
     protocol: str
-    command: Callable[[BrokerSetup], list[str]]
+    arguments: str
+    config: str = ""
     program: str = sys.executable
     package: str | None = None
     window_bytes: int = 16 << 20
@@ -83,12 +77,19 @@ def running(broker: BenchBroker, folder: Path, topics: list[str]) -> Iterator[Ru
         raise BenchError(f"not installed: apt-get install {broker.package}")
     with socket.create_server((HOST, 0)) as probe:
         port = int(probe.getsockname()[1])
-    setup = BrokerSetup(program=program, folder=folder, port=port, topics=topics)
-    output = folder / "output"
+    output, config = folder / "output", folder / "config.json"
+    values = {"{port}": str(port), "{folder}": str(folder), "{config}": str(config)}
+    values['"{topics}"'] = msgspec.json.encode(topics).decode()
+
+    def filled(text: str) -> str:
+        for name, value in values.items():
+            text = text.replace(name, value)
+        return text
+
+    config.write_text(filled(broker.config))
+    command = [program, *map(filled, shlex.split(broker.arguments))]
     with output.open("wb") as log:
-        process = subprocess.Popen(
-            broker.command(setup), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         yield _await_ready(process, port, output)
     finally:
@@ -124,75 +125,44 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> R
 
 def bus(title: str, **settings: Any) -> BenchBroker:
     """A bus with these settings, in a folder `data` of its own folder."""
-
-    def command(setup: BrokerSetup) -> list[str]:
-        connectors = [{"protocol": "tcp", "ip": HOST, "port": setup.port}]
-        config = {"topics": setup.topics, "connectors": connectors, **settings}
-        path = setup.folder / "bus.json"
-        path.write_bytes(msgspec.json.encode(config))
-        serve = [setup.program, "-m", "polybus.cli", "serve", "--config", str(path)]
-        return [*serve, "--data", str(setup.folder / "data")]
-
-    return BenchBroker(title, "boson", command)
-
-
-def _bus(durability: str) -> BenchBroker:
-    settings = {"durability": durability, "slow-subscriber": "wait"}
-    return bus(f"polybus ({durability})", **settings)
-
-
-def _nats(setup: BrokerSetup) -> list[str]:
-    return [setup.program, "-a", HOST, "-p", str(setup.port)]
-
-
-def _jetstream(setup: BrokerSetup) -> list[str]:
-    path = setup.folder / "nats.conf"
-    store = msgspec.json.encode(str(setup.folder / "jetstream")).decode()
-    path.write_text(f"listen: {HOST}:{setup.port}\njetstream {{ store_dir: {store} }}\n")
-    return [setup.program, "-c", str(path)]
-
-
-def _redis(setup: BrokerSetup) -> list[str]:
-    options = ["--save", "", "--appendonly", "no", "--maxclients", "20000"]
-    options += ["--client-output-buffer-limit", "pubsub 0 0 0", "--dir", str(setup.folder)]
-    return [setup.program, "--bind", HOST, "--port", str(setup.port), *options]
-
-
-def _mosquitto(setup: BrokerSetup) -> list[str]:
-    path = setup.folder / "mosquitto.conf"
-    path.write_text(
-        f"listener {setup.port} {HOST}\nallow_anonymous true\npersistence false\n"
-        "set_tcp_nodelay true\nmax_queued_messages 0\nmax_queued_bytes 0\n"
-    )
-    return [setup.program, "-c", str(path)]
-
-
-def _websockets(setup: BrokerSetup) -> list[str]:
-    return [setup.program, "-m", "polybus.bench.broadcast_server", str(setup.port)]
-
-
-def _relay(setup: BrokerSetup) -> list[str]:
-    return [setup.program, "relay"]
+    connectors = [{"protocol": "tcp", "ip": HOST, "port": 0}]
+    config = {"topics": "{topics}", "connectors": connectors, **settings}
+    arguments = "-m polybus.cli serve --config {config} --data {folder}/data --port {port}"
+    return BenchBroker(title, "boson", arguments, msgspec.json.encode(config).decode())
 
 
 def all_brokers(generator: Path) -> dict[str, BenchBroker]:
     """Every broker by its name in scenarios; the relay is a mode of the generator."""
 
-    def server(
-        title: str, name: str, protocol: str, command: Callable[[BrokerSetup], list[str]]
-    ) -> BenchBroker:
-        return BenchBroker(title, protocol, command, program=name, package=name)
+    def own(durability: str) -> BenchBroker:
+        settings = {"durability": durability, "slow-subscriber": "wait"}
+        return bus(f"polybus ({durability})", **settings)
 
-    mosquitto = server("mosquitto", "mosquitto", "mqtt", _mosquitto)
+    def server(name: str, protocol: str, arguments: str, config: str = "") -> BenchBroker:
+        return BenchBroker(name, protocol, arguments, config, program=name, package=name)
+
+    jetstream = f'listen: {HOST}:{{port}}\njetstream {{ store_dir: "{{folder}}/jetstream" }}\n'
+    redis = (
+        f"--bind {HOST} --port {{port}} --dir {{folder}} --save '' --appendonly no "
+        "--maxclients 20000 --client-output-buffer-limit 'pubsub 0 0 0'"
+    )
+    mosquitto = (
+        f"listener {{port}} {HOST}\nallow_anonymous true\npersistence false\n"
+        "set_tcp_nodelay true\nmax_queued_messages 0\nmax_queued_bytes 0\n"
+    )
+    nats = server("nats-server", "nats", f"-a {HOST} -p {{port}}")
+    with_store = server("nats-server", "jetstream", "-c {config}", jetstream)
+    # It takes seconds to deliver more than 2 MiB.
+    slow = replace(server("mosquitto", "mqtt", "-c {config}", mosquitto), window_bytes=2 << 20)
+    websockets = "-m polybus.bench.broadcast_server {port}"
     return {
-        "polybus": _bus("interval"),
-        "polybus-memory": _bus("memory"),
-        "polybus-fsync": _bus("fsync"),
-        "nats": server("nats-server", "nats-server", "nats", _nats),
-        "jetstream": server("nats-server JetStream", "nats-server", "jetstream", _jetstream),
-        "redis": server("redis-server", "redis-server", "resp", _redis),
-        # It takes seconds to deliver more than 2 MiB.
-        "mosquitto": replace(mosquitto, window_bytes=2 << 20),
-        "websockets": BenchBroker("websockets broadcast", "broadcast", _websockets),
-        "relay": BenchBroker("bare relay", "boson", _relay, program=str(generator)),
+        "polybus": own("interval"),
+        "polybus-memory": own("memory"),
+        "polybus-fsync": own("fsync"),
+        "nats": nats,
+        "jetstream": replace(with_store, title="nats-server JetStream"),
+        "redis": server("redis-server", "resp", redis),
+        "mosquitto": slow,
+        "websockets": BenchBroker("websockets broadcast", "broadcast", websockets),
+        "relay": BenchBroker("bare relay", "boson", "relay", program=str(generator)),
     }

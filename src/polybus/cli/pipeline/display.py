@@ -7,6 +7,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from polybus.cli.output import shown
+
 COLUMNS = ("flow", "state", "rows", "rows/s", "lag", "batch ms", "error")
 _COLOURS = {"failed": "red", "waiting": "yellow", "running": "green", "done": "green"}
 _ERROR_CHARS_MAX = 200
@@ -18,10 +20,10 @@ def flow_rows(flows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[o
         [
             f"{flow['pipeline']}.{flow['flow']}",
             flow["state"],
-            "-" if flow["rows"] is None else flow["rows"],
+            flow["rows"],
             round(flow["rows_per_s"], 1),
-            "-" if flow["lag"] is None else flow["lag"],
-            "-" if flow["batch_ms"] is None else flow["batch_ms"],
+            flow["lag"],
+            flow["batch_ms"],
             (flow["error"] or "")[:_ERROR_CHARS_MAX],
         ]
         for flow in flows
@@ -41,7 +43,7 @@ class RunDisplay:
         kind = event["event"]
         if kind in ("done", "stopped"):
             self.close()
-            self._console.print(_table(event["flows"]))
+            self._console.print(flow_table(event["flows"]))
         elif kind == "progress":
             self._progress(event["flows"])
         elif kind == "problem":
@@ -59,7 +61,7 @@ class RunDisplay:
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(_table(flows), refresh=True)
+        self._live.update(flow_table(flows), refresh=True)
 
     def _changes(self, flows: list[dict[str, Any]]) -> None:
         for flow in flows:
@@ -76,14 +78,14 @@ class RunDisplay:
             self._live = None
 
 
-def _table(flows: list[dict[str, Any]]) -> Table:
+def flow_table(flows: list[dict[str, Any]]) -> Table:
     columns, rows = flow_rows(flows)
     table = Table(box=None, pad_edge=False)
     for column in columns:
         right = column in ("rows", "rows/s", "lag", "batch ms")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        cells = [escape(str(cell)) for cell in row]
+        cells = ["-" if cell is None else escape(shown(str(cell))) for cell in row]
         colour = _COLOURS.get(str(row[1]))
         if colour:
             cells[1] = f"[{colour}]{cells[1]}[/]"

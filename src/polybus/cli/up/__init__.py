@@ -27,8 +27,14 @@ from polybus.cli.options import (
 )
 from polybus.cli.up.children import Child
 from polybus.cli.up.demo import BusPorts, DemoTraffic, with_demo
-from polybus.cli.up.display import STARTING, PlainDisplay, display, first_steps
-from polybus.cli.up.figures import Figures, Watcher
+from polybus.cli.up.display import (
+    STARTING,
+    Figures,
+    PlainDisplay,
+    Watcher,
+    display,
+    first_steps,
+)
 from polybus.config import Config
 
 UPDATE_EVERY_S = 1.0
@@ -41,21 +47,6 @@ PIPELINES = "pipelines"
 DRIVER_VARIABLE = "POLYBUS_SPARK_DRIVER"
 """Another program to run as the driver, for tests."""
 READY = "polybus ready: "
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpRequest:
-    """What the command line asked for."""
-
-    config: Config
-    config_file: Path
-    port: int | None
-    demo: bool
-    pipeline: bool
-    master: str | None
-    pipelines: Path | None
-    seconds: float | None
-    driver: str | None
 
 
 @click.command(
@@ -91,7 +82,6 @@ def up(
     data: str | None,
     topics: tuple[str, ...],
     demo: bool,
-    no_pipeline: bool,
     pipelines: Path | None,
     **given: Any,
 ) -> None:
@@ -111,34 +101,43 @@ def up(
         # `load` has copied the topics file into `topics`.
         written = msgspec.structs.replace(config, topic_config=None)
         config_file.write_bytes(msgspec.json.encode(written))
-        request = UpRequest(
-            config=config,
-            config_file=config_file,
-            demo=demo,
-            pipeline=not no_pipeline,
-            pipelines=pipelines,
-            driver=os.environ.get(DRIVER_VARIABLE),
-            **given,
-        )
         with display() as screen:
-            code = asyncio.run(Up(request, screen).run())
+            run = Up(
+                config=config,
+                config_file=config_file,
+                demo=demo,
+                pipelines=pipelines,
+                screen=screen,
+                **given,
+            )
+            code = asyncio.run(run.run())
     exits.end_with(code)
 
 
+@dataclass(kw_only=True)
 class Up:
-    """One run, from the first process to the last."""
+    """One run, from the first process to the last; its fields are what the command line asked."""
 
-    def __init__(self, request: UpRequest, screen: PlainDisplay) -> None:
-        self._request = request
-        self._screen = screen
+    config: Config
+    config_file: Path
+    port: int | None
+    demo: bool
+    no_pipeline: bool
+    master: str | None
+    pipelines: Path | None
+    seconds: float | None
+    screen: PlainDisplay
+
+    def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._figures = Figures()
         self._ports: BusPorts | None = None
         self._has_rows = False
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Future[Any]] = []
-        self._bus = Child("bus", self._bus_command, on_line=self._on_bus_line, say=screen.say)
+        self._bus = Child("bus", self._bus_command, on_line=self._on_bus_line, say=self.screen.say)
         self._driver: Child | None = None
+        self._other_driver = os.environ.get(DRIVER_VARIABLE)
         self._traffic: asyncio.Future[None] | None = None
 
     async def run(self) -> int:
@@ -150,17 +149,16 @@ class Up:
             return await self._run()
         finally:
             what = "the bus" if self._driver is None else "the pipeline, then the bus"
-            self._screen.step("stopping", what)
+            self.screen.step("stopping", what)
             for task in self._tasks:
                 task.cancel()
             for child in self._children():
                 timeout_s = STOP_TIMEOUT_S if child.was_ready else START_STOP_TIMEOUT_S
                 await child.stop(timeout_s=timeout_s)
-            self._screen.step("stopping", "done", done=True)
+            self.screen.step("stopping", "done", done=True)
 
     async def _run(self) -> int:
-        request = self._request
-        self._screen.step("bus", STARTING)
+        self.screen.step("bus", STARTING)
         self._background(self._bus.run())
         waits = [asyncio.ensure_future(one.wait()) for one in (self._bus.settled, self._stop)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -170,27 +168,21 @@ class Up:
             return exits.DONE
         if self._ports is None:
             return self._bus.exit_code or exits.FAILED
-        if request.seconds is not None:
-            asyncio.get_running_loop().call_later(request.seconds, self._stop.set)
+        if self.seconds is not None:
+            asyncio.get_running_loop().call_later(self.seconds, self._stop.set)
         missing = self._start_pipeline()
-        self._screen.say(
-            first_steps(
-                self._ports,
-                request.config,
-                demo=request.demo,
-                pipeline=self._driver is not None,
-            )
-        )
+        has_driver = self._driver is not None
+        self.screen.say(first_steps(self._ports, self.config, demo=self.demo, pipeline=has_driver))
         if missing:
-            self._screen.say(missing)
-        watcher = Watcher(self._figures, port=self._ports.tcp, data=Path(request.config.data))
+            self.screen.say(missing)
+        watcher = Watcher(self._figures, port=self._ports.tcp, data=Path(self.config.data))
         self._background(watcher.follow_alerts())
-        if request.demo:
+        if self.demo:
             self._send_traffic(self._ports)
         while not self._stop.is_set():
             await watcher.update()
             self._report_changes()
-            self._screen.show(self._figures)
+            self.screen.show(self._figures)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), UPDATE_EVERY_S)
         return exits.DONE
@@ -214,17 +206,17 @@ class Up:
         if not self._has_rows and any(self._figures.tables.values()):
             self._has_rows = True
             seconds = time.monotonic() - self._began
-            self._screen.say(f"first rows in a table after {seconds:.1f} s")
+            self.screen.say(f"first rows in a table after {seconds:.1f} s")
         for child in self._children():
             if child.state in ("restarting", "down"):
-                self._screen.step(child.name, child.state)
+                self.screen.step(child.name, child.state)
 
     # The bus.
 
     def _bus_command(self) -> list[str]:
         command = [sys.executable, "-m", "polybus.cli", "serve", "--stop-with-stdin"]
-        command += ["--config", str(self._request.config_file)]
-        port = self._request.port
+        command += ["--config", str(self.config_file)]
+        port = self.port
         if port == 0 and self._ports is not None:
             # A restarted bus keeps its port, because clients reconnect to it.
             port = self._ports.tcp
@@ -234,12 +226,12 @@ class Up:
         if not line.startswith(READY):
             return
         addresses = line.removeprefix(READY).partition(" data=")[0].split()
-        self._ports = BusPorts.of(addresses, self._request.config)
+        self._ports = BusPorts.of(addresses, self.config)
         if self._traffic is not None:
             # The queue of a restarted bus may have another port.
             self._send_traffic(self._ports)
         self._bus.ready()
-        self._screen.step("bus", f"ready at {' '.join(addresses)}", done=True)
+        self.screen.step("bus", f"ready at {' '.join(addresses)}", done=True)
 
     def _send_traffic(self, ports: BusPorts) -> None:
         if self._traffic is not None:
@@ -250,33 +242,31 @@ class Up:
 
     def _start_pipeline(self) -> str:
         """Start the driver, or return what is missing for it."""
-        request = self._request
-        if not request.pipeline:
+        if self.no_pipeline:
             return ""
-        if request.driver is None:
+        if self._other_driver is None:
             from polybus.cli.doctor import missing_for_pipeline
 
-            missing = missing_for_pipeline(request.master)
+            missing = missing_for_pipeline(self.master)
             if missing:
                 return missing
-        where = f"on {request.master}" if request.master else "in this machine"
-        self._screen.step("pipeline", f"starting Spark {where}: this takes some seconds")
+        where = f"on {self.master}" if self.master else "in this machine"
+        self.screen.step("pipeline", f"starting Spark {where}: this takes some seconds")
         self._driver = Child(
-            "pipeline", self._driver_command, on_line=self._on_driver_line, say=self._screen.say
+            "pipeline", self._driver_command, on_line=self._on_driver_line, say=self.screen.say
         )
         self._background(self._driver.run())
         return ""
 
     def _driver_command(self) -> list[str]:
-        request = self._request
         program = ["-m", "polybus.spark.pipelines.running.driver"]
-        if request.driver is not None:
-            program = [request.driver]
-        command = [sys.executable, *program, "--data", request.config.data]
-        if request.master is not None:
-            command += ["--master", request.master]
-        if request.pipelines is not None:
-            command += ["--pipelines", str(request.pipelines)]
+        if self._other_driver is not None:
+            program = [self._other_driver]
+        command = [sys.executable, *program, "--data", self.config.data]
+        if self.master is not None:
+            command += ["--master", self.master]
+        if self.pipelines is not None:
+            command += ["--pipelines", str(self.pipelines)]
         return command
 
     def _on_driver_line(self, line: str) -> None:
@@ -292,16 +282,16 @@ class Up:
         elif kind == "ready":
             self._driver.ready()
             seconds = time.monotonic() - self._began
-            self._screen.step("pipeline", f"ready after {seconds:.1f} s", done=True)
+            self.screen.step("pipeline", f"ready after {seconds:.1f} s", done=True)
             self._background(self._make_archive())
         elif kind in ("starting", "waiting"):
-            self._screen.step("pipeline", text)
+            self.screen.step("pipeline", text)
         elif kind in ("failed", "problem", "warning"):
-            self._screen.say(f"pipeline: {text}")
+            self.screen.say(f"pipeline: {text}")
 
     async def _make_archive(self) -> None:
         """Create the class-data archive of Spark if it does not exist."""
-        if self._request.driver is not None or self._request.master is not None:
+        if self._other_driver is not None or self.master is not None:
             return
         from polybus.spark.session import archive
 
