@@ -23,7 +23,7 @@ from polybus.log import layout
 from polybus.log.files import FileLog
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import committer as journal
-from polybus.testing.clock import ManualClock
+from polybus.testing import ManualClock
 from polybus.testing.faulty_disk import FaultyDisk
 
 TOPICS = ("a", "b", "c")

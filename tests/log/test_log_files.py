@@ -21,7 +21,7 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal.segment import Segment
-from polybus.testing.clock import ManualClock
+from polybus.testing import ManualClock
 
 Durability = Literal["fsync", "interval"]
 Opener = Callable[..., FileLog]

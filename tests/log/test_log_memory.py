@@ -11,7 +11,7 @@ from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import LogCallbacks
 from polybus.log.memory import MemoryLog
-from polybus.testing.clock import ManualClock
+from polybus.testing import ManualClock
 
 
 class TestMemoryLog(LogContract):

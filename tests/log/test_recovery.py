@@ -19,7 +19,7 @@ from polybus.log.files import FileLog
 from polybus.log.journal.commit import END, HEAD, Encoder
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import Segment, encode_entry, head_bytes, read_index
-from polybus.testing.clock import ManualClock
+from polybus.testing import ManualClock
 
 
 def open_log(data: Path, *, segment_bytes_max: int = 1 << 28) -> FileLog:

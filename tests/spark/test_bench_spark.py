@@ -10,7 +10,7 @@ import pytest
 from polybus.bench import BenchError
 from polybus.bench.report import BenchFigure, Target, quantiles, summary
 from polybus.bench.spark import reading
-from polybus.bench.spark.corpus import TOPIC, Corpus, write_corpus
+from polybus.bench.spark.reading import TOPIC, Corpus, write_corpus
 from polybus.log.reading.reader import LogReader
 
 MESSAGES = 25_000

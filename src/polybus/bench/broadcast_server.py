@@ -5,6 +5,7 @@ of the library. Like the bus it runs on uvloop and does not compress.
 """
 
 import asyncio
+import contextlib
 import sys
 
 from websockets.asyncio.server import ServerConnection, broadcast, serve
@@ -15,42 +16,30 @@ from polybus.bench.brokers import HOST
 BACKLOG = 4096
 
 
-class BroadcastServer:
-    """Forwards what publishers send to all listeners; stores and confirms nothing."""
+async def run(port: int) -> None:
+    listeners: set[ServerConnection] = set()
 
-    def __init__(self) -> None:
-        self._listeners: set[ServerConnection] = set()
-
-    async def serve(self, connection: ServerConnection) -> None:
+    async def handle(connection: ServerConnection) -> None:
         assert connection.request is not None
         if connection.request.path == "/publish":
-            try:
+            with contextlib.suppress(ConnectionClosed):
                 async for message in connection:
-                    broadcast(self._listeners, message)
-            except ConnectionClosed:
-                pass
+                    broadcast(listeners, message)
             return
-        self._listeners.add(connection)
+        listeners.add(connection)
         try:
             await connection.wait_closed()
         finally:
-            self._listeners.discard(connection)
+            listeners.discard(connection)
 
-
-async def run(port: int) -> None:
-    server = BroadcastServer()
-    async with serve(server.serve, HOST, port, compression=None, backlog=BACKLOG):
+    async with serve(handle, HOST, port, compression=None, backlog=BACKLOG):
         await asyncio.Future()
 
 
-def main() -> None:
+if __name__ == "__main__":
     try:
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = asyncio.new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run(int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

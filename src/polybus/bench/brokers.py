@@ -26,6 +26,7 @@ from polybus.bench import BenchError
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 HOST = "127.0.0.1"
+BROADCAST = "polybus.bench.broadcast_server"
 # Debian installs servers in folders that are not on the PATH of a user.
 SERVER_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 
@@ -67,11 +68,7 @@ class RunningBroker:
 
 @contextmanager
 def running(broker: BenchBroker, folder: Path, topics: list[str]) -> Iterator[RunningBroker]:
-    """Start a broker, and end it with the block.
-
-    Raises:
-        BenchError: it is not installed, or did not start; the text has its last line.
-    """
+    """Start a broker, and end it with the block. Raises BenchError if it does not start."""
     program = broker.find()
     if program is None:
         raise BenchError(f"not installed: apt-get install {broker.package}")
@@ -154,7 +151,6 @@ def all_brokers(generator: Path) -> dict[str, BenchBroker]:
     with_store = server("nats-server", "jetstream", "-c {config}", jetstream)
     # It takes seconds to deliver more than 2 MiB.
     slow = replace(server("mosquitto", "mqtt", "-c {config}", mosquitto), window_bytes=2 << 20)
-    websockets = "-m polybus.bench.broadcast_server {port}"
     return {
         "polybus": own("interval"),
         "polybus-memory": own("memory"),
@@ -163,6 +159,6 @@ def all_brokers(generator: Path) -> dict[str, BenchBroker]:
         "jetstream": replace(with_store, title="nats-server JetStream"),
         "redis": server("redis-server", "resp", redis),
         "mosquitto": slow,
-        "websockets": BenchBroker("websockets broadcast", "broadcast", websockets),
+        "websockets": BenchBroker("websockets broadcast", "broadcast", f"-m {BROADCAST} {{port}}"),
         "relay": BenchBroker("bare relay", "boson", "relay", program=str(generator)),
     }

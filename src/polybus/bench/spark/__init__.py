@@ -1,8 +1,6 @@
 """The benchmark of the data pipeline: Polybus, Spark and DuckDB on the same messages, in one run.
 
-corpus      messages in a log, once in the journal and once in history
-reading     read and copy a topic, with our source and with other readers
-following   a stream that follows the bus at full speed
+reading     read and copy a topic, with our source and with others; follow the bus at full speed
 delays      from a publish to the row in silver, and to an alert on a WebSocket; cold start
 """
 
@@ -13,21 +11,15 @@ from pathlib import Path
 from polybus.bench import BenchError
 from polybus.bench.measure import Bench
 from polybus.bench.report import BenchFigure
-from polybus.bench.spark.corpus import write_corpus
 from polybus.bench.spark.delays import measure_delays
-from polybus.bench.spark.following import measure_following
-from polybus.bench.spark.reading import measure_reading
+from polybus.bench.spark.reading import measure_following, measure_reading, write_corpus
 from polybus.errors import PolybusError
 
 
 def run_spark_bench(
     bench: Bench, messages: int, steps: tuple[str, ...], tell: Callable[[str], None]
 ) -> list[BenchFigure]:
-    """The figures of the steps.
-
-    Raises:
-        BenchError: PySpark or Java is missing, or a contestant did not find every message.
-    """
+    """The figures of the steps. Raises BenchError, also if PySpark or Java is missing."""
     figures: list[BenchFigure] = []
     try:
         if {"reading", "following"} & set(steps):
