@@ -1,6 +1,6 @@
 """Brokers: names whose ports others connect to, for byte channels or for message queues."""
 
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from polybus.errors import UsageError
 from polybus.queues.channel import Attempt, Binding, BrokerTransport, Channel, QueueLimits
@@ -11,51 +11,29 @@ from polybus.queues.pump import EventPump
 PORT_MAX = 65535
 
 End = TypeVar("End")
-End_contra = TypeVar("End_contra", contravariant=True)
 
 
-class ChannelAcceptListener:
-    """Receives the channels of a bound port."""
+class _AcceptListener(Generic[End]):
+    """Receives the queues or channels of a bound port."""
 
-    def accepted(self, channel: Channel) -> None:
+    def accepted(self, end: End, /) -> None:
         """A peer connected."""
 
 
-class ChannelConnectListener:
+class _ConnectListener(Generic[End]):
     """Receives the result of a connect: one of the two is called, once."""
 
-    def connected(self, channel: Channel) -> None:
-        """The channel is open."""
+    def connected(self, end: End, /) -> None:
+        """It is open. In one process this comes before the other end's `accepted`."""
 
     def refused(self) -> None:
         """The broker does not exist, or it did not accept in time."""
 
 
-class AcceptListener:
-    """Receives the queues of a bound port."""
-
-    def accepted(self, queue: MessageQueue) -> None:
-        """A peer connected."""
-
-
-class ConnectListener:
-    """Receives the result of a connect: one of the two is called, once."""
-
-    def connected(self, queue: MessageQueue) -> None:
-        """The queue is open. In one process this comes before the other end's `accepted`."""
-
-    def refused(self) -> None:
-        """The broker does not exist, or it did not accept in time."""
-
-
-class _Accepts(Protocol[End_contra]):
-    def accepted(self, end: End_contra, /) -> None: ...
-
-
-class _Connects(Protocol[End_contra]):
-    def connected(self, end: End_contra, /) -> None: ...
-
-    def refused(self) -> None: ...
+AcceptListener = _AcceptListener[MessageQueue]
+ConnectListener = _ConnectListener[MessageQueue]
+ChannelAcceptListener = _AcceptListener[Channel]
+ChannelConnectListener = _ConnectListener[Channel]
 
 
 class _Ports(Generic[End]):
@@ -88,7 +66,7 @@ class _Ports(Generic[End]):
     def name(self) -> str:
         return self._name
 
-    def bind(self, port: int, listener: _Accepts[End]) -> bool:
+    def bind(self, port: int, listener: _AcceptListener[End]) -> bool:
         """Accept every connection on the port until `unbind`; false if it is already bound.
 
         Raises:
@@ -107,7 +85,7 @@ class _Ports(Generic[End]):
         self._check(port)
         return self._transport.unbind(self._name, port)
 
-    def connect(self, name: str, port: int, listener: _Connects[End]) -> bool:
+    def connect(self, name: str, port: int, listener: _ConnectListener[End]) -> bool:
         """Connect to a port of the broker `name`; the listener receives the result.
 
         An unknown name is refused and returns false. A known broker has `connect_timeout_s` to bind

@@ -1,6 +1,7 @@
 """The in-process transport: brokers of one pump, channels over two ring buffers."""
 
 from asyncio import TimerHandle
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,43 +20,35 @@ class Ring:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Allocated on first use: an idle channel costs no memory.
-        self._bytes = memoryview(b"")
-        self._read_at = 0
+        self._pieces: deque[Buffer] = deque()
         self.held_bytes = 0
 
     def push(self, buffers: Sequence[Buffer]) -> int:
-        """Copy in as much as fits, in order; return how many bytes that is."""
-        if not self._bytes:
-            self._bytes = memoryview(bytearray(self._size))
-        taken = 0
+        """Take in as much as fits, in order; return how many bytes that is."""
+        held_before = self.held_bytes
         for data in buffers:
-            count = min(len(data), self._size - self.held_bytes)
-            self._write(memoryview(data)[:count])
-            taken += count
-            if count < len(data):
+            # The writer may change its data later. Whole `bytes` never change and are not copied.
+            piece = bytes(data[: self._size - self.held_bytes])
+            if piece:
+                self._pieces.append(piece)
+                self.held_bytes += len(piece)
+            if len(piece) < len(data):
                 break
-        return taken
-
-    def _write(self, data: memoryview) -> None:
-        start = (self._read_at + self.held_bytes) % self._size
-        first = min(len(data), self._size - start)
-        self._bytes[start : start + first] = data[:first]
-        self._bytes[: len(data) - first] = data[first:]
-        self.held_bytes += len(data)
+        return self.held_bytes - held_before
 
     def pull(self, size: int) -> bytes:
         """Remove and return up to `size` bytes."""
-        count = min(size, self.held_bytes)
-        start = self._read_at
-        first = min(count, self._size - start)
-        data = bytes(self._bytes[start : start + first])
-        if first < count:
-            data += self._bytes[: count - first]
-        self.held_bytes -= count
-        # An empty ring starts at the front again, so that the next write is contiguous.
-        self._read_at = (start + count) % self._size if self.held_bytes else 0
-        return data
+        missing = min(size, self.held_bytes)
+        self.held_bytes -= missing
+        taken = []
+        while missing:
+            piece = self._pieces.popleft()
+            if len(piece) > missing:
+                self._pieces.appendleft(memoryview(piece)[missing:])
+                piece = piece[:missing]
+            taken.append(piece)
+            missing -= len(piece)
+        return b"".join(taken)
 
 
 class LocalChannel(Channel):

@@ -3,7 +3,6 @@
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -11,34 +10,23 @@ import msgspec
 from polybus.errors import ConfigError
 
 
-@dataclass(slots=True)
-class Endpoint:
-    """A broker's host, and the TCP port for each of its ports.
+class _Endpoint(msgspec.Struct, forbid_unknown_fields=True):
+    """A broker's host, and the TCP port for each of its ports: by default, of the same number."""
 
-    Without `ports`, each port is the TCP port of the same number. With `any_port`, a bind takes any
-    free TCP port and records it in `bound`: for programs of one process, and for tests.
-    """
-
-    host: str = "127.0.0.1"
-    ports: dict[int, int] | None = None
-    any_port: bool = False
-    bound: dict[int, int] = field(default_factory=dict)
-
-
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     ports: dict[int, int] | None = None
 
 
 class _RegistryFile(msgspec.Struct, forbid_unknown_fields=True):
-    brokers: dict[str, _Entry]
+    brokers: dict[str, _Endpoint]
 
 
 class Registry:
     """Maps names to endpoints. A broker that only connects need not be listed."""
 
     def __init__(self) -> None:
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._any_port: set[str] = set()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Registry":
@@ -75,26 +63,38 @@ class Registry:
     ) -> None:
         """Set the address of the broker `name`, replacing an earlier one.
 
+        With `any_port`, a bind takes any free TCP port: for programs of one process, and for tests.
+
         Raises:
             ConfigError: `config.range`, a TCP port is not 1 to 65535.
         """
-        endpoint = Endpoint(host, None if ports is None else dict(ports), any_port)
-        for port, tcp_port in (endpoint.ports or {}).items():
+        for port, tcp_port in (ports or {}).items():
             if not 0 < tcp_port <= 65535:
                 text = f"brokers.{name}.ports.{port} is {tcp_port}; it must be 1 to 65535"
                 raise ConfigError("config.range", text)
-        self._endpoints[name] = endpoint
+        known = None if ports is None else dict(ports)
+        self._endpoints[name] = _Endpoint(host, {} if any_port else known)
+        self._any_port.discard(name)
+        if any_port:
+            self._any_port.add(name)
 
-    def endpoint(self, name: str) -> Endpoint | None:
-        return self._endpoints.get(name)
+    def __contains__(self, name: str) -> bool:
+        return name in self._endpoints
 
-    def address(self, name: str, port: int) -> tuple[str, int] | None:
+    def address(self, name: str, port: int, *, binds: bool = False) -> tuple[str, int] | None:
         """The TCP address of a broker's port; None if it is not known yet."""
         endpoint = self._endpoints.get(name)
         if endpoint is None:
             return None
-        if endpoint.any_port:
-            tcp_port = endpoint.bound.get(port)
-        else:
-            tcp_port = port if endpoint.ports is None else endpoint.ports.get(port)
+        if binds and name in self._any_port:
+            return endpoint.host, 0
+        tcp_port = port if endpoint.ports is None else endpoint.ports.get(port)
         return None if tcp_port is None else (endpoint.host, tcp_port)
+
+    def bound(self, name: str, port: int, tcp_port: int | None) -> None:
+        """A broker listens on this TCP port now; with None, no longer."""
+        ports = self._endpoints[name].ports
+        if name in self._any_port and ports is not None:
+            ports.pop(port, None)
+            if tcp_port is not None:
+                ports[port] = tcp_port

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import socket
 from collections.abc import Callable
@@ -113,7 +112,10 @@ class TcpTransport:
         self._listening: dict[tuple[str, int], tuple[socket.socket, Binding]] = {}
         self._channels: set[TcpChannel] = set()
         self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._dialing = _Dialing(registry, self._channel)
+        self._connecting: set[asyncio.Task[None]] = set()
+        # If the accepting end is in this process too, it may see the connection first. Then its
+        # notifications wait here, by our address, until `connected` was called.
+        self._afterwards: dict[SocketAddress, list[Callable[[], object]]] = {}
         self.scratch = memoryview(bytearray(RECV_BYTES_MAX))
         """The read buffer of all channels: allocating one for each read costs more than the read
         itself (page faults). Nothing refers to it after the read event."""
@@ -139,13 +141,11 @@ class TcpTransport:
         """
         if (name, port) in self._listening:
             return False
-        endpoint = self._registry.endpoint(name)
-        address = (endpoint.host, 0) if endpoint and endpoint.any_port else None
-        address = address or self._registry.address(name, port)
-        if endpoint is None or address is None:
+        address = self._registry.address(name, port, binds=True)
+        if address is None:
             text = f"the registry has no address for port {port} of {name!r}; add it first"
             raise UsageError("queue.name-unknown", text)
-        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
             sock = socket.create_server(address, family=family, backlog=BACKLOG)
         except OSError as error:
@@ -154,7 +154,7 @@ class TcpTransport:
             text = f"cannot listen on {address[0]} port {address[1]}: {error.strerror}"
             raise UsageError("queue.bind-failed", text) from error
         sock.setblocking(False)
-        endpoint.bound[port] = sock.getsockname()[1]
+        self._registry.bound(name, port, sock.getsockname()[1])
         self._listening[name, port] = (sock, binding)
         self._watch(sock, binding)
         return True
@@ -169,9 +169,7 @@ class TcpTransport:
         while self._accept(sock, binding):
             pass
         sock.close()
-        endpoint = self._registry.endpoint(name)
-        if endpoint is not None:
-            endpoint.bound.pop(port, None)
+        self._registry.bound(name, port, None)
         return True
 
     def _watch(self, sock: socket.socket, binding: Binding) -> None:
@@ -203,18 +201,88 @@ class TcpTransport:
         if channel is not None:
             event = partial(binding.accepted, channel)
             notify = partial(self._pump.soon, binding.task, event)
-            # If this process is also the connecting end, `connected` comes first.
-            self._dialing.after_connected(peer, notify)
+            if peer in self._afterwards:
+                self._afterwards[peer].append(notify)
+            else:
+                notify()
         return True
 
     # Connecting
 
     def connect(self, name: str, port: int, attempt: Attempt) -> bool:
-        if self._registry.endpoint(name) is None:
+        if name not in self._registry:
             self._pump.soon(attempt.task, attempt.refused)
             return False
-        self._dialing.start(self._pump, name, port, attempt)
+        connecting = self._pump.loop.create_task(self._connect(name, port, attempt))
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
         return True
+
+    async def _connect(self, name: str, port: int, attempt: Attempt) -> None:
+        deadline_s = self._pump.loop.time() + attempt.timeout_s
+        while True:
+            address = self._registry.address(name, port)
+            sock = await self._dial(address, attempt.limits.dial_timeout_s)
+            if sock is not None:
+                break
+            left_s = deadline_s - self._pump.loop.time()
+            if left_s <= 0:
+                self._pump.enter(attempt.task, attempt.refused)
+                return
+            await asyncio.sleep(min(RETRY_S, left_s))
+        self._pump.enter(attempt.task, partial(self._connected, sock, attempt))
+
+    def _connected(self, sock: socket.socket, attempt: Attempt) -> None:
+        afterwards = self._afterwards.pop(sock.getsockname(), [])
+        try:
+            channel = self._channel(sock, attempt.task, attempt.limits)
+            if channel is None:
+                attempt.refused()
+            else:
+                attempt.connected(channel)
+        finally:
+            for notify in afterwards:
+                notify()
+
+    async def _dial(
+        self, address: tuple[str, int] | None, timeout_s: float
+    ) -> socket.socket | None:
+        """A connected socket, or None."""
+        if address is None:
+            return None
+        try:
+            found = await self._pump.loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            for family, _, _, _, target in found:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                if await self._reach(sock, target, timeout_s):
+                    return sock
+        except OSError:
+            return None
+        return None
+
+    async def _reach(self, sock: socket.socket, target: SocketAddress, timeout_s: float) -> bool:
+        """Connect the socket; close it on failure."""
+        ours: SocketAddress = ()
+        reached = False
+        try:
+            sock.setblocking(False)
+            if sock.connect_ex(target) not in (0, errno.EINPROGRESS):
+                return False
+            ours = sock.getsockname()
+            self._afterwards[ours] = []
+            async with asyncio.timeout(timeout_s):
+                await _writable(sock)
+            # A socket that connects to a free port of its own machine can reach itself.
+            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or ours == target
+            reached = not refused
+            return reached
+        except TimeoutError:
+            return False
+        finally:
+            if not reached:
+                sock.close()
+                for notify in self._afterwards.pop(ours, []):
+                    notify()
 
     # Channels
 
@@ -264,7 +332,8 @@ class TcpTransport:
 
     def close(self) -> None:
         """Close every socket: the pump has stopped."""
-        self._dialing.close()
+        for connecting in self._connecting:
+            connecting.cancel()
         for sock in list(self._lingering):
             self._end_lingering(sock)
         for sock, _ in self._listening.values():
@@ -274,117 +343,6 @@ class TcpTransport:
         for channel in list(self._channels):
             channel.close()
         self._channels.clear()
-
-
-class _Dialing:
-    """Connects in progress: resolve, connect, and retry until the timeout.
-
-    If the accepting end is in this process too, it may see the connection first. It then registers
-    its notification with `after_connected`, which runs after `connected`.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        channel: Callable[[socket.socket, Task, QueueLimits], Channel | None],
-    ) -> None:
-        self._registry = registry
-        self._channel = channel
-        self._afterwards: dict[SocketAddress, list[Callable[[], object]]] = {}
-        self._running: set[asyncio.Task[None]] = set()
-
-    def start(self, pump: EventPump, name: str, port: int, attempt: Attempt) -> None:
-        running = pump.loop.create_task(self._connect(pump, name, port, attempt))
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
-
-    def after_connected(self, peer: SocketAddress, notify: Callable[[], object]) -> None:
-        """Call `notify` when the connect from `peer` is complete; at once for a remote peer."""
-        afterwards = self._afterwards.get(peer)
-        if afterwards is None:
-            notify()
-        else:
-            afterwards.append(notify)
-
-    def close(self) -> None:
-        for running in self._running:
-            running.cancel()
-
-    async def _connect(self, pump: EventPump, name: str, port: int, attempt: Attempt) -> None:
-        deadline_s = pump.loop.time() + attempt.timeout_s
-        while True:
-            sock = await self._dial(self._registry.address(name, port), attempt.limits)
-            if sock is not None:
-                break
-            left_s = deadline_s - pump.loop.time()
-            if left_s <= 0:
-                pump.enter(attempt.task, attempt.refused)
-                return
-            await asyncio.sleep(min(RETRY_S, left_s))
-        pump.enter(attempt.task, partial(self._connected, sock, attempt))
-
-    def _connected(self, sock: socket.socket, attempt: Attempt) -> None:
-        afterwards = self._afterwards.pop(sock.getsockname(), [])
-        try:
-            channel = self._channel(sock, attempt.task, attempt.limits)
-            if channel is None:
-                attempt.refused()
-            else:
-                attempt.connected(channel)
-        finally:
-            for notify in afterwards:
-                notify()
-
-    async def _dial(
-        self, address: tuple[str, int] | None, limits: QueueLimits
-    ) -> socket.socket | None:
-        """A connected socket, or None."""
-        if address is None:
-            return None
-        try:
-            for family, target in await _resolve(*address):
-                sock = socket.socket(family, socket.SOCK_STREAM)
-                if await self._reach(sock, target, limits.dial_timeout_s):
-                    return sock
-        except OSError:
-            return None
-        return None
-
-    async def _reach(self, sock: socket.socket, target: SocketAddress, timeout_s: float) -> bool:
-        """Connect the socket; close it on failure."""
-        ours: SocketAddress = ()
-        reached = False
-        try:
-            sock.setblocking(False)
-            if sock.connect_ex(target) not in (0, errno.EINPROGRESS):
-                return False
-            ours = sock.getsockname()
-            self._afterwards[ours] = []
-            async with asyncio.timeout(timeout_s):
-                await _writable(sock)
-            # A socket that connects to a free port of its own machine can reach itself.
-            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or ours == target
-            reached = not refused
-            return reached
-        except TimeoutError:
-            return False
-        finally:
-            if not reached:
-                sock.close()
-                for notify in self._afterwards.pop(ours, []):
-                    notify()
-
-
-async def _resolve(host: str, port: int) -> list[tuple[int, SocketAddress]]:
-    try:
-        version = ipaddress.ip_address(host).version
-    except ValueError:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return [(family, target) for family, _, _, _, target in found]
-    if version == 6:
-        return [(socket.AF_INET6, (host, port, 0, 0))]
-    return [(socket.AF_INET, (host, port))]
 
 
 async def _writable(sock: socket.socket) -> None:
