@@ -72,10 +72,10 @@ def test_a_transaction_with_an_intent_is_unfinished_until_its_last_part() -> Non
 
 def test_only_single_writes_are_ever_forgotten() -> None:
     producers = Producers(producers_max=3)
-    producers.restore(Producer(name="kept", query="q", batch=7))
+    producers["kept"] = Producer(name="kept", query="q", batch=7)
     for number in range(10):
         producers.apply(record(0, query="once", producer=f"once-{number}"))
-    assert [one.name for one in producers.all()] == ["kept", "once-8", "once-9"]
+    assert [*producers] == ["kept", "once-8", "once-9"]
     for number in range(2):
         producers.apply(record(0, producer=f"stream-{number}"))
     assert len(producers) == 3

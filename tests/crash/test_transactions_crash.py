@@ -60,7 +60,7 @@ def commit_in_parts(run: Run) -> None:
 
 def look(data: Path) -> Any:
     async def shown(node: Node) -> Any:
-        producers = {one.name: one.batch for one in node.services.transactions._producers.all()}
+        producers = {one.name: one.batch for one in node.services.transactions._producers.values()}
         return [producers.get("spark", -1), all_messages(node.bus.log)]
 
     return on_node(shown, data, topics=TOPICS)

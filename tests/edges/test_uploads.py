@@ -16,7 +16,7 @@ from commit_kit import Producer, rows, stage_bytes, staged, values_of
 from http_kit import Http, http_bus
 
 from polybus.errors import UsageError
-from polybus.services.transactions.uploads import StagedFiles, StagingRoom
+from polybus.services.transactions.uploads import StagingRoom, Uploads
 
 MANY_PARTS = {"transaction-part-bytes": 2000}
 
@@ -141,7 +141,7 @@ async def test_tickets_of_producers_are_not_kept_for_ever(monkeypatch: pytest.Mo
 
 
 def test_a_file_is_written_by_one_request_at_a_time_and_not_while_it_is_committed() -> None:
-    files, path = StagedFiles(), Path("staging/p/0-abcdefgh.arrows")
+    files, path = Uploads(Path(), bytes_max=1), Path("staging/p/0-abcdefgh.arrows")
     with files.writing(path):
         for other in (files.writing(path), files.committing([path])):
             with pytest.raises(UsageError, match="written"), other:

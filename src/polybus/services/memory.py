@@ -6,6 +6,8 @@ reads, live messages have room.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 from polybus.batch import Buffer
 from polybus.bus.subscriptions import Holdable
@@ -43,7 +45,8 @@ class MemoryGate:
 
     def __init__(self, log: Log, loop: asyncio.AbstractEventLoop, *, bytes_max: int) -> None:
         self.ledger = Ledger()
-        self.replays = ReplayTurns(self)
+        self.replays_starve = False
+        self._turns = asyncio.Semaphore(REPLAYS_AT_ONCE_MAX)
         self._log = log
         self._loop = loop
         self._bytes_max = bytes_max
@@ -51,9 +54,6 @@ class MemoryGate:
 
     def is_full(self) -> bool:
         return self.ledger.bytes + self._log.pending_bytes > self._bytes_max
-
-    def has_room_for_replays(self) -> bool:
-        return 2 * self.ledger.bytes <= self._bytes_max
 
     def hold(self, publisher: Holdable) -> None:
         """Hold a publisher until there is room again."""
@@ -75,25 +75,12 @@ class MemoryGate:
         while self.is_full():  # noqa: ASYNC110 - the log's thread frees memory without an event
             await asyncio.sleep(POLL_S)
 
-
-class ReplayTurns:
-    """Lets few replays read at once, and none while there is no room for what they read."""
-
-    def __init__(self, memory: MemoryGate) -> None:
-        self._memory = memory
-        self._turns = asyncio.Semaphore(REPLAYS_AT_ONCE_MAX)
-        self.starving = False
-
-    async def __aenter__(self) -> None:
-        await self._turns.acquire()
-        try:
-            while not self._memory.has_room_for_replays():
-                self.starving = True
+    @contextlib.asynccontextmanager
+    async def replay_turn(self) -> AsyncIterator[None]:
+        """Let few replays read at once, and none while there is no room for what they read."""
+        async with self._turns:
+            while 2 * self.ledger.bytes > self._bytes_max:
+                self.replays_starve = True
                 await asyncio.sleep(REPLAY_POLL_S)
-        except asyncio.CancelledError:
-            self._turns.release()
-            raise
-        self.starving = False
-
-    async def __aexit__(self, *_: object) -> None:
-        self._turns.release()
+            self.replays_starve = False
+            yield

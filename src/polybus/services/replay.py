@@ -6,7 +6,7 @@ that no message is missed or repeated.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from polybus.bus.subscriptions import Subscriber
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Log
 from polybus.services.context import Context
-from polybus.wire.positions import Earliest, Latest, Position, Since, Start, parse_start
+from polybus.wire.positions import Earliest, Latest, Position, Since, Start
 
 PIECE_BYTES = 256 << 10
 
@@ -42,83 +42,61 @@ class ReplayTarget(Subscriber, Protocol):
         ...
 
 
-class Replay:
-    """One subscription on its way from the past to the live end."""
+async def replay(
+    context: Context,
+    target: ReplayTarget,
+    topic: str,
+    start: Start,
+    *,
+    tell: bool,
+    skip_sender: str | None = None,
+) -> None:
+    """Bring a subscription from the past to the live end.
 
-    def __init__(
-        self,
-        context: Context,
-        target: ReplayTarget,
-        topic: str,
-        start: str,
-        *,
-        tell: bool,
-        skip_sender: str | None = None,
-    ) -> None:
-        """`skip_sender` leaves out what that peer published, as live delivery would have."""
-        self._context = context
-        self._target = target
-        self._topic = topic
-        self._start = parse_start(start)
-        self._tell = tell
-        self._skip_sender = skip_sender
-        self._task: asyncio.Task[None] | None = None
+    `skip_sender` leaves out what that peer published, as live delivery would have.
+    """
 
-    def begin(self) -> None:
-        self._task = self._context.loop.create_task(self._run())
+    def deliver(batch: Batch) -> None:
+        for part in (batch,) if skip_sender is None else without_sender(batch, skip_sender):
+            target.deliver(part)
 
-    def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        error: PolybusError | None = None
-        try:
-            await self._follow()
-        except PolybusError as failure:
-            error = failure
-        except OSError as failure:
-            text = f"topic {self._topic!r} cannot be read: {failure.strerror}"
-            error = StorageError("log.failed", text)
-        self._target.replay_ended(self._topic, error)
-
-    async def _follow(self) -> None:
-        context, target, topic = self._context, self._target, self._topic
-        epoch, offset = await asyncio.to_thread(resolve, context.log, topic, self._start)
-        if self._tell:
+    error: PolybusError | None = None
+    try:
+        epoch, offset = await asyncio.to_thread(resolve, context.log, topic, start)
+        if tell:
             target.tell_position(topic, epoch, offset)
         while True:
-            async with context.memory.replays:
+            async with context.memory.replay_turn():
                 if context.log.bounds(topic).epoch != epoch:
                     raise UsageError("topic.deleted", f"the topic {topic!r} was deleted")
-                reached = context.bus.attach_if_recent(topic, target, offset, self._deliver)
+                reached = context.bus.attach_if_recent(topic, target, offset, deliver)
                 if reached is None:
-                    return
+                    break
                 if reached == offset:
-                    reached = await self._deliver_piece(epoch, offset)
+                    reached = await _deliver_piece(context.log, topic, epoch, offset, deliver)
                 offset = reached
                 target.flush()
             await target.drained()
+    except PolybusError as failure:
+        error = failure
+    except OSError as failure:
+        text = f"topic {topic!r} cannot be read: {failure.strerror}"
+        error = StorageError("log.failed", text)
+    target.replay_ended(topic, error)
 
-    async def _deliver_piece(self, epoch: int, offset: int) -> int:
-        """Read from the offset on and deliver it; return the offset after it.
 
-        What was read lives no longer than this call: hundreds of replays may wait for their turn.
-        """
-        read = self._context.log.read
-        batches = await asyncio.to_thread(read, self._topic, offset, bytes_max=PIECE_BYTES)
-        for batch in batches:
-            if batch.epoch == epoch:
-                self._deliver(batch)
-                offset = batch.last_offset + 1
-        return offset
+async def _deliver_piece(
+    log: Log, topic: str, epoch: int, offset: int, deliver: Callable[[Batch], None]
+) -> int:
+    """Read from the offset on and deliver it; return the offset after it.
 
-    def _deliver(self, batch: Batch) -> None:
-        if self._skip_sender is None:
-            self._target.deliver(batch)
-        else:
-            for part in without_sender(batch, self._skip_sender):
-                self._target.deliver(part)
+    What was read lives no longer than this call: hundreds of replays may wait for their turn.
+    """
+    for batch in await asyncio.to_thread(log.read, topic, offset, bytes_max=PIECE_BYTES):
+        if batch.epoch == epoch:
+            deliver(batch)
+            offset = batch.last_offset + 1
+    return offset
 
 
 def without_sender(batch: Batch, sender: str) -> Iterator[Batch]:

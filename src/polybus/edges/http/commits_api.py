@@ -92,7 +92,7 @@ async def stage(call: Call, query: PieceQuery) -> Staged:
     uploads = call.state.transactions.uploads
     if call.state.transactions.is_wanted(path):
         raise UsageError("staging.in-use", f"{path.name} is being committed")
-    with uploads.files.writing(path):
+    with uploads.writing(path):
         upload = await uploads.run(Upload, path, query.position, uploads.room)
         try:
             async for some in _pieces(call):

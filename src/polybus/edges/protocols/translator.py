@@ -5,6 +5,7 @@ bus's batches into its protocol's bytes. Each subclass maps its protocol's words
 where the bus says subscribe.
 """
 
+import asyncio
 from array import array
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
@@ -15,9 +16,9 @@ from polybus.bus.subscriptions import Holdable, Publisher, Subscriber
 from polybus.edges.edge import Edge
 from polybus.edges.tcp.outbox import DroppedMessages
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
-from polybus.services.replay import Replay
+from polybus.services.replay import replay
 from polybus.wire.codec import Codec
-from polybus.wire.positions import SubscribeLine
+from polybus.wire.positions import SubscribeLine, parse_start
 
 EVERYTHING = "*"
 
@@ -63,7 +64,7 @@ class Translator(Subscriber):
         self._told: set[str] = set()
         self._everything = False
         self._tell_new = False
-        self._replays: dict[str, Replay] = {}
+        self._replays: dict[str, asyncio.Task[None]] = {}
         # Ticket, epoch and offset of the last message, for a receipt that covers several parts.
         self._last: tuple[int, int, int] | None = None
         # Why the last message or part was refused: code and text, not the error with its frames.
@@ -216,9 +217,9 @@ class Translator(Subscriber):
         self, topic: str, start: str, *, tell: bool = False, skip_sender: str | None = None
     ) -> None:
         context = self.edge.context
-        replay = Replay(context, self, topic, start, tell=tell, skip_sender=skip_sender)
-        self._replays[topic] = replay
-        replay.begin()
+        where = parse_start(start)
+        work = replay(context, self, topic, where, tell=tell, skip_sender=skip_sender)
+        self._replays[topic] = context.loop.create_task(work)
 
     def subscribe_everything(self, start: str, *, tell: bool) -> None:
         for topic in self.bus.topics():
@@ -233,9 +234,9 @@ class Translator(Subscriber):
             self.bus.subscribe_new(self)
 
     def unsubscribe(self, topic: str) -> None:
-        replay = self._replays.pop(topic, None)
-        if replay is not None:
-            replay.cancel()
+        task = self._replays.pop(topic, None)
+        if task is not None:
+            task.cancel()
         self.bus.unsubscribe(topic, self)
         self.subscriptions.discard(topic)
         self._told.discard(topic)

@@ -126,7 +126,7 @@ class Outboxes:
                 outbox.give_up()
         is_full = self._memory.is_full()
         self._short_s = self._short_s + elapsed_s if is_full else 0.0
-        if self._short_s > SHORT_PATIENCE_S or self._memory.replays.starving:
+        if self._short_s > SHORT_PATIENCE_S or self._memory.replays_starve:
             self._shed(is_full)
 
     def _shed(self, is_full: bool) -> None:

@@ -11,7 +11,6 @@ in the same commit of the log as its messages. The log is the truth; `Producers`
 A transaction that has an intent will be finished, if necessary when the bus starts again.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -77,27 +76,15 @@ class Producer(msgspec.Struct, kw_only=True):
     unfinished: Unfinished | None = None
 
 
-class Producers:
-    """All producers, ordered by their last transaction, oldest first."""
+class Producers(dict[str, Producer]):
+    """All producers by name, ordered by their last transaction, oldest first."""
 
     def __init__(self, *, producers_max: int) -> None:
-        self._producers: dict[str, Producer] = {}
+        super().__init__()
         self._producers_max = producers_max
 
-    def __len__(self) -> int:
-        return len(self._producers)
-
-    def get(self, name: str) -> Producer | None:
-        return self._producers.get(name)
-
-    def all(self) -> Iterable[Producer]:
-        return self._producers.values()
-
-    def restore(self, producer: Producer) -> None:
-        self._producers[producer.name] = producer
-
     def unfinished(self) -> list[Unfinished]:
-        return [one.unfinished for one in self.all() if one.unfinished is not None]
+        return [one.unfinished for one in self.values() if one.unfinished is not None]
 
     def decide(
         self, key: TransactionKey, *, take_over: bool = False, gaps: bool = False
@@ -107,7 +94,7 @@ class Producers:
         Raises:
             UsageError: `commit.query`, `commit.gap` or `commit.too-many`.
         """
-        known = self._producers.get(key.producer)
+        known = self.get(key.producer)
         if known is None:
             self._check_room()
             return None
@@ -138,8 +125,8 @@ class Producers:
 
     def apply(self, record: CommitRecord) -> None:
         """Apply a record; records come in the order of the log."""
-        known = self._producers.pop(record.producer, None) or Producer(name=record.producer)
-        self._producers[record.producer] = known
+        known = self.pop(record.producer, None) or Producer(name=record.producer)
+        self[record.producer] = known
         if record.kind == "commit":
             known.query, known.batch = record.query, record.batch
             count = sum(map(len, record.offsets.values()))
@@ -153,7 +140,7 @@ class Producers:
             known.unfinished.offsets = joined(known.unfinished.offsets, record.offsets)
 
     def _check_room(self) -> None:
-        if len(self) < self._producers_max or any(one.query == ONCE for one in self.all()):
+        if len(self) < self._producers_max or any(one.query == ONCE for one in self.values()):
             return
         text = f"there are {self._producers_max} producers (limits.producers-max)"
         raise UsageError("commit.too-many", text)
@@ -162,14 +149,12 @@ class Producers:
         """Forget the oldest single transactions. Others are kept, or they could be repeated."""
         while len(self) > self._producers_max:
             once = (
-                name
-                for name, one in self._producers.items()
-                if one.query == ONCE and one.unfinished is None
+                name for name, one in self.items() if one.query == ONCE and one.unfinished is None
             )
             oldest = next(once, None)
             if oldest is None:
                 return
-            del self._producers[oldest]
+            del self[oldest]
 
 
 def joined(offsets: Offsets, more: Offsets) -> Offsets:

@@ -8,6 +8,8 @@ Anybody who may publish may stage, so nothing in a file is believed: sizes are c
 are allocated, and every record batch is validated before it is looked at.
 """
 
+import contextlib
+import glob
 import os
 import re
 import struct
@@ -85,9 +87,8 @@ class StagedContents:
 
     topics: set[str] = field(default_factory=set)
     rows: int = 0
-    bytes: int = 0
-    parts: int = 1
-    batches: list[Batch] | None = field(default_factory=list)
+    parts: int = 0
+    batches: list[Batch] | None = None
 
 
 def inspect(files: Iterable[Path], limits: Limits) -> StagedContents:
@@ -99,12 +100,27 @@ def inspect(files: Iterable[Path], limits: Limits) -> StagedContents:
         StorageError: a file cannot be read.
     """
     found = StagedContents()
-    part_bytes = 0
+    for part, is_last in parts(files, limits):
+        found.parts += 1
+        found.topics.update(batch.topic for batch in part)
+        found.rows += sum(map(len, part))
+        if is_last and found.parts == 1:
+            found.batches = part
+        # Free this part before the next one is read.
+        del part
+    return found
+
+
+def parts(files: Iterable[Path], limits: Limits) -> Iterator[tuple[list[Batch], bool]]:
+    """The messages part by part, the same parts each time, and whether it is the last part.
+
+    Raises as `inspect`. May block.
+    """
+    part: list[Batch] = []
+    total = part_bytes = 0
     for batch, size in _batches(files, limits):
-        found.topics.add(batch.topic)
-        found.rows += len(batch)
-        found.bytes += size
-        if found.bytes > limits.transaction_bytes_max:
+        total += size
+        if total > limits.transaction_bytes_max:
             text = (
                 f"the transaction is over {limits.transaction_bytes_max} bytes "
                 "(limits.transaction-bytes-max): let Spark take less at once, with the source's "
@@ -112,28 +128,12 @@ def inspect(files: Iterable[Path], limits: Limits) -> StagedContents:
             )
             raise UsageError("commit.too-large", text)
         if part_bytes and part_bytes + size > limits.transaction_part_bytes:
-            found.parts += 1
-            part_bytes = 0
-            found.batches = None
             _give_back()
-        part_bytes += size
-        if found.batches is not None:
-            found.batches.append(batch)
-    return found
-
-
-def parts(files: Iterable[Path], limits: Limits) -> Iterator[list[Batch]]:
-    """The same messages part by part: the same parts each time. Raises as `inspect`; may block."""
-    part: list[Batch] = []
-    part_bytes = 0
-    for batch, size in _batches(files, limits):
-        if part_bytes and part_bytes + size > limits.transaction_part_bytes:
-            _give_back()
-            yield part
+            yield part, False
             part, part_bytes = [], 0
         part.append(batch)
         part_bytes += size
-    yield part
+    yield part, True
 
 
 def _give_back() -> None:
@@ -296,25 +296,20 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: Limits) -> Batch:
 
 def staged(data: Path) -> tuple[int, int]:
     """How many bytes and how many files are staged. May block."""
-    total = count = 0
-    for folder in _entries(staging_folder(data)):
-        for path in _entries(folder):
-            try:
-                total += path.stat().st_size
-            except OSError:
-                continue
-            count += 1
-    return total, count
+    sizes = []
+    for path in _found(data, "*/*"):
+        with contextlib.suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return sum(sizes), len(sizes)
 
 
 def drop(data: Path, producer: str, *, batch_max: int) -> None:
     """Remove what a producer staged for batches up to one that is committed. May block."""
-    folder = staging_folder(data) / producer
-    for path in _entries(folder):
+    for path in _found(data, f"{producer}/*"):
         found = _FILE.fullmatch(path.name)
         if found is not None and int(found[1]) <= batch_max:
             path.unlink(missing_ok=True)
-    _remove_if_empty(folder)
+    _remove_if_empty(staging_folder(data) / producer)
 
 
 def discard(path: Path) -> None:
@@ -326,29 +321,23 @@ def discard(path: Path) -> None:
 def sweep(data: Path, *, older_than_s: float, now_s: float, keep: Collection[Path] = ()) -> int:
     """Remove files that nobody committed in time; return how many. May block."""
     removed = 0
-    for folder in _entries(staging_folder(data)):
-        for path in _entries(folder):
-            try:
-                if path not in keep and path.stat().st_mtime < now_s - older_than_s:
-                    path.unlink()
-                    removed += 1
-            except OSError:
-                continue
+    for path in _found(data, "*/*"):
+        with contextlib.suppress(OSError):
+            if path not in keep and path.stat().st_mtime < now_s - older_than_s:
+                path.unlink()
+                removed += 1
+    for folder in _found(data, "*"):
         _remove_if_empty(folder)
     return removed
 
 
-def _entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if somebody else removed it meanwhile."""
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
+def _found(data: Path, pattern: str) -> list[Path]:
+    """What is in the staging folder; nothing of a folder that somebody else removes meanwhile."""
+    folder = staging_folder(data)
+    return [folder / name for name in glob.glob(pattern, root_dir=folder)]
 
 
 def _remove_if_empty(folder: Path) -> None:
-    try:
+    # It may be gone already.
+    with contextlib.suppress(OSError):
         folder.rmdir()
-    except OSError:
-        # Not empty, or gone already.
-        return

@@ -105,7 +105,8 @@ class Transactions:
             self._saved = (epoch, offset)
         try:
             for (row,) in await self._state.read("SELECT json FROM producers"):
-                self._producers.restore(msgspec.json.decode(row, type=Producer))
+                producer = msgspec.json.decode(row, type=Producer)
+                self._producers[producer.name] = producer
         except msgspec.DecodeError as error:
             raise StorageError("state.failed", f"state.db, producers: {error}") from error
         try:
@@ -180,7 +181,7 @@ class Transactions:
         # Only durable records: a crash could still remove the others from the log.
         if read_to == self._saved or self._bus.log.durable < self._last_ticket:
             return
-        rows = [(one.name, msgspec.json.encode(one)) for one in self._producers.all()]
+        rows = [(one.name, msgspec.json.encode(one)) for one in self._producers.values()]
         statements = [
             ("DELETE FROM producers", ()),
             ("INSERT INTO producers VALUES (?, ?)", rows),
@@ -204,7 +205,7 @@ class Transactions:
         known = self._producers.get(path.parent.name)
         unfinished = known.unfinished if known is not None else None
         is_begun = unfinished is not None and path.name in unfinished.intent.files
-        return is_begun or self.uploads.files.is_committing(path)
+        return is_begun or self.uploads.is_committing(path)
 
     # Committing
 
@@ -252,7 +253,7 @@ class Transactions:
     async def _publish(self, wanted: CommitRequest, *, is_admin: bool) -> Offsets:
         key = wanted.key
         paths = self._files(key.producer, wanted.files)
-        with self.uploads.files.committing(paths):
+        with self.uploads.committing(paths):
             async with self._turn:
                 contents = await self._in_thread(staging.inspect, paths, self._limits)
                 self._check(contents, is_admin=is_admin)
@@ -282,6 +283,7 @@ class Transactions:
         # Sizes were checked before the intent was written, and limits may have changed since.
         limits = Limits(
             message_bytes_max=1 << 31,
+            transaction_bytes_max=1 << 62,
             transaction_part_bytes=intent.part_bytes,
             properties_max=1 << 31,
         )
@@ -290,7 +292,7 @@ class Transactions:
         reading = staging.parts(self._paths(unfinished), limits)
         for part in range(1, intent.parts + 1):
             async with self._turn:
-                batches = await self._in_thread(next, reading, None)
+                batches, _ = await self._in_thread(next, reading, (None, True))
                 if batches is None:
                     text = f"a staged file of producer {intent.producer!r} has changed"
                     raise UsageError("commit.file", text)

@@ -33,40 +33,6 @@ LOOKING_SHARE = 0.05
 """The share of the time that counting staged files may take."""
 
 
-class StagedFiles:
-    """The files that are being written or committed."""
-
-    def __init__(self) -> None:
-        self._writing: set[Path] = set()
-        self._committing: set[Path] = set()
-
-    def is_committing(self, path: Path) -> bool:
-        return path in self._committing
-
-    @contextlib.contextmanager
-    def writing(self, path: Path) -> Iterator[None]:
-        """Raises UsageError `staging.in-use` if another request writes the file."""
-        if path in self._writing:
-            raise UsageError("staging.in-use", f"{path.name} is being written")
-        self._writing.add(path)
-        try:
-            yield
-        finally:
-            self._writing.discard(path)
-
-    @contextlib.contextmanager
-    def committing(self, paths: Sequence[Path]) -> Iterator[None]:
-        """Raises UsageError `staging.in-use` if a file is still being written."""
-        for path in paths:
-            if path in self._writing:
-                raise UsageError("staging.in-use", f"{path.name} is still being written")
-        self._committing.update(paths)
-        try:
-            yield
-        finally:
-            self._committing.difference_update(paths)
-
-
 class StagingRoom:
     """The total size of staged files; the disk is counted again from time to time."""
 
@@ -114,13 +80,10 @@ class Upload:
         """Raises UsageError `staging.position`, `staging.full`; StorageError."""
         self._path = path
         self._room = room
-        try:
-            is_new = not path.exists()
-            room.take(0, is_new=is_new)
+        with self._reported():
+            room.take(0, is_new=not path.exists())
             self._file = _opened(path)
             size = self._file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise storage_error(error, f"cannot stage {path}") from error
         if position > size:
             self._file.close()
             text = f"{path.name} has {size} bytes; a piece cannot begin at byte {position}"
@@ -131,20 +94,23 @@ class Upload:
     def write(self, some: bytes) -> None:
         """Raises UsageError `staging.full`; StorageError."""
         self._room.take(len(some), is_new=False)
-        try:
+        with self._reported():
             self._file.write(some)
             self._file.flush()
-        except OSError as error:
-            raise storage_error(error, f"cannot stage {self._path}") from error
         self.size += len(some)
 
     def sync(self) -> None:
         """Make the whole file durable. Raises StorageError."""
-        try:
+        with self._reported():
             os.fsync(self._file.fileno())
             # The producer's folder, `staging` and DATA: any of them may be new.
             for folder in self._path.parents[:3]:
                 sync_path(folder)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise storage_error(error, f"cannot stage {self._path}") from error
 
@@ -166,12 +132,39 @@ class Uploads:
     """All uploads of a bus, on their own threads, so that slow disks delay no reader of the log."""
 
     def __init__(self, data: Path, *, bytes_max: int) -> None:
-        self.files = StagedFiles()
+        self._writing: set[Path] = set()
+        self._committing: set[Path] = set()
         self.room = StagingRoom(data, bytes_max=bytes_max)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="polybus-staging")
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def is_committing(self, path: Path) -> bool:
+        return path in self._committing
+
+    @contextlib.contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Raises UsageError `staging.in-use` if another request writes the file."""
+        if path in self._writing:
+            raise UsageError("staging.in-use", f"{path.name} is being written")
+        self._writing.add(path)
+        try:
+            yield
+        finally:
+            self._writing.discard(path)
+
+    @contextlib.contextmanager
+    def committing(self, paths: Sequence[Path]) -> Iterator[None]:
+        """Raises UsageError `staging.in-use` if a file is still being written."""
+        for path in paths:
+            if path in self._writing:
+                raise UsageError("staging.in-use", f"{path.name} is still being written")
+        self._committing.update(paths)
+        try:
+            yield
+        finally:
+            self._committing.difference_update(paths)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
