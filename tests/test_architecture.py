@@ -14,7 +14,7 @@ import pytest
 
 from polybus import config
 from polybus.config import Limits
-from polybus.edges.tcp.wrapping import READ_S_MAX
+from polybus.edges.tcp.connection import READ_S_MAX
 from polybus.error_codes import CODES
 from polybus.log.columns import SCHEMA
 

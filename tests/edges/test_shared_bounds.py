@@ -7,9 +7,9 @@ from collections.abc import Hashable
 import pytest
 
 from polybus.config import Limits
-from polybus.edges.bad_peers import BadPeers
+from polybus.edges.edge import BadPeers
 from polybus.edges.tcp.assembly import FREE_BYTES, Assembly
-from polybus.edges.tcp.buffers import ReadBuffers
+from polybus.edges.tcp.shared import ReadBuffers
 
 
 class Sender:

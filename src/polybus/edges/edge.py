@@ -1,9 +1,53 @@
-"""What every edge of one bus is given."""
+"""What every edge of one bus is given: the bus behind it, and the record of peers' errors."""
 
+import logging
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from polybus.edges.bad_peers import BadPeers
 from polybus.services.context import Context
+
+logger = logging.getLogger("polybus.peers")
+# A subscriber was disconnected, or lost messages, because it read too slowly.
+SLOW = ("outbox.full", "outbox.dropped")
+
+
+class BadPeers:
+    """Counts errors by code, always; limits log lines to `error-lines-per-s`."""
+
+    def __init__(
+        self,
+        *,
+        lines_per_s: int,
+        clock_s: Callable[[], float],
+        on_slow: Callable[[str, str, str], None] | None = None,
+    ) -> None:
+        self._on_slow = on_slow
+        self.counts: Counter[str] = Counter()
+        self._lines_per_s = lines_per_s
+        self._clock_s = clock_s
+        self._second = 0
+        self._lines = 0
+        self._suppressed = 0
+
+    def count(self, code: str, events: int) -> None:
+        """Count errors that need no log line."""
+        self.counts[code] += events
+
+    def note(self, peer: str, protocol: str, code: str, text: str) -> None:
+        self.counts[code] += 1
+        if code in SLOW and self._on_slow is not None:
+            self._on_slow(peer, protocol, code)
+        second = int(self._clock_s())
+        if second != self._second:
+            if self._suppressed:
+                logger.warning("%d more lines about peers' errors suppressed", self._suppressed)
+            self._second, self._lines, self._suppressed = second, 0, 0
+        if self._lines >= self._lines_per_s - 1:
+            self._suppressed += 1
+            return
+        self._lines += 1
+        logger.warning("%s (%s): %s: %s", peer, protocol, code, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from pathlib import Path
 from polybus.bus.bus import Bus
 from polybus.config import Config, Connector
 from polybus.edges.admin import RunNote, load_or_make
-from polybus.edges.bad_peers import BadPeers
-from polybus.edges.edge import Edge
+from polybus.edges.edge import BadPeers, Edge
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.http.state import HttpState
 from polybus.edges.protocols.boson import BosonFramesTranslator, BosonPropertiesTranslator
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
-from polybus.edges.tcp.connection import Listener
+from polybus.edges.tcp.connection import Connection
+from polybus.edges.tcp.layers import tls_context
 from polybus.edges.tcp.shared import OpenConnection, TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError
@@ -100,9 +100,10 @@ class Server:
             edge = UdpEdge(self._edge, connector)
             self._udp_edges.append(edge)
             return f"udp://{connector.ip}:{await edge.listen()}"
-        listener = Listener(self._tcp, connector)
+        tls = tls_context(connector.tls) if connector.tls is not None else None
+        connect = partial(Connection, self._tcp, connector, tls)
         server = await self._context.loop.create_server(
-            listener.connect, connector.ip, connector.port, backlog=BACKLOG
+            connect, connector.ip, connector.port, backlog=BACKLOG
         )
         self._servers.append(server)
         bound: socket.socket = server.sockets[0]
@@ -111,10 +112,10 @@ class Server:
     async def listen_for_admin(self, path: Path) -> None:
         """Listen on a Unix socket that only the user of this process may open."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        listener = Listener(self._tcp, Connector(speaks="http"), is_admin=True)
+        connect = partial(Connection, self._tcp, Connector(speaks="http"), is_admin=True)
         before = os.umask(0o177)
         try:
-            server = await self._context.loop.create_unix_server(listener.connect, str(path))
+            server = await self._context.loop.create_unix_server(connect, str(path))
         finally:
             os.umask(before)
         self._servers.append(server)

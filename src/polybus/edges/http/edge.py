@@ -52,7 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._bad_peers = state.bad_peers
         self._head_bytes_max = state.config.http.head_bytes_max
         self._connection = connection
-        self._assembly = connection.assembly
+        self._assembly = connection.tcp.assembly
         self._head_bytes = 0
         self._body_bytes = 0
         self._in_head = False
@@ -155,7 +155,7 @@ class HttpOutbox(Outbox):
 
     def __init__(self, http: "HttpTranslator") -> None:
         connection = http.connection
-        super().__init__(connection.outboxes, connection.write_now, lambda lost: self._let_go())
+        super().__init__(connection.tcp.outboxes, connection.write_now, lambda lost: self._let_go())
         self._http = http
 
     def put(self, data: Buffer) -> None:

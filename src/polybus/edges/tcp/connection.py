@@ -1,7 +1,12 @@
-"""A TCP connection: read, decode, hand on.
+"""A TCP connection: read, detect the protocol, decode, hand on.
 
-One loop drives every stream protocol. Bytes go up through the layers around the protocol (wrapping)
-to the codec, and its events to the translator. What the translator sends goes down again (stream).
+One loop drives every stream protocol. Bytes go up through the layers around the protocol, TLS and
+gzip, to the codec, and its events to the translator. What the translator sends goes down again
+(stream).
+
+The first bytes show what a peer speaks: a protocol, or a layer whose content is detected again
+(gzip inside TLS is two layers). Once a protocol is known and no layer is around it, the connection
+drops its list of layers.
 
 An idle connection owns no buffer. A read lands behind the bytes that its codec left over, in the
 current shared buffer; if batches may refer to it afterwards, another buffer takes its place.
@@ -9,6 +14,8 @@ current shared buffer; if batches may refer to it afterwards, another buffer tak
 
 import asyncio
 import ssl
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import cast
 
@@ -16,15 +23,15 @@ from polybus.batch import Buffer
 from polybus.config import Connector
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp import local
-from polybus.edges.tcp.assembly import Assembly
-from polybus.edges.tcp.buffers import READ_BYTES
-from polybus.edges.tcp.layers import tls_context
-from polybus.edges.tcp.outbox import DroppedMessages, Outbox, Outboxes
-from polybus.edges.tcp.shared import TcpShared
-from polybus.edges.tcp.stream import Stream
-from polybus.edges.tcp.wrapping import READ_S_MAX, Wrapping
+from polybus.edges.tcp.layers import GzipLayer, Layer, TlsLayer, unwrap
+from polybus.edges.tcp.outbox import DroppedMessages, Outbox
+from polybus.edges.tcp.shared import READ_BYTES, TcpShared
+from polybus.edges.tcp.stream import LAYERS_GATE, Stream
 from polybus.errors import PeerError
+from polybus.wire.detect import detect
 
+READ_S_MAX = 0.025
+"""How long one connection may occupy the loop."""
 READ_BYTES_FIRST = 64 << 10
 READ_BYTES_LEAST = 8 << 10
 # More than what a peer's send buffer may have gathered while we rested (4 MiB, 64 KiB a read).
@@ -38,41 +45,42 @@ READ_BYTES_MAX = READ_BYTES - CARRY_BYTES_MAX
 UNDETECTED = ("goms", "queue")
 
 
-class Listener:
-    """Makes the connections of one TCP connector."""
-
-    def __init__(self, tcp: TcpShared, connector: Connector, *, is_admin: bool = False) -> None:
-        """Raises ConfigError: the connector's certificate cannot be loaded."""
-        self.tcp = tcp
-        self.connector = connector
-        self.is_admin = is_admin
-        self.protocols = connector.protocols
-        self.tls = tls_context(connector.tls) if connector.tls is not None else None
-
-    def connect(self) -> "Connection":
-        return Connection(self)
-
-
 class Connection(Stream):
     """One peer over TCP. Implements translator.Peer."""
 
     __slots__ = (
         "_carry",
+        "_connector",
         "_full_reads",
-        "_listener",
+        "_head",
+        "_pieces",
         "_read_bytes",
+        "_tls",
         "_unfinished",
+        "is_admin",
         "name",
         "translator",
     )
     proven = True
 
-    def __init__(self, listener: Listener) -> None:
-        tcp = listener.tcp
-        limit = tcp.context.config.limits.message_bytes_max
-        super().__init__(tcp, Wrapping(self, tcp, listener.protocols, listener.tls, limit))
-        self._listener = listener
+    def __init__(
+        self,
+        tcp: TcpShared,
+        connector: Connector,
+        tls: ssl.SSLContext | None = None,
+        *,
+        is_admin: bool = False,
+    ) -> None:
+        """`is_admin`: it came through the administrator's socket."""
+        super().__init__(tcp)
+        self._connector = connector
+        self._tls = tls
+        self.is_admin = is_admin
         self.name = ""
+        # First bytes, not enough to detect the protocol.
+        self._head = b""
+        # What the layers have not produced yet from the bytes read.
+        self._pieces: Iterator[bytes] | None = None
         self.translator: Translator | None = None
         self._carry = b""
         self._read_bytes = READ_BYTES_FIRST
@@ -80,18 +88,13 @@ class Connection(Stream):
         self._full_reads = FULL_READS
         self._unfinished = 0
 
-    @property
-    def is_admin(self) -> bool:
-        """Whether it came through the administrator's socket."""
-        return self._listener.is_admin
-
     # asyncio calls these
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport implements the interface without inheriting from it.
         transport = cast(asyncio.Transport, transport)
-        self._transport = transport
-        tcp = self._tcp
+        self.transport = transport
+        tcp = self.tcp
         address = transport.get_extra_info("peername")
         self.name = f"{address[0]}:{address[1]}" if address else "unknown"
         self.outbox = Outbox(tcp.outboxes, self.write_now, self._on_overflow)
@@ -104,13 +107,13 @@ class Connection(Stream):
             self._closing = True
             transport.abort()
             return
-        protocols = self._listener.protocols
-        if len(protocols) == 1 and self._listener.tls is None and protocols[0] in UNDETECTED:
+        protocols = self._connector.protocols
+        if len(protocols) == 1 and self._tls is None and protocols[0] in UNDETECTED:
             self.speak(protocols[0])
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self._tcp.pace.before_read(self)
-        view = self._tcp.buffers.view
+        self.tcp.pace.before_read(self)
+        view = self.tcp.buffers.view
         carried = len(self._carry)
         if carried:
             view[:carried] = self._carry
@@ -121,7 +124,7 @@ class Connection(Stream):
             return
         if self._full_reads < FULL_READS:
             self._widen_if_full(nbytes)
-        buffers = self._tcp.buffers
+        buffers = self.tcp.buffers
         size = len(self._carry) + nbytes
         self._carry = b""
         data: Buffer
@@ -132,16 +135,18 @@ class Connection(Stream):
             buffers.replace()
         began = perf_counter() if nbytes >= self._read_bytes else 0.0
         try:
-            if self._wrapping is None:
-                self.understand(data)
+            if self._layers:
+                self._pieces = unwrap(self._layers, data)
             else:
-                self._wrapping.receive(data)
+                self.understand(data)
+            if self._pieces is not None:
+                self._pull()
         except PeerError as error:
-            self.answer_last(error)
+            self._answer_last(error)
         if began:
             self._adapt(perf_counter() - began)
         is_narrow = self._full_reads < FULL_READS
-        self._tcp.pace.after_read(self, nbytes, is_narrow=is_narrow)
+        self.tcp.pace.after_read(self, nbytes, is_narrow=is_narrow)
 
     def eof_received(self) -> bool:
         self._peer_ended = True
@@ -153,7 +158,7 @@ class Connection(Stream):
             for event in self.translator.codec.close():
                 self.translator.handle(event)
         # The peer may still read: a publisher that shuts down its side waits for its receipts.
-        self._tcp.half_closed(self)
+        self.tcp.half_closed(self)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -163,7 +168,7 @@ class Connection(Stream):
             self.translator.leave_all()
         self._count_unfinished(0)
         self.outbox.close()
-        self._tcp.forget(self)
+        self.tcp.forget(self)
 
     # Reading
 
@@ -171,10 +176,9 @@ class Connection(Stream):
         """Decode bytes of the protocol, or detect the protocol first."""
         translator = self.translator
         if translator is None:
-            assert self._wrapping is not None
-            self._wrapping.detect(data)
+            self._detect(data)
             return
-        tcp = self._tcp
+        tcp = self.tcp
         codec = translator.codec
         events = codec.receive(data)
         for event in events:
@@ -186,7 +190,7 @@ class Connection(Stream):
             return
         unfinished = codec.unfinished_bytes
         if unfinished or self._unfinished:
-            if unfinished < CARRY_BYTES_MAX and self._wrapping is None:
+            if unfinished < CARRY_BYTES_MAX and self._layers is None:
                 self._carry = codec.take_carry()
             self._count_unfinished(unfinished, completed=bool(events))
         if tcp.memory.is_full():
@@ -200,26 +204,93 @@ class Connection(Stream):
         if self.translator is not None and not self.translator.codec.backlog:
             self.release(BACKLOG_GATE)
 
+    def _pull(self) -> None:
+        """Hand on what the layers produce, until a gate holds us or READ_S_MAX has passed.
+
+        A few bytes of gzip may be many messages, so backpressure applies between two pieces too.
+        """
+        assert self._layers
+        began = perf_counter()
+        while self._pieces is not None and not self._closing:
+            if not self._held_by <= {LAYERS_GATE}:
+                # The release of the last other gate continues here.
+                self.hold(LAYERS_GATE)
+                break
+            if perf_counter() - began > READ_S_MAX:
+                self.hold(LAYERS_GATE)
+                self.tcp.loop.call_soon(self.pull_on)
+                break
+            piece = next(self._pieces, None)
+            if piece is None:
+                self._pieces = None
+                self.release(LAYERS_GATE)
+            else:
+                self.understand(piece)
+        if owed := self._layers[0].owed():
+            self.transport.write(owed)
+        if self._pieces is None and self._layers[0].ended:
+            self.eof_received()
+
+    def pull_on(self) -> None:
+        if self._pieces is None or self._closing:
+            return
+        try:
+            self._pull()
+        except PeerError as error:
+            self._answer_last(error)
+
+    def _detect(self, data: Buffer) -> None:
+        """Collect first bytes until they show the protocol, then hand them on."""
+        assert self._layers is not None
+        self._head += data
+        wrapped = {layer.name for layer in self._layers}
+        speaks: Sequence[str] = self._connector.protocols
+        if "gzip" in wrapped:
+            speaks = tuple(one for one in speaks if one.startswith("boson"))
+        found = detect(self._head, speaks, self.tcp.context.config.limits.message_bytes_max)
+        if found is None:
+            if len(self._head) == len(data):
+                self.tcp.assembly.detecting(self)
+            return
+        head, self._head = self._head, b""
+        if found == "tls" and self._tls is not None and not wrapped:
+            self._add_layer(TlsLayer(self._tls), head)
+        elif found == "gzip" and "gzip" not in wrapped:
+            self._add_layer(GzipLayer(), head)
+        elif found in self.tcp.translators:
+            self.speak(found)
+            self.understand(head)
+        else:
+            self._reject(found)
+
+    def _add_layer(self, layer: Layer, head: bytes) -> None:
+        assert self._layers is not None
+        self.tcp.assembly.detecting(self)
+        self._layers.append(layer)
+        # Pieces that are still to come from the layers below pass through the new layer.
+        inside = unwrap(self._layers, head, len(self._layers) - 1)
+        self._pieces = chain(inside, self._pieces or ())
+
     def speak(self, protocol: str) -> None:
         """The peer's protocol is known."""
-        if self._wrapping is not None and not self._wrapping.layers:
-            self._wrapping = None
-        self.translator = self._tcp.translators[protocol](self, self._listener.connector)
-        self._tcp.assembly.update(self, 0, 0, completed=True)
+        if not self._layers:
+            self._layers = None
+        self.translator = self.tcp.translators[protocol](self, self._connector)
+        self.tcp.assembly.update(self, 0, 0, completed=True)
 
-    def reject(self, found: str) -> None:
+    def _reject(self, found: str) -> None:
         """Close a connection that speaks nothing that its connector speaks."""
-        speaks = ", ".join(self._listener.protocols)
+        speaks = ", ".join(self._connector.protocols)
         text = f"first bytes are {found}; this connector speaks {speaks}"
-        self._tcp.edge.bad_peers.note(self.name, "unknown", "detect.unknown", text)
+        self.tcp.edge.bad_peers.note(self.name, "unknown", "detect.unknown", text)
         self.close()
 
     def _widen_if_full(self, nbytes: int) -> None:
         """A peer that fills its window faster than we read it gets a larger one."""
-        is_full = nbytes >= local.NARROW_BYTES and not self._tcp.pace.rested
+        is_full = nbytes >= local.NARROW_BYTES and not self.tcp.pace.rested
         self._full_reads = self._full_reads + 1 if is_full else 0
         if self._full_reads == FULL_READS:
-            local.widen(self._transport.get_extra_info("socket"))
+            local.widen(self.transport.get_extra_info("socket"))
 
     def _adapt(self, elapsed_s: float) -> None:
         """Read more at once while that is cheap, less when a read delays the loop."""
@@ -230,28 +301,20 @@ class Connection(Stream):
 
     def _count_unfinished(self, unfinished: int, *, completed: bool = False) -> None:
         before, self._unfinished = self._unfinished, unfinished
-        self._tcp.assembly.update(self, before, unfinished, completed=completed)
+        self.tcp.assembly.update(self, before, unfinished, completed=completed)
 
-    def answer_last(self, error: PeerError) -> None:
+    def _answer_last(self, error: PeerError) -> None:
         """Send a final error if the protocol is known, and close."""
         if self.translator is not None:
             self.translator.bad(error)
         else:
-            self._tcp.edge.bad_peers.note(self.name, "unknown", error.code, error.text)
+            self.tcp.edge.bad_peers.note(self.name, "unknown", error.code, error.text)
         self.close()
-
-    @property
-    def assembly(self) -> Assembly:
-        return self._tcp.assembly
-
-    @property
-    def outboxes(self) -> Outboxes:
-        return self._tcp.outboxes
 
     @property
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context if the connection is encrypted, once its protocol is known."""
-        return None if self._wrapping is None else self._listener.tls
+        return None if self._layers is None else self._tls
 
     # Closing
 
@@ -267,11 +330,11 @@ class Connection(Stream):
     def _on_overflow(self, lost: DroppedMessages) -> None:
         if self.translator is None:
             return
-        if self._tcp.outboxes.policy == "drop-oldest" and lost.messages:
+        if self.tcp.outboxes.policy == "drop-oldest" and lost.messages:
             self.translator.lost(lost)
             return
         text = "you read too slowly and your outbox is full (outbox-bytes-max)"
-        self._tcp.edge.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
+        self.tcp.edge.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
         self.outbox.reopen()
         self.translator.send_error("outbox.full", text)
         self.translator.leave_all()
@@ -281,7 +344,7 @@ class Connection(Stream):
         """An unfinished message, or an unknown protocol, has taken too long."""
         if self._held_by:
             # It waits for us: its time begins anew.
-            self._tcp.assembly.excuse(self)
+            self.tcp.assembly.excuse(self)
             return
         error = PeerError("peer.too-slow", "your message did not arrive in time")
-        self.answer_last(error)
+        self._answer_last(error)

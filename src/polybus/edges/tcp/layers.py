@@ -1,9 +1,8 @@
-"""The layers TLS and gzip below a protocol: bytes in, bytes out, no socket."""
+"""The layers TLS and gzip around a protocol: bytes in, bytes out, no socket."""
 
 import contextlib
 import ssl
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 from polybus.batch import Buffer
 from polybus.config import Tls
@@ -11,26 +10,6 @@ from polybus.errors import ConfigError, PeerError
 from polybus.wire.gzip_stream import GzipStream
 
 _CHUNK_BYTES = 256 << 10
-
-
-class Layer(Protocol):
-    name: str
-    ended: bool
-    """Whether the peer has ended the layer: it sends no more."""
-
-    def receive(self, data: Buffer) -> Iterator[bytes]:
-        """Unwrap bytes, piece by piece. Raises PeerError, always final."""
-        ...
-
-    def send(self, data: Buffer) -> bytes: ...
-
-    def owed(self) -> bytes:
-        """Bytes that the layer itself must send: a handshake."""
-        ...
-
-    def finish(self) -> bytes:
-        """The final bytes of the layer."""
-        ...
 
 
 class GzipLayer:
@@ -63,9 +42,11 @@ class TlsLayer:
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._shaken = False
+        # Whether the peer has ended the layer: it sends no more.
         self.ended = False
 
     def receive(self, data: Buffer) -> Iterator[bytes]:
+        """Unwrap bytes, piece by piece. Raises PeerError, always final."""
         self._incoming.write(data)
         try:
             if not self._shaken:
@@ -87,12 +68,41 @@ class TlsLayer:
         return self._outgoing.read()
 
     def owed(self) -> bytes:
+        """Bytes that the layer itself must send: a handshake."""
         return self._outgoing.read()
 
     def finish(self) -> bytes:
+        """The final bytes of the layer."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         return self._outgoing.read()
+
+
+Layer = GzipLayer | TlsLayer
+
+
+def unwrap(layers: Sequence[Layer], data: Buffer, level: int = 0) -> Iterator[bytes]:
+    """Unwrap bytes through the layers from `level` on, also those that are added meanwhile."""
+    for plain in layers[level].receive(data):
+        if level + 1 < len(layers):
+            yield from unwrap(layers, plain, level + 1)
+        else:
+            yield plain
+
+
+def wrap(layers: Sequence[Layer], data: Buffer) -> Buffer:
+    for layer in reversed(layers):
+        data = layer.send(data)
+    return data
+
+
+def finish(layers: Sequence[Layer]) -> bytes:
+    """The layers' final bytes."""
+    last = b""
+    for layer in reversed(layers):
+        # A peer that ended its TLS accepts no more data in it.
+        last = (b"" if layer.ended else layer.send(last)) + layer.finish()
+    return last
 
 
 def tls_context(settings: Tls) -> ssl.SSLContext:

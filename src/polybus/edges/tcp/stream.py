@@ -1,6 +1,6 @@
 """A connection's socket, without its protocol: writing, closing, and holding back reads.
 
-Sent bytes wait in the outbox and pass through the layers around the protocol (wrapping).
+Sent bytes wait in the outbox and pass through the layers around the protocol.
 """
 
 import asyncio
@@ -11,12 +11,13 @@ from collections.abc import Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
+from polybus.edges.tcp.layers import Layer, finish, wrap
 from polybus.edges.tcp.outbox import Outbox
 from polybus.edges.tcp.shared import TcpShared
-from polybus.edges.tcp.wrapping import LAYERS_GATE, Wrapping
 
 CLOSE_TIMEOUT_S = 2.0
 LARGE_BYTES = 64 << 10
+LAYERS_GATE = "layers"
 # Linger on, for zero seconds: closing the socket then sends a reset.
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -28,19 +29,19 @@ class Stream(asyncio.BufferedProtocol):
         "_closing",
         "_held_by",
         "_is_lost",
+        "_layers",
         "_peer_ended",
-        "_tcp",
-        "_transport",
-        "_wrapping",
         "outbox",
+        "tcp",
+        "transport",
     )
-    _transport: asyncio.Transport
+    transport: asyncio.Transport
     outbox: Outbox
 
-    def __init__(self, tcp: TcpShared, wrapping: Wrapping) -> None:
-        self._tcp = tcp
-        # None once the protocol is known and no layer is around it.
-        self._wrapping: Wrapping | None = wrapping
+    def __init__(self, tcp: TcpShared) -> None:
+        self.tcp = tcp
+        # The lowest first; None once the protocol is known and no layer is around it.
+        self._layers: list[Layer] | None = []
         self._held_by: set[Hashable] = set()
         self._closing = False
         self._peer_ended = False
@@ -73,12 +74,12 @@ class Stream(asyncio.BufferedProtocol):
 
     def write_now(self, data: Buffer) -> None:
         """Write without the outbox: the caller handles backpressure itself."""
-        if self._wrapping is not None:
-            data = self._wrapping.wrap(data)
+        if self._layers is not None:
+            data = wrap(self._layers, data)
         if len(data) >= LARGE_BYTES:
             data = self._write_large(data)
         if data:
-            self._transport.write(data)
+            self.transport.write(data)
 
     def _write_large(self, data: Buffer) -> Buffer:
         """Write as much as the socket takes at once; return the rest.
@@ -86,7 +87,7 @@ class Stream(asyncio.BufferedProtocol):
         A transport holds Python's lock while it writes. `os.write` releases it, so that the
         committer can work meanwhile.
         """
-        transport = self._transport
+        transport = self.transport
         if self._closing or transport.is_closing() or transport.get_write_buffer_size():
             return data
         try:
@@ -95,10 +96,6 @@ class Stream(asyncio.BufferedProtocol):
             # Full or broken: the transport handles both.
             return data
         return memoryview(data)[written:]
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        return self._transport
 
     # Closing
 
@@ -109,11 +106,11 @@ class Stream(asyncio.BufferedProtocol):
         """Close when the outbox is empty, or after CLOSE_TIMEOUT_S if the peer does not read."""
         if self._held_by:
             self._held_by.clear()
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         self.outbox.flush()
         if not self.outbox.bytes:
             self._end_stream()
-        self._tcp.loop.call_later(CLOSE_TIMEOUT_S, self._abort_if_open)
+        self.tcp.loop.call_later(CLOSE_TIMEOUT_S, self._abort_if_open)
 
     def _end_stream(self) -> None:
         """Everything is sent: send EOF, and close at the peer's EOF.
@@ -124,24 +121,24 @@ class Stream(asyncio.BufferedProtocol):
         if self.outbox.closed:
             return
         self.outbox.close()
-        if self._wrapping is not None and (last := self._wrapping.finish()):
-            self._transport.write(last)
+        if self._layers is not None and (last := finish(self._layers)):
+            self.transport.write(last)
         if self._peer_ended:
-            self._transport.close()
+            self.transport.close()
             return
         try:
-            self._transport.write_eof()
+            self.transport.write_eof()
         except OSError:
-            self._transport.abort()
+            self.transport.abort()
 
     def abort(self) -> None:
         self._closing = True
-        self._transport.abort()
+        self.transport.abort()
 
     def reset(self) -> None:
         """End at once with a reset, which cannot be mistaken for an orderly end."""
         self.outbox.flush()
-        self._transport.get_extra_info("socket").setsockopt(
+        self.transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER
         )
         self.abort()
@@ -149,7 +146,7 @@ class Stream(asyncio.BufferedProtocol):
     def _abort_if_open(self) -> None:
         """The peer did not read everything in time."""
         if not self._is_lost:
-            self._transport.abort()
+            self.transport.abort()
 
     # Backpressure: this connection as a publisher
 
@@ -158,22 +155,22 @@ class Stream(asyncio.BufferedProtocol):
         if gate in self._held_by or self._closing:
             return False
         if not self._held_by:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         self._held_by.add(gate)
         return True
-
-    def is_held_besides(self, gate: Hashable) -> bool:
-        """Whether another gate holds us."""
-        return not self._held_by <= {gate}
 
     def release(self, gate: Hashable) -> None:
         self._held_by.discard(gate)
         if self._closing:
             return
         if not self._held_by:
-            self._transport.resume_reading()
-        elif self._wrapping is not None and self._held_by == {LAYERS_GATE}:
-            self._tcp.loop.call_soon(self._wrapping.go_on)
+            self.transport.resume_reading()
+        elif self._held_by == {LAYERS_GATE}:
+            self.tcp.loop.call_soon(self.pull_on)
+
+    def pull_on(self) -> None:
+        """No other gate than LAYERS_GATE holds us: hand on what the layers have left."""
+        raise NotImplementedError
 
     def stop_reading(self) -> None:
         """Stop for good: the bus shuts down."""
