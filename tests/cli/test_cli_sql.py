@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from decimal import Decimal
@@ -253,10 +254,7 @@ def test_a_column_that_is_nowhere_is_not_looked_for_on_spark(
 def test_without_duckdb_or_spark_it_says_what_is_missing(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> Any:
-        raise UsageError("sql.engine-missing", "DuckDB is not installed")
-
-    monkeypatch.setattr("polybus.lake.duck._duckdb", missing)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
     monkeypatch.setattr(sql_engines, "_is_spark_here", lambda: False)
     done = run(data, "SELECT 1")
     assert done.exit_code == 1
