@@ -11,10 +11,10 @@ from spark_kit import eventually
 
 from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause, is_transient
+from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
 from polybus.spark.pipelines.running.runner import FlowRunner
-from polybus.spark.source.offsets import our_offset
 
 Take = Callable[[Any, int], None]
 

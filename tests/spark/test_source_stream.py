@@ -16,8 +16,7 @@ from polybus import config
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.history.retention import retain
-from polybus.spark.source import damage as held_topics
-from polybus.spark.source import stream_reader
+from polybus.spark.source import positions, stream_reader
 from polybus.spark.source.positions import shares
 from polybus.spark.source.stream_reader import PolybusStreamReader
 
@@ -323,7 +322,7 @@ def test_a_damaged_topic_is_held_in_place_and_the_others_continue(
     caplog: pytest.LogCaptureFixture,
     is_history: bool,
 ) -> None:
-    monkeypatch.setattr(held_topics, "RECHECK_S", 0.0)
+    monkeypatch.setattr(positions, "RECHECK_S", 0.0)
     written.create("sport")
     given = {"subscribePattern": ".*", "failOnDamage": "false"}
     for topic in ("news", "sport"):

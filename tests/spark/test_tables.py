@@ -22,7 +22,7 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import compact as hand_over
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
-from polybus.spark import bronze, tables, views
+from polybus.spark import tables, views
 from polybus.spark.views import collect
 
 DAY_US = 86_400_000_000
@@ -77,7 +77,7 @@ def test_a_topic_is_a_table_of_history_and_journal_with_each_message_once(
     spark: Any, data: Path
 ) -> None:
     make_topic(data)
-    rows = bronze.table(spark, "orders", data)
+    rows = views.table(spark, "orders", data)
     assert offsets(rows) == list(range(300))
     source = spark.read.format("polybus").option("data", str(data)).option("subscribe", "orders")
     assert rows.columns == [*source.load().columns, "date"]
@@ -94,7 +94,7 @@ def test_the_date_is_in_utc_in_every_session(spark: Any, data: Path) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
     try:
-        rows = bronze.table(spark, "orders", data).selectExpr("offset", "string(date) AS date")
+        rows = views.table(spark, "orders", data).selectExpr("offset", "string(date) AS date")
         found = {row.offset: row.date for row in rows.where("offset in (7, 150, 250)").collect()}
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
@@ -105,7 +105,7 @@ def test_history_is_read_natively_and_pruned_by_day_and_by_statistics(
     spark: Any, data: Path
 ) -> None:
     make_topic(data)
-    rows = bronze.table(spark, "orders", data)
+    rows = views.table(spark, "orders", data)
     plan = plan_of(rows.where("date = '2026-01-30' and offset > 10").select("value"))
     assert "FileScan parquet" in plan
     assert "PartitionFilters: [isnotnull(date" in plan
@@ -120,7 +120,7 @@ def test_history_is_read_natively_and_pruned_by_day_and_by_statistics(
 def test_a_hand_over_between_planning_and_running_changes_nothing(spark: Any, data: Path) -> None:
     make_topic(data)
     publish(data, "orders", [b"more"] * 50, day=1)
-    rows = bronze.table(spark, "orders", data).select("offset")
+    rows = views.table(spark, "orders", data).select("offset")
     plan_of(rows)
     hand_over(data)  # Takes the journal away, and merges the small last file into another.
     assert sorted(row[0] for row in rows.collect()) == list(range(350))
@@ -157,9 +157,9 @@ def test_sql_on_spark_has_the_functions_text_and_json(spark: Any, data: Path) ->
 def test_an_unknown_topic_is_named(spark: Any, data: Path) -> None:
     make_topic(data)
     with pytest.raises(UsageError, match=r"topic\.unknown.*orderz"):
-        bronze.table(spark, "orderz", data)
+        views.table(spark, "orderz", data)
     with pytest.raises(UsageError, match=r"data\.not-found"):
-        bronze.table(spark, "orders", data / "nowhere")
+        views.table(spark, "orders", data / "nowhere")
 
 
 def test_a_damaged_or_missing_history_file_is_named(spark: Any, data: Path) -> None:
@@ -169,16 +169,16 @@ def test_a_damaged_or_missing_history_file_is_named(spark: Any, data: Path) -> N
     table = pq.read_table(file, partitioning=None)
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
     pq.write_table(table, file, **options)
-    assert bronze.table(spark, "orders", data).where("value = '{\"n\": 42}'").count() == 1
+    assert views.table(spark, "orders", data).where("value = '{\"n\": 42}'").count() == 1
     file.write_bytes(file.read_bytes().replace(b'{"n": 42}', b'{"n": 43}'))
-    rows = bronze.table(spark, "orders", data)
+    rows = views.table(spark, "orders", data)
     with pytest.raises(Exception, match=file.name):
         rows.select("value").collect()
     file.unlink()
     with pytest.raises(Exception, match=file.name):
         rows.select("value").collect()
     with pytest.raises(StorageError, match=rf"log\.damaged: topic 'orders': .*{file.name}"):
-        bronze.table(spark, "orders", data)
+        views.table(spark, "orders", data)
 
 
 def test_a_small_last_file_is_left_to_the_source(data: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 _MODULES = {
     "publish": "polybus.spark.sink.publishing",
     "register_views": "polybus.spark.views",
-    "table": "polybus.spark.bronze",
+    "table": "polybus.spark.views",
     "upsert": "polybus.spark.sink.publishing",
 }
 

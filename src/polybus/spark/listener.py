@@ -20,8 +20,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from polybus.client.http.blocking import GONE
 from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause
+from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import find_location
-from polybus.spark.source.offsets import our_offset
 
 logger = logging.getLogger("polybus.spark.consumers")
 

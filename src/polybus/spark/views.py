@@ -1,10 +1,20 @@
-"""Topics and lake tables by name in Spark SQL.
+"""Topics as tables, and topics and lake tables by name in Spark SQL.
+
+A topic as a table is the log itself and not a copy of it. Spark's own Parquet reader reads the
+history files of one manifest. Newer messages, and files that may still be merged into larger ones,
+come through our source. Both parts meet at the same offset, so each message appears once, even
+while the bus hands over its journal: files that are read natively are never replaced. Retention may
+remove one before it is read. Then the query fails with the name of the file, and works again with a
+new table. Such a table has the columns of the source and `date`, the day of the message in UTC.
+History has a folder for each day, so `WHERE date = '2026-01-31'` opens no file of another day.
+Conditions on `offset` and `timestamp` skip what the statistics of the files exclude.
 
 A view is a snapshot: Spark plans it once, and it shows what the topic or the table held then. So a
 view is created again before a query if its topic or table has changed. That check reads only small
 files. Spark needs some milliseconds for a view, so only those that a query names are created.
 """
 
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -18,12 +28,80 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from polybus.errors import UsageError
+from polybus import names
+from polybus.errors import StorageError, UsageError
 from polybus.lake.duck import unknown_table
 from polybus.lake.table import open_table, table_names
+from polybus.log.history.manifest import Manifest
+from polybus.log.history.parquet import HISTORY
+from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
-from polybus.spark.bronze import data_folder, history_and_rest
-from polybus.spark.tables import read
+from polybus.spark.location import find_location
+from polybus.spark.source.schema import COLUMNS, spark_schema
+from polybus.spark.tables import read, read_files
+
+_ATTEMPTS_MAX = 3
+DAY_US = 86_400_000_000
+_STORED = [name for name in COLUMNS if name not in ("partition", "epoch")]
+
+
+def table(
+    spark: SparkSession, topic: str, data: Path | None = None, url: str | None = None
+) -> DataFrame:
+    """All messages of a topic, each once.
+
+    The table has what the topic held when this was called, or a moment later. Call it again for
+    newer messages. Without `data` (the data folder) and `url`, the log is located as by the source.
+    With `url` all messages come over HTTP.
+
+    Raises:
+        UsageError: `topic.unknown`, `data.not-found`.
+        StorageError: `log.damaged`, a file that the manifest names does not exist.
+    """
+    name = names.canonical(topic)
+    if url is not None:
+        return _source(spark, name, {"url": url})
+    return history_and_rest(spark, LogReader(data_folder(data)), name)
+
+
+def history_and_rest(spark: SparkSession, reader: LogReader, topic: str) -> DataFrame:
+    """A topic by one snapshot of its manifest, and the messages after it; raises as `table`."""
+    for _ in range(_ATTEMPTS_MAX):
+        history = reader.history(topic)
+        try:
+            return _of_snapshot(spark, topic, history, reader.data)
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            # Retention has just removed it: the next manifest does not name it.
+            missing = str(error.getMessageParameters().get("path"))
+    text = f"topic {topic!r}: the manifest names {missing}, which does not exist"
+    raise StorageError("log.damaged", text)
+
+
+def _of_snapshot(spark: SparkSession, topic: str, history: Manifest, data: Path) -> DataFrame:
+    settled = history.settled_files
+    if not settled:
+        return _source(spark, topic, {"data": str(data)})
+    starting = json.dumps({topic: settled[-1].last + 1})
+    rest = _source(spark, topic, {"data": str(data), "startingOffsets": starting})
+    folder = topic_folder(data, topic).absolute()
+    schema = spark_schema(_STORED).add("date", "date")
+    rows = read_files(spark, schema, folder / HISTORY, [folder / file.path for file in settled])
+    constants = {"partition": F.lit(0), "epoch": F.lit(history.epoch).cast("long")}
+    return rows.withColumns(constants).select(*COLUMNS, "date").unionAll(rest)
+
+
+def data_folder(data: Path | None) -> Path:
+    """The given data folder, or the one that the source locates. Raises `data.not-found`."""
+    return find_location({}).data if data is None else Path(data)
+
+
+def _source(spark: SparkSession, topic: str, options: dict[str, str]) -> DataFrame:
+    rows = spark.read.format("polybus").options(subscribe=topic, **options).load()
+    # The day in UTC, as in the folders of history, whatever the session's time zone is.
+    days = F.expr(f"CAST(unix_micros(timestamp) DIV {DAY_US} AS INT)")
+    return rows.withColumn("date", F.date_from_unix_date(days))
 
 
 @dataclass
@@ -63,15 +141,13 @@ def register_views(
     views = _views_of(spark, data_folder(data))
     reader, states = views.reader, views.states
     topics = reader.topics(system=True)
-    names = sorted({*topics, *table_names(reader.data)})
-    wanted = set(names) if only is None else set(only)
-    for name in names:
-        if name in wanted:
-            _register(spark, views, name, is_topic=name in topics)
-    for deleted in states.keys() - set(names):
+    known = sorted({*topics, *table_names(reader.data)})
+    for name in known if only is None else sorted(set(known) & set(only)):
+        _register(spark, views, name, is_topic=name in topics)
+    for deleted in states.keys() - set(known):
         spark.catalog.dropTempView(deleted)
         del states[deleted]
-    return names
+    return known
 
 
 def _views_of(spark: SparkSession, folder: Path) -> SessionViews:
@@ -105,9 +181,9 @@ def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
     from polybus.spark.pipelines.standard.decode import register_typed
 
     folder = data_folder(data)
-    names = named_in(query)
-    register_views(spark, folder, only=names)
-    register_typed(spark, folder, names)
+    words = named_in(query)
+    register_views(spark, folder, only=words)
+    register_typed(spark, folder, words)
     return spark.sql(query)
 
 

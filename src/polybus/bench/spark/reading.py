@@ -165,7 +165,7 @@ def _native(spark: Any, corpus: Corpus) -> Any:
 
 
 def _table(spark: Any, data: Path) -> Any:
-    from polybus.spark.bronze import table
+    from polybus.spark.views import table
 
     return table(spark, TOPIC, data)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polybus.errors import PolybusError
+from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import BusLocation
-from polybus.spark.source.offsets import our_offset
 
 FlowState = Literal["starting", "running", "waiting", "done", "failed", "stopped"]
 DAMAGED_SHOWN_MAX = 5

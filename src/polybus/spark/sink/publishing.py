@@ -79,18 +79,11 @@ def upsert(  # noqa: PLR0913 - all but the first named by the caller
     column, or several as JSON.
     """
     keys = [key] if isinstance(key, str) else list(key or ())
+    where: dict[str, Any] = {"topic": topic, "data": data, "url": url, "token": token}
 
     def each(df: Any, batch_id: int) -> None:
-        publish(
-            _as_messages(df, keys),
-            producer=producer,
-            batch_id=batch_id,
-            topic=topic,
-            data=data,
-            url=url,
-            token=token,
-            take_over=take_over,
-        )
+        rows = _as_messages(df, keys)
+        publish(rows, producer=producer, batch_id=batch_id, take_over=take_over, **where)
 
     return each
 
@@ -127,6 +120,7 @@ def _is_done(options: sink.SinkOptions) -> bool:
 
 def _query_of(df: Any, batch_id: int) -> tuple[str, Path | None]:
     """The id of the calling query, and its checkpoint if that has the batch on this disk."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
@@ -136,19 +130,13 @@ def _query_of(df: Any, batch_id: int) -> tuple[str, Path | None]:
     except PySparkException:
         # Spark Connect has no context.
         return OUTSIDE, None
-    if not query:
-        return OUTSIDE, None
-    return query, _checkpoint_of(session, query) if batch == str(batch_id) else None
-
-
-def _checkpoint_of(session: Any, query: str) -> Path | None:
-    """Taken from Spark's internals: it has no public way, least of all for a cloned session."""
-    from py4j.protocol import Py4JError
-
+    if not query or batch != str(batch_id):
+        return query or OUTSIDE, None
     try:
+        # Spark's internals: it has no public way, least of all for a cloned session.
         number = session._jvm.java.util.UUID.fromString(query)  # noqa: SLF001
         active = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
         found = local_checkpoint(active.get(number).resolvedCheckpointRoot())
     except (Py4JError, AttributeError, TypeError):
-        return None
-    return None if found is None else found.path
+        found = None
+    return query, None if found is None else found.path

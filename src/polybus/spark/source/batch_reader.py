@@ -25,17 +25,15 @@ _NUMBER_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Narrowed:
-    """What is left to read: offsets `start` to `stop`, some topics, some times."""
+    """What is left to read: offsets `start` to `stop`, topics that pass filters, some times."""
 
     start: int = 0
     stop: int = _NUMBER_MAX
-    topics: frozenset[str] | None = None
-    prefixes: tuple[str, ...] = ()
+    topics: tuple[Any, ...] = ()
     times: TimeRange = ALWAYS
 
     def has_topic(self, topic: str) -> bool:
-        is_named = self.topics is None or topic in self.topics
-        return is_named and all(topic.startswith(prefix) for prefix in self.prefixes)
+        return all(_may_pass(topic, one) for one in self.topics)
 
 
 class PolybusReader(ds.DataSourceReader):
@@ -101,7 +99,7 @@ def narrow(filters: Iterable[ds.Filter]) -> Narrowed:
                 times = TimeRange(max(times.since_us, low), min(times.until_us, high))
                 narrowed = replace(narrowed, times=times)
             case ("topic",):
-                narrowed = _with_topic(narrowed, one)
+                narrowed = replace(narrowed, topics=(*narrowed.topics, one))
     return narrowed
 
 
@@ -134,14 +132,12 @@ def _integer(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
-def _with_topic(now: Narrowed, one: Any) -> Narrowed:
-    value = getattr(one, "value", None)
-    if isinstance(one, ds.StringStartsWith) and isinstance(value, str):
-        return replace(now, prefixes=(*now.prefixes, value))
-    if isinstance(one, ds.EqualTo | ds.EqualNullSafe) and isinstance(value, str):
-        found = frozenset((value,))
-    elif isinstance(one, ds.In) and value and all(isinstance(item, str) for item in value):
-        found = frozenset(value)
-    else:
-        return now
-    return replace(now, topics=found if now.topics is None else now.topics & found)
+def _may_pass(topic: str, one: Any) -> bool:
+    match one:
+        case ds.EqualTo() | ds.EqualNullSafe():
+            return bool(one.value == topic)
+        case ds.In():
+            return topic in one.value
+        case ds.StringStartsWith():
+            return topic.startswith(one.value)
+    return True

@@ -61,67 +61,49 @@ def partitions(
     exact = count_min is not None or rows_max is not None
     if rows_max is not None:
         per_task = min(per_task, rows_max)
-    cutter = _Cutter(per_task, snap=0 if exact else per_task // 3)
-    for plan in plans:
-        cutter.add(plan)
-    return [LogPartition(part) for part in cutter.finished()]
+    parts = _parts(plans, per_task, snap=0 if exact else per_task // 3)
+    return [LogPartition(tuple(part)) for part in parts]
 
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Cutter:
-    """Cuts plans into parts of `rows` rows; a cut may move by `snap` rows to a row group's end."""
-
-    def __init__(self, rows: int, *, snap: int) -> None:
-        self._rows = rows
-        self._snap = snap
-        self._parts: list[tuple[ReadPlan, ...]] = []
-        self._plans: list[ReadPlan] = []
-        self._room = rows
-
-    def add(self, plan: ReadPlan) -> None:
+def _parts(plans: Sequence[ReadPlan], rows: int, snap: int) -> Iterator[list[ReadPlan]]:
+    """Parts of `rows` rows; a cut may move by `snap` rows to the end of a row group."""
+    part: list[ReadPlan] = []
+    room = rows
+    for plan in plans:
         pieces: list[Piece] = []
         for piece in plan.pieces:
             rest = piece
             while rest.rows:
-                at = self._cut_at(rest)
-                taken = rest.cut(rest.first, at)
-                pieces.append(taken)
-                self._room -= taken.rows
+                at = _cut_at(rest, room, snap)
+                pieces.append(rest.cut(rest.first, at))
+                room -= at - rest.first
                 rest = rest.cut(at, rest.stop)
-                if rest.rows or self._room <= 0:
-                    self._keep(plan, pieces)
-                    self._close()
-                    pieces = []
-        self._keep(plan, pieces)
-
-    def finished(self) -> list[tuple[ReadPlan, ...]]:
-        self._close()
-        return self._parts
-
-    def _cut_at(self, piece: Piece) -> int:
-        at = piece.first + self._room
-        if piece.stop <= at + self._snap:
-            return piece.stop
-        if self._snap and piece.file is not None:
-            starts = piece.row_group_starts()
-            near = min(starts, key=lambda start: abs(start - at), default=at)
-            if near > piece.first and abs(near - at) <= self._snap:
-                return near
-        return at
-
-    def _keep(self, plan: ReadPlan, pieces: list[Piece]) -> None:
+                if rest.rows or room <= 0:
+                    yield [*part, _plan_of(plan, pieces)]
+                    part, pieces, room = [], [], rows
         if pieces:
-            start, stop = pieces[0].first, pieces[-1].stop
-            self._plans.append(replace(plan, start=start, stop=stop, pieces=tuple(pieces)))
+            part.append(_plan_of(plan, pieces))
+    if part:
+        yield part
 
-    def _close(self) -> None:
-        if self._plans:
-            self._parts.append(tuple(self._plans))
-        self._plans = []
-        self._room = self._rows
+
+def _plan_of(plan: ReadPlan, pieces: list[Piece]) -> ReadPlan:
+    return replace(plan, start=pieces[0].first, stop=pieces[-1].stop, pieces=tuple(pieces))
+
+
+def _cut_at(piece: Piece, room: int, snap: int) -> int:
+    at = piece.first + room
+    if piece.stop <= at + snap:
+        return piece.stop
+    if snap and piece.file is not None:
+        near = min(piece.row_group_starts(), key=lambda start: abs(start - at), default=at)
+        if near > piece.first and abs(near - at) <= snap:
+            return near
+    return at
 
 
 def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.RecordBatch]:
@@ -137,7 +119,6 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
     loss = DataLoss(fail=options.fail_on_data_loss)
     schema = arrow_schema(options.columns)
     for plan in partition.plans:
-        columns = _TaskColumns(plan)
         for rows in log.read_plan(
             plan,
             columns=stored_columns(options),
@@ -146,7 +127,7 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
             lost=lambda error: loss.note(error.text),
         ):
             _check_values(rows, plan, options.value_bytes_max)
-            arrays = [columns.get(name, rows) for name in options.columns]
+            arrays = [_column(field.name, rows, plan, field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -162,27 +143,12 @@ def stored_columns(options: SourceOptions) -> list[str]:
     return found
 
 
-class _TaskColumns:
-    """The columns of a record batch: read from the log, repeated, or null."""
-
-    def __init__(self, plan: ReadPlan) -> None:
-        self._constants = {
-            "topic": pa.scalar(plan.topic, pa.string()),
-            "partition": pa.scalar(PARTITION, pa.int32()),
-            "epoch": pa.scalar(plan.epoch, pa.int64()),
-        }
-        self._repeated: dict[str, Any] = {}
-
-    def get(self, name: str, rows: pa.RecordBatch) -> Any:
-        index = rows.schema.get_field_index(name)
-        if index >= 0 and name not in self._constants:
-            return rows.column(index)
-        repeated = self._repeated.get(name)
-        if repeated is None or len(repeated) < rows.num_rows:
-            null = pa.scalar(None, arrow_schema((name,)).field(0).type)
-            repeated = pa.repeat(self._constants.get(name, null), rows.num_rows)
-            self._repeated[name] = repeated
-        return repeated.slice(0, rows.num_rows)
+def _column(name: str, rows: pa.RecordBatch, plan: ReadPlan, kind: pa.DataType) -> pa.Array:
+    """A column of a record batch: read from the log, repeated, or null."""
+    constants = {"topic": plan.topic, "partition": PARTITION, "epoch": plan.epoch}
+    if name not in constants and name in rows.schema.names:
+        return rows.column(name)
+    return pa.repeat(pa.scalar(constants.get(name), kind), rows.num_rows)
 
 
 def _check_values(rows: pa.RecordBatch, plan: ReadPlan, bytes_max: int) -> None:

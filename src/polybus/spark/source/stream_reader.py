@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 
 from polybus.log.interface import Bounds
 from polybus.log.reading.pieces import ReadPlan
-from polybus.spark.source.offsets import StreamOffset, TopicOffset, from_json
+from polybus.spark.checkpoint import StreamOffset, TopicOffset, from_json
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.planning import partitions, read_partition
 from polybus.spark.source.positions import TopicPositions, shares

@@ -197,9 +197,9 @@ class _Call(readers.Resolver):
         if options or self.bus.url is not None or self.names.is_streaming(self.root):
             given = {"subscribe": topic, **options}
             return self.names.spark.read.format(readers.FORMAT).options(**given).load()
-        from polybus.spark import bronze
+        from polybus.spark import views
 
-        return bronze.table(self.names.spark, topic, self.bus.data)
+        return views.table(self.names.spark, topic, self.bus.data)
 
     def _unknown(self, name: str) -> Any:
         """Leave the name to Spark's catalog if that knows it."""
