@@ -5,10 +5,11 @@ if there are many points.
 """
 
 import html
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -41,10 +42,11 @@ def chart_of(table: pa.Table) -> Chart:
         text = f"{table.num_rows} points; a chart has at most {POINTS_MAX}: group or limit the rows"
         raise UsageError("sql.chart", text)
     first, *others = table.schema
+    is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     series = {
-        field.name: [_number(value) for value in table.column(index + 1).to_pylist()]
-        for index, field in enumerate(others)
-        if _is_number(field.type)
+        field.name: [_number(value) for value in table.column(index).to_pylist()]
+        for index, field in enumerate(others, 1)
+        if any(test(field.type) for test in is_number)
     }
     if not series:
         names = ", ".join(field.name for field in others)
@@ -64,88 +66,65 @@ def draw_terminal(chart: Chart, *, width: int) -> str:
 def save_chart(chart: Chart, path: Path) -> None:
     """Write the chart as SVG, or as a page if the file's name ends in .html.
 
-    Raises:
-        UsageError: `sql.chart`, another ending, or the file cannot be written.
+    Raises UsageError `sql.chart` for another ending, or if the file cannot be written.
     """
     if path.suffix.lower() not in CHART_ENDINGS:
         raise UsageError("sql.chart", f"{path}: a chart is a .svg or a .html file")
-    svg = svg_of(chart, path.stem)
-    title = html.escape(path.stem)
-    page = (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
-        f"<h1>{title}</h1>\n{svg}</html>\n"
-    )
+    content, title = svg_of(chart, path.stem), html.escape(path.stem)
+    if path.suffix.lower() != ".svg":
+        head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
+        content = f"{head}<h1>{title}</h1>\n{content}</html>\n"
     try:
-        path.write_text(svg if path.suffix.lower() == ".svg" else page)
+        path.write_text(content)
     except OSError as error:
         raise UsageError("sql.chart", f"{path}: {error.strerror}") from error
 
 
 def svg_of(chart: Chart, title: str) -> str:
     """The chart as one SVG element without scripts or references to other files."""
-    scale = _Scale(chart)
-    shapes = [*_grid(scale), *_labels(chart, scale)]
-    for number, (name, values) in enumerate(chart.series.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        if chart.is_line:
-            points = " ".join(f"{scale.x(i):.1f},{scale.y(v):.1f}" for i, v in enumerate(values))
-            shapes.append(f'<polyline fill="none" stroke="{colour}" points="{points}"/>')
-        else:
-            shapes += _bars(chart, scale, number, colour)
-        legend = f'<text x="{_LEFT + 150 * number}" y="14" fill="{colour}">{html.escape(name)}'
-        shapes.append(f"{legend}</text>")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="{html.escape(title)}" font-family="sans-serif" font-size="11">\n'
-        + "\n".join(shapes)
-        + "\n</svg>\n"
-    )
-
-
-class _Scale:
-    """Maps a point's index and value to coordinates."""
-
-    def __init__(self, chart: Chart) -> None:
-        self.step = (_WIDTH - _LEFT - _RIGHT) / len(chart.labels)
-        self.low = min(0.0, *(min(values) for values in chart.series.values()))
-        high = max(0.0, *(max(values) for values in chart.series.values()))
-        self.span = (high - self.low) or 1.0
-
-    def x(self, index: int) -> float:
-        return _LEFT + self.step * (index + 0.5)
-
-    def y(self, value: float) -> float:
-        return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (1 - (value - self.low) / self.span)
-
-
-def _bars(chart: Chart, scale: _Scale, number: int, colour: str) -> Iterator[str]:
-    name, values = list(chart.series.items())[number]
-    width = scale.step * 0.8 / len(chart.series)
-    for index, (label, value) in enumerate(zip(chart.labels, values, strict=True)):
-        x = scale.x(index) - scale.step * 0.4 + width * number
-        top, bottom = sorted((scale.y(value), scale.y(0)))
-        title = html.escape(f"{name} {label}: {_short(value)}")
-        yield (
-            f'<rect x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}" '
-            f'fill="{colour}"><title>{title}</title></rect>'
-        )
-
-
-def _labels(chart: Chart, scale: _Scale) -> Iterator[str]:
     count = len(chart.labels)
-    for index in range(0, count, max(1, count // 20)):
-        place = f"translate({scale.x(index):.1f},{_HEIGHT - _BOTTOM + 14}) rotate(40)"
-        yield f'<text transform="{place}">{html.escape(chart.labels[index][:24])}</text>'
+    step = (_WIDTH - _LEFT - _RIGHT) / count
+    low = min(0.0, *(min(values) for values in chart.series.values()))
+    high = max(0.0, *(max(values) for values in chart.series.values()))
+    span = (high - low) or 1.0
+    centres = [_LEFT + step * (index + 0.5) for index in range(count)]
 
+    def y_of(value: float) -> float:
+        return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (1 - (value - low) / span)
 
-def _grid(scale: _Scale) -> Iterator[str]:
-    for tick in range(5):
-        value = scale.low + scale.span * tick / 4
-        y = scale.y(value)
-        yield (
+    shapes = []
+    for value in (low + span * tick / 4 for tick in range(5)):
+        y = y_of(value)
+        shapes.append(
             f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>'
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
         )
+    for x, label in list(zip(centres, chart.labels, strict=True))[:: max(1, count // 20)]:
+        place = f"translate({x:.1f},{_HEIGHT - _BOTTOM + 14}) rotate(40)"
+        shapes.append(f'<text transform="{place}">{html.escape(label[:24])}</text>')
+    width = step * 0.8 / len(chart.series)
+    for number, (name, values) in enumerate(chart.series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        legend = f'<text x="{_LEFT + 150 * number}" y="14" fill="{colour}">{html.escape(name)}'
+        shapes.append(f"{legend}</text>")
+        if chart.is_line:
+            pairs = zip(centres, values, strict=True)
+            points = " ".join(f"{x:.1f},{y_of(value):.1f}" for x, value in pairs)
+            shapes.append(f'<polyline fill="none" stroke="{colour}" points="{points}"/>')
+            continue
+        for x, label, value in zip(centres, chart.labels, values, strict=True):
+            top, bottom = sorted((y_of(value), y_of(0)))
+            tip = html.escape(f"{name} {label}: {_short(value)}")
+            shapes.append(
+                f'<rect x="{x - step * 0.4 + width * number:.1f}" y="{top:.1f}" '
+                f'width="{width:.1f}" height="{bottom - top:.1f}" fill="{colour}">'
+                f"<title>{tip}</title></rect>"
+            )
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{html.escape(title)}" font-family="sans-serif" font-size="11">'
+    )
+    return "\n".join([head, *shapes, "</svg>\n"])
 
 
 def _bar_text(chart: Chart, values: list[float], width: int) -> str:
@@ -156,8 +135,8 @@ def _bar_text(chart: Chart, values: list[float], width: int) -> str:
     top = max(map(abs, values)) or 1.0
     lines = []
     for label, value, text in zip(chart.labels, values, shown, strict=True):
-        eighths = round(abs(value) / top * room * 8)
-        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        whole, eighths = divmod(round(abs(value) / top * room * 8), 8)
+        bar = "█" * whole + _EIGHTHS[eighths].strip()
         lines.append(f"{label[:label_width].ljust(label_width)}  {text.rjust(value_width)}  {bar}")
     return "\n".join(lines)
 
@@ -167,23 +146,15 @@ def _line_text(chart: Chart, values: list[float], width: int, height: int = 10) 
     span = (high - low) or 1.0
     margin = max(len(_short(low)), len(_short(high)))
     columns = min(len(values), max(10, width - margin - 3))
-    means = []
-    for column in range(columns):
-        first = column * len(values) // columns
-        part = values[first : max(first + 1, (column + 1) * len(values) // columns)]
-        means.append(sum(part) / len(part))
+    ends = [column * len(values) // columns for column in range(columns + 1)]
+    means = [fmean(values[first:stop]) for first, stop in pairwise(ends)]
     lines = []
     for row in range(height, 0, -1):
         edge = {height: _short(high), 1: _short(low)}.get(row, "").rjust(margin)
         levels = [((mean - low) / span * (height * 8 - 1) + 1) - (row - 1) * 8 for mean in means]
         lines.append(f"{edge} │" + "".join(_HEIGHTS[max(0, min(8, round(at)))] for at in levels))
-    ends = f"{chart.labels[0]} … {chart.labels[-1]}"
-    return "\n".join([*lines, f"{' ' * margin} └{'─' * columns}", f"{' ' * margin}  {ends}"])
-
-
-def _is_number(kind: Any) -> bool:
-    numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    return any(test(kind) for test in numeric)
+    first_last = f"{chart.labels[0]} … {chart.labels[-1]}"
+    return "\n".join([*lines, f"{' ' * margin} └{'─' * columns}", f"{' ' * margin}  {first_last}"])
 
 
 def _number(value: Any) -> float:

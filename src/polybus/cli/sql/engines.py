@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,22 +46,21 @@ def executed(sql: str, data: Path, engine: str, *, rows_max: int | None) -> Iter
     `auto` tries DuckDB. A statement that DuckDB refuses goes to the Spark session of the running
     pipeline. Without a pipeline, Spark is started only for a statement with Spark's own syntax or
     functions; any other is an error, and Spark is not started.
-
-    Raises:
-        PolybusError: `sql.…`, `lake.…`, `log.…`, `spark.…`.
     """
     if _SHOW_TABLES.fullmatch(sql):
         yield _tables(data)
         return
     if engine != "spark":
-        try:
-            with _by_duckdb(sql, data) as result:
+        with ExitStack() as stack:
+            try:
+                result = _by_duckdb(sql, data, stack)
+            except UsageError as error:
+                if engine == "duckdb" or not _may_be_sparks(error):
+                    raise
+                reason = error
+            else:
                 yield result
-            return
-        except _DuckDbRefused as error:
-            if engine == "duckdb":
-                raise error.cause from None
-            reason = error.cause
+                return
         if not _is_spark_here():
             raise reason
         from polybus.spark.pipelines.running import service
@@ -73,34 +72,17 @@ def executed(sql: str, data: Path, engine: str, *, rows_max: int | None) -> Iter
     yield _by_spark(sql, data, rows_max=rows_max)
 
 
-class _DuckDbRefused(Exception):
-    """DuckDB is not installed or does not understand the statement; Spark may."""
-
-    def __init__(self, cause: PolybusError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-@contextmanager
-def _by_duckdb(sql: str, data: Path) -> Iterator[SqlResult]:
+def _by_duckdb(sql: str, data: Path, stack: ExitStack) -> SqlResult:
     from polybus.lake import duck
 
-    try:
-        opened = duck.Engine(data)
-    except UsageError as error:
-        if error.code == "sql.engine-missing":
-            raise _DuckDbRefused(error) from error
-        raise
-    with opened as engine:
-        try:
-            schema, batches = engine.stream(sql)
-        except UsageError as error:
-            # Spark would not find an unknown column either, and takes long to start.
-            is_column = "Referenced column" in error.text or "does not have a column" in error.text
-            if error.code == "sql.invalid" and not is_column:
-                raise _DuckDbRefused(error) from error
-            raise
-        yield SqlResult("duckdb", schema, batches)
+    schema, batches = stack.enter_context(duck.Engine(data)).stream(sql)
+    return SqlResult("duckdb", schema, batches)
+
+
+def _may_be_sparks(error: UsageError) -> bool:
+    # Spark would not find an unknown column either, and takes long to start.
+    is_column = "Referenced column" in error.text or "does not have a column" in error.text
+    return error.code == "sql.engine-missing" or error.code == "sql.invalid" and not is_column
 
 
 def _by_spark(sql: str, data: Path, *, rows_max: int | None) -> SqlResult:
@@ -110,18 +92,15 @@ def _by_spark(sql: str, data: Path, *, rows_max: int | None) -> SqlResult:
     note = service.running(data)
     if note is not None:
         table, answer = service.query(note, sql, rows_max=most)
-        more = bool(answer.get("truncated"))
-        return SqlResult(
-            "spark (the running pipeline's)", table.schema, iter(table.to_batches()), more
-        )
+        name, more = "spark (the running pipeline's)", bool(answer.get("truncated"))
+        return SqlResult(name, table.schema, iter(table.to_batches()), more)
     say("starting Spark; this takes some seconds")
     from polybus.spark.session import session
     from polybus.spark.views import collect
 
     table = collect(session(data=data, app="polybus-sql"), sql, data, rows_max=most + 1)
-    kept = table.slice(0, most)
-    batches, more = iter(kept.to_batches()), table.num_rows > most
-    return SqlResult("spark (started for this)", table.schema, batches, more)
+    batches = iter(table.slice(0, most).to_batches())
+    return SqlResult("spark (started for this)", table.schema, batches, table.num_rows > most)
 
 
 def is_sparks(sql: str, reason: PolybusError) -> bool:
