@@ -293,10 +293,7 @@ class Config(Settings, frozen=True):
     def topic_list(self) -> list[DeclaredTopic]:
         """The declared topics with canonical names, without duplicates.
 
-        A queue connector declares its topic too.
-
-        Raises:
-            ConfigError: `config.topic`, a name is invalid or reserved.
+        A queue connector declares its topic too. Raises ConfigError `config.topic`.
         """
         declared = [("topics", entry) for entry in self.topics]
         for number, connector in enumerate(self.connectors):
@@ -305,13 +302,7 @@ class Config(Settings, frozen=True):
         topics: dict[str, DeclaredTopic] = {}
         for key, entry in declared:
             topic = DeclaredTopic(name=entry) if isinstance(entry, str) else entry
-            try:
-                name = names.canonical(topic.name, topic_bytes_max=self.limits.topic_bytes_max)
-                names.check_creatable(name)
-            except UsageError as error:
-                raise ConfigError("config.topic", f"{key}: {topic.name!r}: {error.text}") from error
-            if names.is_reserved(name):
-                raise ConfigError("config.topic", f"{key}: {name!r}: {RESERVED}")
+            name = _topic_name(key, topic.name, self.limits.topic_bytes_max)
             topics.setdefault(name, msgspec.structs.replace(topic, name=name))
         return list(topics.values())
 
@@ -319,8 +310,7 @@ class Config(Settings, frozen=True):
 def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> Config:
     """Read a config file, apply the environment, and check the result; no file means defaults.
 
-    Raises:
-        ConfigError: the text names the key.
+    Raises ConfigError, whose text names the key.
     """
     raw: dict[str, Any] = {}
     base = Path()
@@ -357,7 +347,9 @@ def check(config: Config) -> None:
             _check_queue(connector, key)
         elif connector.topic is not None:
             raise ConfigError("config.invalid", f"{key}.topic is only for queue connectors")
-        _check_default_topic(connector, key)
+        if connector.default_topic is not None:
+            limit = config.limits.topic_bytes_max
+            _topic_name(f"{key}.default-topic", connector.default_topic, limit)
         big = config.limits.message_bytes_max > DETECTABLE_MESSAGE_BYTES_MAX
         if big and len(connector.protocols) > 1:
             text = (
@@ -390,15 +382,16 @@ def _check_paths(topic: DeclaredTopic) -> None:
             raise ConfigError("config.invalid", text)
 
 
-def _check_default_topic(connector: Connector, key: str) -> None:
-    if connector.default_topic is None:
-        return
+def _topic_name(key: str, name: str, bytes_max: int) -> str:
+    """The canonical name of a topic that clients may write. Raises ConfigError."""
     try:
-        name = names.canonical(connector.default_topic)
+        found = names.canonical(name, topic_bytes_max=bytes_max)
+        names.check_creatable(found)
     except UsageError as error:
-        raise ConfigError("config.topic", f"{key}.default-topic: {error.text}") from error
-    if names.is_reserved(name):
-        raise ConfigError("config.topic", f"{key}.default-topic: {RESERVED}")
+        raise ConfigError("config.topic", f"{key}: {name!r}: {error.text}") from error
+    if names.is_reserved(found):
+        raise ConfigError("config.topic", f"{key}: {name!r}: {RESERVED}")
+    return found
 
 
 def _check_queue(connector: Connector, key: str) -> None:

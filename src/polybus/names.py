@@ -17,8 +17,7 @@ _FOLDER_BYTES_MAX = 200
 def canonical(name: str, *, topic_bytes_max: int = TOPIC_BYTES_MAX) -> str:
     """The canonical spelling of a topic name: lower case, printable, within the limit.
 
-    Raises:
-        UsageError: `topic.invalid`.
+    Raises UsageError `topic.invalid`.
     """
     folded = name.lower()
     if not folded or not folded.isprintable():
@@ -29,11 +28,7 @@ def canonical(name: str, *, topic_bytes_max: int = TOPIC_BYTES_MAX) -> str:
 
 
 def check_creatable(name: str) -> None:
-    """Refuse names that are ambiguous in some protocol.
-
-    Raises:
-        UsageError: `topic.invalid`.
-    """
+    """Refuse names that are ambiguous in some protocol. Raises UsageError `topic.invalid`."""
     if name == "*" or name != name.strip() or "?receipt=" in name:
         text = f"'{name}' has a special meaning in some protocols; choose another name"
         raise UsageError("topic.invalid", text)

@@ -26,21 +26,19 @@ _folder_option = click.option(
 )
 
 
+_url = click.option("--url", help="The bus, if it is on another machine: http://host:port.")
+_token = click.option("--token", envvar="POLYBUS_TOKEN", help="Token for the bus at --url.")
+_master = click.option(
+    "--master",
+    default="local[2,3]",
+    show_default=True,
+    help="Spark master: local[…], spark://host:port, or sc://host:port (Spark Connect).",
+)
+
+
 def _spark_options(command: F) -> F:
     """Options of the verbs that start Spark."""
-    command = click.option(
-        "--master",
-        default="local[2,3]",
-        show_default=True,
-        help="Spark master: local[…], spark://host:port, or sc://host:port (Spark Connect).",
-    )(command)
-    command = click.option("--token", envvar="POLYBUS_TOKEN", help="Token for the bus at --url.")(
-        command
-    )
-    command = click.option("--url", help="The bus, if it is on another machine: http://host:port.")(
-        command
-    )
-    return data_option(_folder_option(command))
+    return data_option(_folder_option(_url(_token(_master(command)))))
 
 
 @click.group(
@@ -78,21 +76,15 @@ def list_pipelines(folder: Path, data: str | None, as_json: bool) -> None:
     from polybus.spark.pipelines.declared.loader import find_pipelines, source_files
 
     flows = _last_status(_data(data))[1].get("flows", [])
-    found: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "path": str(path),
-            "files": len(list(source_files(path))),
-            "states": sorted({flow["state"] for flow in flows if flow["pipeline"] == name}),
-        }
-        for name, path in find_pipelines(folder).items()
-    ]
+    found = []
+    for name, path in find_pipelines(folder).items():
+        states = sorted({flow["state"] for flow in flows if flow["pipeline"] == name})
+        found.append((name, str(path), len(list(source_files(path))), states))
     if as_json:
-        echo_json(found)
+        keys = ("name", "path", "files", "states")
+        echo_json([dict(zip(keys, one, strict=True)) for one in found])
         return
-    rows = [
-        [one["name"], one["path"], one["files"], ", ".join(one["states"]) or "-"] for one in found
-    ]
+    rows = [(*one, ", ".join(states) or "-") for *one, states in found]
     echo_table(("name", "path", "files", "last seen"), rows)
 
 
@@ -191,22 +183,17 @@ def stop(data: str | None) -> None:
         raise UsageError("pipeline.not-running", f"no pipeline runs on {folder}")
     service.ask(note, "stop")
     until_s = time.monotonic() + STOP_TIMEOUT_S
-    while _is_locked(folder):
-        if time.monotonic() > until_s:
-            text = f"the pipeline (process {note.pid}) still runs after {STOP_TIMEOUT_S:.0f} s"
-            raise PolybusError("pipeline.stop-timeout", text)
-        time.sleep(0.05)
+    while True:
+        try:
+            # The pipeline has ended when its lock is free.
+            with service.only_one(folder):
+                break
+        except UsageError as error:
+            if time.monotonic() > until_s:
+                text = f"the pipeline (process {note.pid}) still runs after {STOP_TIMEOUT_S:.0f} s"
+                raise PolybusError("pipeline.stop-timeout", text) from error
+            time.sleep(0.05)
     click.echo(f"stopped (process {note.pid})")
-
-
-def _is_locked(data: Path) -> bool:
-    from polybus.spark.pipelines.running.service import only_one
-
-    try:
-        with only_one(data):
-            return False
-    except UsageError:
-        return True
 
 
 def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
