@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
+
+from bus_kit import new_bus
 
 from polybus.config import Msgstream
 from polybus.services import events as module
@@ -18,9 +21,11 @@ class Book(EventBook):
     def __init__(self) -> None:
         self.now_us = 1_700_000_000_000_000
         self.asked = 0
-        super().__init__(clock_us=lambda: self.now_us, on_pending=self._ask)
+        loop = asyncio.new_event_loop()
+        super().__init__(new_bus(), loop, lambda: self.now_us)
+        loop.close()
 
-    def _ask(self) -> None:
+    def _write_soon(self) -> None:
         self.asked += 1
 
     def told(self) -> list[dict[str, Any]]:

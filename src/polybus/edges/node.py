@@ -29,9 +29,9 @@ from polybus.log.interface import Log, LogCallbacks, TopicSettings
 from polybus.log.memory import MemoryLog
 from polybus.services.context import Context
 from polybus.services.durability import Durability
+from polybus.services.events import EventBook, make_topics
 from polybus.services.memory import MemoryGate
 from polybus.services.services import Services
-from polybus.services.system_topics import EventWriter, make_topics
 
 BACKLOG = 4096
 OpenLog = Callable[[Config, LogCallbacks], Log]
@@ -209,7 +209,7 @@ class Node:
         config, limits = self.config, self.config.limits
         self.bus = bus = Bus(self._log, clock_us=clock_us, topics_max=limits.topics_max)
         make_topics(bus, config)
-        self._events = EventWriter(bus, loop, clock_us, enabled=config.system.events)
+        self._events = EventBook(bus, loop, clock_us, enabled=config.system.events)
         self.context = context = Context(
             bus=bus,
             config=config,
@@ -217,7 +217,7 @@ class Node:
             clock_us=clock_us,
             memory=MemoryGate(self._log, loop, bytes_max=limits.memory_bytes_max),
             durability=Durability(bus),
-            events=self._events.book,
+            events=self._events,
         )
         self.bad_peers = BadPeers(
             lines_per_s=limits.error_lines_per_s,

@@ -1,13 +1,16 @@
-"""What the bus reports about itself in the system topic `$events`.
+"""The system topics, created when the bus starts, and what it reports about itself in `$events`.
 
 A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`, with many events in
 order. docs/howto/monitor.md has the fields of each kind.
 
 Deliveries and confirmations are summed per session and topic between two messages, so that a pack
-costs a few additions.
+costs a few additions. All events are written in one batch a few times a second.
 """
 
+import asyncio
 import functools
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,10 +18,25 @@ from typing import Any
 
 import msgspec
 
+from polybus.batch import Batch
+from polybus.bus.bus import Bus
+from polybus.config import Config
+from polybus.errors import PolybusError
+from polybus.log.interface import TopicSettings
 from polybus.services.sessions.feeds import Content
 from polybus.services.sessions.session import Session
 
+logger = logging.getLogger("polybus.events")
+
 EVENTS_TOPIC = "$events"
+STATS = "$stats"
+ALERTS = "$alerts"
+PROTOCOL = "polybus"
+WRITE_INTERVAL_S = 0.2
+WRITE_INTERVAL_S_MAX = 5.0
+# The share of the time that writing events may take. With many busy sessions they are written less
+# often.
+WRITE_SHARE = 0.02
 EVENTS_PER_MESSAGE = 1000
 PENDING_MAX = 100_000
 # How many times of delivery a session remembers, to measure the time until confirmation.
@@ -27,22 +45,27 @@ TEXT_MAX = 500
 LIST_MAX = 50
 
 
-@dataclass(slots=True)
-class DeliveryRun:
-    """Packs of one topic delivered to a session since the last message."""
+def make_topics(bus: Bus, config: Config) -> None:
+    """Create the system topics that do not exist. Raises StorageError."""
+    for name in (EVENTS_TOPIC, STATS, ALERTS):
+        bus.make_system_topic(name, settings_of(config))
 
-    first: int
-    time_us: int
-    last: int = 0
-    count: int = 0
-    messages: int = 0
+
+def settings_of(config: Config) -> TopicSettings:
+    """The retention of a new system topic."""
+    return TopicSettings(
+        retention_age_s=config.system.retention_age_s, retention_bytes=config.system.retention_bytes
+    )
 
 
 @dataclass(slots=True)
 class Tally:
-    """Deliveries and confirmations of one session since the last message."""
+    """Deliveries and confirmations of one session since the last message.
 
-    runs: dict[str, DeliveryRun] = field(default_factory=dict)
+    `runs` has the event that reports the packs delivered of each topic.
+    """
+
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     repeated: int = 0
     confirmed: int = 0
     first: int = 0
@@ -58,18 +81,27 @@ class Tally:
 
 
 class EventBook:
-    """Collects events until `take`; `on_pending` is called when there is something to take.
+    """Collects events, and writes them to `$events`.
 
     A session that follows `$events` itself is left out: each report would cause another.
     """
 
     def __init__(
-        self, *, clock_us: Callable[[], int], on_pending: Callable[[], None], enabled: bool = True
+        self,
+        bus: Bus,
+        loop: asyncio.AbstractEventLoop,
+        clock_us: Callable[[], int],
+        *,
+        enabled: bool = True,
     ) -> None:
         """`enabled=False` collects nothing."""
+        self._bus = bus
+        self._loop = loop
         self._clock_us = clock_us
         self._enabled = enabled
-        self._on_pending = on_pending
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._interval_s = WRITE_INTERVAL_S
         self._tallies: dict[Session, Tally] = {}
         self._pending: list[Session] = []
         self._events: list[dict[str, Any]] = []
@@ -91,10 +123,12 @@ class EventBook:
                 continue
             run = tally.runs.get(content.topic)
             if run is None:
-                run = tally.runs[content.topic] = DeliveryRun(number, now_us)
-            run.last = number
-            run.count += 1
-            run.messages += content.count
+                run = tally.runs[content.topic] = _event("delivered", now_us, session)
+                run |= {"topic": content.topic or None, "first": number, "last": 0}
+                run |= {"count": 0, "messages": 0}
+            run["last"] = number
+            run["count"] += 1
+            run["messages"] += content.count
         marks = tally.marks
         marks.append((packs[-1][0], now_us))
         if len(marks) > MARKS_MAX:
@@ -138,10 +172,9 @@ class EventBook:
         if len(self._events) + len(self._pending) >= PENDING_MAX:
             self.dropped += 1
             return
-        if not self._events and not self._pending:
-            self._on_pending()
+        self._write_soon()
         shown = {name.replace("_", "-"): _bounded(value) for name, value in fields.items()}
-        self._events.append({"kind": kind, "time": _iso(self._clock_us()), **shown})
+        self._events.append(_event(kind, self._clock_us()) | shown)
 
     # Reporting
 
@@ -159,7 +192,7 @@ class EventBook:
                     del self._tallies[session]
         if self.dropped:
             dropped, self.dropped = self.dropped, 0
-            events.append({"kind": "dropped", "time": _iso(self._clock_us()), "count": dropped})
+            events.append(_event("dropped", self._clock_us()) | {"count": dropped})
         return [
             msgspec.json.encode({"events": events[start : start + EVENTS_PER_MESSAGE]})
             for start in range(0, len(events), EVENTS_PER_MESSAGE)
@@ -171,49 +204,61 @@ class EventBook:
         if tally is None:
             tally = self._tallies[session] = Tally()
         if not tally.pending:
-            if not self._events and not self._pending:
-                self._on_pending()
+            self._write_soon()
             tally.pending = True
             self._pending.append(session)
         return tally
 
     def _report(self, session: Session, tally: Tally, waiting: int) -> list[dict[str, Any]]:
-        digest = session.digest.hex()
-        report: list[dict[str, Any]] = [
-            {
-                "kind": "delivered",
-                "time": _iso(run.time_us),
-                "session": digest,
-                "topic": topic or None,
-                "first": run.first,
-                "last": run.last,
-                "count": run.count,
-                "messages": run.messages,
-                "waiting": waiting,
-            }
-            for topic, run in tally.runs.items()
-        ]
+        report = [run | {"waiting": waiting} for run in tally.runs.values()]
         if tally.repeated:
-            time = _iso(self._clock_us())
-            report.append(
-                {"kind": "repeated", "time": time, "session": digest, "count": tally.repeated}
-            )
+            repeated = _event("repeated", self._clock_us(), session)
+            report.append(repeated | {"count": tally.repeated})
         if tally.confirmed:
             timed = tally.timed
-            report.append(
-                {
-                    "kind": "confirmed",
-                    "time": _iso(tally.time_us),
-                    "session": digest,
-                    "first": tally.first,
-                    "last": tally.last,
-                    "count": tally.confirmed,
-                    "wait-ms": round(tally.wait_us / timed / 1000, 3) if timed else None,
-                    "wait-ms-max": round(tally.wait_us_max / 1000, 3) if timed else None,
-                    "waiting": waiting,
-                }
-            )
+            confirmed = _event("confirmed", tally.time_us, session)
+            confirmed |= {"first": tally.first, "last": tally.last, "count": tally.confirmed}
+            confirmed["wait-ms"] = round(tally.wait_us / timed / 1000, 3) if timed else None
+            confirmed["wait-ms-max"] = round(tally.wait_us_max / 1000, 3) if timed else None
+            report.append(confirmed | {"waiting": waiting})
         return report
+
+    # Writing
+
+    def _write_soon(self) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = self._loop.call_later(self._interval_s, self.write)
+
+    def write(self) -> None:
+        """Write what was collected."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        began_s = time.thread_time()
+        messages = self.take()
+        if not messages:
+            return
+        batch = Batch.of(EVENTS_TOPIC, messages)
+        batch.protocol = PROTOCOL
+        try:
+            self._bus.commit([batch])
+        except PolybusError as error:
+            # The log has reported that it takes no writes. These events are lost.
+            logger.info("%d event messages were not written: %s", len(messages), error.text)
+
+        elapsed_s = time.thread_time() - began_s
+        self._interval_s = min(max(WRITE_INTERVAL_S, elapsed_s / WRITE_SHARE), WRITE_INTERVAL_S_MAX)
+
+    def close(self) -> None:
+        """Write what is left; later events are not written."""
+        self._closed = True
+        if self._bus.has_topic(EVENTS_TOPIC):
+            self.write()
+
+
+def _event(kind: str, time_us: int, session: Session | None = None) -> dict[str, Any]:
+    event: dict[str, Any] = {"kind": kind, "time": _iso(time_us)}
+    return event if session is None else event | {"session": session.digest.hex()}
 
 
 def _bounded(value: Any) -> Any:

@@ -34,8 +34,8 @@ from polybus.bus.bus import unknown_topic
 from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.context import Context
+from polybus.services.events import settings_of
 from polybus.services.state import StateDb
-from polybus.services.system_topics import settings_of
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import (
     TOPIC,
