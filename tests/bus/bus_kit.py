@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.bus import Bus
 from polybus.bus.subscriptions import Publisher, Subscriber
+from polybus.config import Config, Msgstream
 from polybus.errors import PolybusError
 from polybus.log.memory import MemoryLog
+from polybus.services.sessions.feeds import Feeds
 from polybus.testing import ManualClock
 
 
@@ -77,6 +80,17 @@ def new_bus(*topics: str, log: MemoryLog | None = None) -> Bus:
     for topic in topics:
         bus.create_topic(topic)
     return bus
+
+
+def closed_loop() -> asyncio.AbstractEventLoop:
+    """For an object that the test gives nothing to do later."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return loop
+
+
+def new_feeds(limits: Msgstream) -> Feeds:
+    return Feeds(new_bus(), closed_loop(), Config(msgstream=limits), lambda topic: None)
 
 
 def wanting_receipt(topic: str, value: bytes) -> Batch:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
-from bus_kit import new_bus
+from bus_kit import closed_loop, new_bus, new_feeds
 
 from polybus.config import Msgstream
 from polybus.services import events as module
 from polybus.services.events import EventBook
-from polybus.services.sessions.feeds import Content, Feed, FeedsShared, Follow
+from polybus.services.sessions.feeds import Content, Feed, Follow
 from polybus.services.sessions.session import Session
 
 
@@ -21,9 +20,7 @@ class Book(EventBook):
     def __init__(self) -> None:
         self.now_us = 1_700_000_000_000_000
         self.asked = 0
-        loop = asyncio.new_event_loop()
-        super().__init__(new_bus(), loop, lambda: self.now_us)
-        loop.close()
+        super().__init__(new_bus(), closed_loop(), lambda: self.now_us)
 
     def _write_soon(self) -> None:
         self.asked += 1
@@ -138,8 +135,7 @@ def test_a_session_that_ends_tells_what_was_pending_and_what_still_waits() -> No
 
 def test_telling_of_a_session_that_follows_events_would_never_end() -> None:
     book, one = Book(), session()
-    shared = FeedsShared(contents_max=9)
-    one.follow(Follow(Feed("$events", 1, 0, shared), 0))
+    one.follow(Follow(Feed("$events", 1, 0, new_feeds(Msgstream())), 0))
     show(book, one, "news")
     confirm(book, one, 1)
     assert book.told() == [] and book.asked == 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bus_kit import new_feeds
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from polybus.batch import Batch
 from polybus.config import Msgstream
-from polybus.services.sessions.feeds import Content, Feed, FeedsShared, Follow, direct
+from polybus.services.sessions.feeds import Content, Feed, Follow, direct
 from polybus.services.sessions.session import Session
 
 PACKS_MAX = 6
@@ -42,9 +43,8 @@ class Client:
 class Sessions(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        shared = FeedsShared(contents_max=PACKS_MAX)
-        self.feeds = {topic: Feed(topic, 1, 0, shared) for topic in TOPICS}
-        self.shared = shared
+        self.all_feeds = new_feeds(LIMITS)
+        self.feeds = {topic: Feed(topic, 1, 0, self.all_feeds) for topic in TOPICS}
         self.session = Session(1, b"", 60, LIMITS)
         for feed in self.feeds.values():
             self.session.follow(Follow(feed, 0))
@@ -63,7 +63,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 12))
     def post(self, size: int) -> None:
-        content = direct(b"x" * size, order=self.shared.next_order())
+        content = direct(b"x" * size, order=self.all_feeds.next_order())
         content.first_offset = self.published[""]
         self.published[""] += 1
         self.session.add(content)

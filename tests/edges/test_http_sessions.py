@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from http_kit import http_bus, recv
 
-from polybus.services.sessions import following
+from polybus.services.sessions import feeds
 from polybus.services.sessions.inboxes import Inboxes
 from polybus.testing import ScriptedPeer
 
@@ -355,7 +355,7 @@ async def test_many_sessions_are_woken_by_one_publish() -> None:
 async def test_many_sessions_are_woken_a_few_at_a_time_and_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(following, "WAKES_PER_TURN", 2)
+    monkeypatch.setattr(feeds, "WAKES_PER_TURN", 2)
     async with http_bus("news", "more") as http, contextlib.AsyncExitStack() as stack:
         websockets = [
             await stack.enter_async_context(http.websocket(await http.open_session("news", "more")))

@@ -5,19 +5,24 @@ how far along the feed it is. So a message costs a feed one entry, and costs not
 that no client listens to.
 """
 
+import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from polybus.batch import Batch
+from polybus.bus.bus import Bus
 from polybus.bus.subscriptions import Publisher, Subscriber
-from polybus.wire.msgstream import EMPTY_PACK, PROTOCOL, encode_messages
+from polybus.config import Config
+from polybus.errors import StorageError, UsageError
+from polybus.wire.msgstream import EMPTY_PACK, PROTOCOL, encode_messages, encode_notice
 
 CACHE_BYTES_MAX = 16 << 20
 PACK_BYTES = 256 << 10
 """The approximate size of a pack when a large commit is split."""
+WAKES_PER_TURN = 500
 BEHIND = -1
 
 
@@ -99,33 +104,24 @@ class Receiver(Protocol):
         ...
 
 
-class Follower(Protocol):
-    """A session, as its feeds know it."""
-
-    @property
-    def follows(self) -> "Mapping[str, Follow]": ...
-
-    @property
-    def receiver(self) -> Receiver | None: ...
-
-
 class Feed(Subscriber):
     """The batches of one topic since its first session came."""
 
     protocol = PROTOCOL
 
-    def __init__(self, topic: str, epoch: int, stop_offset: int, shared: "FeedsShared") -> None:
+    def __init__(self, topic: str, epoch: int, stop_offset: int, feeds: "Feeds") -> None:
         self.topic = topic
         self.epoch = epoch
         self.stop_offset = stop_offset
         self.contents: list[Content] = []
         # The index of the first entry in `contents`: entries keep their index when older ones go.
         self.first_index = 0
-        self.followers: set[Follower] = set()
-        # The followers that have a receiver.
-        self.listeners: dict[Follower, None] = {}
-        self._signalled = False
-        self._shared = shared
+        self.followers: set[Follow] = set()
+        # Whom to wake at a delivery.
+        self.listeners: dict[Follow, Receiver] = {}
+        # Whether its listeners will be woken.
+        self.signalled = False
+        self._feeds = feeds
 
     @property
     def start_offset(self) -> int:
@@ -148,17 +144,13 @@ class Feed(Subscriber):
             del self.contents[:count]
             self.first_index += count
 
-    def reset_signal(self) -> None:
-        """Its listeners are about to be woken; the next delivery signals again."""
-        self._signalled = False
-
     # The bus calls these
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         content = self._add(batch)
         if self.listeners:
-            self._shared.cache.put(content, bytes(batch.encoded(PROTOCOL, encode_messages)))
-            self._signal()
+            self._feeds.cache.put(content, bytes(batch.encoded(PROTOCOL, encode_messages)))
+            self._feeds.wake(self)
 
     def deliver_from_log(self, batches: Sequence[Batch]) -> None:
         """As `deliver`, but JSON is made when a session needs it, in packs of about PACK_BYTES."""
@@ -167,46 +159,20 @@ class Feed(Subscriber):
             for first in range(0, len(batch), count):
                 self._add(batch.slice(first, min(first + count, len(batch))))
         if self.listeners:
-            self._signal()
+            self._feeds.wake(self)
 
     def _add(self, batch: Batch) -> Content:
-        shared = self._shared
         content = Content(self.topic, batch.epoch, batch.first_offset, len(batch))
         content.value_bytes = batch.value_bytes
-        content.order = shared.next_order()
+        content.order = self._feeds.next_order()
         self.stop_offset = content.stop_offset
         self.contents.append(content)
-        if len(self.contents) > 2 * shared.contents_max:
-            self.trim(self.stop_index - shared.contents_max)
+        if len(self.contents) > 2 * self._feeds.contents_max:
+            self.trim(self.stop_index - self._feeds.contents_max)
         return content
 
-    def _signal(self) -> None:
-        if not self._signalled:
-            self._signalled = True
-            self._shared.on_delivered(self)
-
     def topic_deleted(self, topic: str) -> None:
-        self._shared.on_deleted(self)
-
-
-class FeedsShared:
-    """What all feeds share; a subclass decides what follows from a delivery and a deletion."""
-
-    def __init__(self, *, contents_max: int) -> None:
-        self.contents_max = contents_max
-        self.cache = JsonCache()
-        self.last_order = 0
-
-    def next_order(self) -> int:
-        """The place of a pack in the order of everything that arrives."""
-        self.last_order += 1
-        return self.last_order
-
-    def on_delivered(self, feed: Feed) -> None:
-        """The feed has something for its listeners."""
-
-    def on_deleted(self, feed: Feed) -> None:
-        """The feed's topic was deleted."""
+        self._feeds.forget(topic)
 
 
 class Follow:
@@ -236,3 +202,131 @@ class Follow:
             return False
         self.index = index
         return True
+
+
+class Feeds:
+    """One feed per topic that any session follows. `trim` removes those that none does."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        loop: asyncio.AbstractEventLoop,
+        config: Config,
+        on_deleted: Callable[[str], None],
+    ) -> None:
+        """`on_deleted` lets the sessions of a deleted topic leave it."""
+        self.contents_max = config.msgstream.session_packs_max
+        self.cache = JsonCache()
+        self.last_order = 0
+        self._bus = bus
+        self._loop = loop
+        self._is_volatile = config.durability == "memory"
+        self._on_deleted = on_deleted
+        self._feeds: dict[str, Feed] = {}
+        self._delivered: deque[Feed] = deque()
+        self._to_wake: deque[Follow] = deque()
+        self._waking = False
+
+    def next_order(self) -> int:
+        """The place of a pack in the order of everything that arrives."""
+        self.last_order += 1
+        return self.last_order
+
+    def feed(self, topic: str) -> Feed:
+        """Raises UsageError `topic.unknown`; StorageError, the topic is damaged."""
+        feed = self._feeds.get(topic)
+        if feed is None:
+            bounds = self._bus.log.bounds(topic)
+            feed = self._feeds[topic] = Feed(topic, bounds.epoch, bounds.stop, self)
+            self._bus.subscribe(topic, feed)
+        return feed
+
+    def join(self, feed: Feed, offset: int, receiver: Receiver | None = None) -> Follow:
+        """Follow the feed from the offset on."""
+        follow = Follow(feed, offset)
+        feed.followers.add(follow)
+        if receiver is not None:
+            feed.listeners[follow] = receiver
+        return follow
+
+    def leave(self, follow: Follow) -> None:
+        feed = follow.feed
+        feed.followers.discard(follow)
+        feed.listeners.pop(follow, None)
+        if not feed.followers and self._feeds.get(feed.topic) is not feed:
+            # The feed of a damaged topic: `trim` does not know it.
+            self._bus.unsubscribe(feed.topic, feed)
+
+    def restore(self, topic: str, epoch: int, offset: int) -> Follow | None:
+        """Follow a topic from a saved position; None if the topic was deleted."""
+        if not self._bus.has_topic(topic):
+            return None
+        try:
+            bounds = self._bus.log.bounds(topic)
+        except StorageError:
+            # Damaged: the session keeps its place in it, and goes on with its other topics.
+            feed = Feed(topic, epoch, offset, self)
+            self._bus.subscribe(topic, feed)
+            return self.join(feed, offset)
+        # A log in memory begins every topic anew, with a larger epoch than the one on disk. A topic
+        # that was recreated on disk has a larger epoch than the saved one.
+        if epoch < bounds.epoch and not self._is_volatile:
+            return None
+        at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
+        return self.join(self.feed(topic), at)
+
+    def stored(self, content: Content) -> int:
+        """How many of the content's messages a crash has left in the log."""
+        try:
+            bounds = self._bus.log.bounds(content.topic)
+        except (UsageError, StorageError):
+            # Deleted or damaged: reading it will tell.
+            return content.count
+        if bounds.epoch != content.epoch:
+            return content.count
+        return max(0, min(content.count, bounds.stop - content.first_offset))
+
+    def trim(self) -> None:
+        """Forget entries that every follower has passed, and feeds without followers."""
+        for feed in list(self._feeds.values()):
+            if not feed.followers:
+                self._bus.unsubscribe(feed.topic, feed)
+                del self._feeds[feed.topic]
+                continue
+            live = [follow.index for follow in feed.followers if follow.index != BEHIND]
+            feed.trim(min(live, default=feed.stop_index))
+
+    def forget(self, topic: str) -> None:
+        """The topic was deleted."""
+        self._feeds.pop(topic, None)
+        self._on_deleted(topic)
+
+    def deletion_notice(self, topic: str) -> Content:
+        """The pack that tells a session that its topic was deleted."""
+        notice = b"[" + encode_notice("topic.deleted", {"topic": topic}) + b"]"
+        return direct(notice, order=self.next_order())
+
+    def wake(self, feed: Feed) -> None:
+        """Wake the feed's listeners soon."""
+        if not feed.signalled:
+            feed.signalled = True
+            self._delivered.append(feed)
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._wake_some)
+
+    def _wake_some(self) -> None:
+        for _ in range(WAKES_PER_TURN):
+            while not self._to_wake:
+                if not self._delivered:
+                    self._waking = False
+                    return
+                feed = self._delivered.popleft()
+                feed.signalled = False
+                self._to_wake.extend(feed.listeners)
+            follow = self._to_wake.popleft()
+            receiver = follow.feed.listeners.get(follow)
+            if receiver is not None:
+                receiver.wake()
+        # Let others run: ten thousand sessions on one topic take a while.
+        self._loop.call_soon(self._wake_some)

@@ -5,16 +5,18 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 
+from polybus import names
 from polybus.errors import UsageError
 from polybus.scan import Flow
 from polybus.services.context import Context
-from polybus.services.sessions.feeds import Content, Receiver, direct
-from polybus.services.sessions.following import Following
-from polybus.services.sessions.reading import PackReader
+from polybus.services.replay import resolve
+from polybus.services.sessions.feeds import Content, Feed, Feeds, Receiver, direct
+from polybus.services.sessions.reading import catch_up, json_of
 from polybus.services.sessions.saving import Saver
 from polybus.services.sessions.session import Session
 from polybus.services.state import StateDb
 from polybus.wire.msgstream import EMPTY_PACK
+from polybus.wire.positions import Latest, parse_start
 
 KEY_BYTES = 24
 SWEEP_S = 1.0
@@ -34,8 +36,9 @@ class Inboxes:
         self._events = context.events
         self._sessions: dict[bytes, Session] = {}
         self._saver = Saver(state, context.loop)
-        self._following = Following(context, self._saver.touch)
-        self._reader = PackReader(context.log, self._following.cache)
+        self._feeds = Feeds(context.bus, context.loop, context.config, self._on_deleted)
+        self._topics_max = context.config.limits.topics_per_request_max
+        self._log = context.log
         self._last_number = 0
         self._sweeps = 0
         self._sweep: asyncio.TimerHandle | None = None
@@ -53,7 +56,7 @@ class Inboxes:
 
     async def start(self) -> None:
         """Restore the sessions. Raises StorageError."""
-        for session in await self._saver.restore(self._settings, self._following):
+        for session in await self._saver.restore(self._settings, self._feeds):
             session.contact(self._loop.time())
             self._sessions[session.digest] = session
             self._last_number = max(self._last_number, session.number)
@@ -84,15 +87,15 @@ class Inboxes:
         limit = self._settings.sessions_max
         if len(self._sessions) >= limit:
             raise UsageError("session.too-many", f"there are {limit} sessions (sessions-max)")
-        follows = await self._following.places(topics, start)
+        places = await self._places(self._canonical(topics), start)
         key = _new_key()
         digest = _digest(key)
         self._last_number += 1
         ttl_s = self._settings.session_ttl_s if ttl_s is None else ttl_s
         session = Session(self._last_number, digest, ttl_s, self._settings)
         session.contact(self._loop.time())
-        for follow in follows:
-            self._following.follow(session, follow)
+        for feed, offset in places:
+            session.follow(self._feeds.join(feed, offset))
         self._sessions[digest] = session
         try:
             await self._saver.save([session])
@@ -119,15 +122,52 @@ class Inboxes:
 
         Raises as `create`, with nothing changed.
         """
-        wanted = self._following.canonical(topics)
+        wanted = self._canonical(topics)
         others = [topic for topic in wanted if topic not in session.follows]
-        fresh = await self._following.places(others, "latest")
+        places = await self._places(others, "latest")
         session.cut()
         for topic in [one for one in session.follows if one not in wanted]:
-            self._following.unfollow(session, session.follows[topic].feed)
-        for follow in fresh:
-            self._following.follow(session, follow)
+            self._unfollow(session, topic)
+        for feed, offset in places:
+            session.follow(self._feeds.join(feed, offset, session.receiver))
         await self._saver.save([session])
+
+    def _canonical(self, topics: Sequence[str]) -> list[str]:
+        """The topics' canonical names, each once. Raises UsageError `request.too-many-topics`."""
+        if len(topics) > self._topics_max:
+            text = f"more than {self._topics_max} topics in one request (topics-per-request-max)"
+            raise UsageError("request.too-many-topics", text)
+        return list(dict.fromkeys(names.canonical(topic) for topic in topics))
+
+    async def _places(self, topics: Sequence[str], start: str) -> list[tuple[Feed, int]]:
+        """The feed of each topic, and the first offset in it.
+
+        Raises:
+            UsageError: `topic.unknown`.
+            PeerError: `position.invalid`.
+        """
+        where = parse_start(start)
+        offsets = {}
+        if not isinstance(where, Latest):
+            for topic in topics:
+                _, offsets[topic] = await asyncio.to_thread(resolve, self._log, topic, where)
+        feeds = [self._feeds.feed(topic) for topic in topics]
+        return [(feed, offsets.get(feed.topic, feed.stop_offset)) for feed in feeds]
+
+    def _unfollow(self, session: Session, topic: str) -> None:
+        self._feeds.leave(session.follows[topic])
+        session.unfollow(topic)
+
+    def _on_deleted(self, topic: str) -> None:
+        content = self._feeds.deletion_notice(topic)
+        for session in [one for one in self._sessions.values() if topic in one.follows]:
+            # Number its last packs first, so that losses can still be reported.
+            session.cut()
+            self._unfollow(session, topic)
+            session.add(content)
+            self._touch(session)
+            if session.receiver is not None:
+                session.receiver.wake()
 
     def end(self, session: Session, reason: str = "deleted") -> asyncio.Future[None] | None:
         """End the session; the future is done when it is gone from disk."""
@@ -135,8 +175,8 @@ class Inboxes:
             return None
         self._events.ended(session, reason, session.pack_count)
         receiver = session.receiver
-        for follow in list(session.follows.values()):
-            self._following.unfollow(session, follow.feed)
+        for follow in session.follows.values():
+            self._feeds.leave(follow)
         session.close()
         gone = self._saver.end(session)
         if receiver is not None:
@@ -156,7 +196,7 @@ class Inboxes:
         Raises:
             StorageError: it is not, and may or may not be delivered.
         """
-        content = direct(json, order=self._following.next_order())
+        content = direct(json, order=self._feeds.next_order())
         for session in sessions:
             session.add(content)
         await self._saver.save(sessions)
@@ -179,13 +219,15 @@ class Inboxes:
         session.receiver = receiver
         if before is not None:
             before.replaced()
-        self._following.listen(session)
+        for follow in session.follows.values():
+            follow.feed.listeners[follow] = receiver
 
     def detach(self, session: Session, receiver: Receiver) -> None:
         if session.receiver is receiver:
             session.receiver = None
             session.contact(self._loop.time())
-            self._following.stop_listening(session)
+            for follow in session.follows.values():
+                follow.feed.listeners.pop(follow, None)
 
     def confirm(self, session: Session, ids: Sequence[int]) -> None:
         if ids:
@@ -214,14 +256,14 @@ class Inboxes:
             StorageError: the session could not be saved, so its packs may not be shown.
         """
         session.cut()
-        await self._reader.catch_up(session)
+        await catch_up(self._log, self._feeds.cache, session)
         if session.needs_mark():
             await self._saver.save([session])
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         self._show(session, shown)
         packs: Packs = []
         for number, content in shown:
-            json = await self._reader.json_of(content)
+            json = await json_of(self._log, self._feeds.cache, content)
             if json is None:
                 session.discard(number)
             packs.append((number, EMPTY_PACK if json is None else json))
@@ -264,7 +306,7 @@ class Inboxes:
             self.end(session, "expired")
         self._sweeps += 1
         if self._sweeps % TRIM_SWEEPS == 0:
-            self._following.trim()
+            self._feeds.trim()
 
 
 def _new_key() -> str:

@@ -25,8 +25,7 @@ import msgspec
 
 from polybus.config import Msgstream
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import EMPTY, Content, direct
-from polybus.services.sessions.following import Following
+from polybus.services.sessions.feeds import EMPTY, Content, Feeds, direct
 from polybus.services.sessions.session import LostMessages, Session, SessionRow
 from polybus.services.state import StateDb, Statement
 
@@ -123,7 +122,7 @@ class Saver:
         self._interval_s = SAVE_INTERVAL_S
         self._is_closing = False
 
-    async def restore(self, limits: Msgstream, following: Following) -> list[Session]:
+    async def restore(self, limits: Msgstream, feeds: Feeds) -> list[Session]:
         """The sessions as they were last saved, corrected by the log, following their topics.
 
         Raises:
@@ -132,7 +131,7 @@ class Saver:
         await self._state.write([(DELETE_UNUSED, ())])
         for number, json in await self._state.read("SELECT * FROM direct"):
             self._direct[number] = direct(json, order=number)
-        following.last_order = max(self._direct, default=0)
+        feeds.last_order = max(self._direct, default=0)
         packs: dict[int, list[PackRow]] = {}
         for pack in await self._state.read(READ_PACKS):
             packs.setdefault(pack[0], []).append(pack)
@@ -140,7 +139,7 @@ class Saver:
         corrected = []
         for number, digest, ttl_s, *rest in await self._state.read("SELECT * FROM sessions"):
             session = Session(number, digest, ttl_s, limits)
-            if self._restore(session, rest, packs.get(number, []), following):
+            if self._restore(session, rest, packs.get(number, []), feeds):
                 corrected.append(session)
             sessions.append(session)
         if corrected:
@@ -149,32 +148,34 @@ class Saver:
         return sessions
 
     def _restore(
-        self, session: Session, row: list[Any], packs: list[PackRow], following: Following
+        self, session: Session, row: list[Any], packs: list[PackRow], feeds: Feeds
     ) -> bool:
         """Fill the session; return whether the log has less than was saved."""
         next_id, mark, follows, lost = row
         deleted = []
         is_corrected = False
         for topic, epoch, offset in msgspec.json.decode(follows):
-            at = following.restore(session, topic, epoch, offset)
-            if at is None:
+            follow = feeds.restore(topic, epoch, offset)
+            if follow is None:
                 deleted.append(topic)
-            is_corrected |= at != offset
+            else:
+                session.follow(follow)
+            is_corrected |= follow is None or follow.offset != offset
         session.lost = {one[0]: LostMessages(*one) for one in msgspec.json.decode(lost)}
-        contents = {pack[1]: self._content(pack, following) for pack in packs}
+        contents = {pack[1]: self._content(pack, feeds) for pack in packs}
         is_corrected |= any(contents[pack[1]].count < pack[5] for pack in packs)
         session.restore(contents, next_id=next_id, mark=mark)
         for topic in deleted:
-            session.add(following.deletion_notice(topic))
+            session.add(feeds.deletion_notice(topic))
         if is_corrected:
             session.save_failed()
         return is_corrected
 
-    def _content(self, pack: PackRow, following: Following) -> Content:
+    def _content(self, pack: PackRow, feeds: Feeds) -> Content:
         session, number, topic, epoch, first_offset, count, value_bytes, stored_as = pack
         if topic:
             content = Content(topic, epoch, first_offset, count, value_bytes)
-            content.count = following.stored(content)
+            content.count = feeds.stored(content)
             return content if content.count else EMPTY
         if stored_as and stored_as not in self._direct:
             # Its number stays in use: a client may wait for it.
