@@ -63,13 +63,11 @@ class Log(Protocol):
 
     def topics(self) -> Iterable[str]:
         """The names of all topics."""
-        ...
 
     def settings(self, topic: str) -> TopicSettings: ...
 
     def describe(self, topic: str) -> dict[str, int]:
         """Figures of the topic's storage, among them `history-files` and `history-bytes`."""
-        ...
 
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
         """Create a topic durably.
@@ -77,7 +75,6 @@ class Log(Protocol):
         Raises:
             UsageError: `topic.exists`.
         """
-        ...
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic and all its messages.
@@ -85,7 +82,6 @@ class Log(Protocol):
         Raises:
             UsageError: `topic.unknown`.
         """
-        ...
 
     def bounds(self, topic: str) -> Bounds:
         """The topic's offsets, including appended messages that are not durable yet.
@@ -94,7 +90,6 @@ class Log(Protocol):
             UsageError: `topic.unknown`.
             StorageError: `log.frozen`, the topic is damaged.
         """
-        ...
 
     def append(self, batch: Batch, *, urgent: bool = False) -> int:
         """Give the batch its epoch and offsets, queue it for the next commit, return its ticket.
@@ -106,7 +101,6 @@ class Log(Protocol):
             UsageError: `topic.unknown`.
             StorageError: the log or the topic cannot be written; the batch is not in the log.
         """
-        ...
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
         """Append batches of any topics in one commit; return the ticket of the last.
@@ -118,17 +112,14 @@ class Log(Protocol):
             UsageError: `topic.unknown`.
             StorageError: the log or one of the topics cannot be written; no batch is in the log.
         """
-        ...
 
     @property
     def durable(self) -> int:
         """The ticket up to which everything is durable, initially 0."""
-        ...
 
     @property
     def pending_bytes(self) -> int:
         """The memory of appended batches that are not written yet."""
-        ...
 
     def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
         """Messages from `offset` on: at least one if there is one, up to about `bytes_max`.
@@ -140,20 +131,15 @@ class Log(Protocol):
                 (`stop` itself is inside and gives an empty list).
             StorageError: `log.damaged`, naming segment or file and offsets.
         """
-        ...
 
     def read_recent(self, topic: str, offset: int) -> list[Batch] | None:
         """Everything from `offset` to the end if it is all in memory, else None. Never blocks."""
-        ...
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
         """The first offset whose timestamp is at or after the time, else `stop`."""
-        ...
 
     def sync(self) -> None:
         """Block until everything appended so far is durable."""
-        ...
 
     def close(self) -> None:
         """Sync, then release files and threads. The log cannot be used afterwards."""
-        ...

@@ -83,11 +83,7 @@ class DataLock(FileLock):
     """The lock on a data directory: one writer, or any number of checkers of a stopped bus."""
 
     def __init__(self, data: Path, *, shared: bool = False) -> None:
-        """Take the lock.
-
-        Raises:
-            StorageError: `log.locked`, another process holds it.
-        """
+        """Take the lock. Raises StorageError `log.locked`, another process holds it."""
         try:
             super().__init__(data / "lock", shared=shared)
         except BlockingIOError as error:

@@ -55,9 +55,8 @@ class TopicStore:
     ) -> None:
         """Read what the directory has.
 
-        Raises:
-            StorageError: `log.format`, a newer version wrote the data; `log.damaged`, a topic.json
-                cannot be read.
+        Raises StorageError `log.format`, a newer version wrote the data; `log.damaged`, a
+        topic.json cannot be read.
         """
         self._data = data
         self._clock = clock
@@ -210,8 +209,7 @@ class LogOfTopics(ABC, Generic[S]):
 def read_data_note(data: Path) -> DataNote | None:
     """The content of polybus.json; None if the folder has none.
 
-    Raises:
-        StorageError: `log.format`, a newer version wrote the data; `log.damaged`.
+    Raises StorageError `log.format`, a newer version wrote the data; `log.damaged`.
     """
     path = data / "polybus.json"
     try:
@@ -229,8 +227,7 @@ def read_data_note(data: Path) -> DataNote | None:
 def read_topic_note(folder: Path) -> TopicNote | None:
     """The content of topic.json; None if the topic was deleted or not created yet.
 
-    Raises:
-        StorageError: `log.damaged`.
+    Raises StorageError `log.damaged`.
     """
     path = folder / "topic.json"
     try:

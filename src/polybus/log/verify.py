@@ -86,9 +86,8 @@ class VerifyReport:
 def verify(data: Path, *, progress: Progress | None = None) -> VerifyReport:
     """Check the data directory of a stopped bus.
 
-    Raises:
-        UsageError: `log.no-data`, the directory does not exist.
-        StorageError: `log.locked`, a bus is running on it.
+    Raises UsageError `log.no-data`, the directory does not exist; StorageError `log.locked`, a bus
+    is running on it.
     """
     if not data.is_dir():
         raise UsageError("log.no-data", f"{data} is not a data directory")

@@ -65,11 +65,8 @@ def hand_over(
     These may be deleted, each after `finished` was called for it. A damaged segment is not among
     them: its other topics are handed over up to the first gap in their offsets, and `progress` is
     called with the damage. `retention_bytes` is the limit for topics that set none themselves;
-    files are sized to fit it.
-
-    Raises:
-        BusyError: `log.history-busy`, another hand-over is running.
-        OSError: the disk failed; rows handed over so far stay in history.
+    files are sized to fit it. Raises BusyError `log.history-busy`, another hand-over is running;
+    OSError if the disk failed: rows handed over so far stay in history.
     """
     report = progress or (lambda _: None)
     with HistoryLock(data):
@@ -94,9 +91,8 @@ def hand_over(
 def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
     """Hand over the journal of a stopped bus; return the segments that were deleted.
 
-    Raises:
-        StorageError: `log.locked`, a bus is running on this data directory.
-        UsageError: `log.no-data`, there is no data directory.
+    Raises StorageError `log.locked`, a bus is running on this data directory; UsageError
+    `log.no-data`, there is no data directory.
     """
     if not data.is_dir():
         raise UsageError("log.no-data", f"{data} is not a data directory")

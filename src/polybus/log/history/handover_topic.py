@@ -5,7 +5,8 @@ The order of writes is in log/history/handover.py.
 
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,6 @@ from polybus.log.disk import Disk
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
-from polybus.log.history.parquet import contiguous
 from polybus.log.topics import epoch_of, read_topic_note
 
 
@@ -48,13 +48,14 @@ class TopicHandover:
             note = read_topic_note(folder)
             if note is not None:
                 self._epoch = note.epoch
-                self._file_bytes_max = file_bytes_max(
-                    note.settings.retention_bytes or retention_bytes
-                )
+                limit = note.settings.retention_bytes or retention_bytes
+                if limit is not None:
+                    # Retention removes whole files, so a few should fit.
+                    self._file_bytes_max = min(self._file_bytes_max, limit // 4)
                 found = manifests.load(folder)
-                self._on_disk = found is not None and found.epoch == note.epoch
+                self._manifest = manifests.of_epoch(found, note.epoch)
+                self._on_disk = found is self._manifest
                 self._old_epoch = found is not None and not self._on_disk
-                self._manifest = manifests.load_for_epoch(folder, note.epoch)
         except StorageError as error:
             self.problem = error.text
         self._added: list[pa.RecordBatch] = []
@@ -106,43 +107,33 @@ class TopicHandover:
         # Join small slices: a topic may have only a row or two in each commit.
         batch = pa.concat_batches(self._added)
         self._added.clear()
-        if not contiguous(batch.column("offset"), self._written):
+        if not parquet.contiguous(batch.column("offset"), self._written):
             self.stop(f"from offset {self._written} on, its rows do not match the index")
             return
-        try:
+        with self._unless_gone():
             for day, rows in parquet.split_by_day(batch):
                 for start in range(0, rows.num_rows, parquet.ROW_GROUP_ROWS):
                     part = rows.slice(start, parquet.ROW_GROUP_ROWS)
                     self._writer_for(day).add(part)
-        except FileNotFoundError:
-            if not self._gone():
-                raise
-            return
-        self._written += batch.num_rows
+            self._written += batch.num_rows
 
     def flush(self) -> None:
         if self._writer is not None:
-            try:
+            with self._unless_gone():
                 self._writer.flush()
-            except FileNotFoundError:
-                if not self._gone():
-                    raise
 
     def finish(self, *, grace_s: float) -> None:
         """Make the added rows part of history by replacing the manifest, then clean up."""
         self.write()
         if self._epoch is None:
             return
-        try:
+        with self._unless_gone():
             self._close_file()
             if self._files or self._old_epoch:
                 self._save_manifest()
             if self._on_disk:
                 days = None if self._old_epoch else self._days
                 sweep(self._folder, self._manifest, days=days, grace_s=grace_s)
-        except FileNotFoundError:
-            if not self._gone():
-                raise
 
     def release(self) -> None:
         """Drop what is not finished."""
@@ -198,20 +189,16 @@ class TopicHandover:
             self._files.append(self._writer.finish())
             self._writer = None
 
-    def _gone(self) -> bool:
-        """Whether a file is missing because the topic was deleted; then drop its rows."""
-        if epoch_of(self._folder) == self._epoch:
-            return False
-        self._epoch = None
-        self.release()
-        return True
-
-
-def file_bytes_max(retention_bytes: int | None) -> int:
-    """The size limit of a topic's files. Retention removes whole files, so a few should fit."""
-    if retention_bytes is None:
-        return parquet.FILE_BYTES_MAX
-    return min(parquet.FILE_BYTES_MAX, retention_bytes // 4)
+    @contextmanager
+    def _unless_gone(self) -> Iterator[None]:
+        """If a file is missing because the topic was deleted, drop its rows."""
+        try:
+            yield
+        except FileNotFoundError:
+            if epoch_of(self._folder) == self._epoch:
+                raise
+            self._epoch = None
+            self.release()
 
 
 def sweep(folder: Path, manifest: Manifest, *, days: set[str] | None, grace_s: float) -> None:
@@ -254,9 +241,8 @@ def sweep_scratch(folder: Path, *, grace_s: float) -> None:
         return
     for entry in found:
         with suppress(FileNotFoundError):
-            if entry.name.endswith(".writing"):
-                os.unlink(entry.path)
-            elif entry.stat().st_mtime <= time.time() - grace_s:
+            old = entry.stat().st_mtime <= time.time() - grace_s
+            if old or entry.name.endswith(".writing"):
                 os.unlink(entry.path)
     with suppress(OSError):
         scratch.rmdir()  # Only if it is empty.

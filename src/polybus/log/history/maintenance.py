@@ -35,7 +35,6 @@ class MaintainedLog(Protocol):
 
     def after_handover(self, segments: list[Path]) -> None:
         """These segments are in history: reload the manifests and delete the segments."""
-        ...
 
     def apply_retention(self, now_us: int) -> None: ...
 

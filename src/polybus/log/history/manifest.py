@@ -68,8 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 def load(folder: Path) -> Manifest | None:
     """The manifest in a topic's folder, checked, or None.
 
-    Raises:
-        StorageError: `log.damaged`; no part of the history can be trusted.
+    Raises StorageError `log.damaged`; no part of the history can be trusted.
     """
     path = folder / NAME
     try:
@@ -92,16 +91,14 @@ def load(folder: Path) -> Manifest | None:
     return manifest
 
 
-def load_for_epoch(folder: Path, epoch: int) -> Manifest:
-    """The manifest if it has this epoch, else an empty one: an older topic's is never used.
+def of_epoch(found: Manifest | None, epoch: int) -> Manifest:
+    """The manifest if it has this epoch, else an empty one: an older topic's is never used."""
+    return found if found is not None and found.epoch == epoch else Manifest(epoch=epoch)
 
-    Raises:
-        StorageError: `log.damaged`.
-    """
-    manifest = load(folder)
-    if manifest is None or manifest.epoch != epoch:
-        return Manifest(epoch=epoch)
-    return manifest
+
+def load_for_epoch(folder: Path, epoch: int) -> Manifest:
+    """The manifest as `load` and `of_epoch`."""
+    return of_epoch(load(folder), epoch)
 
 
 def load_current(folder: Path) -> Manifest | None:
@@ -128,8 +125,7 @@ def check(manifest: Manifest, path: Path) -> None:
 def save(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest durably.
 
-    Raises:
-        OSError: the old manifest is still in place, or the new one if only the last fsync failed.
+    After an OSError the old one is still in place, or the new one if only the last fsync failed.
     """
     check(manifest, folder / NAME)
     blanked = msgspec.json.encode(msgspec.structs.replace(manifest, xxh3=_BLANK.decode())) + b"\n"
@@ -143,11 +139,7 @@ class HistoryLock(FileLock):
     """The right to change manifests in a data directory: a context manager."""
 
     def __init__(self, data: Path) -> None:
-        """Take the lock.
-
-        Raises:
-            BusyError: `log.history-busy`, another process holds it.
-        """
+        """Take the lock. Raises BusyError `log.history-busy`, another process holds it."""
         path = data / "history.lock"
         try:
             super().__init__(path)

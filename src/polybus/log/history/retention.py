@@ -69,8 +69,7 @@ def limits_of(settings: TopicSettings, defaults: Retention) -> Retention:
 def retain(folder: Path, limits: Retention, *, now_us: int, held_from: int | None = None) -> bool:
     """Apply limits to one topic's folder; return whether anything was removed.
 
-    Raises:
-        StorageError: `log.damaged`, topic.json or the manifest cannot be trusted.
+    Raises StorageError `log.damaged`, topic.json or the manifest cannot be trusted.
     """
     manifest = manifests.load_current(folder)
     if manifest is None:

@@ -75,9 +75,8 @@ def read_file(
 ) -> Iterator[NextAndRows]:
     """The wanted rows in order. `mapped` reads through a memory map: faster, for other processes.
 
-    Raises:
-        FileNotFoundError: the file was replaced or removed.
-        Damaged: its content is not what the manifest says.
+    Raises FileNotFoundError if the file was replaced or removed; Damaged if its content is not what
+    the manifest says.
     """
     columns = None if wanted.columns is None else list(wanted.columns)
     try:
@@ -167,9 +166,7 @@ _checked: dict[tuple[Path, str], tuple[int, int]] = {}
 def check_file(path: Path, file: HistoryFile) -> None:
     """Compare the checksum of a whole file, once for as long as the file stays unchanged.
 
-    Raises:
-        FileNotFoundError: the file is missing.
-        Damaged: it is another file, or incomplete.
+    Raises FileNotFoundError if the file is missing; Damaged if it is another file, or incomplete.
     """
     status = path.stat()
     seen = (status.st_mtime_ns, status.st_ino)
@@ -217,8 +214,7 @@ class TopicHistory:
     def __init__(self, folder: Path) -> None:
         """Read the manifest in the topic's folder; a missing one means an empty history.
 
-        Raises:
-            StorageError: `log.damaged`, manifest.json or topic.json cannot be trusted.
+        Raises StorageError `log.damaged`, manifest.json or topic.json cannot be trusted.
         """
         self.folder = folder
         self.manifest = Manifest(epoch=0)
@@ -241,9 +237,8 @@ class TopicHistory:
     def read(self, offset: int, *, bytes_max: int) -> pa.RecordBatch | None:
         """Rows from `offset` on, at least one, about `bytes_max`; None from `handed_over` on.
 
-        Raises:
-            UsageError: `log.offset-unknown`, the offset is below `start`.
-            StorageError: `log.damaged`, naming the file and its offsets.
+        Raises UsageError `log.offset-unknown`, the offset is below `start`; StorageError
+        `log.damaged`, naming the file and its offsets.
         """
         return self._read_in(
             lambda: self._file_with(offset),
@@ -253,8 +248,7 @@ class TopicHistory:
     def offset_at(self, timestamp_us: int) -> int | None:
         """The first offset with a timestamp at or after the time, or None.
 
-        Raises:
-            StorageError: `log.damaged`.
+        Raises StorageError `log.damaged`.
         """
         return self._read_in(
             lambda: next(

@@ -252,8 +252,7 @@ class Segment:
 def read_rows(path: Path, entry: CommitEntry) -> pa.RecordBatch:
     """The rows of a commit, checked. FileNotFoundError if the segment was deleted.
 
-    Raises:
-        StorageError: `log.damaged`, naming the segment, the commit, topics and offsets.
+    Raises StorageError `log.damaged`, naming the segment, the commit, topics and offsets.
     """
     try:
         message = read_message(path, entry.position, entry.size)

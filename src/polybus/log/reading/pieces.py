@@ -20,7 +20,7 @@ from polybus.log.journal import commit as commits
 from polybus.log.journal.commit import Damaged
 from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.journal.topic_commits import CommitRows, SegmentCommits
-from polybus.log.reading.index import JournalIndex, TopicKey
+from polybus.log.reading.folder import JournalIndex, TopicKey
 
 WINDOW_BYTES = 4 << 20
 """How much of a segment is read at once, unless one commit is larger."""
@@ -97,8 +97,7 @@ def history_pieces(
 def journal_pieces(journal: JournalIndex, plan: ReadPlan, start: int) -> Iterator[Piece]:
     """The segments with the plan's offsets from `start` on.
 
-    Raises:
-        StorageError: `log.damaged`, naming offsets that are in no segment.
+    Raises StorageError `log.damaged`, naming offsets that are in no segment.
     """
     for found in journal.commits((plan.topic, plan.epoch)):
         if found.stop_offset() <= start or start >= plan.stop:
@@ -121,8 +120,7 @@ def _runs(
 ) -> Iterator[list[CommitRows]]:
     """The commits from `start` to `stop` in runs that the plan's times do not exclude.
 
-    Raises:
-        StorageError: `log.damaged`, the offsets of the commits have a gap.
+    Raises StorageError `log.damaged`, the offsets of the commits have a gap.
     """
     run: list[CommitRows] = []
     expected = None
@@ -147,9 +145,8 @@ def read_piece(
 ) -> Iterator[NextAndRows]:
     """The piece's rows in order, checked; rows outside the plan's times may be left out.
 
-    Raises:
-        FileNotFoundError: the file was handed over, replaced or removed by retention.
-        Damaged: its content is not what the plan says.
+    Raises FileNotFoundError if the file was handed over, replaced or removed by retention; Damaged
+    if its content is not what the plan says.
     """
     if piece.file is None:
         return _read_commits(piece, (plan.topic, plan.epoch), columns)

@@ -24,8 +24,7 @@ from polybus.log.history.manifest import Manifest
 from polybus.log.history.topic_history import ALWAYS, TimeRange, offset_at
 from polybus.log.interface import Bounds
 from polybus.log.journal.commit import Damaged
-from polybus.log.reading.index import JournalIndex
-from polybus.log.reading.notes import TopicNotes
+from polybus.log.reading.folder import JournalIndex, TopicNotes
 from polybus.log.reading.pieces import (
     Piece,
     ReadPlan,

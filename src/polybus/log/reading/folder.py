@@ -1,0 +1,188 @@
+"""A data folder as another process sees it: topic.json, manifests and the journal's indexes.
+
+Everything is cached until it changes: a stream asks for the bounds of its topics several times a
+second, and a pattern may match a thousand.
+
+Of the journal only indexed commits are visible. A commit is indexed after its fsync, so a reader
+never sees a message that a crash could remove and whose offset would then be given to another
+message.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from polybus import names
+from polybus.log import layout
+from polybus.log.history import manifest as manifests
+from polybus.log.history.manifest import Manifest
+from polybus.log.journal.segment import parse_index
+from polybus.log.journal.topic_commits import SegmentCommits
+from polybus.log.topics import TopicNote, read_topic_note, unknown
+
+T = TypeVar("T")
+SETTLED_NS = 1_000_000_000
+"""File systems have coarse timestamps: two changes within this time may have the same one."""
+_TAIL_BYTES = 64
+
+TopicKey = tuple[str, int]
+"""A topic and its epoch."""
+_Seen = tuple[int, int, int]
+
+
+def _seen_in(status: os.stat_result) -> _Seen:
+    """What changes when a file is written or replaced."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class _CachedFile(Generic[T]):
+    """A small file in a topic's folder, and its decoded content."""
+
+    def __init__(self, folder: Path, name: str, load: Callable[[Path], T | None]) -> None:
+        self._folder = folder
+        self._path = str(folder / name)
+        self._load = load
+        self._seen: _Seen | None = None
+        self._found: T | None = None
+
+    def read(self) -> T | None:
+        """The current content; None if the file is missing. Raises StorageError `log.damaged`."""
+        try:
+            seen = _seen_in(os.stat(self._path))
+        except (FileNotFoundError, NotADirectoryError):
+            self._seen = self._found = None
+            return None
+        if seen != self._seen:
+            # If the file changes in between, `seen` is older than the content: it is loaded again.
+            self._found = self._load(self._folder)
+            self._seen = seen
+        return self._found
+
+
+class _TopicFiles(NamedTuple):
+    note: _CachedFile[TopicNote]
+    manifest: _CachedFile[Manifest]
+
+
+class TopicNotes:
+    """The current topic.json and manifest.json of all topics in a data folder."""
+
+    def __init__(self, data: Path) -> None:
+        self._folder = layout.topics_folder(data)
+        self._files: dict[str, _TopicFiles] = {}
+        """By folder name."""
+        self._listed: list[str] = []
+        self._listed_at: _Seen | None = None
+
+    def names(self, *, system: bool) -> list[str]:
+        """All topics, sorted. Raises StorageError `log.damaged`."""
+        try:
+            status = os.stat(self._folder)
+        except FileNotFoundError:
+            return []
+        if _seen_in(status) != self._listed_at:
+            with os.scandir(self._folder) as entries:
+                folders = [entry.name for entry in entries if entry.is_dir()]
+            notes = [self._of(folder).note.read() for folder in folders]
+            self._listed = sorted(note.name for note in notes if note is not None)
+            settled = time.time_ns() - status.st_mtime_ns > SETTLED_NS
+            self._listed_at = _seen_in(status) if settled and None not in notes else None
+        return [name for name in self._listed if system or not names.is_reserved(name)]
+
+    def manifest(self, topic: str) -> Manifest:
+        """The topic's manifest, empty if it is of an older topic.
+
+        Raises UsageError `topic.unknown`, StorageError `log.damaged`.
+        """
+        files = self._of(names.folder_of(topic))
+        note = files.note.read()
+        if note is None:
+            raise unknown(topic)
+        return manifests.of_epoch(files.manifest.read(), note.epoch)
+
+    def _of(self, folder_name: str) -> _TopicFiles:
+        found = self._files.get(folder_name)
+        if found is None:
+            folder = self._folder / folder_name
+            found = self._files[folder_name] = _TopicFiles(
+                _CachedFile(folder, "topic.json", read_topic_note),
+                _CachedFile(folder, manifests.NAME, manifests.load),
+            )
+        return found
+
+
+class FollowedIndex:
+    """One segment's index, read once, and then from where the last read ended.
+
+    Recovery may replace it, and after a compaction the journal may begin again with the same names.
+    So each read first compares the last bytes of the read before; if they differ, the file is read
+    again from the start.
+    """
+
+    def __init__(self, segment: Path) -> None:
+        self.segment = segment
+        self._path = layout.index_path(segment)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.topics: dict[TopicKey, SegmentCommits] = {}
+        self._seen: _Seen | None = None
+        self._end = 0
+        self._tail = b""
+
+    def refresh(self) -> None:
+        """Read what was added. A missing index counts as empty."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                seen = _seen_in(os.fstat(file.fileno()))
+                if seen == self._seen:
+                    return
+                tail_at = self._end - len(self._tail)
+                if os.pread(file.fileno(), len(self._tail), tail_at) != self._tail:
+                    self._forget()
+                added = os.pread(file.fileno(), seen[1] - self._end, self._end)
+        except FileNotFoundError:
+            self._forget()
+            return
+        index = parse_index(added)
+        for entry in index.entries:
+            for rows in entry.topics:
+                key = (rows.topic, rows.epoch)
+                found = self.topics.get(key)
+                if found is None:
+                    found = self.topics[key] = SegmentCommits(self.segment)
+                found.add(entry.position, entry.size, rows)
+        self._end += index.intact_bytes
+        self._tail = (self._tail + added[: index.intact_bytes])[-_TAIL_BYTES:]
+        self._seen = seen
+
+
+class JournalIndex:
+    """All indexes of a journal. Only `refresh` reads the disk."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._indexes: dict[Path, FollowedIndex] = {}
+
+    def refresh(self) -> None:
+        # A segment appears only when those before it are complete, so the result has no gap even
+        # if commits are added meanwhile.
+        found = {}
+        for segment in layout.segments(self._data):
+            followed = self._indexes.get(segment) or FollowedIndex(segment)
+            followed.refresh()
+            found[segment] = followed
+        self._indexes = found
+
+    def commits(self, key: TopicKey) -> Iterator[SegmentCommits]:
+        """The topic's commits in each segment that has any, oldest first."""
+        for index in self._indexes.values():
+            commits = index.topics.get(key)
+            if commits is not None:
+                yield commits
+
+    def stop(self, key: TopicKey) -> int:
+        """The offset after the topic's last message in the journal; 0 if it has none there."""
+        return max((commits.stop_offset() for commits in self.commits(key)), default=0)
