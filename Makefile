@@ -1,7 +1,7 @@
 # Everything a checkout needs: `make run`, `make test`. Each target sets itself up.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := $(wildcard src/polybus/scan/*.px[yd]) pyproject.toml setup.py
+SOURCES := $(wildcard src/polybus/scan/*.px[yd]) src/polybus/scan/batch.py pyproject.toml setup.py
 
 .PHONY: run test test-fast lint docs bench clean
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-MODULES = sorted(Path("src/polybus/scan").glob("*.pyx"))
+SCAN = Path("src/polybus/scan")
+# batch.py is compiled as it is, with the types of batch.pxd.
+MODULES = [SCAN / "batch.py", *sorted(SCAN.glob("*.pyx"))]
 
 setup(
     ext_modules=cythonize(

@@ -9,6 +9,6 @@ are compiled; the twin `polybus.scan.batch_py` documents its attributes and meth
 """
 
 from polybus.scan import Batch
-from polybus.scan.batch_py import Buffer, Headers
+from polybus.scan.batch import Buffer, Headers
 
 __all__ = ["Batch", "Buffer", "Headers"]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from array import array
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import pytest
-from twins import compiled
 
 from polybus.batch import Batch
-from polybus.scan import batch_py
+from polybus.scan import batch, plain
 
-_batch = compiled("batch")
-BOTH = pytest.mark.parametrize("scan", [_batch, batch_py], ids=["compiled", "pure"])
+PURE = plain.from_source()
+BOTH = pytest.mark.parametrize("scan", [batch, PURE], ids=["compiled", "pure"])
 
 
 @dataclass
@@ -132,3 +134,16 @@ def test_a_receipt_is_counted_for_each_id_and_for_a_request_without(scan: Module
     whole.receipt_ids = array("i")
     assert scan.count_receipts([three, none, whole]) == 4
     assert scan.count_receipts([none]) == 0
+
+
+def test_the_source_runs_if_it_is_asked_for() -> None:
+    code = "from polybus import scan; print(scan.COMPILED, scan.batch.__file__, scan.ObjectScanner)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"POLYBUS_PURE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("False ")
+    assert "batch.py " in done.stdout and "objects_py" in done.stdout

@@ -1,6 +1,8 @@
 """Helpers that the scanners call for every message: all are inlined, with few branches."""
 
 from cpython cimport array
+from cpython.object cimport Py_SIZE
+from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -119,3 +121,62 @@ cdef inline int64_t check_spans(const Py_buffer* view, array.array spans) except
             raise IndexError("a span is outside its buffer")
         total += at[index + 1] - at[index]
     return total
+
+
+cdef inline Py_ssize_t count_of(array.array spans) noexcept:
+    """The number of spans; `len` of an array is a call."""
+    return Py_SIZE(spans) // 2
+
+
+cdef inline int64_t bytes_of(array.array spans) noexcept:
+    """The total size of the spans."""
+    cdef const int* at = spans.data.as_ints
+    cdef Py_ssize_t index
+    cdef int64_t total = 0
+    for index in range(0, Py_SIZE(spans) - 1, 2):
+        total += at[index + 1] - at[index]
+    return total
+
+
+cdef inline Py_ssize_t count_filled(array.array spans) noexcept:
+    """The number of spans that are not empty."""
+    cdef const int* at = spans.data.as_ints
+    cdef Py_ssize_t index, count = 0
+    for index in range(0, Py_SIZE(spans) - 1, 2):
+        count += at[index + 1] > at[index]
+    return count
+
+
+# 64-bit numbers
+
+cdef inline int append_long(array.array numbers, int64_t number) except -1:
+    array.resize_smart(numbers, Py_SIZE(numbers) + 1)
+    numbers.data.as_longlongs[Py_SIZE(numbers) - 1] = number
+    return 0
+
+
+cdef inline void add_to_last(array.array numbers, int64_t number) noexcept:
+    numbers.data.as_longlongs[Py_SIZE(numbers) - 1] += number
+
+
+cdef inline object field(part, Py_ssize_t index):
+    """An item of a tuple, which exists; for a named tuple, `part[index]` is slow."""
+    return <object> PyTuple_GET_ITEM(part, index)
+
+
+cdef inline int add_entry(array.array entries, part, int64_t position, int64_t size) except -1:
+    """Add a commit to a topic's index; the time is the maximum so far: clocks may be set back."""
+    cdef int64_t latest = field(part, 7)
+    cdef Py_ssize_t end = Py_SIZE(entries)
+    cdef int64_t* entry
+    if end and entries.data.as_longlongs[end - 1] > latest:
+        latest = entries.data.as_longlongs[end - 1]
+    array.resize_smart(entries, end + 6)
+    entry = <int64_t*> entries.data.as_longlongs + end
+    entry[0] = field(part, 3)
+    entry[1] = field(part, 4)
+    entry[2] = position
+    entry[3] = size
+    entry[4] = field(part, 5)
+    entry[5] = latest
+    return 0

@@ -17,7 +17,7 @@ from libc.string cimport memcpy, memset
 import array
 
 from polybus.scan import columns_py
-from polybus.scan._batch cimport bytes_of
+from polybus.scan.batch cimport bytes_of
 from polybus.scan._bytes cimport prefetch
 from polybus.scan.columns_py import FRAME_END, FRAME_START, STORED
 

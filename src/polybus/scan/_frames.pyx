@@ -17,7 +17,7 @@ from libc.string cimport memchr, memcmp
 import array
 import os
 
-from polybus.scan._batch cimport Batch, new_batch
+from polybus.scan.batch cimport Batch, new_batch
 from polybus.scan._bytes cimport (
     check_scan, check_spans, get_int32, prefetch, put, put_decimal, put_int32, same_bytes,
 )

@@ -18,7 +18,7 @@ from libc.string cimport memcmp
 import array
 import os
 
-from polybus.scan._batch cimport new_batch
+from polybus.scan.batch cimport new_batch
 from polybus.scan._bytes cimport check_scan, check_spans, put, put_decimal
 from polybus.scan._groups cimport Entry, Groups, PyGC_Disable, PyGC_Enable, group_of, new_entry
 from polybus.scan._text cimport (

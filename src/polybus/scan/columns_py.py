@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from polybus.scan.batch_py import Buffer
+from polybus.scan.batch import Buffer
 
 Target = bytearray | memoryview
 Values: TypeAlias = "Sequence[bytes] | Sequence[str] | array[int]"

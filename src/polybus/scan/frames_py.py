@@ -9,7 +9,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Mapping
 
-from polybus.scan.batch_py import Batch, Buffer
+from polybus.scan.batch import Batch, Buffer
 
 HEADER = struct.Struct(">ibH")
 HEADER_BYTES = 7

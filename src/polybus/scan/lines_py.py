@@ -13,7 +13,7 @@ from array import array
 from base64 import b64encode
 from functools import cache
 
-from polybus.scan.batch_py import Batch, Buffer
+from polybus.scan.batch import Batch, Buffer
 
 SPACE = re.compile(rb"[ \t\r\n]*+")
 # Printable ASCII without quote, backslash and capitals; `$` not at the start.

@@ -15,7 +15,7 @@ the whole object, checks numbers, literals such as `true` and escapes. The verdi
 
 import re
 
-from polybus.scan.batch_py import Buffer
+from polybus.scan.batch import Buffer
 
 MORE, END, BAD, RESTART, DEEP = range(5)
 

@@ -21,7 +21,7 @@ from math import isinf
 
 import msgspec
 
-from polybus.scan.batch_py import Buffer
+from polybus.scan.batch import Buffer
 
 NUMBER_BYTES_MAX = 300
 _FIRST_BYTES = frozenset(b'{["-0123456789tfn \t\r\n')

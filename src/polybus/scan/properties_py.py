@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 
-from polybus.scan.batch_py import Buffer
+from polybus.scan.batch import Buffer
 
 _INT32 = struct.Struct(">i")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from array import array
 
-from polybus.scan.batch_py import Buffer
+from polybus.scan.batch import Buffer
 
 LENGTH = struct.Struct(">i")
 LENGTH_BYTES = 4

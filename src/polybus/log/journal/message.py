@@ -166,13 +166,11 @@ class GroupedRows:
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
-        self._batches, counts, self.topics, columns = scan.rows_by_topic(
-            batches, TopicRows, names.ACCOUNT
-        )
+        self._batches, self.topics, columns = scan.rows_by_topic(batches, TopicRows, names.ACCOUNT)
         topic_names, firsts, topic_counts = columns
         self._offsets = firsts, topic_counts
-        self.count = sum(counts)
-        times, protocols, (senders, sender_counts) = scan.merge_runs(self._batches, counts)
+        self.count = sum(topic_counts)
+        times, protocols, (senders, sender_counts) = scan.merge_runs(self._batches)
         sender_bytes = [sender.encode(errors="replace") for sender in senders]
         self._texts: list[tuple[Values, array[int]]] = [
             ([names.ACCOUNT], array("q", [self.count])),
@@ -184,9 +182,11 @@ class GroupedRows:
         self._times = scan.pack_runs(*times)
         self._validity = scan.pack_runs([b"\x00"], array("q", [-(-self.count // 8)]))
         self._no_lengths = scan.pack_runs([bytes(4)], array("q", [self.count + 1]))
-        self._keys = _column([batch.keys for batch in self._batches], counts, pa.binary())
+        keys = [batch.keys for batch in self._batches]
+        self._keys = _column(keys, map(len, self._batches), pa.binary())
         headers = [_entries(batch.headers) for batch in self._batches]
-        self._headers = _column(headers, counts, SCHEMA.field("headers").type)
+        header_type = SCHEMA.field("headers").type
+        self._headers = _column(headers, map(len, self._batches), header_type)
         self._value_bytes = scan.weigh(self._batches, 0, 0)
         self._beside = self._value_bytes >= BESIDE_BYTES_MIN and self.count <= BESIDE_ROWS_MAX
 

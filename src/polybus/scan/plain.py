@@ -1,0 +1,76 @@
+"""Running batch.py as it is: what it calls in C when it is compiled.
+
+With POLYBUS_PURE=1 in the environment, its source is loaded even if it is compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from array import array
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+compiled = False
+
+
+def cclass(kind: Any) -> Any:
+    """A decorator that only the compiler heeds."""
+    return kind
+
+
+no_gc = cclass
+
+
+def freelist(_count: int) -> Any:
+    return cclass
+
+
+def bytes_of(spans: array[int]) -> int:
+    """The total size of the spans."""
+    return sum(spans[1::2]) - sum(spans[0::2])
+
+
+def count_of(spans: array[int]) -> int:
+    """The number of spans."""
+    return len(spans) // 2
+
+
+def count_filled(spans: array[int]) -> int:
+    """The number of spans that are not empty."""
+    return sum(spans[at + 1] > spans[at] for at in range(0, len(spans) - 1, 2))
+
+
+def append_long(numbers: array[int], number: int) -> None:
+    numbers.append(number)
+
+
+def add_to_last(numbers: array[int], number: int) -> None:
+    numbers[-1] += number
+
+
+def field(part: tuple[Any, ...], index: int) -> Any:
+    return part[index]
+
+
+def add_entry(entries: array[int], part: tuple[Any, ...], position: int, size: int) -> None:
+    """Add a commit to a topic's index; the time is the maximum so far: clocks may be set back."""
+    _, _, _, first_offset, count, first_row, _, latest = part
+    latest = max(latest, entries[-1]) if entries else latest
+    entries.extend((first_offset, count, position, size, first_row, latest))
+
+
+def from_source() -> ModuleType:
+    """batch.py as a new module, not compiled."""
+    spec = spec_from_file_location("polybus.scan.batch", Path(__file__).with_name("batch.py"))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PURE = os.environ.get("POLYBUS_PURE", "") not in ("", "0")
+if PURE:
+    sys.modules["polybus.scan.batch"] = from_source()
