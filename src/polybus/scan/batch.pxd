@@ -76,6 +76,9 @@ cdef class _Run:
     cdef int64_t latest
 
 
+@cython.locals(run=_Run)
+cdef _Run _new_run(Batch batch)
+
 @cython.locals(batch=Batch, end=TopicEnd, found=list)
 cpdef find_ends(batches, dict ends)
 

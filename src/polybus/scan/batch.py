@@ -383,6 +383,16 @@ class _Run:
     latest: int
 
 
+def _new_run(batch: Batch) -> _Run:
+    # Without a constructor, which in C takes longer than all else for a batch.
+    run = _Run.__new__(_Run)
+    run.first = batch
+    run.others = None
+    run.count = 0
+    run.earliest = run.latest = batch.timestamp_us
+    return run
+
+
 def rows_by_topic(
     batches: Iterable[Batch], kind: type[T], account: str
 ) -> tuple[list[Batch], tuple[T, ...], tuple[list[str], array[int], array[int]]]:
@@ -401,12 +411,7 @@ def rows_by_topic(
             key = (batch.topic, batch.epoch)
             run = runs.get(key)
         if run is None:
-            # Without a constructor, which in C takes longer than the rest of this loop.
-            run = runs[key] = _Run.__new__(_Run)
-            run.first = batch
-            run.others = None
-            run.count = 0
-            run.earliest = run.latest = batch.timestamp_us
+            run = runs[key] = _new_run(batch)
         elif run.others is None:
             run.others = [batch]
         else:
