@@ -25,17 +25,6 @@ Address = tuple[str, int]
 class UdpPeer:
     """One address. Implements translator.Peer."""
 
-    __slots__ = (
-        "_address",
-        "_edge",
-        "allowance",
-        "allowance_now",
-        "heard_s",
-        "name",
-        "proven",
-        "translator",
-    )
-
     def __init__(self, edge: "UdpEdge", address: Address) -> None:
         self._edge = edge
         self._address = address

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polybus.edges.http.calls import ENCODED, JSON, TEXT, Operation, Problem, performer, problem
-from polybus.edges.http.polls import Polls
+from polybus.edges.http.polls import answer_poll
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.http.state import HttpState
 
@@ -113,7 +113,7 @@ def _other_routes(state: HttpState) -> Sequence[Route]:
     async def openapi(request: Request) -> Response:
         return JSONResponse(description())
 
-    msgstream = dict.fromkeys(("GET", "HEAD"), Polls(state).answer)
+    msgstream = dict.fromkeys(("GET", "HEAD"), functools.partial(answer_poll, state))
     return [
         _route("/msgstream", msgstream),
         _route("/msgstream/", msgstream),

@@ -151,8 +151,6 @@ class HttpOutbox(Outbox):
     short, a peer that does not read is disconnected; a session keeps what is not confirmed.
     """
 
-    __slots__ = ("_http",)
-
     def __init__(self, http: "HttpTranslator") -> None:
         connection = http.connection
         super().__init__(connection.tcp.outboxes, connection.write_now, lambda lost: self._let_go())
@@ -304,8 +302,7 @@ class HttpEdge:
         for peer in list(state.websockets):
             peer.shut_down()
         for waiter in state.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            waiter.set()
         for protocol in list(self._uvicorn_state.connections):
             protocol.shutdown()
         tasks = set(self._uvicorn_state.tasks)

@@ -5,6 +5,7 @@ Arrow stream by `Accept`.
 """
 
 import asyncio
+import contextlib
 import io
 from array import array
 from base64 import b64decode, b64encode
@@ -225,18 +226,14 @@ class TopicWaiter(Subscriber):
 
     protocol = "http"
 
-    def __init__(self, state: HttpState) -> None:
-        self.grown: asyncio.Future[None] = state.loop.create_future()
+    def __init__(self) -> None:
+        self.grown = asyncio.Event()
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
-        self._wake()
+        self.grown.set()
 
     def topic_deleted(self, topic: str) -> None:
-        self._wake()
-
-    def _wake(self) -> None:
-        if not self.grown.done():
-            self.grown.set_result(None)
+        self.grown.set()
 
 
 async def fetch(call: Call, topic: str, query: FetchQuery) -> Annotated[Response, Messages]:
@@ -295,11 +292,12 @@ def _begin(log: Log, topic: str, query: FetchQuery) -> int:
 
 
 async def _wait(state: HttpState, topic: str, wait_s: float) -> None:
-    waiter = TopicWaiter(state)
+    waiter = TopicWaiter()
     state.bus.subscribe(topic, waiter)
     state.waiters.add(waiter.grown)
     try:
-        await asyncio.wait([waiter.grown], timeout=wait_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(waiter.grown.wait(), wait_s)
     finally:
         state.waiters.discard(waiter.grown)
         state.bus.unsubscribe(topic, waiter)

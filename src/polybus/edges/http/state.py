@@ -49,7 +49,7 @@ class HttpState:
         self.token = token
         self.count_connections = count_connections
         self.stopping = False
-        self.waiters: set[asyncio.Future[None]] = set()
+        self.waiters: set[asyncio.Event] = set()
         self.websockets: set[OpenWebSocket] = set()
         self.polls_hanging = 0
 

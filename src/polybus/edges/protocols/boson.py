@@ -8,6 +8,7 @@ unsubscribe       $unsubscribe       hbfu
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
@@ -21,7 +22,9 @@ from polybus.wire.codec import Bad, Publish, PublishPart
 
 
 class BosonTranslator(Translator):
-    """The events that both protocols have in common."""
+    """What both protocols have in common."""
+
+    wire: ModuleType
 
     def handle(self, event: boson_frames.Event | boson_properties.Event) -> None:
         match event:
@@ -43,16 +46,21 @@ class BosonTranslator(Translator):
     def bad_publish(self, error: PeerError, receipt_id: bytes) -> None:
         self.bad(error)
 
+    def send_error(self, code: str, text: str) -> None:
+        self.reply(self.wire.encode_error(code, text))
+
+    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
+        self.reply(self.wire.encode_position(topic, epoch, offset))
+
 
 class BosonFramesTranslator(BosonTranslator):
+    wire = boson_frames
     protocol = boson_frames.PROTOCOL
+    encode = staticmethod(boson_frames.encode)
 
     def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
         super().__init__(edge, peer)
         self.codec = boson_frames.BosonFramesCodec(self.limits, connector.default_topic)
-
-    def encode(self, batch: Batch) -> Buffer:
-        return boson_frames.encode(batch)
 
     def deliver_whole(
         self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
@@ -65,22 +73,15 @@ class BosonFramesTranslator(BosonTranslator):
     def receipt(self, batches: Sequence[Batch]) -> None:
         self.peer.send(boson_frames.encode_receipts(*batches))
 
-    def send_error(self, code: str, text: str) -> None:
-        self.reply(boson_frames.encode_error(code, text))
-
-    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        self.reply(boson_frames.encode_position(topic, epoch, offset))
-
 
 class BosonPropertiesTranslator(BosonTranslator):
+    wire = boson_properties
     protocol = boson_properties.PROTOCOL
+    encode = staticmethod(boson_properties.encode)
 
     def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
         super().__init__(edge, peer)
         self.codec = boson_properties.BosonPropertiesCodec(self.limits, connector.default_topic)
-
-    def encode(self, batch: Batch) -> Buffer:
-        return boson_properties.encode(batch)
 
     def receipt(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
@@ -104,9 +105,3 @@ class BosonPropertiesTranslator(BosonTranslator):
         self.deny_receipt(receipt_id, error.code, error.text)
         if error.final:
             self.peer.close()
-
-    def send_error(self, code: str, text: str) -> None:
-        self.reply(boson_properties.encode_error(code, text))
-
-    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        self.reply(boson_properties.encode_position(topic, epoch, offset))

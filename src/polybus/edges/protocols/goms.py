@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 
 from polybus import names
-from polybus.batch import Batch, Buffer
+from polybus.batch import Batch
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
@@ -147,9 +147,6 @@ class GomsTranslator(Translator):
             self.complain("goms.003001", ",".join(absent))
 
     # Server → client
-
-    def encode(self, batch: Batch) -> Buffer:
-        return wire.encode(batch)
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         if self._with_offsets:

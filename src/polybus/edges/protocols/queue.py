@@ -11,13 +11,12 @@ already closed its side can tell that a message was lost.
 
 from typing import Protocol
 
-from polybus.batch import Batch, Buffer
+from polybus.batch import Batch
 from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.wire import queue as wire
-from polybus.wire.codec import Bad, Publish
 
 
 class QueuePeer(Peer, Protocol):
@@ -31,6 +30,7 @@ class QueueTranslator(Translator):
 
     protocol = wire.PROTOCOL
     takes_own = False
+    encode = staticmethod(wire.encode)
 
     def __init__(self, edge: Edge, peer: QueuePeer, connector: Connector) -> None:
         super().__init__(edge, peer)
@@ -42,16 +42,6 @@ class QueueTranslator(Translator):
             self.subscribe(topic)
         except PolybusError as error:
             self._end(error.code, error.text)
-
-    def handle(self, event: wire.Event) -> None:
-        match event:
-            case Publish(batches, whole):
-                self.publish(batches, whole)
-            case Bad(error):
-                self.bad(error)
-
-    def encode(self, batch: Batch) -> Buffer:
-        return wire.encode(batch)
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._end(error.code, f"{error.text} ({len(batch)} messages)")

@@ -7,7 +7,7 @@ where the bus says subscribe.
 
 import asyncio
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from polybus import names
@@ -17,8 +17,8 @@ from polybus.edges.edge import Edge
 from polybus.edges.tcp.outbox import DroppedMessages
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
 from polybus.services.replay import replay
-from polybus.wire.codec import Codec
-from polybus.wire.positions import SubscribeLine, parse_start
+from polybus.wire.codec import Bad, Codec, Publish
+from polybus.wire.positions import Latest, Position, Start, SubscribeLine, parse_start
 
 EVERYTHING = "*"
 
@@ -53,6 +53,8 @@ class Translator(Subscriber):
     """One peer's side of the bus, in one protocol. Implements bus.Publisher too."""
 
     codec: Codec[Any]
+    encode: Callable[[Batch], Buffer]
+    """A batch in the protocol's bytes."""
 
     def __init__(self, edge: Edge, peer: Peer) -> None:
         self.edge = edge
@@ -74,10 +76,11 @@ class Translator(Subscriber):
 
     def handle(self, event: Any) -> None:
         """Act on one event of the codec."""
-        raise NotImplementedError
-
-    def encode(self, batch: Batch) -> Buffer:
-        raise NotImplementedError
+        match event:
+            case Publish(batches, whole):
+                self.publish(batches, whole)
+            case Bad(error):
+                self.bad(error)
 
     def send_error(self, code: str, text: str) -> None:
         raise NotImplementedError
@@ -107,7 +110,7 @@ class Translator(Subscriber):
         first = batches[0]
         self.bus.unsubscribe(first.topic, self)
         skip_sender = None if self.takes_own else self.peer.name
-        start = f"{first.epoch}:{first.first_offset}"
+        start = Position(first.epoch, first.first_offset)
         self._replay(first.topic, start, skip_sender=skip_sender)
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
@@ -201,24 +204,22 @@ class Translator(Subscriber):
         bounds = self.bus.log.bounds(topic)
         if topic in self.subscriptions:
             return
-        if start == "latest":
-            self.subscriptions.add(topic)
-            if tell:
-                self._told.add(topic)
-                self.tell_position(topic, bounds.epoch, bounds.stop)
-            self.bus.subscribe(topic, self)
-            return
-        self._replay(topic, start, tell=tell)
+        where = parse_start(start)
+        self.subscriptions.add(topic)
         if tell:
             self._told.add(topic)
-        self.subscriptions.add(topic)
+        if not isinstance(where, Latest):
+            self._replay(topic, where, tell=tell)
+            return
+        if tell:
+            self.tell_position(topic, bounds.epoch, bounds.stop)
+        self.bus.subscribe(topic, self)
 
     def _replay(
-        self, topic: str, start: str, *, tell: bool = False, skip_sender: str | None = None
+        self, topic: str, start: Start, *, tell: bool = False, skip_sender: str | None = None
     ) -> None:
         context = self.edge.context
-        where = parse_start(start)
-        work = replay(context, self, topic, where, tell=tell, skip_sender=skip_sender)
+        work = replay(context, self, topic, start, tell=tell, skip_sender=skip_sender)
         self._replays[topic] = context.loop.create_task(work)
 
     def subscribe_everything(self, start: str, *, tell: bool) -> None:

@@ -48,19 +48,6 @@ UNDETECTED = ("goms", "queue")
 class Connection(Stream):
     """One peer over TCP. Implements translator.Peer."""
 
-    __slots__ = (
-        "_carry",
-        "_connector",
-        "_full_reads",
-        "_head",
-        "_pieces",
-        "_read_bytes",
-        "_tls",
-        "_unfinished",
-        "is_admin",
-        "name",
-        "translator",
-    )
     proven = True
 
     def __init__(

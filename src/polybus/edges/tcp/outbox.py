@@ -144,29 +144,6 @@ class Outboxes:
 class Outbox:
     """One peer's pending bytes. `bytes` excludes what the transport holds."""
 
-    __slots__ = (
-        "_congested",
-        "_batches",
-        "_drains",
-        "_flusher",
-        "_join",
-        "_ledger",
-        "_limit",
-        "_lost",
-        "_on_overflow",
-        "_pending",
-        "_policy",
-        "_scheduled",
-        "_waiters",
-        "_write",
-        "_written",
-        "bytes",
-        "closed",
-        "paused",
-        "patience_s",
-        "quiet_s",
-    )
-
     def __init__(
         self,
         outboxes: Outboxes,

@@ -25,16 +25,6 @@ NO_LINGER = struct.pack("ii", 1, 0)
 class Stream(asyncio.BufferedProtocol):
     """The half of a connection that writes and closes. Implements bus.Holdable."""
 
-    __slots__ = (
-        "_closing",
-        "_held_by",
-        "_is_lost",
-        "_layers",
-        "_peer_ended",
-        "outbox",
-        "tcp",
-        "transport",
-    )
     transport: asyncio.Transport
     outbox: Outbox
 
