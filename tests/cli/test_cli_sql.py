@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -175,14 +174,11 @@ def pipeline(data: Path, tmp_path: Path) -> Iterator[list[str]]:
             raise UsageError("sql.failed", "Spark's own words")
         return pa.table({"n": [1, 2, 3]}).slice(0, rows_max), rows_max < 3
 
-    answering = service.Service(data, status=dict, stop=lambda: None, run_sql=run_sql)
-    note = service.folder(data) / "pipeline.json"
-    note.write_text(
-        json.dumps({"pid": os.getpid(), "socket": str(answering.socket_path), "master": "local"})
-    )
+    answering = service.Service(data, stop=lambda: None, run_sql=run_sql)
+    service.write_status(data, "running")
     yield asked
     answering.stop()
-    note.unlink()
+    service.write_status(data, "stopped")
 
 
 def test_what_duckdb_cannot_parse_goes_to_the_running_pipeline(

@@ -253,7 +253,7 @@ def test_the_demo_sends_on_every_protocol_with_the_flaws_of_real_traffic(tmp_pat
 def test_the_real_pipeline_fills_tables_and_ends_with_its_java(tmp_path: Path) -> None:
     with running_up(tmp_path, "--demo") as up:
         up.until_said(r"pipeline: ready after [\d.]+ s", SPARK_TIMEOUT_S)
-        java = int(json.loads((up.data / "pipeline" / "pipeline.json").read_text())["jvm"])
+        java = int(json.loads((up.data / "pipeline" / "status.json").read_text())["jvm"])
         up.until_said(r"tables .*silver=[1-9]", SPARK_TIMEOUT_S)
         assert not gone(java)
         os.killpg(up.process.pid, signal.SIGINT)

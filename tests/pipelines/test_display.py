@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from polybus.cli import main
 from polybus.cli.pipeline.display import RunDisplay
-from polybus.spark.pipelines.running.service import read_status, write_status
+from polybus.spark.pipelines.running import service
 
 FLOW: dict[str, Any] = {
     "pipeline": "shop",
@@ -47,9 +48,13 @@ def test_without_a_terminal_only_changes_are_shown(capsys: pytest.CaptureFixture
 
 
 def test_the_status_of_a_killed_run_is_killed(tmp_path: Path) -> None:
-    assert read_status(tmp_path) is None
+    assert service.read_status(tmp_path) is None
     warned = {**FLOW, "warning": "log.damaged: topic 'red' is left out"}
-    write_status(tmp_path, "running", [warned], ["pipeline.file: bad.py:1: no"])
+    service.write_status(
+        tmp_path, "running", flows=[warned], problems=["pipeline.file: bad.py:1: no"]
+    )
+    written = service.folder(tmp_path) / "status.json"
+    written.write_text(written.read_text().replace(f'"pid":{os.getpid()},', f'"pid":{2**22 - 1},'))
     shown = CliRunner().invoke(main, ["pipeline", "status", "--data", str(tmp_path)])
     assert shown.exit_code == 0
     assert shown.stdout.startswith("killed at 2")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.spark.pipelines.declared.sql_text import relation_of, statements, with_stream_names
+from polybus.spark.pipelines.declared.loader import statements
+from polybus.spark.pipelines.declared.readers import relation_of, with_stream_names
 
 
 def test_statements_end_at_semicolons_outside_of_strings_and_comments() -> None:

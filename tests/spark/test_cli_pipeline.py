@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -78,16 +79,9 @@ def test_the_template_runs_and_is_watched_and_stopped_by_other_processes(
 def test_check_shows_what_flows_read_and_write_and_all_errors(
     spark: Any, bus: RunningBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Shared:
-        """The tests' session, which `check` must not end."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(spark, name)
-
-        def stop(self) -> None:
-            pass
-
-    monkeypatch.setattr(supervisor, "open_session", lambda data, **options: Shared())
+    # The tests' session, which `check` must not end.
+    session = contextlib.nullcontext(spark)
+    monkeypatch.setattr(supervisor, "open_session", lambda data, **options: session)
     folder = tmp_path / "pipelines"
     folder.mkdir()
     (folder / "good.sql").write_text(

@@ -112,8 +112,8 @@ def test_the_pipeline_survives_restarts_in_any_order_and_alerts_reach_a_websocke
 def driver_here(spark: Any, data: Path, patched: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     """A driver in this process, on the tests' session, which it must not end."""
 
-    patched.setattr(spark, "stop", lambda: None)
-    patched.setattr(supervisor, "open_session", lambda data, **options: spark)
+    session = contextlib.nullcontext(spark)
+    patched.setattr(supervisor, "open_session", lambda data, **options: session)
     driver = Supervisor(PipelineOptions(data=data), lambda event: None)
     running = threading.Thread(target=driver.run)
     running.start()
@@ -141,7 +141,7 @@ def test_the_status_is_that_of_the_driver_while_it_runs_and_after_it_ended(
 
     with running_bus(tmp_path, ["t"]) as bus:
         bus.publish("t", ["one", "{two", "three"])
-        write_status(bus.data, "done", [], ["pipeline.file: of a run before"])
+        write_status(bus.data, "done", problems=["pipeline.file: of a run before"])
         with driver_here(spark, bus.data, monkeypatch):
             await_table(bus, "quarantine", 1)
             decoded = ("running", 3)

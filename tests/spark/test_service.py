@@ -8,16 +8,18 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 import pytest
+from spark_kit import eventually
 
+from polybus.client.http import blocking
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.layout import SOCKET_PATH_BYTES_MAX
 from polybus.spark.pipelines.running import service
-from polybus.spark.pipelines.running.service import Note, Service
+from polybus.spark.pipelines.running.service import PipelineStatus, Service
 
 
 class Answers:
@@ -25,9 +27,6 @@ class Answers:
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
-
-    def status(self) -> dict[str, Any]:
-        return {"pid": 1, "flows": []}
 
     def run_sql(self, query: str, rows_max: int) -> tuple[pa.Table, bool]:
         if query == "bad":
@@ -42,83 +41,73 @@ def answers() -> Answers:
 
 
 @pytest.fixture
-def note(tmp_path: Path, answers: Answers) -> Iterator[Note]:
+def status(tmp_path: Path, answers: Answers) -> Iterator[PipelineStatus]:
     served = Service(
         tmp_path,
-        status=answers.status,
         stop=answers.stopped.set,
         run_sql=answers.run_sql,
     )
-    yield Note(pid=os.getpid(), socket=str(served.socket_path), master="local")
+    yield PipelineStatus(state="running", time="now", socket=str(served.socket_path))
     served.stop()
 
 
-def test_rows_come_as_arrow_and_within_the_limit(note: Note) -> None:
-    table, head = service.query(note, "SELECT", rows_max=3)
+def test_rows_come_as_arrow_and_within_the_limit(status: PipelineStatus) -> None:
+    table, head = service.query(status, "SELECT", rows_max=3)
     assert table["n"].to_pylist() == [0, 1, 2]
     assert (head["rows"], head["truncated"]) == (3, True)
-    table, head = service.query(note, "SELECT")
+    table, head = service.query(status, "SELECT")
     assert (table.num_rows, head["truncated"]) == (1000, False)
 
 
-def test_a_refused_query_has_the_engines_error_and_the_connection_stays(note: Note) -> None:
+def test_a_refused_query_has_the_engines_error(
+    status: PipelineStatus,
+) -> None:
     with pytest.raises(PolybusError, match="sql.failed: no such table"):
-        service.query(note, "bad")
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(note.socket)
-        lines = connection.makefile("rb")
-        for request, code in (
-            (b"no json", "pipeline.request-invalid"),
-            (b'{"verb": "dance"}', "pipeline.request-invalid"),
-            (b'{"verb": "sql", "query": "x", "rows-max": 0}', "pipeline.request-invalid"),
-            (b'{"verb": "sql", "query": "bad"}', "sql.failed"),
-        ):
-            connection.sendall(request + b"\n")
-            assert msgspec.json.decode(lines.readline())["error"]["code"] == code
-        connection.sendall(b'{"verb": "status"}\n')
-        assert msgspec.json.decode(lines.readline()) == {"pid": 1, "flows": []}
-        lines.close()
+        service.query(status, "bad")
+    url = f"http+unix://{quote(status.socket, safe='')}"
+    for path, body, code in (
+        ("/sql", b"no json", "pipeline.request-invalid"),
+        ("/dance", None, "pipeline.request-invalid"),
+        ("/sql", b'{"query": "x", "rows-max": 0}', "pipeline.request-invalid"),
+        ("/sql", b" " * (service.REQUEST_BYTES_MAX + 1), "pipeline.request-invalid"),
+        ("/sql", b'{"query": "bad"}', "sql.failed"),
+    ):
+        with pytest.raises(PolybusError, match=code):
+            blocking.request(url, "POST", path, body)
 
 
-def test_a_line_without_end_is_refused_and_closed(note: Note) -> None:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(note.socket)
-        connection.sendall(b"x" * service.LINE_BYTES_MAX)
-        with connection.makefile("rb") as lines:
-            answer = msgspec.json.decode(lines.readline())
-            assert answer["error"]["code"] == "pipeline.request-invalid"
-            assert lines.read() == b""
-
-
-def test_connections_are_bounded(note: Note) -> None:
+def test_connections_are_bounded(status: PipelineStatus) -> None:
     crowd = []
     for _ in range(service.CONNECTIONS_MAX):
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(note.socket)
-        connection.sendall(b'{"verb": "status"}\n')
-        assert connection.recv(1000)
+        connection.connect(status.socket)
         crowd.append(connection)
     with pytest.raises(PolybusError, match="pipeline.busy"):
-        service.ask(note, "status")
+        eventually(lambda: not service.query(status, "SELECT"))
     for connection in crowd:
         connection.close()
 
 
-def test_only_the_owner_can_stop_the_pipeline_by_its_socket(note: Note, answers: Answers) -> None:
-    assert stat.S_IMODE(Path(note.socket).stat().st_mode) == 0o600
-    assert service.ask(note, "stop") == {"stopping": True}
+def test_only_the_owner_can_stop_the_pipeline_by_its_socket(
+    status: PipelineStatus, answers: Answers
+) -> None:
+    assert stat.S_IMODE(Path(status.socket).stat().st_mode) == 0o600
+    service.stop(status)
     assert answers.stopped.wait(5)
 
 
-def test_the_note_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
+def test_a_pipeline_runs_until_its_status_or_its_process_ends(tmp_path: Path) -> None:
     assert service.running(tmp_path) is None
-    folder = service.folder(tmp_path)
-    folder.mkdir()
-    gone = Note(pid=2**22 - 1, socket=str(tmp_path / "no.sock"), master="local")
-    (folder / "pipeline.json").write_bytes(msgspec.json.encode(gone))
+    service.write_status(tmp_path, "running", master="local")
+    found = service.running(tmp_path)
+    assert found is not None and (found.pid, found.master) == (os.getpid(), "local")
+    service.write_status(tmp_path, "stopped")
+    assert service.running(tmp_path) is None
+    gone = msgspec.structs.replace(found, pid=2**22 - 1)
+    (service.folder(tmp_path) / "status.json").write_bytes(msgspec.json.encode(gone))
     assert service.running(tmp_path) is None
     with pytest.raises(PolybusError, match="pipeline.unreachable"):
-        service.ask(gone, "status")
+        service.stop(gone)
 
 
 def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard import alerts, gold, watch
+from polybus.spark.pipelines.standard import gold, watch
 from polybus.spark.pipelines.standard.accumulated import RELATIVE_ERROR_MAX, buckets_of, values_of
 from polybus.spark.pipelines.standard.flow import check_tables, writer_of
 from polybus.spark.source.schema import arrow_schema, spark_schema
@@ -104,7 +104,8 @@ def found(traffic: pa.Table, after_s: float = 30.0, **raised: int) -> list[tuple
     known = {("t", kind): at_us for kind, at_us in raised.items()}
     now_us = NOON_US + int(after_s * 1e6)
     return [
-        (one.kind, one.topic, one.messages) for one in alerts.find(traffic, now_us, SETTINGS, known)
+        (one.kind, one.topic, one.messages)
+        for one in watch.find_alerts(traffic, now_us, SETTINGS, known)
     ]
 
 

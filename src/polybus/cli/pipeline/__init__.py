@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from polybus.cli.exits import end
 from polybus.cli.options import F, data_option, existing_data, json_option, load_config
@@ -178,10 +179,10 @@ def stop(data: str | None) -> None:
     from polybus.spark.pipelines.running import service
 
     folder = _data(data)
-    note = service.running(folder)
-    if note is None:
+    found = service.running(folder)
+    if found is None:
         raise UsageError("pipeline.not-running", f"no pipeline runs on {folder}")
-    service.ask(note, "stop")
+    service.stop(found)
     until_s = time.monotonic() + STOP_TIMEOUT_S
     while True:
         try:
@@ -190,25 +191,26 @@ def stop(data: str | None) -> None:
                 break
         except UsageError as error:
             if time.monotonic() > until_s:
-                text = f"the pipeline (process {note.pid}) still runs after {STOP_TIMEOUT_S:.0f} s"
+                text = f"the pipeline (process {found.pid}) still runs after {STOP_TIMEOUT_S:.0f} s"
                 raise PolybusError("pipeline.stop-timeout", text) from error
             time.sleep(0.05)
-    click.echo(f"stopped (process {note.pid})")
+    click.echo(f"stopped (process {found.pid})")
 
 
 def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
     """`running` or how the last run ended, and the last known progress."""
     from polybus.spark.pipelines.running import service
 
-    note = service.running(data)
-    if note is not None:
-        return "running", service.ask(note, "status")
     last = service.read_status(data)
     if last is None:
         return "never run", {}
-    state = last.pop("state")
-    # A run that was killed could not write how it ended.
-    return ("killed" if state == "running" else state), last
+    found = msgspec.to_builtins(last)
+    state = found.pop("state")
+    if service.running(data) is not None:
+        del found["time"]
+    elif state == "running":  # a run that was killed could not write how it ended
+        state = "killed"
+    return state, found
 
 
 def _data(data: str | None) -> Path:

@@ -1,6 +1,7 @@
 """Spark sessions of a pipeline: one application, and separate sessions within it."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ SOURCE = "polybus"
 LOOKUPS_MAX = 5
 
 
+@contextlib.contextmanager
 def open_session(
     data: Path, *, url: str | None = None, master: str = MASTER, memory: str = MEMORY
-) -> Any:
-    """The session of a pipeline.
+) -> Iterator[Any]:
+    """The session of a pipeline, which ends with the block, as do all that are derived from it.
 
     Raises:
         PolybusError: Java or PySpark is missing; `spark.server`, the server cannot run flows.
@@ -23,14 +25,17 @@ def open_session(
     from polybus.spark.session import session
 
     spark = session(data=data, url=url, master=master, app="polybus pipeline", memory=memory)
-    if connect.is_connect(spark):
-        try:
+    from py4j.protocol import Py4JError
+
+    try:
+        if connect.is_connect(spark):
             connect.check_server(spark, data)
-        except BaseException:
+        register_source(spark)
+        yield spark
+    finally:
+        connect.end_all()
+        with contextlib.suppress(Py4JError, ConnectionError):  # its JVM has ended already
             spark.stop()
-            raise
-    register_source(spark)
-    return spark
 
 
 def another_session(spark: Any) -> Any:
@@ -42,21 +47,10 @@ def another_session(spark: Any) -> Any:
     return session
 
 
-def end_session(spark: Any) -> None:
-    """Stop the session of `open_session`, and all that `another_session` derived from it."""
-    from py4j.protocol import Py4JError
-
-    connect.end_all()
-    with contextlib.suppress(Py4JError, ConnectionError):  # its JVM has ended already
-        spark.stop()
-
-
 def use_in_thread(spark: Any) -> None:
     """Make the session this thread's active one, where Spark looks for Python data sources."""
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is not None:  # Spark Connect has no active session in a JVM
-        sessions = type(spark)._get_j_spark_session_class(jvm)  # noqa: SLF001
-        sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    if not connect.is_connect(spark):
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001
 
 
 def register_source(spark: Any) -> None:

@@ -19,7 +19,7 @@ from pyspark.pipelines.output import StreamingTable
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared.names import Names
-from polybus.spark.pipelines.declared.problems import PipelineError, place_of
+from polybus.spark.pipelines.declared.registry import PipelineError, place_of
 from polybus.spark.pipelines.sessions import scala_list
 
 FILE = "flow.json"

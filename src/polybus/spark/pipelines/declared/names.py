@@ -3,17 +3,24 @@
 A stream of a streaming table of the same pipeline is replaced by the queries that fill the table.
 Both flows then read the topics, neither waits for files of the other, and each has its own
 checkpoint.
+
+A stream that is joined with a lake table reads it in the format `polybus-table`, which has the
+newest version for each batch. Spark's own Parquet reader lists a table's files once, when a stream
+starts, and would never see later rows; everything else reads tables natively.
 """
 
 import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, TemporaryView
 from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
@@ -21,10 +28,14 @@ from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import open_origin
 from polybus.spark.pipelines.declared import readers
-from polybus.spark.pipelines.declared.problems import PipelineError, located, place_of
-from polybus.spark.pipelines.declared.registry import DeclaredPipeline
-from polybus.spark.pipelines.declared.table_source import FORMAT, LakeTableSource
+from polybus.spark.pipelines.declared.registry import (
+    DeclaredPipeline,
+    PipelineError,
+    located,
+    place_of,
+)
 
+TABLE_FORMAT = "polybus-table"
 _STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 # RocksDB's files are saved by a call that requires Hadoop's checksummed file system, and our
 # sessions use the raw one. Uncached, so that only the flow that needs it gets it.
@@ -185,8 +196,7 @@ class _Call(readers.Resolver):
         spark = self.names.spark
         if self.names.is_streaming(self.root):
             kept = tables.read(spark, table).schema if schema is None else schema
-            reader = spark.read.format(FORMAT).schema(kept)
-            return reader.option("path", str(table.path)).load()
+            return spark.read.format(TABLE_FORMAT).schema(kept).load(str(table.path))
         if schema is not None and (not self.run or not table.exists):
             return spark.createDataFrame([], schema)
         frame = tables.read(spark, table)
@@ -259,3 +269,40 @@ def _nullable(schema: StructType) -> StructType:
 def writes_rows(output: Any) -> bool:
     """Whether the output has flows of its own; a temporary view is part of other queries."""
     return isinstance(output, StreamingTable | MaterializedView | Sink)
+
+
+class LakeTableSource(DataSource):
+    """Options: `path`, the table's folder. The schema is required."""
+
+    @classmethod
+    def name(cls) -> str:
+        return TABLE_FORMAT
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return LakeTableReader(self.options["path"], to_arrow_schema(schema, timezone="UTC"))
+
+
+class LakeTableReader(DataSourceReader):
+    """Reads the newest version in one task: tables that streams are joined with are small."""
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self._path = path
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The table's rows in exactly these columns; missing columns are null."""
+        table = LakeTable(Path(self._path))
+        if table.exists:
+            rows = table.read()
+            columns = [
+                rows[field.name].cast(field.type)
+                if field.name in rows.column_names
+                else pa.nulls(rows.num_rows, field.type)
+                for field in self._schema
+            ]
+            yield from pa.table(columns, schema=self._schema).to_batches()

@@ -10,31 +10,154 @@ fit the checkpoint. A pipeline with a problem does not start; the others do.
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.pipelines.flow import Flow as Query
-from pyspark.pipelines.output import MaterializedView, StreamingTable
+from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable
 
 from polybus.errors import PolybusError, UsageError
+from polybus.lake.table import LakeTable, open_table
+from polybus.spark import listener
 from polybus.spark.causes import clean_cause
+from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.changes import Changes, Fingerprint, fingerprint
 from polybus.spark.pipelines.declared.loader import choose, find_pipelines, load_pipeline
 from polybus.spark.pipelines.declared.names import (
     Analysed,
+    Input,
     Names,
     in_schema_of,
     united,
     writes_rows,
 )
-from polybus.spark.pipelines.declared.problems import PipelineError, place_of
-from polybus.spark.pipelines.declared.writing import VIEW_INTERVAL_S, ViewFlow, start_stream
+from polybus.spark.pipelines.declared.readers import FORMAT
+from polybus.spark.pipelines.declared.registry import PipelineError, place_of
 from polybus.spark.pipelines.flows import FlowContext, PipelineFlow, checkpoints_of
-from polybus.spark.pipelines.sessions import another_session
+from polybus.spark.pipelines.sessions import another_session, use_in_thread
 from polybus.spark.session.connect import is_connect
+
+VIEW_INTERVAL_S = 1.0
+"""How often a materialized view checks its inputs for changes, in continuous mode."""
+
+
+def start_stream(
+    context: FlowContext, *, names: Names, query: Query, frame: Any, starts_over: bool
+) -> Any:
+    """Start the streaming query of a flow into a table or a sink.
+
+    `starts_over` says that its checkpoint is new on purpose: a sink may take over its producer.
+    """
+    name = f"{names.pipeline.name}.{query.name}"
+    output = names.pipeline.outputs[query.target]
+    writer = (
+        in_schema_of(frame, output)
+        .writeStream.queryName(name)
+        .outputMode("append")
+        .option("checkpointLocation", str(context.checkpoint))
+        .trigger(**context.trigger)
+    )
+    if isinstance(output, Sink):
+        options = dict(output.options)
+        if output.format == FORMAT:
+            options |= names.bus.missing_options(options)
+            if "producer" not in {key.lower() for key in options}:
+                options["producer"] = name
+            if starts_over:
+                options["takeOver"] = "true"
+        writer = writer.format(output.format).options(**options)
+    else:
+        table, columns = names.table(query.target), tuple(output.partition_cols or ())
+        writer = writer.foreachBatch(Append(query.name, table, context.checkpoint, columns))
+    use_in_thread(names.spark)
+    with names.settings_of(query):
+        return writer.start()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Append:
+    """Appends the batches of a flow to its table. Spark Connect sends it to the server."""
+
+    flow: str
+    table: LakeTable
+    checkpoint: Path
+    partition_by: tuple[str, ...]
+
+    def __call__(self, rows: Any, batch_id: int) -> None:
+        from polybus.spark import tables
+
+        tables.append(
+            rows,
+            self.table,
+            # A new checkpoint counts its batches from 0 again: its id tells the two apart.
+            writer=f"{self.flow}:{Checkpoint(self.checkpoint).query_id()}",
+            batch_id=batch_id,
+            partition_by=self.partition_by,
+        )
+
+
+class ViewFlow:
+    """A materialized view, which is computed completely when its inputs have changed."""
+
+    def __init__(self, names: Names, query: Query) -> None:
+        self._names = names
+        self._query = query
+        self._seen: dict[Input, Any] | None = None
+        self._refreshing = threading.Lock()
+
+    def refresh(self, context: FlowContext) -> None:
+        """Replace the table, unless no input has changed since the last time."""
+        from polybus.spark import tables
+
+        with self._refreshing:
+            if self._seen and self._seen == self._versions(self._seen):
+                return
+            before = self._seen
+            analysed = self._names.analyse(self._query, run=True)
+            # Read before the rows: a change in between causes one unnecessary refresh.
+            self._seen = self._versions(analysed.inputs)
+            output = self._names.pipeline.outputs[self._query.target]
+            table = self._names.table(self._query.target)
+            use_in_thread(self._names.spark)
+            try:
+                with self._settings():
+                    rows = in_schema_of(analysed.frame, output)
+                    count = tables.replace(rows, table, writer=self._query.name)
+            except BaseException:
+                self._seen = before
+                raise
+            context.figures.rows = count
+
+    def _settings(self) -> AbstractContextManager[None]:
+        """The settings, if there are any: other flows cannot start while the session has them."""
+        if self._names.pipeline.conf or self._query.spark_conf:
+            return self._names.settings_of(self._query)
+        return nullcontext()
+
+    def _versions(self, inputs: Any) -> dict[Input, Any]:
+        """The version of every input; the same versions mean the same rows."""
+        return {one: self._version(one) for one in inputs}
+
+    def _version(self, one: Input) -> Any:
+        bus = self._names.bus
+        if one.kind == "dataset":
+            return self._names.table(one.name).version
+        if one.kind == "table":
+            return open_table(bus.data, one.name).version
+        if bus.url is not None:
+            return object()  # counts as changed, which is cheaper than a request each second
+        from polybus.log.reading.reader import LogReader
+
+        try:
+            bounds = LogReader(bus.data).bounds(one.name)
+        except PolybusError:
+            return None
+        return (bounds.epoch, bounds.start, bounds.stop)
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,16 +225,18 @@ class _Preparation:
             for query in self._pipeline.queries.values()
             if writes_rows(self._pipeline.outputs[query.target])
         ]
-        analysed = {}
-        for query in self._pipeline.queries.values():
-            analysed[query.name] = self._analyse(query)
+        analysed = {name: self._analyse(query) for name, query in self._pipeline.queries.items()}
         for output in self._pipeline.outputs.values():
             self._check_schemas(output, analysed)
         changes = Changes(self._names, self._checkpoints, self._prints)
         chosen = [query for query in queries if changes.is_reset(query, resets)]
         changes.check([query for query in queries if query not in chosen])
         if not check_only:
-            self._report_positions()
+            if not is_connect(self._names.spark):
+                bus = self._names.bus
+                # The bus lists the flows as consumers; a listener sees one session only.
+                data = bus.data if bus.url is None else None
+                listener.install(self._names.spark, data=data, url=bus.url, token=bus.token)
             changes.start_over(chosen)
             changes.store()
         prepared.flows += [
@@ -120,29 +245,18 @@ class _Preparation:
         ]
         return {name for query in chosen for name in changes.spellings(query)} & resets
 
-    def _report_positions(self) -> None:
-        """Let the bus list the flows as consumers; a listener sees one session only."""
-        from polybus.spark.listener import install
-
-        if is_connect(self._names.spark):
-            return
-        bus = self._names.bus
-        data = bus.data if bus.url is None else None
-        install(self._names.spark, data=data, url=bus.url, token=bus.token)
-
     def _analyse(self, query: Query) -> Analysed:
         analysed = self._names.analyse(query)
         output = self._pipeline.outputs[query.target]
-        streaming = analysed.frame.isStreaming
-        if isinstance(output, MaterializedView) and streaming:
-            text = f"{query.name} is a materialized view, and its query is a stream"
-            advice = "read with spark.read, or declare a table"
+        is_view = isinstance(output, MaterializedView)
+        if writes_rows(output) and analysed.frame.isStreaming == is_view:
+            text = f"{query.name} writes to {query.target}, which takes a stream"
+            advice = "read a stream (spark.readStream, STREAM(name)), or declare a view"
+            if is_view:
+                text = f"{query.name} is a materialized view, and its query is a stream"
+                advice = "read with spark.read, or declare a table"
             raise PipelineError("pipeline.query", f"{text}; {advice}", **place_of(query))
-        if writes_rows(output) and not isinstance(output, MaterializedView):
-            if not streaming:
-                text = f"{query.name} writes to {query.target}, which takes a stream"
-                advice = "read a stream (spark.readStream, STREAM(name)), or declare a view"
-                raise PipelineError("pipeline.query", f"{text}; {advice}", **place_of(query))
+        if writes_rows(output) and not is_view:
             self._check_stream(query, analysed.frame)
             shaped = in_schema_of(analysed.frame, output)
             self._prints[query.name] = fingerprint(
@@ -196,12 +310,11 @@ class _Preparation:
 
     def _after(self, analysed: Analysed) -> tuple[str, ...]:
         """The flows that fill the tables that a query reads as tables."""
-        inputs = [one for one in analysed.inputs if one.kind == "dataset" and not one.streaming]
-        return tuple(
-            sorted(
-                query.name
-                for one in inputs
-                if writes_rows(self._pipeline.outputs[one.name])
-                for query in self._pipeline.queries_into(one.name)
-            )
-        )
+        tables = {
+            one.name
+            for one in analysed.inputs
+            if one.kind == "dataset" and not one.streaming
+            if writes_rows(self._pipeline.outputs[one.name])
+        }
+        filling = [one.name for one in self._pipeline.queries.values() if one.target in tables]
+        return tuple(sorted(filling))

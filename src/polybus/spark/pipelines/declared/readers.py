@@ -7,6 +7,7 @@ of such functions they behave as Spark's own.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,18 @@ from pyspark.errors import AnalysisException
 
 from polybus.errors import UsageError
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.declared.sql_text import STREAM_MARK, relation_of, with_stream_names
 from polybus.spark.pipelines.sessions import use_in_thread
 
 FORMAT = "polybus"
+# SQL strings, quoted names and comments: nothing inside them is a word of the statement.
+OPAQUE = r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/"
+_STREAM = re.compile(
+    rf"(?P<opaque>{OPAQUE})"
+    r"|\bSTREAM\s*(?:\(\s*(?P<inner>(?:`[^`]+`|[\w$.-]+))\s*\)|\s(?P<bare>(?:`[^`]+`|[A-Za-z_][\w.]*)))",
+    re.IGNORECASE | re.DOTALL,
+)
+STREAM_MARK = "@stream"
+"""The suffix of the temporary view that stands for a stream in a statement."""
 _NAMES_IN_A_QUERY_MAX = 100
 _INSTALLED: set[type] = set()
 # The active session is global, and a session's views are shared by its threads. So the functions of
@@ -131,16 +140,13 @@ class _Reader(_SparkReader):
         return super().table(name, *more, **options) if found is None else found
 
 
-class _StreamReader(_Reader):
-    _streaming = True
-
-
 def install(session_type: Any) -> None:
     """Make the sessions of this type resolve our names; idempotent."""
     if session_type in _INSTALLED:
         return
-    for name, mixin in (("read", _Reader), ("readStream", _StreamReader)):
-        setattr(session_type, name, _reader_property(getattr(session_type, name), mixin))
+    for name, streaming in (("read", False), ("readStream", True)):
+        spark_property = getattr(session_type, name)
+        setattr(session_type, name, _reader_property(spark_property, streaming=streaming))
     sparks_table, sparks_sql = session_type.table, session_type.sql
 
     def table(self: Any, tableName: str) -> Any:
@@ -153,14 +159,13 @@ def install(session_type: Any) -> None:
         if resolver is None:
             return sparks_sql(self, sqlQuery, args, **kwargs)
         text = with_stream_names(sqlQuery)
-        with _temporary_names(self, resolver) as find_name:
-            return _resolved(lambda: sparks_sql(self, text, args, **kwargs), find_name)
+        return _resolved(self, resolver, lambda: sparks_sql(self, text, args, **kwargs))
 
     session_type.table, session_type.sql = table, sql
     _INSTALLED.add(session_type)
 
 
-def _reader_property(spark: Any, mixin: type) -> property:
+def _reader_property(spark: Any, *, streaming: bool) -> property:
     made: dict[type, type] = {}
 
     def read(self: Any) -> Any:
@@ -170,49 +175,57 @@ def _reader_property(spark: Any, mixin: type) -> property:
             return plain
         kind = type(plain)
         if kind not in made:
-            made[kind] = type(f"Pipeline{kind.__name__}", (mixin, kind), {})
+            name = f"Pipeline{kind.__name__}"
+            made[kind] = type(name, (_Reader, kind), {"_streaming": streaming})
         return made[kind](self, resolver)
 
     return property(read, doc=spark.__doc__)
 
 
-@contextmanager
-def _temporary_names(spark: Any, resolver: Resolver) -> Iterator[Any]:
-    """A function that makes a name known to SQL, until the end of the block."""
+def _resolved(spark: Any, resolver: Resolver, query: Callable[[], Any]) -> Any:
+    """Analyse a query; each name that Spark does not know becomes a view of ours meanwhile."""
     known: list[str] = []
-
-    def find_name(name: str) -> bool:
-        streaming = name.endswith(STREAM_MARK)
-        find = resolver.stream if streaming else resolver.batch
-        frame = None if name in known else find(name.removesuffix(STREAM_MARK), {})
-        if frame is None:
-            return False
-        frame.createOrReplaceTempView(f"`{name}`")
-        known.append(name)
-        return True
-
     # Spark logs every unknown name, and unknown names are how we learn what a query reads.
     log = logging.getLogger("SQLQueryContextLogger")
-    before = log.disabled
-    log.disabled = True
+    before, log.disabled = log.disabled, True
     try:
-        yield find_name
+        while True:
+            try:
+                return query()
+            except AnalysisException as error:
+                name = missing_relation(error)
+                if name is None or name in known or len(known) >= _NAMES_IN_A_QUERY_MAX:
+                    raise
+                find = resolver.stream if name.endswith(STREAM_MARK) else resolver.batch
+                frame = find(name.removesuffix(STREAM_MARK), {})
+                if frame is None:
+                    raise
+                frame.createOrReplaceTempView(f"`{name}`")
+                known.append(name)
     finally:
         log.disabled = before
         for name in known:
             spark.catalog.dropTempView(name)
 
 
-def _resolved(query: Any, find_name: Any) -> Any:
-    """Analyse a query; look up each name that Spark does not know among ours."""
-    for _ in range(_NAMES_IN_A_QUERY_MAX):
-        try:
-            return query()
-        except AnalysisException as error:
-            missing = missing_relation(error)
-            if missing is None or not find_name(missing):
-                raise
-    return query()
+def with_stream_names(text: str) -> str:
+    """Mark streams: a statement may read one name as a stream and as a table.
+
+    `STREAM(orders)` becomes ``STREAM(`orders@stream`)``.
+    """
+
+    def renamed(match: re.Match[str]) -> str:
+        if match.group("opaque"):
+            return match.group()
+        name = (match.group("inner") or match.group("bare")).strip("`")
+        return f"STREAM(`{name}{STREAM_MARK}`)"
+
+    return _STREAM.sub(renamed, text)
+
+
+def relation_of(quoted: str) -> str:
+    """The plain name in Spark's `` `a`.`b` ``."""
+    return ".".join(part.strip("`") for part in re.findall(r"`[^`]*`|[^.`]+", quoted))
 
 
 def missing_relation(error: Exception) -> str | None:

@@ -1,18 +1,17 @@
 """How other processes find, watch and stop the pipeline of a data folder.
 
     DATA/pipeline/lock             held while a pipeline runs: two would share checkpoints
-    DATA/pipeline/pipeline.json    process and socket of the pipeline that runs, see Note
+    DATA/pipeline/status.json      process, socket and progress of the pipeline that runs, written
+                                   each second; or how the last one ended, see PipelineStatus
     DATA/pipeline/pipeline.sock    the socket, for its owner only
-    DATA/pipeline/status.json      progress each second, and how the last run ended
 
-A request on the socket is a JSON object on a line. A connection may send many, one at a time:
+The socket speaks HTTP:
 
-    {"verb": "status"}                           → {"pid": …, "flows": […]}
-    {"verb": "sql", "query": …, "rows-max": …}   → {"rows": …, "truncated": …, "seconds": …},
-                                                   then the rows as an Arrow IPC stream
-    {"verb": "stop"}                             → {"stopping": true}
+    POST /sql {"query": …, "rows-max": …}   → the rows as an Arrow IPC stream; the metadata `answer`
+                                              of its schema has `rows`, `truncated` and `seconds`
+    POST /stop                              → {"stopping": true}
 
-A refusal is `{"error": {"code": …, "text": …}}`; the connection stays.
+A refusal has the form of the bus's: `{"code": …, "detail": …}`.
 
 Nothing here imports PySpark.
 """
@@ -20,24 +19,26 @@ Nothing here imports PySpark.
 import contextlib
 import datetime
 import os
-import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
-from io import BufferedReader
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 
+from polybus.client.http import blocking as http
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.disk import FileLock
 from polybus.processes import is_alive
 
-LINE_BYTES_MAX = 1 << 20
+REQUEST_BYTES_MAX = 1 << 20
 CONNECTIONS_MAX = 16
 ROWS_MAX = 10_000
 """Rows of an answer if the request does not say."""
@@ -45,21 +46,26 @@ ROWS_MAX_LIMIT = 1_000_000
 """The most rows a request may ask for: an answer is held in memory as a whole."""
 ANSWER_TIMEOUT_S = 600.0
 STOP_INTERVAL_S = 0.1
-T = TypeVar("T")
 RunSql = Callable[[str, int], tuple[pa.Table, bool]]
 
 
 # The files.
 
 
-class Note(msgspec.Struct, frozen=True):
-    """The content of pipeline.json: the pipeline that runs on the data folder."""
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The content of status.json."""
 
-    pid: int
-    socket: str
-    master: str
+    state: str
+    """`running`, or how it ended: `done`, `failed` or `stopped`. A killed one stays `running`."""
+    time: str
+    pid: int = 0
+    socket: str = ""
+    master: str = ""
     jvm: int = 0
     """The Java process, which may briefly outlive a killed driver; 0 if it is elsewhere."""
+    uptime_s: float = 0.0
+    flows: list[dict[str, Any]] = []
+    problems: list[str] = []
 
 
 def folder(data: Path) -> Path:
@@ -89,66 +95,40 @@ def socket_path(data: Path) -> Path:
     return layout.socket_path(folder(data.resolve()) / "pipeline.sock")
 
 
-def write_note(data: Path, *, master: str, jvm: int) -> None:
-    """Tell other processes that this one runs the pipeline."""
-    note = Note(pid=os.getpid(), socket=str(socket_path(data)), master=master, jvm=jvm)
-    _replace(folder(data) / "pipeline.json", note)
+def write_status(data: Path, state: str, **about: Any) -> None:
+    """Replace status.json, without fsync: after a power cut no pipeline runs."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    where = str(socket_path(data))
+    status = PipelineStatus(state=state, time=now, pid=os.getpid(), socket=where, **about)
+    path = folder(data) / "status.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(msgspec.json.encode(status))
+    temporary.rename(path)
 
 
-def read_note(data: Path) -> Note | None:
-    """The note, whether its pipeline still runs or was killed."""
-    return _read(folder(data) / "pipeline.json", Note)
-
-
-def remove_note(data: Path) -> None:
-    (folder(data) / "pipeline.json").unlink(missing_ok=True)
-
-
-def running(data: Path) -> Note | None:
-    """The note of the pipeline that runs on the folder now, if one does."""
-    note = read_note(data)
-    return note if note is not None and is_alive(note.pid) else None
-
-
-def write_status(data: Path, state: str, flows: list[dict[str, Any]], problems: list[str]) -> None:
-    """Replace status.json, if the disk has room for it."""
-    status = {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "state": state,
-        "flows": flows,
-        "problems": problems,
-    }
-    # Flows report a full disk; a missing status is no reason to end them.
-    with contextlib.suppress(OSError):
-        _replace(folder(data) / "status.json", status)
-
-
-def read_status(data: Path) -> dict[str, Any] | None:
+def read_status(data: Path) -> PipelineStatus | None:
     """The last status; None if no pipeline ever ran here."""
-    return _read(folder(data) / "status.json", dict[str, Any])
-
-
-def _read(path: Path, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        content = (folder(data) / "status.json").read_bytes()
+        return msgspec.json.decode(content, type=PipelineStatus)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _replace(path: Path, content: Any) -> None:
-    """Replace a file as a whole, without fsync: after a power cut no pipeline runs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(msgspec.json.encode(content))
-    temporary.rename(path)
+def running(data: Path) -> PipelineStatus | None:
+    """The status of the pipeline that runs on the folder now, if one does."""
+    status = read_status(data)
+    if status is None or status.state != "running" or not status.pid:
+        return None
+    return status if is_alive(status.pid) else None
 
 
 # The pipeline's side of the socket.
 
 
-class ServiceRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    verb: str
-    query: str = ""
+class SqlRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    query: str
     rows_max: int = ROWS_MAX
 
 
@@ -156,28 +136,21 @@ class Service(socketserver.ThreadingUnixStreamServer):
     """Answers on the socket, in its own threads, until `stop`.
 
     Args:
-        status: returns the answer of the verb `status`.
-        stop: called by the verb `stop`; must return at once.
+        stop: called by /stop; must return at once.
         run_sql: runs a query; returns at most the given number of rows, and whether there are more.
     """
 
     daemon_threads = True
+    # Those over the limit wait to be refused.
+    request_queue_size = 2 * CONNECTIONS_MAX
     # A client may wait for a long query when the pipeline stops: nobody waits for it.
     block_on_close = False
 
-    def __init__(
-        self,
-        data: Path,
-        *,
-        status: Callable[[], dict[str, Any]],
-        stop: Callable[[], None],
-        run_sql: RunSql,
-    ) -> None:
+    def __init__(self, data: Path, *, stop: Callable[[], None], run_sql: RunSql) -> None:
         self.socket_path = socket_path(data)
         self.free_connections = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self._status = status
-        self._stop_pipeline = stop
-        self._run_sql = run_sql
+        self.stop_pipeline = stop
+        self.run_sql = run_sql
         self.socket_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path.unlink(missing_ok=True)
         before = os.umask(0o177)
@@ -194,112 +167,101 @@ class Service(socketserver.ThreadingUnixStreamServer):
         self.server_close()
         self.socket_path.unlink(missing_ok=True)
 
-    def answer(self, line: bytes, out: Any) -> None:
-        """Answer one request. Raises PolybusError, the refusal."""
-        if not line.endswith(b"\n"):
-            text = f"a request is a line of at most {LINE_BYTES_MAX} bytes"
-            raise UsageError("pipeline.request-invalid", text)
+
+class _Connection(BaseHTTPRequestHandler):
+    server: Service
+
+    def handle(self) -> None:
+        self._is_free = self.server.free_connections.acquire(blocking=False)
         try:
-            request = msgspec.json.decode(line, type=ServiceRequest)
-        except msgspec.MsgspecError as error:
-            raise UsageError("pipeline.request-invalid", str(error)) from error
-        if request.verb == "status":
-            _write_line(out, self._status())
-        elif request.verb == "stop":
-            _write_line(out, {"stopping": True})
-            self._stop_pipeline()
-        elif request.verb == "sql":
-            self._answer_sql(request, out)
+            with contextlib.suppress(ConnectionError):
+                super().handle()
+        finally:
+            if self._is_free:
+                self.server.free_connections.release()
+
+    def do_POST(self) -> None:
+        try:
+            self._answer(self._body())
+        except PolybusError as error:
+            problem = {"code": error.code, "detail": error.text}
+            self._send(msgspec.json.encode(problem), HTTPStatus.BAD_REQUEST)
+
+    def _body(self) -> bytes:
+        if not self._is_free:
+            raise PolybusError("pipeline.busy", f"{CONNECTIONS_MAX} connections are open already")
+        size = self.headers.get("content-length", "0")
+        if not size.isdecimal() or int(size) > REQUEST_BYTES_MAX:
+            text = f"a request has a length of at most {REQUEST_BYTES_MAX} bytes"
+            raise UsageError("pipeline.request-invalid", text)
+        return self.rfile.read(int(size))
+
+    def _answer(self, body: bytes) -> None:
+        if self.path == "/stop":
+            self._send(b'{"stopping": true}')
+            self.server.stop_pipeline()
+        elif self.path == "/sql":
+            self._send(self._rows(body))
         else:
-            text = f"unknown verb {request.verb[:40]!r}; the verbs are status, stop and sql"
+            text = f"{self.path[:40]!r} is unknown; the requests are /stop and /sql"
             raise UsageError("pipeline.request-invalid", text)
 
-    def _answer_sql(self, request: ServiceRequest, out: Any) -> None:
+    def _rows(self, body: bytes) -> memoryview:
+        try:
+            request = msgspec.json.decode(body, type=SqlRequest)
+        except msgspec.MsgspecError as error:
+            raise UsageError("pipeline.request-invalid", str(error)) from error
         if not 0 < request.rows_max <= ROWS_MAX_LIMIT:
             text = f"rows-max is {request.rows_max}; it must be 1 to {ROWS_MAX_LIMIT}"
             raise UsageError("pipeline.request-invalid", text)
         started_s = time.monotonic()
-        table, truncated = self._run_sql(request.query, request.rows_max)
+        table, truncated = self.server.run_sql(request.query, request.rows_max)
         seconds = round(time.monotonic() - started_s, 3)
-        _write_line(out, {"rows": table.num_rows, "truncated": truncated, "seconds": seconds})
-        with pa.ipc.new_stream(out, table.schema) as stream:
+        answer = {"rows": table.num_rows, "truncated": truncated, "seconds": seconds}
+        table = table.replace_schema_metadata({"answer": msgspec.json.encode(answer)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
-        out.flush()
+        return memoryview(sink.getvalue())
 
+    def _send(self, body: bytes | memoryview, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-class _Connection(socketserver.StreamRequestHandler):
-    wbufsize = -1
-    server: Service
-
-    def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            if not self.server.free_connections.acquire(blocking=False):
-                text = f"{CONNECTIONS_MAX} connections are open already"
-                return self._refuse(PolybusError("pipeline.busy", text))
-            try:
-                for line in iter(lambda: self.rfile.readline(LINE_BYTES_MAX), b""):
-                    try:
-                        self.server.answer(line, self.wfile)
-                    except PolybusError as error:
-                        self._refuse(error)
-                    if not line.endswith(b"\n"):
-                        break
-            finally:
-                self.server.free_connections.release()
-
-    def _refuse(self, error: PolybusError) -> None:
-        _write_line(self.wfile, {"error": {"code": error.code, "text": error.text}})
-
-    def finish(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            super().finish()
-
-
-def _write_line(out: Any, answer: dict[str, Any]) -> None:
-    out.write(msgspec.json.encode(answer) + b"\n")
-    out.flush()
+    def log_message(self, *message: Any) -> None:
+        """Standard error belongs to Spark and to the pipeline's own events."""
 
 
 # The clients' side of the socket.
 
 
-def ask(note: Note, verb: str) -> dict[str, Any]:
-    """Send the verb `status` or `stop`, and return the answer.
-
-    Raises:
-        PolybusError: its refusal, or `pipeline.unreachable`.
-    """
-    with _asked(note, {"verb": verb}) as (answer, _):
-        return answer
+def stop(status: PipelineStatus) -> None:
+    """Ask the pipeline to end. Raises PolybusError, `pipeline.unreachable` or its refusal."""
+    _ask(status, "/stop", None)
 
 
-def query(note: Note, sql: str, *, rows_max: int = ROWS_MAX) -> tuple[pa.Table, dict[str, Any]]:
+def query(
+    status: PipelineStatus, sql: str, *, rows_max: int = ROWS_MAX
+) -> tuple[pa.Table, dict[str, Any]]:
     """Run SQL on the pipeline's session: the rows, and `rows`, `truncated`, `seconds`.
 
     Raises:
         PolybusError: `sql.failed` with Spark's own text, or `pipeline.unreachable`.
     """
-    with _asked(note, {"verb": "sql", "query": sql, "rows-max": rows_max}) as (answer, stream):
-        try:
-            with pa.ipc.open_stream(stream) as rows:
-                return rows.read_all(), answer
-        except (OSError, pa.ArrowInvalid) as error:
-            text = f"the pipeline (process {note.pid}) ended in the middle of an answer: {error}"
-            raise PolybusError("pipeline.unreachable", text) from error
+    request = msgspec.json.encode({"query": sql, "rows-max": rows_max})
+    table = pa.ipc.open_stream(_ask(status, "/sql", request)).read_all()
+    answer = msgspec.json.decode(table.schema.metadata[b"answer"], type=dict[str, Any])
+    return table.replace_schema_metadata(None), answer
 
 
-@contextlib.contextmanager
-def _asked(note: Note, request: dict[str, Any]) -> Iterator[tuple[dict[str, Any], BufferedReader]]:
+def _ask(status: PipelineStatus, path: str, body: bytes | None) -> bytes:
+    url = f"http+unix://{quote(status.socket, safe='')}"
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_TIMEOUT_S)
-            connection.connect(note.socket)
-            connection.sendall(msgspec.json.encode(request) + b"\n")
-            with connection.makefile("rb") as answers:
-                answer = msgspec.json.decode(answers.readline(), type=dict[str, Any])
-                if "error" in answer:
-                    raise PolybusError(answer["error"]["code"], answer["error"]["text"])
-                yield answer, answers
-    except (OSError, msgspec.DecodeError) as error:
-        text = f"the pipeline (process {note.pid}) does not answer at {note.socket}: {error}"
+        return http.request(url, "POST", path, body, timeout_s=ANSWER_TIMEOUT_S)
+    except PolybusError as error:
+        if error.code not in http.GONE:
+            raise
+        text = f"the pipeline (process {status.pid}) does not answer at {status.socket}: {error}"
         raise PolybusError("pipeline.unreachable", text) from error

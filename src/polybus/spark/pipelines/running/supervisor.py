@@ -1,7 +1,7 @@
 """The life of a pipeline on a data folder: the only one, for `polybus up` and `pipeline run`.
 
-    lock → wait for the bus and for the last JVM → Spark → socket and note → flows → report
-    → stop the flows → status → remove the note and the socket → end Spark → unlock
+    lock → wait for the bus and for the last JVM → Spark → socket, status → flows → report
+    → stop the flows → status → remove the socket → end Spark → unlock
 
 It reports in events, which are JSON objects:
 
@@ -21,10 +21,9 @@ which runs it again from its checkpoint.
 
 import contextlib
 import math
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from polybus.spark.pipelines.sessions import (
     MASTER,
     MEMORY,
     another_session,
-    end_session,
     is_jvm,
     jvm_pid,
     open_session,
@@ -77,14 +75,8 @@ class PipelineOptions:
         token = self.token or (bus_http.read_token(self.data) if self.url else None)
         return BusLocation(self.data, self.url, token)
 
-    @contextlib.contextmanager
-    def session(self) -> Iterator[Any]:
-        """A Spark session, which ends with the block, as do all that were derived from it."""
-        spark = open_session(self.data, url=self.url, master=self.master, memory=self.memory)
-        try:
-            yield spark
-        finally:
-            end_session(spark)
+    def session(self) -> contextlib.AbstractContextManager[Any]:
+        return open_session(self.data, url=self.url, master=self.master, memory=self.memory)
 
 
 class Supervisor:
@@ -96,6 +88,7 @@ class Supervisor:
         self._stop = threading.Event()
         self._started_s = time.monotonic()
         self._runner: FlowRunner | None = None
+        self._jvm = 0
         self._problems: dict[str, str] = {}
         self._retried: tuple[str, ...] = ()
         self._retry_backoff = Backoff(first_s=0.5)
@@ -127,17 +120,15 @@ class Supervisor:
         return not self._problems and all(flow["state"] != "failed" for flow in flows)
 
     def _run_flows(self, spark: Any) -> None:
-        data, jvm = self._options.data, jvm_pid(spark)
+        data, self._jvm = self._options.data, jvm_pid(spark)
         self._starting("Spark is up; starting flows")
         runner = self._runner = FlowRunner(
             spark, self._options.bus, continuous=self._options.continuous
         )
-        server = service.Service(
-            data, status=self.status, stop=self.stop, run_sql=sql_runner(spark, data)
-        )
+        server = service.Service(data, stop=self.stop, run_sql=sql_runner(spark, data))
         state = "failed"
         try:
-            service.write_note(data, master=self._options.master, jvm=jvm)
+            self._write_status("running", [])
             if self._options.standard:
                 from polybus.spark.pipelines.standard.flow import flows
 
@@ -146,16 +137,15 @@ class Supervisor:
             self._await_started(runner)
             seconds = round(time.monotonic() - self._started_s, 2)
             self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
-            while self._pause(runner, jvm):
+            while self._pause(runner):
                 self._report(spark)
             if not runner.failures and not self._problems:
                 state = "done"
         finally:
             runner.stop()
             state = "stopped" if self._stop.is_set() else state
-            # Before the note goes: `pipeline status` asks us while it exists, then reads the file.
-            service.write_status(data, state, self._flows(), [*self._problems.values()])
-            service.remove_note(data)
+            with contextlib.suppress(OSError):
+                self._write_status(state, self._flows())
             server.stop()
 
     def _load(self, spark: Any, only: tuple[str, ...]) -> None:
@@ -185,16 +175,17 @@ class Supervisor:
 
     # Reports.
 
-    def _pause(self, runner: FlowRunner, jvm: int) -> bool:
+    def _pause(self, runner: FlowRunner) -> bool:
         """Wait until the next report is due; False at the end."""
         due_s = time.monotonic() + PROGRESS_INTERVAL_S
         while time.monotonic() < due_s:
             is_over = not self._options.until_stopped and runner.wait(0)
             if is_over or self._stop.wait(POLL_S):
                 return False
-        if jvm and not is_jvm(jvm):
+        if self._jvm and not is_jvm(self._jvm):
             # No flow can recover: whoever started us starts us again, with a new JVM.
-            raise PolybusError("spark.ended", f"the Java process {jvm} of the pipeline has ended")
+            text = f"the Java process {self._jvm} of the pipeline has ended"
+            raise PolybusError("spark.ended", text)
         return True
 
     def _report(self, spark: Any) -> None:
@@ -203,7 +194,9 @@ class Supervisor:
             self._load(spark, self._retried)
         flows = self._flows()
         self._say({"event": "progress", "flows": flows})
-        service.write_status(self._options.data, "running", flows, [*self._problems.values()])
+        # Flows report a full disk; a missing status is no reason to end them.
+        with contextlib.suppress(OSError):
+            self._write_status("running", flows)
         news = set()
         for flow in flows:
             name = f"{flow['pipeline']}.{flow['flow']}"
@@ -215,15 +208,16 @@ class Supervisor:
             self._say({"event": event, "flow": name, "text": text})
         self._reported = news
 
-    def status(self) -> dict[str, Any]:
-        """The answer of the socket's verb `status`."""
-        return {
-            "pid": os.getpid(),
-            "master": self._options.master,
-            "uptime-s": round(time.monotonic() - self._started_s, 1),
-            "flows": self._flows(),
-            "problems": [*self._problems.values()],
-        }
+    def _write_status(self, state: str, flows: list[dict[str, Any]]) -> None:
+        service.write_status(
+            self._options.data,
+            state,
+            master=self._options.master,
+            jvm=self._jvm,
+            uptime_s=round(time.monotonic() - self._started_s, 1),
+            flows=flows,
+            problems=[*self._problems.values()],
+        )
 
     def _flows(self) -> list[dict[str, Any]]:
         return [] if self._runner is None else [asdict(one) for one in self._runner.progress()]
@@ -244,12 +238,12 @@ class Supervisor:
 
     def _await_old_jvm(self) -> None:
         """Wait for the JVM of a run that was killed: it may still write to the checkpoints."""
-        note = service.read_note(self._options.data)
-        if note is None or not note.jvm:
+        last = service.read_status(self._options.data)
+        if last is None or last.state != "running" or not last.jvm:
             return
-        text = f"the Java process {note.jvm} of the last pipeline is still ending"
-        self._await(lambda: not is_jvm(note.jvm), text, timeout_s=OLD_JVM_TIMEOUT_S)
-        if not self._stop.is_set() and is_jvm(note.jvm):
+        text = f"the Java process {last.jvm} of the last pipeline is still ending"
+        self._await(lambda: not is_jvm(last.jvm), text, timeout_s=OLD_JVM_TIMEOUT_S)
+        if not self._stop.is_set() and is_jvm(last.jvm):
             raise UsageError("pipeline.running", f"{text}; end it and start again")
 
     def _await_started(self, runner: FlowRunner) -> None:

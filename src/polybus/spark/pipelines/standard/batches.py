@@ -42,7 +42,7 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.standard import decode, gold
-from polybus.spark.pipelines.standard.duplicates import RecentIds
+from polybus.spark.pipelines.standard.accumulated import RecentIds
 from polybus.spark.tables import commit_staged, stage
 
 EVENTS = "$events"

@@ -1,5 +1,12 @@
 """The flow `watch`: publishes statistics and alerts from the tables to `$stats` and `$alerts`.
 
+An alert compares a topic's rate with its own last hour. A *spike* is a minute with at least
+`alert-factor` times the usual rate of the topic (the larger of median and mean per minute of its
+last hour) and at least `alert-messages-min` messages. The alert is raised as soon as the count is
+reached, before the minute is over. A *silence* is a topic whose usual rate is at least
+`alert-messages-min` and that has had no message for `alert-silence-s`. Rates come from the table
+`traffic` and earlier alerts from the table `alerts`: both survive restarts.
+
 It looks at the table `traffic` five times a second. It has no streaming query of its own: a topic
 that falls silent causes no micro-batch. A look that finds something is a numbered tick. The order
 of its writes:
@@ -16,13 +23,15 @@ again; the bus does each (producer, query, batch) once.
 
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,17 +44,114 @@ from polybus.log.disk import replace_file
 from polybus.log.reading.reader import LogReader
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard import alerts
 from polybus.spark.pipelines.standard.accumulated import TIME
 from polybus.spark.pipelines.standard.gold import QUANTILES, TRAFFIC_COUNTS, traffic_table
 from polybus.spark.sink.staging import SinkColumns, stage
+
+MINUTE_US = 60_000_000
+HOUR_MINUTES = 60
+WINDOW_MINUTES = 2 * HOUR_MINUTES
+JUDGED_MINUTES = 2
+"""The current minute and the one before it: the pipeline may be some seconds behind."""
+Kind = Literal["spike", "silence"]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One finding about a topic and a minute: the columns of the table `alerts`."""
+
+    kind: Kind
+    topic: str
+    minute: int
+    """In microseconds since 1970."""
+    messages: int
+    expected: float
+    text: str
+
+
+class Rates:
+    """Messages per topic and minute of the last hours."""
+
+    def __init__(self, traffic: pa.Table, now_us: int) -> None:
+        """Takes rows of `traffic`: topic, minute, messages. Future minutes are ignored."""
+        self._last_minute = now_us // MINUTE_US
+        topics = traffic["topic"].combine_chunks().dictionary_encode()
+        self.topics: list[str] = topics.dictionary.to_pylist()
+        minutes = traffic["minute"].cast(pa.int64()).to_numpy() // MINUTE_US
+        columns = minutes - (self._last_minute - WINDOW_MINUTES + 1)
+        wanted = (columns >= 0) & (columns < WINDOW_MINUTES)
+        self._counts = np.zeros((len(self.topics), WINDOW_MINUTES), dtype=np.int64)
+        rows = topics.indices.to_numpy()[wanted]
+        np.add.at(self._counts, (rows, columns[wanted]), traffic["messages"].to_numpy()[wanted])
+        known = self._counts > 0
+        self._first = np.where(known.any(axis=1), known.argmax(axis=1), WINDOW_MINUTES)
+        self._last = WINDOW_MINUTES - 1 - known[:, ::-1].argmax(axis=1)
+
+    def spikes(self, settings: Pipeline) -> Iterator[Alert]:
+        for column in range(WINDOW_MINUTES - JUDGED_MINUTES, WINDOW_MINUTES):
+            usual = self._usual(np.full(len(self.topics), column))
+            least = np.maximum(settings.alert_factor * usual, settings.alert_messages_min)
+            old = (column - self._first) * 60.0 >= settings.alert_history_s
+            # The history counts whole minutes; a requirement below a second means none.
+            old |= settings.alert_history_s < 1.0
+            for row in np.flatnonzero(old & (self._counts[:, column] >= least)):
+                yield self._alert("spike", int(row), column, usual[row])
+
+    def silences(self, settings: Pipeline, now_us: int) -> Iterator[Alert]:
+        usual = self._usual(self._last)
+        since_us = (self._last + 1 + self._last_minute - WINDOW_MINUTES + 1) * MINUTE_US
+        silent = (now_us - since_us) / 1e6 >= settings.alert_silence_s
+        old = (self._last - self._first) * 60.0 >= settings.alert_history_s
+        for row in np.flatnonzero(silent & old & (usual >= settings.alert_messages_min)):
+            yield self._alert("silence", int(row), int(self._last[row]) + 1, usual[row])
+
+    def _usual(self, before: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The usual rate of each topic in the hour before a column; 0 if unknown."""
+        columns = np.arange(WINDOW_MINUTES)[None, :]
+        first = np.maximum(self._first, before - HOUR_MINUTES)[:, None]
+        inside = (columns >= first) & (columns < before[:, None])
+        some = inside.any(axis=1)
+        hour = np.where(inside, self._counts, np.nan)[some]
+        found = np.zeros(len(self.topics))
+        found[some] = np.maximum(np.nanmedian(hour, axis=1), np.nanmean(hour, axis=1))
+        return found
+
+    def _alert(self, kind: Kind, row: int, column: int, expected: float) -> Alert:
+        topic = self.topics[row]
+        minute = int((self._last_minute - WINDOW_MINUTES + 1 + column) * MINUTE_US)
+        messages = int(self._counts[row, column]) if column < WINDOW_MINUTES else 0
+        if kind == "spike":
+            text = f"{topic} has {messages} messages in a minute; it usually has {expected:.0f}"
+        else:
+            text = f"{topic} is silent; it usually has {expected:.0f} messages a minute"
+        return Alert(kind, topic, minute, messages, round(float(expected), 3), text)
+
+
+def find_alerts(
+    traffic: pa.Table, now_us: int, settings: Pipeline, raised_us: Mapping[tuple[str, str], int]
+) -> list[Alert]:
+    """The alerts to raise now; `raised_us` has when each topic last had an alert of each kind."""
+    rates = Rates(traffic, now_us)
+    pause_us = int(settings.alert_pause_s * 1e6)
+    found: dict[tuple[str, str], Alert] = {}
+    for alert in rates.spikes(settings):
+        last = raised_us.get((alert.topic, "spike"))
+        if last is None or now_us - last >= pause_us:
+            found[alert.topic, "spike"] = alert
+    for alert in rates.silences(settings, now_us):
+        last = raised_us.get((alert.topic, "silence"))
+        # Until there are messages again, it is the same silence.
+        if last is None or last < alert.minute:
+            found[alert.topic, "silence"] = alert
+    return list(found.values())
+
 
 STATS = "$stats"
 ALERTS = "$alerts"
 PRODUCER = "standard.watch"
 STATE_FILE = "standard-watch.json"
 SILENCE_EVERY_S = 5.0
-WINDOW_US = alerts.WINDOW_MINUTES * alerts.MINUTE_US
+WINDOW_US = WINDOW_MINUTES * MINUTE_US
 ALERT_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
@@ -118,20 +224,20 @@ class Watch:
         self._write_state(state)
         self._publish(state, bus)
 
-    def _find(self, recent: pa.Table, now_us: int, settings: Pipeline) -> list[alerts.Alert]:
-        found = alerts.find(recent, now_us, settings, self._alert_times())
+    def _find(self, recent: pa.Table, now_us: int, settings: Pipeline) -> list[Alert]:
+        found = find_alerts(recent, now_us, settings, self._alert_times())
         return [one for one in found if one.kind == "spike" or self._is_silent(one.topic, now_us)]
 
     def _is_silent(self, topic: str, now_us: int) -> bool:
         """Whether the log has nothing new either: the pipeline may only be behind."""
-        since_us = now_us - alerts.JUDGED_MINUTES * alerts.MINUTE_US
+        since_us = now_us - JUDGED_MINUTES * MINUTE_US
         try:
             reader = LogReader(self._data)
             return reader.offset_at(topic, since_us) >= reader.bounds(topic).stop
         except PolybusError:
             return False
 
-    def _store(self, found: list[alerts.Alert], now_us: int, tick: int) -> None:
+    def _store(self, found: list[Alert], now_us: int, tick: int) -> None:
         rows = [asdict(one) | {"time": now_us, "tick": tick} for one in found]
         table = pa.Table.from_pylist(rows, schema=ALERT_SCHEMA)
         self._alerts.append(table, writer=PRODUCER, batch_id=tick)
