@@ -13,7 +13,7 @@ from polybus.errors import StorageError
 from polybus.log.disk import Disk, replace_file
 from polybus.log.topics import storage_error
 
-NAME = "settings.json"
+PATH = "pipeline/settings.json"
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,25 +23,18 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[DeclaredTopic, ...] = ()
 
 
-def of_config(config: Config) -> PipelineSettings:
+def write(data: Path, config: Config) -> None:
+    """Write the settings. Raises StorageError `log.full`, `log.failed`."""
     declared = tuple(
         topic
         for topic in config.topic_list()
         if topic.format != "any" or topic.schema or topic.message_id or topic.event_time
     )
-    return PipelineSettings(pipeline=config.pipeline, topics=declared)
-
-
-def path_of(data: Path) -> Path:
-    return data / "pipeline" / NAME
-
-
-def write(data: Path, config: Config) -> None:
-    """Write the settings. Raises StorageError `log.full`, `log.failed`."""
-    path = path_of(data)
+    settings = PipelineSettings(pipeline=config.pipeline, topics=declared)
+    path = data / PATH
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, msgspec.json.encode(of_config(config)), Disk())
+        replace_file(path, msgspec.json.encode(settings), Disk())
     except OSError as error:
         raise storage_error(error, f"cannot write {path}") from error
 
@@ -52,7 +45,7 @@ def read(data: Path) -> PipelineSettings:
     Raises:
         StorageError: `pipeline.settings`, the file is damaged.
     """
-    path = path_of(data)
+    path = data / PATH
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -8,10 +8,10 @@ import importlib
 from typing import Any
 
 _MODULES = {
-    "publish": "polybus.spark.sink.publishing",
+    "publish": "polybus.spark.sink",
     "register_views": "polybus.spark.views",
     "table": "polybus.spark.views",
-    "upsert": "polybus.spark.sink.publishing",
+    "upsert": "polybus.spark.sink",
 }
 
 

@@ -85,14 +85,6 @@ class Checkpoint:
 
     path: Path
 
-    @property
-    def _metadata(self) -> Path:
-        return self.path / "metadata"
-
-    @property
-    def _offsets(self) -> Path:
-        return self.path / "offsets"
-
     def query_id(self) -> str:
         """The id of the query. A checkpoint that replaces this one has another id.
 
@@ -100,48 +92,48 @@ class Checkpoint:
             FileNotFoundError: no query has started with the checkpoint.
             ValueError: the file is damaged.
         """
+        path = self.path / "metadata"
         try:
-            return str(json.loads(self._metadata.read_bytes())["id"])
+            return str(json.loads(path.read_bytes())["id"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{self._metadata} is damaged: {error}") from error
+            raise ValueError(f"{path} is damaged: {error}") from error
 
     def create_query_id(self) -> str:
-        """The id of the query; a checkpoint without one gets one, which Spark then uses.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
+        """The id of the query; a checkpoint without one gets one, which Spark then uses."""
         try:
             return self.query_id()
         except FileNotFoundError:
             created = str(uuid.uuid4())
             self.path.mkdir(parents=True, exist_ok=True)
-            self._metadata.write_text(json.dumps({"id": created}))
+            (self.path / "metadata").write_text(json.dumps({"id": created}))
             return created
 
     def has_batches(self) -> bool:
         """Whether a batch was ever planned."""
-        return bool(_numbers(self._offsets))
+        return bool(self._numbers("offsets"))
 
     def unfinished_batch(self) -> int | None:
         """The batch that has a plan and no commit, if there is one."""
-        last = max(_numbers(self._offsets), default=None)
-        return None if last in _numbers(self.path / "commits") else last
+        last = max(self._numbers("offsets"), default=None)
+        return None if last in self._numbers("commits") else last
+
+    def _numbers(self, folder: str) -> set[int]:
+        names = [path.name for path in (self.path / folder).glob("*")]
+        return {int(name) for name in names if name.isdigit()}
 
     def planned_end(self, batch_id: int) -> StreamOffset | None:
         """Where a batch ends, for a query with one source of format polybus; None if unknown."""
         try:
-            return our_offset((self._offsets / str(batch_id)).read_text().splitlines()[-1])
+            text = (self.path / "offsets" / str(batch_id)).read_text()
+            return our_offset(text.splitlines()[-1])
         except (OSError, IndexError, UnicodeDecodeError):
             return None
 
     def sync_batch(self, batch_id: int) -> None:
         """Make the plan of a batch survive a power cut. Raises OSError."""
-        paths = [self._offsets / str(batch_id), self._offsets]
-        if batch_id == 0:
-            paths += [self._metadata, self.path]
-        for path in paths:
-            sync_path(path)
+        names = [f"offsets/{batch_id}", "offsets", *(["metadata", "."] if batch_id == 0 else [])]
+        for name in names:
+            sync_path(self.path / name)
 
 
 def local_checkpoint(location: str | None) -> Checkpoint | None:
@@ -152,9 +144,3 @@ def local_checkpoint(location: str | None) -> Checkpoint | None:
     if parts.scheme == "file":
         return Checkpoint(Path(unquote(parts.path)))
     return None if parts.scheme else Checkpoint(Path(location))
-
-
-def _numbers(folder: Path) -> set[int]:
-    if not folder.is_dir():
-        return set()
-    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()}

@@ -45,12 +45,16 @@ def options_of(kind: type) -> list["dataclasses.Field[Any]"]:
 
 
 def given_options(
-    kind: type, options: Mapping[str, str], *, ignored: Collection[str] = ()
+    kind: type,
+    options: Mapping[str, str],
+    *,
+    apart: Collection[tuple[str, str]] = (),
+    ignored: Collection[str] = (),
 ) -> dict[str, str]:
     """The options that the user gave, by their proper names: Spark ignores case.
 
     Raises:
-        UsageError: `spark.option-unknown`; `spark.option-conflict`, both data and url.
+        UsageError: `spark.option-unknown`; `spark.option-conflict`, two options that are `apart`.
     """
     every = {one.metadata["name"]: one.metadata for one in options_of(kind)}
     known = [*(name for name, notes in every.items() if "internal" not in notes), *LOCATION]
@@ -60,7 +64,9 @@ def given_options(
         if name.lower() not in proper:
             raise _unknown(name, known)
         given[proper[name.lower()]] = str(value)
-    check_apart(given, "data", "url")
+    for one, other in (("data", "url"), *apart):
+        if one in given and other in given:
+            raise conflict(one, other, "give only one of them")
     return given
 
 
@@ -77,12 +83,6 @@ def checked_values(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
             except ValueError as error:
                 raise invalid(name, str(error)) from error
     return values
-
-
-def check_apart(given: Mapping[str, str], one: str, other: str) -> None:
-    """Raises UsageError `spark.option-conflict` if both are given."""
-    if one in given and other in given:
-        raise conflict(one, other, "give only one of them")
 
 
 def invalid(option: str, text: str) -> UsageError:

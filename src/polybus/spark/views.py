@@ -18,7 +18,6 @@ import json
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -31,7 +30,7 @@ from pyspark.sql import types as T
 from polybus import names
 from polybus.errors import StorageError, UsageError
 from polybus.lake.duck import unknown_table
-from polybus.lake.table import open_table, table_names
+from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.log.history.manifest import Manifest
 from polybus.log.history.parquet import HISTORY
 from polybus.log.layout import topic_folder
@@ -43,6 +42,17 @@ from polybus.spark.tables import read, read_files
 _ATTEMPTS_MAX = 3
 DAY_US = 86_400_000_000
 _STORED = [name for name in COLUMNS if name not in ("partition", "epoch")]
+# The views of each session: the folder that they show, and the state of each topic or table.
+SessionViews = tuple[LogReader, dict[str, tuple[object, ...]]]
+_SESSIONS: WeakKeyDictionary[SparkSession, SessionViews] = WeakKeyDictionary()
+# As in DuckDB (lake/duck.py). A value may be neither text nor JSON.
+_FUNCTIONS = (
+    "CREATE OR REPLACE TEMPORARY FUNCTION text(value BINARY) RETURNS STRING "
+    "RETURN try_validate_utf8(CAST(value AS STRING))",
+    "CREATE OR REPLACE TEMPORARY FUNCTION json(value BINARY) RETURNS VARIANT "
+    "RETURN try_parse_json(try_validate_utf8(CAST(value AS STRING)))",
+)
+_IDENTIFIER = re.compile(r"`((?:[^`]|``)+)`|([^\W\d][\w.$-]*)")
 
 
 def table(
@@ -104,28 +114,6 @@ def _source(spark: SparkSession, topic: str, options: dict[str, str]) -> DataFra
     return rows.withColumn("date", F.date_from_unix_date(days))
 
 
-@dataclass
-class SessionViews:
-    """The views of a session over one data folder.
-
-    `states` has the state of the topic or table that each view shows.
-    """
-
-    reader: LogReader
-    states: dict[str, tuple[object, ...]] = field(default_factory=dict)
-
-
-_SESSIONS: WeakKeyDictionary[SparkSession, SessionViews] = WeakKeyDictionary()
-# As in DuckDB (lake/duck.py). A value may be neither text nor JSON.
-_FUNCTIONS = (
-    "CREATE OR REPLACE TEMPORARY FUNCTION text(value BINARY) RETURNS STRING "
-    "RETURN try_validate_utf8(CAST(value AS STRING))",
-    "CREATE OR REPLACE TEMPORARY FUNCTION json(value BINARY) RETURNS VARIANT "
-    "RETURN try_parse_json(try_validate_utf8(CAST(value AS STRING)))",
-)
-_IDENTIFIER = re.compile(r"`((?:[^`]|``)+)`|([^\W\d][\w.$-]*)")
-
-
 def register_views(
     spark: SparkSession, data: Path | None = None, *, only: Iterable[str] | None = None
 ) -> list[str]:
@@ -138,42 +126,36 @@ def register_views(
     Returns:
         The names of all topics and tables, including those without a view.
     """
-    views = _views_of(spark, data_folder(data))
-    reader, states = views.reader, views.states
+    reader, states = _views_of(spark, data_folder(data))
     topics = reader.topics(system=True)
     known = sorted({*topics, *table_names(reader.data)})
     for name in known if only is None else sorted(set(known) & set(only)):
-        _register(spark, views, name, is_topic=name in topics)
+        lake = None if name in topics else open_table(reader.data, name)
+        if states.get(name) != (state := _state_of(reader, name, lake)):
+            rows = read(spark, lake) if lake else history_and_rest(spark, reader, name)
+            rows.createOrReplaceTempView(f"`{name}`")
+            states[name] = state
     for deleted in states.keys() - set(known):
         spark.catalog.dropTempView(deleted)
         del states[deleted]
     return known
 
 
-def _views_of(spark: SparkSession, folder: Path) -> SessionViews:
-    views = _SESSIONS.get(spark)
-    if views is None:
+def _state_of(reader: LogReader, name: str, lake: LakeTable | None) -> tuple[object, ...]:
+    if lake is not None:
+        return "table", lake.version
+    history, bounds = reader.history(name), reader.bounds(name)
+    return "topic", history.epoch, history.start, history.handed_over, bounds.stop
+
+
+def _views_of(spark: SparkSession, folder: Path) -> tuple[LogReader, dict[str, tuple[object, ...]]]:
+    if spark not in _SESSIONS:
         for statement in _FUNCTIONS:
             spark.sql(statement)
-    if views is None or views.reader.data != folder:
+    if spark not in _SESSIONS or _SESSIONS[spark][0].data != folder:
         # Views of another folder are forgotten: new ones replace those of the same name.
-        views = _SESSIONS[spark] = SessionViews(LogReader(folder))
-    return views
-
-
-def _register(spark: SparkSession, views: SessionViews, name: str, *, is_topic: bool) -> None:
-    reader = views.reader
-    state: tuple[object, ...]
-    if is_topic:
-        history, bounds = reader.history(name), reader.bounds(name)
-        state = ("topic", history.epoch, history.start, history.handed_over, bounds.stop)
-    else:
-        table = open_table(reader.data, name)
-        state = ("table", table.version)
-    if views.states.get(name) != state:
-        rows = history_and_rest(spark, reader, name) if is_topic else read(spark, table)
-        rows.createOrReplaceTempView(f"`{name}`")
-        views.states[name] = state
+        _SESSIONS[spark] = (LogReader(folder), {})
+    return _SESSIONS[spark]
 
 
 def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:

@@ -182,7 +182,9 @@ class Jvm:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._address.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
+                self.process.kill()
+                self._listener.join()
+                self.process.communicate()  # Also closes the pipes.
                 java = f"Java {self.java.version} at {self.java.path}"
                 said = " | ".join(self._last_lines) or "it printed nothing"
                 raise PolybusError("spark.start-failed", f"{java} did not start Spark: {said}")
@@ -204,13 +206,6 @@ class Jvm:
             # A child process that starts its own Spark must not find this JVM.
             for name in variables:
                 del os.environ[name]
-
-    def kill(self) -> None:
-        """End a JVM that did not start."""
-        self.process.kill()
-        self._listener.join()
-        # Also closes the pipes.
-        self.process.communicate()
 
     def _await_end(self) -> None:
         """Wait until the JVM has written the archive of its classes, which it does as it exits."""

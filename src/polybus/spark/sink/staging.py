@@ -191,7 +191,6 @@ def stage(
         with tempfile.TemporaryFile() as file:
             if not _write(file, Path(tempfile.gettempdir()), rows, columns):
                 return None
-            file.seek(0)
             _upload(file, location, f"/v1/staging/{producer}/{name}")
         return name
     if not (location.data / "polybus.json").exists():
@@ -244,12 +243,11 @@ def _write(
 
 
 def _upload(file: IO[bytes], location: BusLocation, path: str) -> None:
-    position = 0
-    piece = file.read(PIECE_BYTES)
-    while piece:
-        following = file.read(PIECE_BYTES)
-        query = f"?position={position}&end={'false' if following else 'true'}"
+    size = file.tell()
+    file.seek(0)
+    for position in range(0, size, PIECE_BYTES):
+        piece = file.read(PIECE_BYTES)
+        is_last = position + len(piece) == size
+        query = f"?position={position}&end={'true' if is_last else 'false'}"
         # Idempotent: the bus ignores a piece that it has at that position.
         location.call("POST", path + query, piece, patience_s=PATIENCE_S)
-        position += len(piece)
-        piece = following

@@ -96,7 +96,8 @@ class SourceOptions:
 
 def given_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     """The columns that a reader will have. Raises UsageError for most mistakes in the options."""
-    return tuple(values.checked_values(SourceOptions, _given(options)).get("columns", COLUMNS))
+    given = values.given_options(SourceOptions, options, apart=_APART)
+    return tuple(values.checked_values(SourceOptions, given).get("columns", COLUMNS))
 
 
 def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -105,7 +106,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     Raises:
         UsageError: see the module docstring; `data.not-found`, there is no log to read.
     """
-    given = _given(options)
+    given = values.given_options(SourceOptions, options, apart=_APART)
     unfit = "batch_only" if streaming else "stream_only"
     for one in values.options_of(SourceOptions):
         name, why = one.metadata["name"], one.metadata.get(unfit)
@@ -134,11 +135,3 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
                 selecting = "subscribe" if parsed.pattern is None else "subscribePattern"
                 raise conflict(name, selecting, f"the second does not select topic {topic!r}")
     return parsed
-
-
-def _given(options: Mapping[str, str]) -> dict[str, str]:
-    """The options with checked names. Raises UsageError."""
-    given = values.given_options(SourceOptions, options)
-    for pair in _APART:
-        values.check_apart(given, *pair)
-    return given
