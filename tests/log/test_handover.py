@@ -23,9 +23,10 @@ from polybus.errors import BusyError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.columns import SCHEMA
 from polybus.log.history import parquet
-from polybus.log.history.handover import compact, delete_segments, hand_over
+from polybus.log.history.handover import compact, hand_over
 from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.commit import HEAD
+from polybus.log.journal.segment import delete_segments
 
 HOSTILE_NAMES = [
     "..",

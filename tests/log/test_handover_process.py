@@ -25,8 +25,9 @@ from warm_kit import WARM
 
 from polybus.log import layout
 from polybus.log.history import manifest as manifests
-from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.history.handover import hand_over
 from polybus.log.history.manifest import HistoryLock
+from polybus.log.journal.segment import delete_segments
 
 
 def handover_process(data: Path) -> subprocess.Popen[bytes]:

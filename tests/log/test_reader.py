@@ -17,8 +17,9 @@ from polybus.log import layout
 from polybus.log.columns import SCHEMA
 from polybus.log.files import FileLog
 from polybus.log.history import parquet
-from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.history.handover import hand_over
 from polybus.log.history.topic_history import TimeRange
+from polybus.log.journal.segment import delete_segments
 from polybus.log.reading.reader import LogReader
 
 __all__ = ["data", "log"]

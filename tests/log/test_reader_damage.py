@@ -12,8 +12,9 @@ from segments_kit import make_segment, rows_batch
 from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.disk import Disk, DiskFile
-from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.history.handover import hand_over
 from polybus.log.journal.recovery import recover
+from polybus.log.journal.segment import delete_segments
 from polybus.log.reading.reader import LogReader
 
 __all__ = ["data"]

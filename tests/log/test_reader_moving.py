@@ -15,8 +15,9 @@ from polybus import config
 from polybus.errors import UsageError
 from polybus.log import layout
 from polybus.log.files import FileLog
-from polybus.log.history.handover import compact, delete_segments, hand_over
+from polybus.log.history.handover import compact, hand_over
 from polybus.log.history.retention import retain
+from polybus.log.journal.segment import delete_segments
 from polybus.log.reading import pieces as reader_pieces
 from polybus.log.reading.reader import LogReader
 

@@ -12,8 +12,9 @@ from segments_kit import DAY_US, NOON_US, make_segment, make_topic, rows_batch
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.history import manifest as manifests
-from polybus.log.history.handover import delete_segments, hand_over
+from polybus.log.history.handover import hand_over
 from polybus.log.journal.commit import HEAD
+from polybus.log.journal.segment import delete_segments
 from polybus.log.verify import Damage, verify
 
 

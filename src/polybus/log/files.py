@@ -21,9 +21,10 @@ from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal.committer import Committer
 from polybus.log.journal.recovery import recover, restore, settle_orphans
-from polybus.log.layout import DataLock, index_path, journal_folder, topic_folder
+from polybus.log.journal.segment import delete_segments
+from polybus.log.layout import journal_folder, topic_folder
 from polybus.log.topic_log import LogShared, TopicLog
-from polybus.log.topics import LogOfTopics, TopicStore, storage_error, unknown
+from polybus.log.topics import LogOfTopics, TopicStore, opened_data, unknown
 
 logger = logging.getLogger("polybus.log")
 
@@ -76,23 +77,13 @@ class FileLog(LogOfTopics[TopicLog]):
             retention_bytes=retention.bytes,
             clock_us=clock,
         )
-        try:
-            self._disk.make_folder(journal_folder(data))
-            self._lock = DataLock(data)
-        except OSError as error:
-            raise storage_error(error, f"cannot use {data}") from error
-        try:
+        with opened_data(data, self._disk) as self._lock:
             self._open()
-        except OSError as error:
-            self._lock.release()
-            raise storage_error(error, f"cannot open {data}") from error
-        except BaseException:
-            self._lock.release()
-            raise
         if maintenance:
             self._maintenance.start()
 
     def _open(self) -> None:
+        self._disk.make_folder(journal_folder(self.data))
         self._store = TopicStore(self.data, clock=self._clock, disk=self._disk)
         for topic in self._store.names():
             self._topics[topic] = self._opened(topic)
@@ -228,11 +219,10 @@ class FileLog(LogOfTopics[TopicLog]):
                 is_placed = log.places.start is not None
             if log.history is not None and is_placed:
                 log.history.reload()
-        for segment in segments:
-            if self._is_handed_over(segment):
-                self._forget(segment)
-        if segments:
-            self._disk.sync_folder(journal_folder(self.data))
+        done = [segment for segment in segments if self._is_handed_over(segment)]
+        for segment in done:
+            self._shared.forget(segment)
+        delete_segments(done, self._disk)
 
     def _is_handed_over(self, segment: Path) -> bool:
         """Check every topic's manifest before the segment, perhaps the only copy, is deleted."""
@@ -243,12 +233,6 @@ class FileLog(LogOfTopics[TopicLog]):
                 logger.error("%s is kept: topic %r is not handed over", segment.name, log.name)
                 return False
         return True
-
-    def _forget(self, segment: Path) -> None:
-        self._shared.forget(segment)
-        # In this order: `settle_orphans` removes an index that a crash leaves without its segment.
-        self._disk.unlink(segment)
-        self._disk.unlink(index_path(segment))
 
     def apply_retention(self, now_us: int) -> None:
         settings = {topic: self._store.settings(topic) for topic in self._store.names()}

@@ -6,15 +6,16 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from polybus import scan
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log.columns import copy_of, limited
+from polybus.log.disk import Disk
 from polybus.log.interface import LogCallbacks
-from polybus.log.layout import DataLock
-from polybus.log.topics import LogOfTopics, TopicStore, storage_error, unknown
+from polybus.log.topics import LogOfTopics, TopicStore, opened_data, unknown
 
 _BATCH_OVERHEAD_BYTES = 512
 _DROPPED_MAX = 1024
@@ -90,19 +91,9 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
         self._bytes = 0
         self._ticket = 0
         self._order: deque[tuple[MemoryTopic, int]] = deque()
-        self._lock: DataLock | None = None
-        try:
-            if data is not None:
-                data.mkdir(parents=True, exist_ok=True)
-                self._lock = DataLock(data)
+        with nullcontext() if data is None else opened_data(data, Disk()) as self._lock:
             self._store = TopicStore(data, clock=clock)
             self._store.renew_epochs()
-        except OSError as error:
-            self._release()
-            raise storage_error(error, f"cannot open {data}") from error
-        except StorageError:
-            self._release()
-            raise
         self._topics = {topic: self._opened(topic) for topic in self._store.names()}
 
     def _opened(self, topic: str) -> MemoryTopic:
@@ -189,9 +180,6 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
 
     def close(self) -> None:
         self._topics = {}
-        self._release()
-
-    def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
 

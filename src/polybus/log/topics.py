@@ -15,7 +15,8 @@ ignored.
 import datetime
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -24,7 +25,7 @@ import msgspec
 from polybus.errors import StorageError, UsageError
 from polybus.log.disk import Disk, replace_file
 from polybus.log.interface import Bounds, TopicSettings
-from polybus.log.layout import FORMAT, topic_folder, topics_folder, trash_folder
+from polybus.log.layout import FORMAT, DataLock, topic_folder, topics_folder, trash_folder
 
 
 class TopicNote(msgspec.Struct, frozen=True):
@@ -204,6 +205,24 @@ class LogOfTopics(ABC, Generic[S]):
         if log is None:
             raise unknown(topic)
         return log
+
+
+@contextmanager
+def opened_data(data: Path, disk: Disk) -> Iterator[DataLock]:
+    """Create and lock the folder, to open a log in it; unlock it if that fails.
+
+    Raises StorageError, also for an OSError within.
+    """
+    try:
+        disk.make_folder(data)
+        lock = DataLock(data)
+        try:
+            yield lock
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        raise storage_error(error, f"cannot open {data}") from error
 
 
 def read_data_note(data: Path) -> DataNote | None:

@@ -40,7 +40,7 @@ from polybus.log.history import parquet
 from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
 from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.recovery import recover
-from polybus.log.journal.segment import CommitEntry, Segment, read_rows
+from polybus.log.journal.segment import CommitEntry, Segment, delete_segments, read_rows
 
 REPLACED_GRACE_S = 60.0
 _WINDOW_BYTES_MAX = 16 << 20
@@ -101,16 +101,6 @@ def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
         segments = hand_over(data, progress=progress, grace_s=0.0)
         delete_segments(segments)
         return segments
-
-
-def delete_segments(segments: Iterable[Path]) -> None:
-    """Delete segments that are handed over, each with its index."""
-    disk = Disk()
-    for segment in segments:
-        # The segment first: recovery deletes an index without a segment, but would index a segment.
-        disk.unlink(segment)
-        disk.unlink(layout.index_path(segment))
-        disk.sync_folder(segment.parent)
 
 
 def _seal_journal(data: Path) -> None:
@@ -246,7 +236,7 @@ def _topic_folders(data: Path) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The process. It prints lines `{"progress": text}` and `{"segment": path}` (handed over)."""
+    """The process. It prints `{"segment": path}` for one that is handed over, and damages."""
     parser = argparse.ArgumentParser(prog="python -m polybus.log.history.handover")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--retention-bytes", type=int)
@@ -260,8 +250,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         hand_over(
             options.data,
-            progress=lambda text: _say(progress=text),
-            finished=lambda segment: _say(segment=str(segment)),
+            progress=lambda text: _say(text) if text.startswith("damaged") else None,
+            finished=lambda segment: _say(msgspec.json.encode({"segment": str(segment)}).decode()),
             retention_bytes=options.retention_bytes,
         )
     except (PolybusError, OSError) as error:
@@ -270,8 +260,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _say(**fields: str) -> None:
-    sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 

@@ -143,17 +143,22 @@ class Maintenance:
         assert child.stdout is not None
         done: list[Path] = []
         told_s = time.monotonic()
-        lines = _LimitedLog()
+        other_lines = 0
         with child.stdout:
             while text := child.stdout.readline(_LINE_BYTES_MAX):
-                segment = _segment_in(text, lines)
+                segment = _segment_in(text)
                 if segment in sealed:
                     done.append(segment)
+                elif segment is None:
+                    other_lines += 1
+                    if other_lines <= _LOG_LINES_MAX:
+                        logger.warning("hand-over: %s", text.decode(errors="replace").rstrip())
                 if done and time.monotonic() - told_s > 1.0 and not self._stopping:
                     self._log.after_handover(done)
                     done, told_s = [], time.monotonic()
         child.wait()
-        lines.end()
+        if other_lines > _LOG_LINES_MAX:
+            logger.warning("hand-over: %d further lines", other_lines - _LOG_LINES_MAX)
         if not self._stopping:
             # Even without a segment: topics of a kept segment may have been handed over.
             self._log.after_handover(done)
@@ -164,35 +169,14 @@ class _HandoverFailed(Exception):
 
 
 class _Line(msgspec.Struct):
-    """A line of output of the hand-over process."""
+    """The line that the hand-over process prints for a segment that is done."""
 
-    segment: str | None = None
-    progress: str | None = None
-
-
-class _LimitedLog:
-    """Logs the first lines and counts the rest."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def add(self, text: str) -> None:
-        self._count += 1
-        if self._count <= _LOG_LINES_MAX:
-            logger.warning("hand-over: %s", text)
-
-    def end(self) -> None:
-        if self._count > _LOG_LINES_MAX:
-            logger.warning("hand-over: %d further lines", self._count - _LOG_LINES_MAX)
+    segment: str
 
 
-def _segment_in(text: bytes, lines: _LimitedLog) -> Path | None:
-    """The segment that a line reports as done. Any other output is an error message."""
+def _segment_in(text: bytes) -> Path | None:
+    """The segment that a line reports as done. Any other output tells of damage or an error."""
     try:
-        line = msgspec.json.decode(text, type=_Line)
+        return Path(msgspec.json.decode(text, type=_Line).segment)
     except msgspec.DecodeError:
-        lines.add(text.decode(errors="replace").rstrip())
         return None
-    if line.progress is not None and line.progress.startswith("damaged"):
-        lines.add(line.progress)
-    return None if line.segment is None else Path(line.segment)

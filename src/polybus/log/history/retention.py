@@ -34,7 +34,7 @@ def apply(
     defaults: Retention,
     *,
     now_us: int,
-    held_from: HeldFrom | None = None,
+    held_from: HeldFrom = lambda topic: None,
 ) -> list[str]:
     """Remove files beyond the limits of each topic; return the topics whose `start` moved.
 
@@ -48,11 +48,10 @@ def apply(
                 limits = limits_of(settings, defaults)
                 if limits == Retention():
                     continue
-                held = None if held_from is None else held_from(topic)
                 folder = layout.topic_folder(data, topic)
                 # The log has frozen a damaged topic and logged the reason.
                 with suppress(StorageError):
-                    if retain(folder, limits, now_us=now_us, held_from=held):
+                    if retain(folder, limits, now_us=now_us, held_from=held_from(topic)):
                         changed.append(topic)
     except BusyError:
         return changed

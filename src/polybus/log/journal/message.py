@@ -20,7 +20,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -52,13 +52,6 @@ def own_pages(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-class MessageBytes(NamedTuple):
-    """A message's bytes in order, and the position of the checksum digits in the first piece."""
-
-    pieces: list[memoryview]
-    digits_at: int
-
-
 class MessageWriter:
     """Writes messages into a buffer that the next message overwrites.
 
@@ -70,13 +63,16 @@ class MessageWriter:
         self._scratch = own_pages(SCRATCH_BYTES)
         self._headers: dict[int, _Header] = {}
 
-    def write(self, rows: GroupedRows, note: bytes) -> MessageBytes:
-        """Encode the rows, with the note as metadata."""
+    def write(self, rows: GroupedRows, note: bytes) -> tuple[list[memoryview], int]:
+        """Encode the rows, with the note as metadata.
+
+        Returns the bytes in pieces, and the position of the checksum digits in the first.
+        """
         header = self._header(len(note))
         body = _MessageBody(self._room(header.size + rows.bytes_max), header.size)
         rows.write(body)
         header.write(body, note, rows.count, rows.nodes(header.nodes_of_one_row))
-        return MessageBytes(body.pieces(), header.digits_at)
+        return body.pieces(), header.digits_at
 
     def _header(self, note_bytes: int) -> _Header:
         header = self._headers.get(note_bytes)

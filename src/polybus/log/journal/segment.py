@@ -14,7 +14,7 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ import xxhash
 from polybus.batch import Buffer
 from polybus.errors import StorageError
 from polybus.log.columns import TopicRows
-from polybus.log.disk import Disk, DiskFile
+from polybus.log.disk import Disk
 from polybus.log.journal import commit as commits
 from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitNote, Damaged
 from polybus.log.journal.message import read_rows as rows_of
@@ -306,8 +306,6 @@ class SegmentWriter:
         self.commit_count = count
         self.mark = ""
         self._disk = disk
-        self._file: DiskFile | None = None
-        self._index: DiskFile | None = None
         self._index_bytes = index_end
         self._unindexed = b""
         self.ended = False
@@ -334,7 +332,6 @@ class SegmentWriter:
 
     def append(self, *pieces: Buffer) -> int:
         """Write a message and return its position. After an OSError call `repair`."""
-        assert self._file is not None
         position = self.bytes
         for piece in pieces:
             self._file.append(piece)
@@ -342,7 +339,6 @@ class SegmentWriter:
         return position
 
     def sync(self) -> None:
-        assert self._file is not None
         # Another thread may append commits meanwhile; these are not durable yet.
         written_bytes = self.bytes
         self._file.sync()
@@ -360,7 +356,6 @@ class SegmentWriter:
             self._write_index()
 
     def _write_index(self) -> None:
-        assert self._index is not None
         if self._index.size() != self._index_bytes:
             self._index.truncate(self._index_bytes)
         self._index.append(self._unindexed)
@@ -372,7 +367,6 @@ class SegmentWriter:
 
         All commits must be synced and indexed.
         """
-        assert self._index is not None
         if not self.ended:
             self.append(END)
             self.sync()
@@ -394,7 +388,6 @@ class SegmentWriter:
         if unsynced:
             self.bytes = unsynced[-1].position + unsynced[-1].size
         self._open()
-        assert self._file is not None
         for entry in unsynced:
             with self.path.open("rb") as file:
                 message = os.pread(file.fileno(), entry.size, entry.position)
@@ -406,19 +399,27 @@ class SegmentWriter:
             self._file.rewrite(entry.position, message)
 
     def _open(self) -> None:
+        self._file = self._disk.open(self.path)
         try:
-            self._file = self._disk.open(self.path)
-            self._index = self._disk.open(index_path(self.path))
             if self._file.size() < self.bytes:
                 text = f"{self.path.name} has lost some of its {self.bytes} bytes"
                 raise OSError(errno.EIO, text)
             self._file.truncate(self.bytes)
+            self._index = self._disk.open(index_path(self.path))
         except OSError:
-            self.close()
+            self._file.close()
             raise
 
     def close(self) -> None:
-        for file in (self._file, self._index):
-            if file is not None:
-                file.close()
-        self._file = self._index = None
+        self._file.close()
+        self._index.close()
+
+
+def delete_segments(segments: Iterable[Path], disk: Disk | None = None) -> None:
+    """Delete segments that are handed over, each with its index."""
+    disk = disk or Disk()
+    for segment in segments:
+        # The segment first: recovery deletes an index without a segment, but would index a segment.
+        disk.unlink(segment)
+        disk.unlink(index_path(segment))
+        disk.sync_folder(segment.parent)
