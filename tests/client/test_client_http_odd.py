@@ -19,8 +19,8 @@ from polybus.client.http.sources import Event, Pack, parse_packs
 from polybus.client.options import ClientOptions
 from polybus.client.transport import PendingPublish
 from polybus.client.urls import parse
-from polybus.edges.http import messages_api
 from polybus.errors import PeerError, PolybusError, StorageError
+from polybus.services.durability import Durability
 from polybus.testing import run_bus
 
 TARGET = "/v1/topics/news"
@@ -58,7 +58,7 @@ async def test_a_connection_is_used_again_and_made_again() -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"
     )
     async with server(ok(b"1"), chunked, ok(b"3", b"connection: close"), ok(b"4")) as url:
-        http = HttpConnection(parse(url), ClientOptions())
+        http = HttpConnection(ClientOptions(address=parse(url)))
         answers = [await http.request("GET", TARGET) for _ in range(4)]
         http.close()
     assert answers == [b"1", b"abcd", b"3", b"4"]
@@ -69,7 +69,7 @@ async def test_a_connection_that_rested_for_long_is_not_trusted(
 ) -> None:
     monkeypatch.setattr(http_connection, "IDLE_S_MAX", -1.0)
     async with server(ok(b"1"), ok(b"2")) as url:
-        http = HttpConnection(parse(url), ClientOptions())
+        http = HttpConnection(ClientOptions(address=parse(url)))
         await http.request("GET", TARGET)
         first = http._link
         await http.request("GET", TARGET)
@@ -88,7 +88,7 @@ async def test_a_connection_that_rested_for_long_is_not_trusted(
 )
 async def test_what_is_no_answer_is_an_error(answer: bytes, code: str) -> None:
     async with server(answer, cut=True) as url:
-        http = HttpConnection(parse(url), ClientOptions(message_bytes_max=1000))
+        http = HttpConnection(ClientOptions(address=parse(url), message_bytes_max=1000))
         with pytest.raises(PolybusError) as caught:
             await http.request("GET", TARGET)
     assert caught.value.code == code
@@ -126,6 +126,12 @@ async def test_a_publish_that_a_web_server_answers_may_be_stored_or_not() -> Non
                     await c.publish("news", "x", receipt=True)
 
 
+async def never(_: Durability, ticket: int | None = None) -> None:
+    """Replaces `Durability.wait`: no ticket becomes durable."""
+    if ticket is not None:
+        await asyncio.Event().wait()
+
+
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 @pytest.mark.parametrize("retry", [False, True])
 async def test_a_receipt_over_http_that_does_not_come_is_given_up(
@@ -135,7 +141,7 @@ async def test_a_receipt_over_http_that_does_not_come_is_given_up(
     async with run_bus("news") as node:
         url = url_of(scheme, node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=1.5, on_error=errors.append) as c:
-            monkeypatch.setattr(messages_api.RequestPublisher, "receipt", lambda *_: None)
+            monkeypatch.setattr(Durability, "wait", never)
             with pytest.raises(PolybusError, match=r"no receipt for 1\.5 seconds") as caught:
                 async with asyncio.timeout(20):
                     await c.publish("news", "x", receipt=True, retry=retry)
@@ -151,7 +157,7 @@ async def test_a_receipt_over_http_is_not_given_up_while_the_message_is_on_its_w
 ) -> None:
     unsent = iter([9, 8, 7, 6, 6])
     monkeypatch.setattr(Link, "unsent_bytes", property(lambda _: next(unsent)))
-    monkeypatch.setattr(messages_api.RequestPublisher, "receipt", lambda *_: None)
+    monkeypatch.setattr(Durability, "wait", never)
     async with run_bus("news") as node:
         url = url_of("http", node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=0.01) as c:
@@ -182,14 +188,14 @@ def test_what_is_no_packs_is_the_bus_s_fault(text: bytes) -> None:
 
 async def test_packs_that_make_no_sense_end_the_stream() -> None:
     async with server(ok(b"[]")) as url:
-        stream = SessionStream(parse(url), ClientOptions(), key="key")
+        stream = SessionStream(ClientOptions(address=parse(url)), key="key")
         with pytest.raises(PeerError):
             await stream.receive()
 
 
 async def test_a_pack_of_the_session_before_confirms_nothing_of_the_next() -> None:
     async with server(ok(b'{"1":[["a"]]}'), ok(b'{"1":[["b"]]}')) as url:
-        stream = SessionStream(parse(url), ClientOptions(), key="key")
+        stream = SessionStream(ClientOptions(address=parse(url)), key="key")
         (old,) = await stream.receive()
         await stream.disconnect()
         stream.use("other")
@@ -200,7 +206,7 @@ async def test_a_pack_of_the_session_before_confirms_nothing_of_the_next() -> No
 
 
 async def test_a_publish_is_cut_by_lines_too() -> None:
-    publisher = HttpPublisher(parse("http://127.0.0.1:1"), ClientOptions())
+    publisher = HttpPublisher(ClientOptions(address=parse("http://127.0.0.1:1")))
     publisher._queue += [
         PendingPublish("news", [b""] * (2 * REQUEST_LINES_MAX + 1)),
         PendingPublish("news", [b"x"]),

@@ -186,8 +186,9 @@ async def test_messages_wait_for_a_bus_that_is_away(scheme: str, tmp_path: Path)
 async def test_what_could_not_be_sent_before_the_end_is_told(scheme: str) -> None:
     told: list[PolybusError] = []
     async with run_bus("news") as bus:
-        options = ClientOptions(on_error=told.append, close_timeout_s=0.1)
-        c = polybus.Client(parse(url_of(scheme, bus.tcp_port)), options)
+        address = parse(url_of(scheme, bus.tcp_port))
+        options = ClientOptions(address=address, on_error=told.append, close_timeout_s=0.1)
+        c = polybus.Client(options)
         await c.open()
         await c.publish("news", "before", receipt=True)
     await c.publish("news", "after")
@@ -197,7 +198,7 @@ async def test_what_could_not_be_sent_before_the_end_is_told(scheme: str) -> Non
 
 async def test_a_request_that_was_given_up_does_not_answer_the_next_one() -> None:
     async with run_bus("news") as bus:
-        http = HttpConnection(parse(url_of("http", bus.tcp_port)), ClientOptions())
+        http = HttpConnection(ClientOptions(address=parse(url_of("http", bus.tcp_port))))
         target = "/v1/topics/news/messages?offset=0&wait-s=1"
         with pytest.raises(PolybusError, match=r"client\.timeout"):
             await http.request("GET", target, timeout_s=0.05)

@@ -19,9 +19,8 @@ from polybus.client.transport import PendingPublish
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
-    from polybus.client.http.sessions import Sessions
+    from polybus.client.http.sessions import Sessions, SessionSubscription
     from polybus.client.http.sources import TransportName
-    from polybus.client.http.subscription import SessionSubscription
     from polybus.client.msgstream import EventStream, OnFailure
 
 Data = bytes | bytearray | memoryview | str
@@ -56,7 +55,10 @@ def connect(  # noqa: PLR0913 - all named by the caller
     Raises:
         UsageError: `client.url` or `client.scheme`.
     """
+    address = urls.parse(url)
+    protocols.check(address)
     options = ClientOptions(
+        address=address,
         reconnect=reconnect,
         connect_timeout_s=connect_timeout_s,
         receipt_timeout_s=receipt_timeout_s,
@@ -64,9 +66,7 @@ def connect(  # noqa: PLR0913 - all named by the caller
         tls=ssl_context,
         on_error=on_error,
     )
-    address = urls.parse(url)
-    protocols.check(address)
-    return Client(address, options)
+    return Client(options)
 
 
 class Client:
@@ -77,8 +77,7 @@ class Client:
     topic.
     """
 
-    def __init__(self, address: urls.Address, options: ClientOptions) -> None:
-        self._address = address
+    def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._publisher: Outgoing | None = None
         self._subscriptions: set[Subscription] = set()
@@ -95,7 +94,13 @@ class Client:
 
     async def open(self) -> None:
         """Connect, one attempt. Raises PolybusError `client.unreachable`."""
-        publisher = self._make_publisher()
+        publisher: Outgoing
+        if self._speaks_http:
+            from polybus.client.http.publisher import HttpPublisher
+
+            publisher = HttpPublisher(self._options)
+        else:
+            publisher = StreamPublisher(self._options)
         await publisher.open()
         self._publisher = publisher
 
@@ -192,7 +197,12 @@ class Client:
         starts = {names.canonical(topic): text for topic in wanted}
         if not starts or "*" in starts:
             raise UsageError("topic.invalid", "name the topics to subscribe to, one or more")
-        subscription = self._make_subscription(starts)
+        kind: type[StreamSubscription] | type[SessionSubscription] = StreamSubscription
+        if self._speaks_http:
+            from polybus.client.http.sessions import SessionSubscription
+
+            kind = SessionSubscription
+        subscription = kind(self._options, starts, self._subscriptions.discard)
         self._subscriptions.add(subscription)
         return subscription
 
@@ -216,19 +226,18 @@ class Client:
         Raises:
             UsageError: `client.unsupported`, `client.closed`.
         """
+        from polybus.client.http.sessions import SessionStream
         from polybus.client.msgstream import EventStream
 
-        self._open_publisher()
         self._need_http("events")
-        stream = EventStream(
-            self._address,
-            self._options,
-            topics=topics,
-            start=start,
-            session_key=session_key,
-            transport=transport,
-            on_failure=on_failure,
+        wanted = tuple(topics)
+        if session_key is not None and (wanted or start != "latest"):
+            text = "an existing session keeps its topics; change them with Sessions.set_topics"
+            raise UsageError("client.unsupported", text)
+        packs = SessionStream(
+            self._options, topics=wanted, start=start, key=session_key, transport=transport
         )
+        stream = EventStream(packs, self._options, on_failure)
         self._streams.add(stream)
         return stream
 
@@ -241,34 +250,19 @@ class Client:
         """
         from polybus.client.http.sessions import Sessions
 
-        self._open_publisher()
         self._need_http("sessions")
         if self._sessions is None:
-            self._sessions = Sessions(self._address, self._options)
+            self._sessions = Sessions(self._options)
         return self._sessions
-
-    def _make_publisher(self) -> Outgoing:
-        if not self._speaks_http:
-            return StreamPublisher(self._address, self._options)
-        from polybus.client.http.publisher import HttpPublisher
-
-        return HttpPublisher(self._address, self._options)
-
-    def _make_subscription(self, starts: dict[str, str]) -> Subscription:
-        kind: type[StreamSubscription] | type[SessionSubscription] = StreamSubscription
-        if self._speaks_http:
-            from polybus.client.http.subscription import SessionSubscription
-
-            kind = SessionSubscription
-        return kind(self._address, self._options, starts, self._subscriptions.discard)
 
     @property
     def _speaks_http(self) -> bool:
-        return self._address.scheme in protocols.HTTP_SCHEMES
+        return self._options.address.scheme in protocols.HTTP_SCHEMES
 
     def _need_http(self, what: str) -> None:
+        self._open_publisher()
         if not self._speaks_http:
-            text = f"{self._address.scheme}:// has no {what}; use http:// or ws://"
+            text = f"{self._options.address.scheme}:// has no {what}; use http:// or ws://"
             raise UsageError("client.unsupported", text)
 
     def _open_publisher(self) -> Outgoing:

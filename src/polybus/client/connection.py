@@ -22,7 +22,6 @@ from polybus.client.options import ClientOptions
 from polybus.client.protocols import SCHEMES
 from polybus.client.retry import Backoff, retrying
 from polybus.client.transport import Event, Refusal, Transport
-from polybus.client.urls import Address
 from polybus.errors import PeerError, PolybusError
 from polybus.wire.gzip_stream import GzipStream
 
@@ -198,16 +197,16 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
 
-async def open_link(
-    address: Address, options: ClientOptions, on_data: Callable[[bytes], None]
-) -> Link:
+async def open_link(options: ClientOptions, on_data: Callable[[bytes], None]) -> Link:
     """Connect, one attempt. Raises PolybusError `client.unreachable`."""
-    loop = asyncio.get_running_loop()
-    tls = tls_context(address, options)
+    loop, address = asyncio.get_running_loop(), options.address
     try:
         async with asyncio.timeout(options.connect_timeout_s):
             _, link = await loop.create_connection(
-                lambda: Link(on_data, gzip=address.gzip), address.host, address.port, ssl=tls
+                lambda: Link(on_data, gzip=address.gzip),
+                address.host,
+                address.port,
+                ssl=options.tls_context,
             )
     except OSError as error:  # ssl.SSLError and TimeoutError too
         raise PolybusError("client.unreachable", f"{address}: {reason(error)}") from error
@@ -242,8 +241,7 @@ class Owner(Protocol):
 class ClientConnection:
     """One connection to a bus, which reconnects after a loss."""
 
-    def __init__(self, address: Address, options: ClientOptions, owner: Owner) -> None:
-        self._address = address
+    def __init__(self, options: ClientOptions, owner: Owner) -> None:
         self._options = options
         self._owner = owner
         self._backoff = Backoff()
@@ -298,12 +296,12 @@ class ClientConnection:
         return failure
 
     def _ended_by(self, error: Exception | None) -> PolybusError:
-        why = f": {reason(error)}" if error else ""
-        return PolybusError("client.disconnected", f"{self._address} ended the connection{why}")
+        text = f"{self._options.address} ended the connection"
+        return PolybusError("client.disconnected", f"{text}: {reason(error)}" if error else text)
 
     async def _connect(self) -> Link:
-        transport = SCHEMES[self._address.scheme](self._options.message_bytes_max)
-        link = await open_link(self._address, self._options, self._received)
+        transport = SCHEMES[self._options.address.scheme](self._options.message_bytes_max)
+        link = await open_link(self._options, self._received)
         self.link, self._transport, self._given_up = link, transport, False
         self._owner.opened(transport)
         return link
@@ -318,7 +316,7 @@ class ClientConnection:
             if not self._options.reconnect:
                 self._owner.failed(self._ended_by(error))
                 return
-            log.info("%s: lost %s, reconnecting", self._options.name, self._address)
+            log.info("%s: lost %s, reconnecting", self._options.name, self._options.address)
             await asyncio.sleep(self._backoff.next_s())
             link = await retrying(self._connect, self._backoff, name=self._options.name)
 
@@ -335,13 +333,6 @@ class ClientConnection:
             if isinstance(event, Refusal) and event.final:
                 self.restart()
                 return
-
-
-def tls_context(address: Address, options: ClientOptions) -> ssl.SSLContext | None:
-    """The context for TLS connections to the address; None for plain ones."""
-    if not address.tls:
-        return None
-    return options.tls or ssl.create_default_context()
 
 
 def reason(error: Exception) -> str:

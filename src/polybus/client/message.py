@@ -63,16 +63,12 @@ def start_text(start: Start) -> str:
             return start
         if _POSITION.fullmatch(start):
             return str(Position.parse(start))
-        start = _parse_time(start)
+        reason = f"{start[:40]!r} is not earliest, latest, EPOCH:OFFSET or an ISO time"
+        try:
+            start = datetime.fromisoformat(start)
+        except ValueError as error:
+            raise UsageError("position.invalid", reason) from error
     if start.tzinfo is None:
         text = f"{start.isoformat()} has no time zone; add one, for example +00:00"
         raise UsageError("position.invalid", text)
     return start.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _parse_time(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
-        reason = f"{text[:40]!r} is not earliest, latest, EPOCH:OFFSET or an ISO time"
-        raise UsageError("position.invalid", reason) from error

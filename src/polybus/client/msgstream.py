@@ -22,15 +22,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from polybus.client.http.sessions import SessionStream
-from polybus.client.http.sources import Event, Pack, TransportName
-from polybus.client.message import Start
+from polybus.client.http.sources import Event, Pack
 from polybus.client.options import ClientOptions
 from polybus.client.retry import Backoff
-from polybus.client.urls import Address
 from polybus.errors import PolybusError, UsageError
 from polybus.wire.msgstream import UNSET, event_chunks
 
@@ -50,27 +48,13 @@ class EventStream:
         poll_interval_s: the time between short polls while there is nothing.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two named by the caller
-        self,
-        address: Address,
-        options: ClientOptions,
-        *,
-        topics: Iterable[str] = (),
-        start: Start = "latest",
-        session_key: str | None = None,
-        transport: TransportName | None = None,
-        on_failure: OnFailure | None = None,
+    def __init__(
+        self, stream: SessionStream, options: ClientOptions, on_failure: OnFailure | None
     ) -> None:
-        topics = tuple(topics)
-        if session_key is not None and (topics or start != "latest"):
-            text = "an existing session keeps its topics; change them with Sessions.set_topics"
-            raise UsageError("client.unsupported", text)
         self._options = options
         self._on_failure = on_failure
         self._handlers: dict[str, list[Handler]] = {}
-        self._stream = SessionStream(
-            address, options, topics=topics, start=start, key=session_key, transport=transport
-        )
+        self._stream = stream
         self._receiving: asyncio.Task[list[Pack]] | None = None
         self._stopping = asyncio.Event()
         self._running: asyncio.Task[object] | None = None

@@ -1,10 +1,11 @@
-"""The settings of a client."""
+"""The settings of a client, and the address of its bus."""
 
 import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
 log = logging.getLogger("polybus.client")
@@ -13,20 +14,16 @@ ErrorListener = Callable[[PolybusError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Settings of a client.
+    """Settings of a client; `connect` explains those that are not here.
 
     Attributes:
-        reconnect: whether to reconnect after a loss and resume subscriptions.
-        connect_timeout_s: how long a connect, and the answer to a subscription, may take.
-        receipt_timeout_s: how long a receipt may take after the message is sent.
         close_timeout_s: how long the bus may take to read our last bytes on close.
-        name: the name of the client in log lines.
         tls: the context for TLS connections; None means the system's certificates.
-        on_error: called with errors that no waiting call can raise; None means a log line.
         message_bytes_max: the largest message that is accepted.
         ready_bytes_max: how many bytes a subscription holds that were not read yet.
     """
 
+    address: Address
     reconnect: bool = True
     connect_timeout_s: float = 10.0
     receipt_timeout_s: float = 30.0
@@ -36,6 +33,11 @@ class ClientOptions:
     on_error: ErrorListener | None = None
     message_bytes_max: int = 256 << 20
     ready_bytes_max: int = 8 << 20
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The context for TLS connections to the bus; None for plain ones."""
+        return (self.tls or ssl.create_default_context()) if self.address.tls else None
 
     def report(self, error: PolybusError) -> None:
         """Pass an error that no waiting call can raise to `on_error`, or log it."""

@@ -22,7 +22,6 @@ from polybus.client.transport import (
     Subscribed,
     Transport,
 )
-from polybus.client.urls import Address
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
 
 RECEIPT_UNKNOWN = "client.receipt-unknown"
@@ -208,9 +207,9 @@ def _unclear(error: PolybusError) -> PolybusError:
 class StreamPublisher(Outgoing):
     """The Owner of its connection (client/connection.py)."""
 
-    def __init__(self, address: Address, options: ClientOptions) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         super().__init__(options)
-        self._connection = ClientConnection(address, options, self)
+        self._connection = ClientConnection(options, self)
         self._transport: Transport | None = None
         self._up = asyncio.Event()
         self._last_error: PolybusError | None = None
@@ -275,19 +274,22 @@ class StreamPublisher(Outgoing):
 
     async def _ready(self, topic: str) -> Transport:
         """Wait for a transport that may publish to the topic."""
-        while True:
-            transport = self._usable(topic)
-            if transport is not None:
-                return transport
+        while (transport := self._usable(topic)) is None:
             if self._failure is not None:
                 raise self._failure
             if self._transport is None:
                 await self._up.wait()
             else:
-                await self._wait_for(self._register(topic), topic)
+                await self._register(topic, self._transport)
+        return transport
 
-    async def _wait_for(self, registration: asyncio.Future[None], topic: str) -> None:
-        """Wait until the registration is answered, or the connection breaks."""
+    async def _register(self, topic: str, transport: Transport) -> None:
+        """Register to the topic; wait until that is answered, or the connection breaks."""
+        registration = self._registrations.get(topic)
+        if registration is None:
+            registration = asyncio.get_running_loop().create_future()
+            self._registrations[topic] = registration
+            self._connection.write(transport.subscribe({topic: "latest"}, positions=False))
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 await asyncio.shield(registration)
@@ -297,15 +299,6 @@ class StreamPublisher(Outgoing):
         except PolybusError as error:
             if error.code != RECEIPT_UNKNOWN:
                 raise
-
-    def _register(self, topic: str) -> asyncio.Future[None]:
-        registration = self._registrations.get(topic)
-        if registration is None:
-            registration = asyncio.get_running_loop().create_future()
-            self._registrations[topic] = registration
-            assert self._transport is not None
-            self._connection.write(self._transport.subscribe({topic: "latest"}, positions=False))
-        return registration
 
     # The connection calls these
 

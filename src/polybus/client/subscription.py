@@ -19,7 +19,6 @@ from polybus.client.connection import ClientConnection
 from polybus.client.message import NO_HEADERS, Message, Position
 from polybus.client.options import ClientOptions
 from polybus.client.transport import Delivery, Event, Refusal, Stored, Subscribed, Transport
-from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
 MESSAGE_COST_BYTES = 200
@@ -221,14 +220,13 @@ class StreamSubscription(Subscription):
 
     def __init__(
         self,
-        address: Address,
         options: ClientOptions,
         starts: dict[str, str],
         on_closed: Callable[[Subscription], None],
     ) -> None:
         super().__init__(options, on_closed)
         self._trackers = {topic: Tracker(start) for topic, start in starts.items()}
-        self._connection = ClientConnection(address, options, self)
+        self._connection = ClientConnection(options, self)
         self._unconfirmed: set[str] = set()
         self._confirmed = asyncio.Event()
 

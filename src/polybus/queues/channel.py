@@ -294,16 +294,12 @@ class BrokerTransport(Protocol):
 
     def join(self, name: str, pump: EventPump) -> None:
         """Add a broker. Raises UsageError `queue.name-taken`."""
-        ...
 
     def bind(self, name: str, port: int, binding: Binding) -> bool:
         """Accept connections on the broker's port; false if it is already bound."""
-        ...
 
     def unbind(self, name: str, port: int) -> bool:
         """Stop accepting; existing channels stay. False if the port is not bound."""
-        ...
 
     def connect(self, name: str, port: int, attempt: Attempt) -> bool:
         """Connect to a broker's port and report the result later; false if the name is unknown."""
-        ...

@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 from polybus.errors import BusyError, UsageError
 
@@ -27,10 +27,6 @@ Runnable = Callable[[], object]
 ErrorHandler = Callable[[Exception], object]
 
 logger = logging.getLogger("polybus.queues")
-
-
-class Closeable(Protocol):
-    def close(self) -> None: ...
 
 
 class Task:
@@ -81,7 +77,7 @@ class EventPump:
         self._runnables: deque[tuple[Task, Runnable]] = deque()
         self._runnables_max = runnables_max
         self._turn_ends: list[tuple[Task, Runnable]] = []
-        self._owned: list[Closeable] = []
+        self._closers: list[Runnable] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Future[None] | None = None
         self._scheduled = False
@@ -141,9 +137,9 @@ class EventPump:
         self._stopping = True
         self._runnables.clear()
         self._turn_ends.clear()
-        owned, self._owned = self._owned, []
-        for resource in owned:
-            resource.close()
+        closers, self._closers = self._closers, []
+        for close in closers:
+            close()
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
@@ -229,6 +225,6 @@ class EventPump:
             raise UsageError("queue.pump-not-running", "the pump is not running; call run first")
         return self._loop
 
-    def own(self, resource: Closeable) -> None:
-        """Close `resource` when the pump stops."""
-        self._owned.append(resource)
+    def at_stop(self, close: Runnable) -> None:
+        """Call `close` when the pump stops."""
+        self._closers.append(close)

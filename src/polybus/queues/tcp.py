@@ -89,11 +89,8 @@ class TcpChannel(Channel):
         self._transport.release(self, self._socket, self._limits.linger_s if lingers else None)
 
     def _unwatch(self) -> None:
-        loop = self._pump.loop
-        if self._watches_reads:
-            loop.remove_reader(self._socket)
-        if self._watches_writes:
-            loop.remove_writer(self._socket)
+        self._pump.loop.remove_reader(self._socket)
+        self._pump.loop.remove_writer(self._socket)
         self._watches_reads = self._watches_writes = False
 
     def close(self) -> None:
@@ -127,7 +124,7 @@ class TcpTransport:
             raise UsageError("queue.pump-other", "all brokers of a transport must share one pump")
         if not self._names:
             self._pump = pump
-            pump.own(self)
+            pump.at_stop(self.close)
         self._names.add(name)
 
     # Accepting

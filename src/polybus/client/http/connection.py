@@ -11,7 +11,6 @@ import msgspec
 
 from polybus.client.connection import Link, open_link, reason
 from polybus.client.options import ClientOptions
-from polybus.client.urls import Address
 from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 from polybus.version import __version__
 
@@ -53,8 +52,7 @@ def _invalid_answer(text: str) -> PolybusError:
 class HttpConnection:
     """One socket; a lost one is replaced on the next request."""
 
-    def __init__(self, address: Address, options: ClientOptions) -> None:
-        self._address = address
+    def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._link: Link | None = None
         self._pending: _PendingAnswer | None = None
@@ -67,7 +65,7 @@ class HttpConnection:
         if self._link is not None and loop.time() - self._used_s > IDLE_S_MAX:
             self.close()
         if self._link is None or self._link.lost.done():
-            self._link = await open_link(self._address, self._options, self._received)
+            self._link = await open_link(self._options, self._received)
             self._used_s = loop.time()
         return self._link
 
@@ -91,7 +89,7 @@ class HttpConnection:
                 `client.timeout`: it did not answer.
         """
         head = (
-            f"{method} {target} HTTP/1.1\r\nhost: {self._address.authority}\r\n"
+            f"{method} {target} HTTP/1.1\r\nhost: {self._options.address.authority}\r\n"
             f"user-agent: polybus/{__version__}\r\n"
         )
         if method in ("POST", "PUT"):
@@ -118,9 +116,9 @@ class HttpConnection:
                 raise refused(status, body)
             return body
         if not link.lost.done():
-            raise PolybusError("client.timeout", f"{self._address} did not answer in time")
+            raise PolybusError("client.timeout", f"{self._options.address} did not answer in time")
         error = link.lost.result()
-        text = f"{self._address} ended the connection before it answered"
+        text = f"{self._options.address} ended the connection before it answered"
         raise PolybusError("client.disconnected", f"{text}: {reason(error)}" if error else text)
 
     def _received(self, data: bytes) -> None:

@@ -29,7 +29,6 @@ from polybus.client.publisher import (
 )
 from polybus.client.retry import Backoff, retrying
 from polybus.client.transport import PendingPublish
-from polybus.client.urls import Address
 from polybus.errors import PolybusError
 
 QUEUED_BYTES_MAX = 1 << 20
@@ -52,9 +51,9 @@ class _Published(msgspec.Struct):
 
 
 class HttpPublisher(Outgoing):
-    def __init__(self, address: Address, options: ClientOptions) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         super().__init__(options)
-        self._http = HttpConnection(address, options)
+        self._http = HttpConnection(options)
         self._backoff = Backoff()
         self._queue: deque[PendingPublish] = deque()
         self._queued_bytes = 0

@@ -7,20 +7,28 @@ end, or an existing session by its key, which it never deletes.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from polybus.client.http.connection import HttpConnection, decode
-from polybus.client.http.sources import Pack, PackSource, PollSource, TransportName, WebSocketSource
-from polybus.client.message import Start, start_text
+from polybus.client.http.sources import (
+    Event,
+    Pack,
+    PackSource,
+    PollSource,
+    TransportName,
+    WebSocketSource,
+)
+from polybus.client.message import Message, Start, start_text
 from polybus.client.options import ClientOptions
 from polybus.client.retry import Backoff, retrying
-from polybus.client.urls import Address
+from polybus.client.subscription import Subscription
 from polybus.errors import PeerError, PolybusError, UsageError
-from polybus.wire.msgstream import UNSET
+from polybus.wire.msgstream import OVERFLOW, UNSET
 
 TRANSPORTS: dict[str, TransportName] = {"ws": "websocket", "http": "longpolling"}
 # A retry cannot help.
@@ -52,8 +60,8 @@ class Sessions:
     `client.unreachable`, `client.disconnected`, `client.timeout`, `client.answer-invalid`.
     """
 
-    def __init__(self, address: Address, options: ClientOptions) -> None:
-        self._http = HttpConnection(address, options)
+    def __init__(self, options: ClientOptions) -> None:
+        self._http = HttpConnection(options)
         self._timeout_s = options.connect_timeout_s
 
     async def create(
@@ -126,7 +134,6 @@ class SessionStream:
 
     def __init__(
         self,
-        address: Address,
         options: ClientOptions,
         *,
         topics: Iterable[str] = (),
@@ -134,13 +141,12 @@ class SessionStream:
         key: str | None = None,
         transport: TransportName | None = None,
     ) -> None:
-        self._address = address
         self._options = options
         self._topics = tuple(topics)
         self._start = start
         self.owns_session = key is None
-        self._transport = transport or TRANSPORTS[address.scheme]
-        self._sessions = Sessions(address, options)
+        self._transport = transport or TRANSPORTS[options.address.scheme]
+        self._sessions = Sessions(options)
         self._backoff = Backoff()
         self._source: PackSource | None = None
         self._given_to = 0
@@ -242,9 +248,9 @@ class SessionStream:
     async def _connect(self) -> PackSource:
         assert self.key is not None, "opened before"
         if self._transport == "websocket":
-            return await WebSocketSource.open(self._address, self._options, self.key)
+            return await WebSocketSource.open(self._options, self.key)
         interval_s = self.poll_interval_s if self._transport == "shortpolling" else None
-        return PollSource(self._address, self._options, self.key, interval_s=interval_s)
+        return PollSource(self._options, self.key, interval_s=interval_s)
 
     def _is_fresh(self, pack: Pack) -> bool:
         number = pack.pack_id
@@ -261,3 +267,93 @@ class SessionStream:
 
 def _is_final(error: PolybusError) -> bool:
     return isinstance(error, PeerError) or error.code in _FINAL
+
+
+class SessionSubscription(Subscription):
+    """Messages of topics through a session of its own, which ends with it; without positions.
+
+    The bus keeps messages until they are confirmed, which happens when the reader requests the next
+    ones. So a lost connection or a restarted bus loses nothing. A session that expired is replaced
+    by another at the end of its topics, and the messages between are a gap.
+    """
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        starts: dict[str, str],
+        on_closed: Callable[[Subscription], None],
+    ) -> None:
+        super().__init__(options, on_closed)
+        self._topics = frozenset(starts)
+        # One call of `subscribe` has one start for all its topics.
+        (start,) = set(starts.values())
+        self._stream = SessionStream(options, topics=starts, start=start)
+        self._reading: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()
+        self._resume()
+        self._gaps: set[str] = set()
+
+    async def _open(self) -> None:
+        try:
+            await self._stream.open()
+        except PolybusError as error:
+            self._fail(error)
+            raise
+        self._reading = asyncio.create_task(self._read(), name=self._options.name)
+
+    async def _close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._stream.disconnect()
+        await self._stream.close()
+
+    def _pause(self) -> None:
+        self._room.clear()
+
+    def _resume(self) -> None:
+        self._room.set()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                await self._room.wait()
+                try:
+                    packs = await self._stream.receive()
+                except PolybusError as error:
+                    if error.code != UNSET or not self._options.reconnect:
+                        raise
+                    self._gaps.update(self._topics)
+                    await self._stream.renew()
+                    continue
+                for pack in packs:
+                    self._take(pack)
+        except PolybusError as error:
+            self._fail(error)
+
+    def _take(self, pack: Pack) -> None:
+        if pack.pack_id == 0:
+            self._gaps.update(_overflown(pack.events))
+            return
+        # Events that were pushed or broadcast to the session under other names are ignored.
+        messages = []
+        for event in pack.events:
+            if event.name in self._topics:
+                gap = event.name in self._gaps
+                self._gaps.discard(event.name)
+                messages.append(Message(event.name, event.value, gap=gap))
+        if not messages:
+            self._stream.handled(pack)
+            return
+        value_bytes = sum(len(message.value) for message in messages)
+        self._add(messages, value_bytes, functools.partial(self._stream.handled, pack))
+
+
+def _overflown(events: list[Event]) -> set[str]:
+    """The topics that lost messages, according to notices."""
+    topics = set()
+    for event in events:
+        data = event.data if event.name == OVERFLOW else None
+        if isinstance(data, dict) and isinstance(data.get("topic"), str):
+            topics.add(data["topic"])
+    return topics

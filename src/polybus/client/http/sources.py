@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.frames import CloseCode
 
-from polybus.client.connection import reason, tls_context
+from polybus.client.connection import reason
 from polybus.client.http.connection import HttpConnection
 from polybus.client.options import ClientOptions
 from polybus.client.urls import Address
@@ -36,14 +36,17 @@ _quiet.setLevel(logging.CRITICAL)
 _quiet.propagate = False
 
 
-_packs = msgspec.json.Decoder(dict[str, list[list[msgspec.Raw]]])
-_string = msgspec.json.Decoder(str)
+class _PackEvent(msgspec.Struct, array_like=True):
+    name: str
+    raw: msgspec.Raw = msgspec.Raw()
 
 
 class _Base64Payload(msgspec.Struct, forbid_unknown_fields=True):
     base64: str
 
 
+_packs = msgspec.json.Decoder(dict[int, list[_PackEvent]])
+_string = msgspec.json.Decoder(str)
 _base64 = msgspec.json.Decoder(_Base64Payload)
 
 
@@ -71,7 +74,14 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
         JSON has lost its white space on the way (docs/protocols/msgstream.md).
         """
-        return value_of(self.raw)
+        try:
+            if self.raw[:1] == b'"':
+                return _string.decode(self.raw).encode()
+            if self.raw.startswith(b'{"base64":'):
+                return b64decode(_base64.decode(self.raw).base64, validate=True)
+        except (msgspec.DecodeError, ValueError):
+            pass  # JSON that only looks like base64
+        return self.raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,33 +99,13 @@ def parse_packs(text: bytes) -> list[Pack]:
         PeerError: `msgstream.pack-invalid`.
     """
     try:
-        packs = [
-            Pack(
-                int(number),
-                [
-                    Event(
-                        _string.decode(one[0]), bytes(one[1]) if len(one) > 1 else b"", int(number)
-                    )
-                    for one in events
-                ],
-            )
-            for number, events in _packs.decode(text).items()
-        ]
-    except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
+        packs = sorted(_packs.decode(text).items())
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PeerError("msgstream.pack-invalid", f"not packs: {str(error)[:80]}") from error
-    return sorted(packs, key=lambda pack: pack.pack_id)
-
-
-def value_of(raw: bytes) -> bytes:
-    """The bytes that a payload encodes."""
-    try:
-        if raw[:1] == b'"':
-            return _string.decode(raw).encode()
-        if raw.startswith(b'{"base64":'):
-            return b64decode(_base64.decode(raw).base64, validate=True)
-    except (msgspec.DecodeError, ValueError):
-        pass  # JSON that only looks like base64
-    return raw
+    return [
+        Pack(number, [Event(event.name, bytes(event.raw), number) for event in events])
+        for number, events in packs
+    ]
 
 
 class WebSocketSource:
@@ -133,14 +123,15 @@ class WebSocketSource:
         self._sending: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, address: Address, options: ClientOptions, key: str) -> "WebSocketSource":
+    async def open(cls, options: ClientOptions, key: str) -> "WebSocketSource":
         """Connect. Raises PolybusError `client.unreachable`."""
+        address = options.address
         scheme = "wss" if address.tls else "ws"
         uri = f"{scheme}://{address.authority}/msgstream?sessionKey={quote(key, safe='')}"
         try:
             websocket = await connect(
                 uri,
-                ssl=tls_context(address, options),
+                ssl=options.tls_context,
                 compression=None,
                 proxy=None,
                 open_timeout=options.connect_timeout_s,
@@ -196,11 +187,9 @@ class PollSource:
     confirmed: polling earlier would only repeat them.
     """
 
-    def __init__(
-        self, address: Address, options: ClientOptions, key: str, *, interval_s: float | None
-    ) -> None:
+    def __init__(self, options: ClientOptions, key: str, *, interval_s: float | None) -> None:
         """With `interval_s`, use short polls, at this interval while there is nothing."""
-        self._http = HttpConnection(address, options)
+        self._http = HttpConnection(options)
         self._options = options
         self._key = quote(key, safe="")
         self._interval_s = interval_s
@@ -209,7 +198,7 @@ class PollSource:
         self._confirmed: dict[int, None] = {}
         self._settled = asyncio.Event()
         self._idle = False
-        self._turns = 0
+        self._hangs = False
 
     async def receive(self) -> list[Pack]:
         if self._outstanding:
@@ -217,21 +206,20 @@ class PollSource:
                 async with asyncio.timeout(CONTACT_S):
                     await self._settled.wait()
             except TimeoutError:
-                return self._took(await self._poll(hangs=False))
+                return await self._poll(hangs=False)
         if self._interval_s is not None:
             if self._idle:
                 await asyncio.sleep(self._interval_s)
-            return self._took(await self._poll(hangs=False))
+            return await self._poll(hangs=False)
         # The first poll is short: it shows at once whether the session and the bus exist.
-        hangs = self._turns > 0
-        self._turns += 1
+        hangs, self._hangs = self._hangs, True
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         packs = await self._poll(hangs=hangs)
         if hangs and not packs and loop.time() - began_s < 1.0:
             # Another client polls the same session, and each poll ends the other.
             await asyncio.sleep(1.0)
-        return self._took(packs)
+        return packs
 
     def confirm(self, pack_id: int) -> None:
         self._confirmed[pack_id] = None
@@ -249,13 +237,6 @@ class PollSource:
         finally:
             self._http.close()
 
-    def _took(self, packs: list[Pack]) -> list[Pack]:
-        self._outstanding.update(pack.pack_id for pack in packs if pack.pack_id)
-        self._idle = not packs
-        if self._outstanding:
-            self._settled.clear()
-        return packs
-
     async def _poll(self, *, hangs: bool) -> list[Pack]:
         confirmed = list(itertools.islice(self._confirmed, CONFIRM_IDS_MAX))
         transport = "longpolling" if hangs else "shortpolling"
@@ -267,7 +248,12 @@ class PollSource:
         # Only now, because the bus may not have received an unanswered poll.
         for pack_id in confirmed:
             del self._confirmed[pack_id]
-        return parse_packs(answer) if answer else []
+        packs = parse_packs(answer) if answer else []
+        self._outstanding.update(pack.pack_id for pack in packs if pack.pack_id)
+        self._idle = not packs
+        if self._outstanding:
+            self._settled.clear()
+        return packs
 
 
 PackSource = WebSocketSource | PollSource
