@@ -23,11 +23,7 @@ OVERTIME_S = 15.0
 
 
 def compiled(environ: Mapping[str, str] | None = None) -> Path:
-    """The path of the generator, compiled if this version of it is not in the cache.
-
-    Raises:
-        BenchError: not on Linux, no C compiler, or it failed.
-    """
+    """The generator, compiled if this version of it is not in the cache. Raises BenchError."""
     if not sys.platform.startswith("linux"):
         raise BenchError("the benchmark needs Linux: it uses epoll and /proc")
     environ = os.environ if environ is None else environ
@@ -54,11 +50,7 @@ def compiled(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def compile_to(program: Path, compiler: str, *flags: str) -> None:
-    """Compile the generator; `flags` are added to its own.
-
-    Raises:
-        BenchError: with the messages of the compiler.
-    """
+    """Compile the generator; `flags` are added to its own. Raises BenchError."""
     command = [compiler, *FLAGS, *flags, *map(str, _sources("*.c")), "-o", str(program)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
@@ -68,11 +60,7 @@ def compile_to(program: Path, compiler: str, *flags: str) -> None:
 
 
 def call(program: Path, mode: str, arguments: Sequence[str], *, deadline_s: float) -> Any:
-    """Run it once; return what the generator printed.
-
-    Raises:
-        BenchError: the run failed, or a delivery was wrong.
-    """
+    """Run it once; return what it printed. Raises BenchError, also if a delivery was wrong."""
     command = [str(program), mode, *arguments, "--deadline-s", str(deadline_s)]
     try:
         done = subprocess.run(

@@ -276,11 +276,7 @@ def _installed(place: str) -> dict[str, Callable[[QueueLoad], float]]:
 
 
 def run_queue_bench(
-    sizes: tuple[int, ...] = SIZES,
-    *,
-    rounds: int,
-    scale: float,
-    tell: Callable[[str], object],
+    sizes: tuple[int, ...] = SIZES, *, rounds: int, scale: float, tell: Callable[[str], object]
 ) -> list[BenchFigure]:
     """Measure every installed system at every size; `scale` makes the runs longer or shorter."""
     figures = []

@@ -128,12 +128,7 @@ def versus(
     return [
         BenchFigure(work=work, who=ours[0], value=ours[1], unit=unit),
         BenchFigure(
-            work=work,
-            who=peer[0],
-            value=peer[1],
-            unit=unit,
-            ratio=ours[1] / peer[1],
-            target=target,
+            work=work, who=peer[0], value=peer[1], unit=unit, ratio=ours[1] / peer[1], target=target
         ),
     ]
 

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ QUICK_MESSAGES = 1_000_000
 MESSAGES = 10_000_000
 SPARK_STEPS = ("reading", "following", "delays")
 QUICK_SESSIONS = {"idle": 2_000, "listeners": 500}
+
+Measured = tuple[list[report.BenchFigure], dict[str, str], dict[str, Any]]
+"""The figures, the facts about the machine, and every sample by scenario."""
 
 
 @click.command("bench")
@@ -131,41 +134,25 @@ def bench(
                     measured = _measure_scenarios(plan, chosen, update)
     except BenchError as error:
         raise click.ClickException(str(error)) from error
-    _print(measured, as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The figures, the facts about the machine, and every sample by scenario."""
-
-    figures: list[report.BenchFigure]
-    facts: dict[str, str]
-    samples: dict[str, Any] = field(default_factory=dict)
-
-
-def _print(measured: Measured, as_json: bool) -> None:
+    figures, facts, samples = measured
     if as_json:
-        rows = [figure.as_json() for figure in measured.figures]
-        document = {"machine": measured.facts, "rows": rows, "samples": measured.samples}
+        rows = [figure.as_json() for figure in figures]
+        document = {"machine": facts, "rows": rows, "samples": samples}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
         return
-    echo_table(*report.table(measured.figures))
-    facts = [f"{name}: {text}" for name, text in measured.facts.items()]
-    click.echo("\n".join(["", *facts, "", *report.summary(measured.figures)]))
-
-
-def _teller(update: Callable[..., None]) -> Callable[[str], None]:
-    return lambda text: update(description=text, advance=1)
+    echo_table(*report.table(figures))
+    lines = [f"{name}: {text}" for name, text in facts.items()]
+    click.echo("\n".join(["", *lines, "", *report.summary(figures)]))
 
 
 def _measure_queues(rounds: int, run_s: float, update: Callable[..., None]) -> Measured:
     update(total=queue_bench.run_count(rounds))
-    scale = run_s / RUN_S
-    figures = queue_bench.run_queue_bench(rounds=rounds, scale=scale, tell=_teller(update))
+    scale, tell = run_s / RUN_S, partial(_tell, update)
+    figures = queue_bench.run_queue_bench(rounds=rounds, scale=scale, tell=tell)
     facts = machine.describe({}, None)
     if not queue_bench.has_zmq():
         facts["pyzmq"] = "not installed, so its rows and targets are missing: pip install pyzmq"
-    return Measured(figures, facts)
+    return figures, facts, {}
 
 
 def _measure_spark(
@@ -174,8 +161,8 @@ def _measure_spark(
     # PySpark is an extra that the other benchmarks do not need.
     from polybus.bench.spark import run_spark_bench
 
-    figures = run_spark_bench(plan, messages, steps, _teller(update))
-    return Measured(figures, machine.describe({}, plan.data_root))
+    figures = run_spark_bench(plan, messages, steps, partial(_tell, update))
+    return figures, machine.describe({}, plan.data_root), {}
 
 
 def _measure_scenarios(
@@ -186,8 +173,7 @@ def _measure_scenarios(
     brokers = {name: broker for name, broker in all_brokers(plan.program).items() if name in names}
     measure.raise_file_limit()
     before_ms = machine.sync_ms(plan.data_root)
-    tell = _teller(update)
-    outcomes = {scenario: plan.measure(scenario, tell) for scenario in scenarios}
+    outcomes = {one: plan.measure(one, partial(_tell, update)) for one in scenarios}
     after_ms = machine.sync_ms(plan.data_root)
     facts = machine.describe(brokers, plan.data_root)
     facts["disk"] = f"write and fsync of 1 MiB: {before_ms:.2f} ms before, {after_ms:.2f} ms after"
@@ -198,4 +184,8 @@ def _measure_scenarios(
         for scenario, found in outcomes.items()
     }
     figures = [one for pair in outcomes.items() for one in report.figures_of(*pair)]
-    return Measured(figures, facts, samples)
+    return figures, facts, samples
+
+
+def _tell(update: Callable[..., None], text: str) -> None:
+    update(description=text, advance=1)

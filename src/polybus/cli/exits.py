@@ -36,12 +36,9 @@ class CommandFailure(click.ClickException):
         self._error = error
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print `polybus: CODE: text`, then the advice for the code.
-
-        A config error is one line, which names the key: scripts rely on it.
-        """
         error = self._error
         click.echo(f"polybus: {error.code}: {error.text}", file=file or sys.stderr)
+        # A config error is one line, which names the key: scripts rely on it.
         known = CODES.get(error.code)
         if known is not None and known.advice and not isinstance(error, ConfigError):
             click.echo(f"  {known.advice}", file=file or sys.stderr)

@@ -47,10 +47,7 @@ topics_option = click.option(
 
 
 def settings_options(command: F) -> F:
-    """Add `--data` and `--config`; the command gets the settings they choose as `config`.
-
-    Loading raises ConfigError.
-    """
+    """Add `--data` and `--config`; the command gets the settings they choose as `config`."""
 
     @data_option
     @config_option

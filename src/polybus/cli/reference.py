@@ -148,13 +148,9 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
         return "see below"
     if value is None:
         return "not set"
-    text = msgspec.json.encode(value).decode()
     if field.name == "connectors":
         return "TCP with detection and UDP for goMS, on 127.0.0.1:55545"
-    return _code(text)
-
-
-def _code(text: str) -> str:
+    text = msgspec.json.encode(value).decode()
     return f"`{text}`".replace("|", "\\|")
 
 

@@ -14,13 +14,7 @@ import click
 import msgspec
 
 from polybus import config as configuration
-from polybus.cli.options import (
-    config_option,
-    data_option,
-    load_config,
-    port_option,
-    topics_option,
-)
+from polybus.cli.options import config_option, data_option, load_config, port_option, topics_option
 from polybus.client import Subscription, connect
 from polybus.config import PORT, Config
 from polybus.edges.node import Node

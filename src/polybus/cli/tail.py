@@ -30,12 +30,7 @@ Examples:
 @click.option("--headers", is_flag=True, help="Print the headers too.")
 @json_option
 def tail(
-    topics: tuple[str, ...],
-    start: str,
-    url: str,
-    count: int | None,
-    headers: bool,
-    as_json: bool,
+    topics: tuple[str, ...], start: str, url: str, count: int | None, headers: bool, as_json: bool
 ) -> None:
     """Print messages of topics as they arrive, one per line, until Ctrl-C.
 

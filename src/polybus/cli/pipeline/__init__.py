@@ -1,6 +1,7 @@
 """`polybus pipeline`: create, check, run, watch and stop the user's own pipelines."""
 
 import contextlib
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,10 +14,40 @@ from polybus.cli.exits import end
 from polybus.cli.options import F, data_option, existing_data, json_option, load_config
 from polybus.cli.output import echo_json, echo_table
 from polybus.cli.pipeline.display import RunDisplay, flow_rows
-from polybus.cli.pipeline.template import write_template
 from polybus.errors import PolybusError, UsageError
 
 STOP_TIMEOUT_S = 30.0
+# The small pipeline that `init` writes; it runs on any bus.
+FLOWS = '''"""Counts the messages of every topic. Change it as you need."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+spark = SparkSession.active()
+
+
+@dp.table
+def messages() -> DataFrame:
+    """One row for each message: a streaming table, which only grows."""
+    topics = spark.readStream.format("polybus").option("subscribePattern", ".*")
+    rows = topics.option("startingOffsets", "earliest").load()
+    return rows.select("topic", "offset", "timestamp", F.length("value").alias("bytes"))
+'''
+TOTALS = """-- Messages and bytes per topic: a materialized view, replaced when messages arrive.
+CREATE MATERIALIZED VIEW totals AS
+SELECT topic, count(*) AS messages, sum(bytes) AS bytes, max(timestamp) AS last
+FROM messages
+GROUP BY topic
+"""
+# Required by Spark's own runner (spark-pipelines run --spec …), and used by ours too.
+SPEC = """name: {name}
+storage: file://{storage}
+libraries:
+  - glob:
+      include: transformations/**
+"""
+_NAME = re.compile(r"[A-Za-z_][\w-]{0,63}", re.ASCII)
 _folder_option = click.option(
     "--folder",
     "-f",
@@ -63,7 +94,7 @@ def pipeline() -> None:
 @_folder_option
 def init(name: str, folder: Path) -> None:
     """Create a small pipeline that runs, as a template."""
-    path = write_template(folder, name)
+    path = _write_template(folder, name)
     click.echo(f"{path} is a pipeline that counts the messages of every topic. Run it:")
     click.echo(f"  polybus pipeline run {name.lower()}")
 
@@ -195,6 +226,24 @@ def stop(data: str | None) -> None:
                 raise PolybusError("pipeline.stop-timeout", text) from error
             time.sleep(0.05)
     click.echo(f"stopped (process {found.pid})")
+
+
+def _write_template(folder: Path, name: str) -> Path:
+    """Create the pipeline's folder. Raises UsageError `pipeline.name`, `pipeline.exists`."""
+    if not _NAME.fullmatch(name):
+        text = f"{name!r} is not a valid name: use a letter, then letters, digits, _ and -"
+        raise UsageError("pipeline.name", text)
+    path = folder / name.lower()
+    files = path / "transformations"
+    try:
+        files.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UsageError("pipeline.exists", f"{path} exists already; use another name") from error
+    (files / "messages.py").write_text(FLOWS)
+    (files / "totals.sql").write_text(TOTALS)
+    storage = path.absolute() / "pipeline-storage"
+    (path / "spark-pipeline.yml").write_text(SPEC.format(name=path.name, storage=storage))
+    return path
 
 
 def _last_status(data: Path) -> tuple[str, dict[str, Any]]:

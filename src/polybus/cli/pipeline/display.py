@@ -36,7 +36,7 @@ class RunDisplay:
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
-        self._live: Live | None = None
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._states: dict[str, tuple[str, str | None]] = {}
 
     def show(self, event: dict[str, Any]) -> None:
@@ -58,9 +58,7 @@ class RunDisplay:
         if not self._console.is_terminal:
             self._changes(flows)
             return
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+        self._live.start()
         self._live.update(flow_table(flows), refresh=True)
 
     def _changes(self, flows: list[dict[str, Any]]) -> None:
@@ -73,9 +71,7 @@ class RunDisplay:
                 self._console.print(escape(f"{name} {flow['state']}{cause}"), soft_wrap=True)
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._live.stop()
 
 
 def flow_table(flows: list[dict[str, Any]]) -> Table:

@@ -40,8 +40,6 @@ REPLAYED_SCHEMA = pa.schema(
 )
 WRITER = "replay"
 
-Identity = tuple[str, int, int]
-
 
 def replay_dead_letters(
     letters: "DeadLetters", data: Path, rate: float | None, *, dry_run: bool, as_json: bool
@@ -111,7 +109,7 @@ class DeadLetters:
         At a low rate this takes hours, and the pipeline compacts the table meanwhile. If a file
         disappears, the table's files are listed again; no row is given twice.
         """
-        done = _identities(self._replayed.read()) if self._replayed.exists else set()
+        done = set(_identities(self._replayed.read()) if self._replayed.exists else ())
         pending = self._table.files()
         while pending:
             try:
@@ -120,7 +118,7 @@ class DeadLetters:
                         rows = self._wanted(pa.Table.from_batches([batch]), done)
                         if rows.num_rows:
                             yield rows
-                            done |= _identities(rows)
+                            done.update(_identities(rows))
                 del pending[0]
             except FileNotFoundError as error:
                 gone, pending = pending[0], self._table.files()
@@ -134,23 +132,19 @@ class DeadLetters:
         self._replayed.append(noted.cast(REPLAYED_SCHEMA), writer=WRITER, batch_id=None)
         tidy(self._replayed)
 
-    def _wanted(self, rows: pa.Table, done: set[Identity]) -> pa.Table:
+    def _wanted(self, rows: pa.Table, done: set[tuple[str, int, int]]) -> pa.Table:
         if self._topic is not None:
             rows = rows.filter(pc.equal(rows.column("topic"), self._topic))
         if self._reason is not None:
             found = pc.match_substring(rows.column("reason"), self._reason, ignore_case=True)
             rows = rows.filter(pc.fill_null(found, False))
         if done and rows.num_rows:
-            rows = rows.filter(pa.array([one not in done for one in _identity_rows(rows)]))
+            rows = rows.filter(pa.array([one not in done for one in _identities(rows)]))
         return rows
 
 
-def _identity_rows(rows: pa.Table) -> Iterator[Identity]:
-    return zip(*(rows.column(name).to_pylist() for name in IDENTITY), strict=True)
-
-
-def _identities(rows: pa.Table) -> set[Identity]:
-    return set(_identity_rows(rows))
+def _identities(rows: pa.Table) -> list[tuple[str, int, int]]:
+    return list(zip(*(rows.column(name).to_pylist() for name in IDENTITY), strict=True))
 
 
 def _marked(rows: pa.Table) -> OutgoingRows:
@@ -161,8 +155,6 @@ def _marked(rows: pa.Table) -> OutgoingRows:
             *((name, value) for name, value in headers or () if name != ORIGIN),
             (ORIGIN, f"{topic}:{epoch}:{offset}".encode()),
         ]
-        for headers, (topic, epoch, offset) in zip(
-            messages.headers, _identity_rows(rows), strict=True
-        )
+        for headers, (topic, epoch, offset) in zip(messages.headers, _identities(rows), strict=True)
     ]
     return messages

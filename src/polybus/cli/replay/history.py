@@ -11,12 +11,7 @@ import pyarrow as pa
 from polybus.cli import exits
 from polybus.cli.output import echo, echo_json, say
 from polybus.cli.replay.pace import ReplayPace, Schedule
-from polybus.cli.replay.publishing import (
-    OutgoingRows,
-    ReplayDestination,
-    ReplayPart,
-    publish_parts,
-)
+from polybus.cli.replay.publishing import OutgoingRows, ReplayDestination, ReplayPart, publish_parts
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
 from polybus.spark.origin import BATCH_BYTES_MAX, ROWS_MAX, Origin
@@ -114,9 +109,7 @@ def rows_of(origin: Origin, topic: str, offsets: range) -> Iterator[pa.RecordBat
 def range_of(origin: Origin, topic: str, start: str, stop: str) -> range:
     """Resolve offsets, `EPOCH:OFFSET`, times, `earliest` and `latest` to offsets.
 
-    Raises:
-        UsageError: `topic.unknown`; `log.offset-unknown`, the topic does not hold them.
-        PeerError: `position.invalid`.
+    Raises UsageError `topic.unknown` or `log.offset-unknown`, or PeerError `position.invalid`.
     """
     bounds = origin.bounds(topic)
     first, last = (_resolved(origin, topic, bounds, text) for text in (start, stop))

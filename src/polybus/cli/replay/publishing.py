@@ -88,11 +88,7 @@ class ReplayDestination:
         return f"{self.topic} at {self._address}"
 
     async def send(self, rows: OutgoingRows) -> None:
-        """Publish; on return the messages are durable, except on a queue.
-
-        Raises:
-            PolybusError: the bus refused some, or it is not known whether they are stored.
-        """
+        """Publish; on return the messages are durable, except on a queue. Raises PolybusError."""
         scheme = self._address.scheme
         plain = not any(rows.headers) and all(key is None for key in rows.keys)
         # As JSON a value is a third larger: a plain message near the limit would be refused.

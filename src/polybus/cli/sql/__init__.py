@@ -10,13 +10,7 @@ import pyarrow as pa
 
 from polybus.cli.options import existing_data, json_option, settings_options
 from polybus.cli.output import say
-from polybus.cli.sql.chart import (
-    CHART_ENDINGS,
-    POINTS_MAX,
-    chart_of,
-    draw_terminal,
-    save_chart,
-)
+from polybus.cli.sql.chart import CHART_ENDINGS, POINTS_MAX, chart_of, draw_terminal, save_chart
 from polybus.cli.sql.engines import executed
 from polybus.cli.sql.rows import LimitedRows, echo_csv, echo_json_rows, echo_rows
 from polybus.config import Config
@@ -114,11 +108,7 @@ def _draw(schema: pa.Schema, rows: LimitedRows, file: str) -> None:
 
 
 def _text_of(query: str | None, file: str | None) -> str:
-    """The statement from the argument, the file or standard input.
-
-    Raises:
-        UsageError: `input.unreadable`, `sql.statement`.
-    """
+    """The statement from the argument, the file or standard input. Raises UsageError."""
     if (query is None) == (file is None):
         raise click.UsageError("give the SQL as an argument, or as --file FILE, or - for stdin")
     try:

@@ -18,23 +18,10 @@ import msgspec
 
 from polybus import config as configuration
 from polybus.cli import exits
-from polybus.cli.options import (
-    config_option,
-    data_option,
-    load_config,
-    port_option,
-    topics_option,
-)
+from polybus.cli.options import config_option, data_option, load_config, port_option, topics_option
 from polybus.cli.up.children import Child
 from polybus.cli.up.demo import BusPorts, DemoTraffic, with_demo
-from polybus.cli.up.display import (
-    STARTING,
-    Figures,
-    PlainDisplay,
-    Watcher,
-    display,
-    first_steps,
-)
+from polybus.cli.up.display import STARTING, Figures, PlainDisplay, Watcher, display, first_steps
 from polybus.config import Config
 
 UPDATE_EVERY_S = 1.0

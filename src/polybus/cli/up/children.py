@@ -119,8 +119,7 @@ class Child:
         )
         assert process.stdout is not None and process.stderr is not None
         await asyncio.gather(
-            _each_line(process.stdout, self._on_line),
-            _each_line(process.stderr, self._keep_line),
+            _each_line(process.stdout, self._on_line), _each_line(process.stderr, self._keep_line)
         )
         self.exit_code = await process.wait()
 

@@ -94,13 +94,91 @@ class BusPorts:
         return cls(found["tcp"], found.get("udp"), found.get("queue"))
 
 
-class DemoMessages:
-    """Endless messages of each kind, with flaws; a seed decides everything except their times."""
+class DemoTraffic:
+    """Sends until `run` is cancelled: some tens of messages a second, and regular bursts.
 
-    def __init__(self, seed: int) -> None:
+    Each kind of message is endless and has flaws; a seed decides everything except their times.
+    """
+
+    def __init__(self, ports: BusPorts, *, seed: int = 7) -> None:
+        self._ports = ports
         self._random = random.Random(seed)
         self._run = f"{self._random.getrandbits(32):08x}"
         self._number = 0
+
+    async def run(self) -> None:
+        tasks: list[Callable[[], Awaitable[None]]] = [
+            lambda: self._send("boson", ORDERS, self.orders(), 5.0),
+            lambda: self._send("boson+properties", TELEMETRY, self.telemetry(), 8.0),
+            lambda: self._send("goms", CHAT, self.chat(), 3.0),
+            lambda: self._send("http", ORDERS, self.orders(), 4.0),
+            lambda: self._send("ws", CHAT, self.chat(), 1.0),
+            self._session,
+            self._listen,
+            self._bursts,
+        ]
+        if self._ports.udp is not None:
+            tasks.append(self._datagrams)
+        if self._ports.queue is not None:
+            tasks.append(lambda: self._send("queue", READINGS, self.readings(), 3.0))
+        await asyncio.gather(*map(_repeat, tasks))
+
+    def _connect(self, scheme: str) -> Client:
+        port = self._ports.queue if scheme == "queue" else self._ports.tcp
+        return connect(f"{scheme}://127.0.0.1:{port}")
+
+    async def _send(
+        self, scheme: str, topic: str, messages: Iterator[DemoMessage], per_s: float
+    ) -> None:
+        carries_headers = scheme not in ("boson", "queue")
+        async with self._connect(scheme) as client:
+            for value, headers in messages:
+                await client.publish(topic, value, headers=headers if carries_headers else None)
+                await self._pause(per_s)
+
+    async def _datagrams(self) -> None:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=("127.0.0.1", self._ports.udp or 0)
+        )
+        with contextlib.closing(transport):
+            for value in self.beacons():
+                transport.sendto(encode_send([TELEMETRY], value))
+                await self._pause(3.0)
+
+    async def _session(self) -> None:
+        """Act as a browser: follow the chat in a session, confirm, and receive pushed news."""
+        async with self._connect("ws") as client:
+            key = await client.sessions.create([CHAT], ttl_s=120.0)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(client.events(session_key=key).run())
+                    tasks.create_task(_push_news(client, key))
+            finally:
+                with contextlib.suppress(PolybusError):
+                    await client.sessions.delete(key)
+
+    async def _listen(self) -> None:
+        async with self._connect("boson") as client:
+            async for _ in client.subscribe([topic.name for topic in TOPICS]):
+                pass
+
+    async def _bursts(self) -> None:
+        """Valid orders at an unusual rate."""
+        await asyncio.sleep(BURST_FIRST_S)
+        async with self._connect("boson") as client:
+            while True:
+                for _ in range(BURST_BATCHES):
+                    orders = [self.order() for _ in range(BURST_BATCH)]
+                    await client.publish_many(ORDERS, orders)
+                    await asyncio.sleep(BURST_PAUSE_S)
+                await asyncio.sleep(BURST_EVERY_S)
+
+    async def _pause(self, per_s: float) -> None:
+        """Wait for the next message of a Poisson process."""
+        await asyncio.sleep(self._random.expovariate(per_s))
+
+    # The messages.
 
     def orders(self) -> Iterator[DemoMessage]:
         """JSON orders: some duplicated, some late, some truncated."""
@@ -160,88 +238,6 @@ class DemoMessages:
     def _id(self, kind: str) -> str:
         self._number += 1
         return f"{kind}-{self._run}-{self._number}"
-
-
-class DemoTraffic:
-    """Sends until `run` is cancelled: some tens of messages a second, and regular bursts."""
-
-    def __init__(self, ports: BusPorts, *, seed: int = 7) -> None:
-        self._ports = ports
-        self._messages = DemoMessages(seed)
-        self._random = random.Random(seed)
-
-    async def run(self) -> None:
-        make = self._messages
-        tasks: list[Callable[[], Awaitable[None]]] = [
-            lambda: self._send("boson", ORDERS, make.orders(), 5.0),
-            lambda: self._send("boson+properties", TELEMETRY, make.telemetry(), 8.0),
-            lambda: self._send("goms", CHAT, make.chat(), 3.0),
-            lambda: self._send("http", ORDERS, make.orders(), 4.0),
-            lambda: self._send("ws", CHAT, make.chat(), 1.0),
-            self._session,
-            self._listen,
-            self._bursts,
-        ]
-        if self._ports.udp is not None:
-            tasks.append(self._datagrams)
-        if self._ports.queue is not None:
-            tasks.append(lambda: self._send("queue", READINGS, make.readings(), 3.0))
-        await asyncio.gather(*map(_repeat, tasks))
-
-    def _connect(self, scheme: str) -> Client:
-        port = self._ports.queue if scheme == "queue" else self._ports.tcp
-        return connect(f"{scheme}://127.0.0.1:{port}")
-
-    async def _send(
-        self, scheme: str, topic: str, messages: Iterator[DemoMessage], per_s: float
-    ) -> None:
-        carries_headers = scheme not in ("boson", "queue")
-        async with self._connect(scheme) as client:
-            for value, headers in messages:
-                await client.publish(topic, value, headers=headers if carries_headers else None)
-                await self._pause(per_s)
-
-    async def _datagrams(self) -> None:
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(
-            asyncio.DatagramProtocol, remote_addr=("127.0.0.1", self._ports.udp or 0)
-        )
-        with contextlib.closing(transport):
-            for value in self._messages.beacons():
-                transport.sendto(encode_send([TELEMETRY], value))
-                await self._pause(3.0)
-
-    async def _session(self) -> None:
-        """Act as a browser: follow the chat in a session, confirm, and receive pushed news."""
-        async with self._connect("ws") as client:
-            key = await client.sessions.create([CHAT], ttl_s=120.0)
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(client.events(session_key=key).run())
-                    tasks.create_task(_push_news(client, key))
-            finally:
-                with contextlib.suppress(PolybusError):
-                    await client.sessions.delete(key)
-
-    async def _listen(self) -> None:
-        async with self._connect("boson") as client:
-            async for _ in client.subscribe([topic.name for topic in TOPICS]):
-                pass
-
-    async def _bursts(self) -> None:
-        """Valid orders at an unusual rate."""
-        await asyncio.sleep(BURST_FIRST_S)
-        async with self._connect("boson") as client:
-            while True:
-                for _ in range(BURST_BATCHES):
-                    orders = [self._messages.order() for _ in range(BURST_BATCH)]
-                    await client.publish_many(ORDERS, orders)
-                    await asyncio.sleep(BURST_PAUSE_S)
-                await asyncio.sleep(BURST_EVERY_S)
-
-    async def _pause(self, per_s: float) -> None:
-        """Wait for the next message of a Poisson process."""
-        await asyncio.sleep(self._random.expovariate(per_s))
 
 
 async def _push_news(client: Client, key: str) -> None:

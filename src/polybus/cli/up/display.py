@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,12 +152,6 @@ class PlainDisplay:
         self._steps: dict[str, str] = {}
         self._alerts_shown = 0
 
-    def __enter__(self) -> "PlainDisplay":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def step(self, name: str, text: str, *, done: bool = False) -> None:
         """Show the progress of a part of the start; each name has one current text."""
         if self._steps.get(name) != text and text != STARTING:
@@ -190,16 +184,13 @@ class LiveDisplay(PlainDisplay):
         # One spinner for all steps and refreshes: a new one would always show its first frame.
         self._spinner = Spinner("dots")
         self._figures: Figures | None = None
-        self._live = Live(
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["LiveDisplay"]:
+        with Live(
             get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True
-        )
-
-    def __enter__(self) -> "LiveDisplay":
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        ):
+            yield self
         if self._figures is not None:
             self._console.print(summary(self._figures), markup=False)
 
@@ -221,8 +212,9 @@ class LiveDisplay(PlainDisplay):
         return Group(lines, *(_tables(self._figures) if self._figures is not None else ()))
 
 
-def display() -> PlainDisplay:
-    return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
+def display() -> contextlib.AbstractContextManager[PlainDisplay]:
+    is_terminal = sys.stdout.isatty()
+    return LiveDisplay().running() if is_terminal else contextlib.nullcontext(PlainDisplay())
 
 
 def summary(figures: Figures) -> str:
