@@ -35,45 +35,42 @@ def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple
     """What is measured; `--quick` has fewer sessions."""
     bus = Entry(broker="polybus", protocol="msgstream")
     fan_out = Workload(subscribers=listeners, window_bytes=FAN_OUT_WINDOW_BYTES)
+    one_by_one = Workload(subscribers=listeners, window_bytes=1, one_per_write=True)
+    websockets = replace(fan_out, window_bytes=PEER_WINDOW_BYTES)
     return (
         Scenario(
-            name="sessions-idle",
-            title=f"{idle:,} idle WebSocket sessions",
-            load=Workload(subscribers=idle),
-            entries=(bus,),
-            metric=Metric.MEMORY,
+            "sessions-idle",
+            f"{idle:,} idle WebSocket sessions",
+            Workload(subscribers=idle),
+            (bus,),
+            Metric.MEMORY,
             limit=SESSION_KIB_MAX,
         ),
         Scenario(
-            name="fan-out",
-            title=f"1 topic → {listeners:,} WebSocket sessions, log on, confirmed",
-            load=fan_out,
-            entries=(
-                bus,
-                replace(
-                    peer("websockets", 2.0), load=replace(fan_out, window_bytes=PEER_WINDOW_BYTES)
-                ),
-            ),
+            "fan-out",
+            f"1 topic → {listeners:,} WebSocket sessions, log on, confirmed",
+            fan_out,
+            (bus, replace(peer("websockets", 2.0), load=websockets)),
         ),
         Scenario(
-            name="fan-out-single",
-            title="the same, each message after all have received the one before",
-            load=Workload(subscribers=listeners, window_bytes=1, one_per_write=True),
-            entries=(bus, peer("websockets")),
+            "fan-out-single",
+            "the same, each message after all have received the one before",
+            one_by_one,
+            (bus, peer("websockets")),
         ),
         Scenario(
-            name="long-polls",
-            title=f"{listeners:,} long polls woken by one publish: the last answer",
-            load=Workload(subscribers=listeners),
-            entries=(BUS,),
-            metric=Metric.WAIT,
+            "long-polls",
+            f"{listeners:,} long polls woken by one publish: the last answer",
+            Workload(subscribers=listeners),
+            (BUS,),
+            Metric.WAIT,
         ),
         Scenario(
-            name="confirmed",
-            title=f"publish to confirmed delivery, {CONFIRMED_RATE_PER_S:,} per second",
-            load=Workload(rate_per_s=CONFIRMED_RATE_PER_S),
-            entries=(bus,),
-            metric=Metric.LATENCY,
+            "confirmed",
+            f"publish to confirmed delivery, {CONFIRMED_RATE_PER_S:,} per second",
+            Workload(rate_per_s=CONFIRMED_RATE_PER_S),
+            (bus,),
+            Metric.LATENCY,
         ),
     )
 

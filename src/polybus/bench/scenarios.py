@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 RECEIPTS_UNANSWERED_MAX = 16_384
 LATENCY_RATE_PER_S = 10_000
@@ -63,7 +64,7 @@ class Entry:
     """A further target that is not checked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One kind of work that several brokers do in turn."""
 
@@ -85,93 +86,86 @@ def peer(broker: str, target: float | None = None, goal: float | None = None) ->
     return Entry(broker=broker, target=target, goal=goal)
 
 
-def _rate(name: str, title: str, load: Workload, *entries: Entry) -> Scenario:
-    return Scenario(name=name, title=title, load=load, entries=entries)
+nats, redis, mosquitto = (partial(peer, name) for name in ("nats", "redis", "mosquitto"))
 
 
 def _one_per_write(publishers: int, subscribers: int) -> Scenario:
-    return _rate(
+    return Scenario(
         f"single-{publishers}-{subscribers}",
         f"one frame per write, {publishers} → {subscribers}, log on",
         Workload(publishers=publishers, subscribers=subscribers, one_per_write=True),
-        *(BUS, peer("nats", 0.9, goal=1.2), peer("redis")),
+        (BUS, nats(0.9, goal=1.2), redis()),
     )
 
 
 def _goms(subscribers: int) -> Scenario:
-    return _rate(
-        f"goms-1-{subscribers}",
-        f"goMS 1 → {subscribers}, log on",
-        Workload(subscribers=subscribers),
-        *(Entry(broker="polybus", protocol="goms"), peer("redis", 1.0)),
-    )
+    name, title = f"goms-1-{subscribers}", f"goMS 1 → {subscribers}, log on"
+    bus = Entry(broker="polybus", protocol="goms")
+    return Scenario(name, title, Workload(subscribers=subscribers), (bus, redis(1.0)))
 
 
-SCENARIOS: tuple[Scenario, ...] = (
-    _rate(
+SCENARIOS = (
+    Scenario(
         "boson-1-1",
         "Boson 1 → 1, log on",
         Workload(),
-        *(BUS, peer("nats", 3.0), peer("redis", 5.0), peer("mosquitto", 35.0)),
+        (BUS, nats(3.0), redis(5.0), mosquitto(35.0)),
     ),
-    _rate(
+    Scenario(
         "memory-1-1",
         "Boson 1 → 1, log in memory",
         Workload(),
-        *(Entry(broker="polybus-memory"), peer("nats", 6.0), peer("relay", 0.75)),
+        (Entry(broker="polybus-memory"), nats(6.0), peer("relay", 0.75)),
     ),
-    _rate(
+    Scenario(
         "boson-1-8",
         "Boson 1 → 8, log on, delivered",
         Workload(subscribers=8),
-        *(BUS, peer("nats", 3.0), peer("redis"), peer("mosquitto"), peer("relay")),
+        (BUS, nats(3.0), redis(), mosquitto(), peer("relay")),
     ),
-    _rate(
-        "topics-16",
-        "16 topics interleaved, log on",
-        Workload(topics=16),
-        *(BUS, peer("nats", 3.0), peer("redis")),
+    Scenario(
+        "topics-16", "16 topics interleaved, log on", Workload(topics=16), (BUS, nats(3.0), redis())
     ),
-    _rate(
+    Scenario(
         "topics-1000",
         "1,000 topics interleaved, log on",
         Workload(topics=1000),
-        *(BUS, peer("nats", 1.0, goal=3.0), peer("redis")),
+        (BUS, nats(1.0, goal=3.0), redis()),
     ),
-    _rate(
+    Scenario(
         "receipts",
         "receipts after fsync; JetStream: acks of its file store",
         RECEIPTS,
-        *(FSYNC, peer("jetstream", 12.0)),
+        (FSYNC, peer("jetstream", 12.0)),
     ),
-    _rate(
+    Scenario(
         "receipts-64",
         "receipts after fsync over 64 topics",
         replace(RECEIPTS, topics=64),
-        *(FSYNC, replace(FSYNC, load=RECEIPTS, label="the same on one topic", target=0.8)),
+        (FSYNC, replace(FSYNC, load=RECEIPTS, label="the same on one topic", target=0.8)),
     ),
     *(_one_per_write(*pair) for pair in ((1, 1), (1, 8), (64, 1), (64, 8))),
-    _rate(
+    Scenario(
         "kib-1-1",
         "1 KiB payloads, Boson 1 → 1, log on",
         Workload(payload_bytes=1024),
-        *(BUS, peer("nats", 2.0), peer("redis")),
+        (BUS, nats(2.0), redis()),
     ),
     _goms(1),
     _goms(8),
     Scenario(
-        name="latency",
-        title="latency at 10,000 messages per second, log on",
-        load=Workload(rate_per_s=LATENCY_RATE_PER_S),
-        metric=Metric.LATENCY,
-        entries=(BUS, peer("nats", 1.5), peer("redis"), peer("mosquitto")),
+        "latency",
+        "latency at 10,000 messages per second, log on",
+        Workload(rate_per_s=LATENCY_RATE_PER_S),
+        (BUS, nats(1.5), redis(), mosquitto()),
+        Metric.LATENCY,
     ),
     Scenario(
-        name="idle",
-        title="memory of idle TCP connections",
-        load=Workload(subscribers=IDLE_CONNECTIONS),
-        metric=Metric.MEMORY,
+        "idle",
+        "memory of idle TCP connections",
+        Workload(subscribers=IDLE_CONNECTIONS),
+        (BUS, nats(), redis(), mosquitto()),
+        Metric.MEMORY,
         limit=12,
-        entries=(BUS, peer("nats"), peer("redis"), peer("mosquitto")),
     ),
 )

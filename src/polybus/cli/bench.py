@@ -134,6 +134,10 @@ def bench(
                     measured = _measure_scenarios(plan, chosen, update)
     except BenchError as error:
         raise click.ClickException(str(error)) from error
+    _print(measured, as_json)
+
+
+def _print(measured: Measured, as_json: bool) -> None:
     figures, facts, samples = measured
     if as_json:
         rows = [figure.as_json() for figure in figures]

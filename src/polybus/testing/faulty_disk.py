@@ -18,12 +18,13 @@ The seed decides what survives, so a failure can be reproduced.
     disk.crash()                                # cut the power; then open a new log on the files
 """
 
-import errno as errors
+import errno
 import os
 import random
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,13 +32,6 @@ from polybus.batch import Buffer
 from polybus.log.disk import Disk, DiskFile
 
 DiskOperation = Literal["write", "fsync", "open", "rename"]
-
-
-class PowerCut(OSError):
-    """Raised by every operation after the power was cut."""
-
-    def __init__(self) -> None:
-        super().__init__(errors.EIO, "the power is off")
 
 
 class FaultyFile(DiskFile):
@@ -91,6 +85,7 @@ class FaultyFile(DiskFile):
             super().truncate(size)
 
 
+@dataclass
 class _FileState:
     """What a power cut leaves of a file: `safe_bytes`, and perhaps the truncated `cut_off`.
 
@@ -98,25 +93,17 @@ class _FileState:
     Another fsync does not write them; only a rewrite does, which has reached `rewritten_bytes`.
     """
 
-    def __init__(self, path: Path, safe_bytes: int) -> None:
-        self.path = path
-        self.safe_bytes = safe_bytes
-        self.doubtful_bytes = 0
-        self.rewritten_bytes = 0
-        self.cut_off = b""
+    path: Path
+    safe_bytes: int
+    doubtful_bytes: int = 0
+    rewritten_bytes: int = 0
+    cut_off: bytes = b""
 
 
 class FaultyDisk(Disk):
-    """A disk whose power can be cut and whose operations can fail.
-
-    Attributes:
-        writes, fsyncs: the number of operations so far, to choose a moment for a fault.
-    """
+    """A disk whose power can be cut and whose operations can fail."""
 
     def __init__(self, *, seed: int) -> None:
-        self.seed = seed
-        self.writes = 0
-        self.fsyncs = 0
         self.lock = threading.RLock()
         self._random = random.Random(seed)
         self._states: dict[Path, _FileState] = {}
@@ -243,15 +230,13 @@ class FaultyDisk(Disk):
         return data
 
     def check(self, operation: DiskOperation) -> None:
-        """Count an operation, and raise OSError if it must fail."""
+        """Raise OSError if an operation must fail."""
         if self._power_at is not None:
             if self._power_at == 0:
                 self._off = True
             self._power_at -= 1
         if self._off:
-            raise PowerCut
-        self.writes += operation == "write"
-        self.fsyncs += operation == "fsync"
+            raise OSError(errno.EIO, "the power is off")
         if operation in self._faults:
             after, error = self._faults[operation]
             if after == 0:
