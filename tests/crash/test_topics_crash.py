@@ -81,7 +81,7 @@ def epochs_and_messages(data: object) -> object:
 def recreate_twice(run: Run) -> None:
     """The clock stands still: only what is on disk keeps the epochs apart."""
     with opened_log(run.data) as log:
-        log._store._clock = lambda: 1_000_000
+        log._clock = lambda: 1_000_000
         for _ in range(2):
             if "gone" in log.topics():
                 run.acknowledge("delete", log.bounds("gone").epoch)

@@ -60,10 +60,10 @@ def make_segment(
     writer = SegmentWriter.create(path, Disk())
     encoder = Encoder()
     for number, batches in enumerate(commits, first_commit):
-        encoded = encoder.encode(number, number - 1, batches, mark=writer.mark)
-        position = writer.append(*encoded.pieces)
+        pieces, topics = encoder.encode(number, number - 1, batches, mark=writer.mark)
+        position = writer.append(*pieces)
         writer.sync()
-        writer.index([CommitEntry(number, position, writer.bytes - position, encoded.topics)])
+        writer.index([CommitEntry(number, position, writer.bytes - position, topics)])
     if sealed:
         writer.seal()
     writer.close()

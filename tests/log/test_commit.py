@@ -38,13 +38,13 @@ def batches_of(described: list[tuple[str, list[bytes]]]) -> list[Batch]:
 @given(BATCHES)
 @settings(max_examples=50, deadline=None)
 def test_rows_come_back_grouped_by_topic_in_order(described: list[tuple[str, list[bytes]]]) -> None:
-    encoded = Encoder().encode(3, 2, batches_of(described))
-    message = b"".join(encoded.pieces)
+    pieces, topics = Encoder().encode(3, 2, batches_of(described))
+    message = b"".join(pieces)
     commit.verify(message)
     rows = read_rows(message)
     rows.validate(full=True)
     note = commit.note_of(message)
-    assert (note.commit, note.synced, note.topics) == (3, 2, encoded.topics)
+    assert (note.commit, note.synced, note.topics) == (3, 2, topics)
     assert commit.size_of(message) == len(message)
     for topic_rows in note.topics:
         part = rows.slice(topic_rows.first_row, topic_rows.row_count)
@@ -59,7 +59,7 @@ def test_a_stream_of_head_and_commits_is_plain_arrow() -> None:
     encoder = Encoder()
     stream = HEAD
     for number in range(3):
-        stream += b"".join(encoder.encode(number, 0, batches_of([("a", [b"x"] * 3)])).pieces)
+        stream += b"".join(encoder.encode(number, 0, batches_of([("a", [b"x"] * 3)]))[0])
     table = pa.ipc.open_stream(stream).read_all()
     assert table.schema.equals(SCHEMA)
     assert table.num_rows == 9
@@ -69,7 +69,7 @@ def test_a_stream_of_head_and_commits_is_plain_arrow() -> None:
 def test_every_single_flipped_bit_of_a_commit_is_detected() -> None:
     # Enough rows for the repeating columns to be packed.
     batches = batches_of([("topic", [b"%d" % n for n in range(20)])])
-    message = bytearray(b"".join(Encoder().encode(1, 0, batches).pieces))
+    message = bytearray(b"".join(Encoder().encode(1, 0, batches)[0]))
     for bit in range(len(message) * 8):
         message[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damaged):
@@ -81,7 +81,7 @@ def test_every_single_flipped_bit_of_a_commit_is_detected() -> None:
 def test_flipped_bits_of_a_commit_are_detected_here_and_there() -> None:
     draw = random.Random(1)
     message = bytearray(
-        b"".join(Encoder().encode(1, 0, batches_of([("topic", [b"x" * 100] * 50)])).pieces)
+        b"".join(Encoder().encode(1, 0, batches_of([("topic", [b"x" * 100] * 50)]))[0])
     )
     for bit in draw.sample(range(len(message) * 8), 500):
         message[bit // 8] ^= 1 << bit % 8
@@ -105,7 +105,7 @@ def test_values_that_do_not_compress_fit_too() -> None:
     for size in (1, 1000, 1 << 20, 10 << 20):
         batch = Batch("a", draw.randbytes(size), array("i", [0, size]))
         batch.first_offset = 0
-        message = b"".join(encoder.encode(1, 0, [batch]).pieces)
+        message = b"".join(encoder.encode(1, 0, [batch])[0])
         commit.verify(message)
         assert read_rows(message)["value"][0].as_py() == batch.buffer
 
@@ -116,7 +116,7 @@ def test_keys_and_headers_of_some_batches_do_not_move_to_others() -> None:
         Batch.of("a", [b"3"], keys=[b"k"], headers=[{"h": b"v"}]),
     )
     plain.first_offset, rich.first_offset = 0, 2
-    rows = read_rows(b"".join(Encoder().encode(1, 0, [plain, rich]).pieces))
+    rows = read_rows(b"".join(Encoder().encode(1, 0, [plain, rich])[0]))
     assert rows["key"].to_pylist() == [None, None, b"k"]
     assert rows["headers"].to_pylist() == [None, None, [("h", b"v")]]
 
@@ -129,7 +129,7 @@ def test_rows_are_the_same_however_many_batches_topics_and_senders_they_came_in(
     batches = batches_of([(topic, values) for topic, values in described if values])
     for number, batch in enumerate(batches):
         batch.sender = f"peer-{number // 3}"
-    rows = read_rows(b"".join(encoder.encode(1, 0, batches).pieces))
+    rows = read_rows(b"".join(encoder.encode(1, 0, batches)[0]))
     rows.validate(full=True)
     expected = [
         (b.topic, b.first_offset + n, b.timestamp_us, b.value(n), b.protocol, b.sender)
@@ -164,7 +164,7 @@ def test_a_huge_value_is_not_copied_for_its_commit(rich: bool) -> None:
     encoder = Encoder()
     encoder.encode(1, 0, batches_of([("a", [b"small"])]))
     before = resident_kib()
-    pieces = encoder.encode(2, 1, [large]).pieces
+    pieces = encoder.encode(2, 1, [large])[0]
     assert resident_kib() < before + (8 << 10)
 
     message = b"".join(pieces)
@@ -200,7 +200,7 @@ def test_keys_and_headers_come_back_as_they_were(
     with pytest.MonkeyPatch.context() as patched:
         if beside:
             patched.setattr("polybus.log.journal.message.BESIDE_BYTES_MIN", 0)
-        message = b"".join(Encoder().encode(1, 0, [batch]).pieces)
+        message = b"".join(Encoder().encode(1, 0, [batch])[0])
     commit.verify(message)
     rows = read_rows(message)
     rows.validate(full=True)

@@ -272,7 +272,7 @@ def test_a_published_value_that_looks_like_a_commit_is_never_taken_for_one(tmp_p
     layout.index_path(segment).unlink()
     whole = segment.read_bytes()
     first = Segment(segment).entries[0]
-    inside = b"".join(Encoder().encode(9, 8, [forged]).pieces)
+    inside = b"".join(Encoder().encode(9, 8, [forged])[0])
     torn = whole[: first.position + first.size] + bytes(64) + inside
     segment.write_bytes(torn + bytes(-len(torn) % 8))
     log = open_log(tmp_path)

@@ -24,7 +24,7 @@ from polybus.log.journal.recovery import recover, restore, settle_orphans
 from polybus.log.journal.segment import delete_segments
 from polybus.log.layout import journal_folder, topic_folder
 from polybus.log.topic_log import LogShared, TopicLog
-from polybus.log.topics import LogOfTopics, TopicStore, opened_data, unknown
+from polybus.log.topics import LogOfTopics, TopicNote, opened_data, unknown
 
 logger = logging.getLogger("polybus.log")
 
@@ -56,13 +56,11 @@ class FileLog(LogOfTopics[TopicLog]):
             StorageError: `log.locked`, `log.format`, `log.damaged` (no topic can be trusted),
                 `log.full` or `log.failed`.
         """
+        super().__init__(data, clock=clock, disk=disk or Disk())
         self.data = data
         self._callbacks = callbacks or LogCallbacks()
-        self._clock = clock
         self._retention = retention
-        self._disk = disk or Disk()
-        self._shared = LogShared()
-        self._topics = self._shared.topics
+        self._shared = LogShared(self._topics)
         self._journal = Committer(
             journal_folder(data),
             durability=durability,
@@ -84,9 +82,8 @@ class FileLog(LogOfTopics[TopicLog]):
 
     def _open(self) -> None:
         self._disk.make_folder(journal_folder(self.data))
-        self._store = TopicStore(self.data, clock=self._clock, disk=self._disk)
-        for topic in self._store.names():
-            self._topics[topic] = self._opened(topic)
+        self._load_notes(self.data)
+        self._open_topics()
         # A kill may have come between the creation of a name and the fsync of its folder, and the
         # names that this start finds are built upon without another fsync.
         for folder in (self.data.parent, self.data, journal_folder(self.data)):
@@ -99,16 +96,15 @@ class FileLog(LogOfTopics[TopicLog]):
         writer = None if live is None else live.writer(self._disk)
         self._journal.start(recovered.next_commit, writer)
 
-    def _opened(self, topic: str) -> TopicLog:
-        epoch = self._store.epoch(topic)
+    def _opened(self, note: TopicNote) -> TopicLog:
         try:
-            history = TopicHistory(topic_folder(self.data, topic))
+            history = TopicHistory(topic_folder(self.data, note.name))
         except StorageError as error:
             logger.error("%s", error.text)
-            log = TopicLog(topic, epoch, None, self._shared)
+            log = TopicLog(note.name, note.epoch, None, self._shared)
             log.freeze(error.text)
             return log
-        return TopicLog(topic, epoch, history, self._shared)
+        return TopicLog(note.name, note.epoch, history, self._shared)
 
     # The Log.
 
@@ -235,7 +231,7 @@ class FileLog(LogOfTopics[TopicLog]):
         return True
 
     def apply_retention(self, now_us: int) -> None:
-        settings = {topic: self._store.settings(topic) for topic in self._store.names()}
+        settings = {topic: note.settings for topic, note in list(self._notes.items())}
         changed = retention.apply(
             self.data, settings, self._retention, now_us=now_us, held_from=self._callbacks.held_from
         )

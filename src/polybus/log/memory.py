@@ -6,8 +6,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
+
+import msgspec
 
 from polybus import scan
 from polybus.batch import Batch
@@ -15,7 +16,8 @@ from polybus.errors import StorageError, UsageError
 from polybus.log.columns import copy_of, limited
 from polybus.log.disk import Disk
 from polybus.log.interface import LogCallbacks
-from polybus.log.topics import LogOfTopics, TopicStore, opened_data, unknown
+from polybus.log.layout import DataLock
+from polybus.log.topics import LogOfTopics, TopicNote, opened_data, unknown
 
 _BATCH_OVERHEAD_BYTES = 512
 _DROPPED_MAX = 1024
@@ -85,19 +87,30 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
         callbacks: LogCallbacks | None = None,
     ) -> None:
         """Raises StorageError as FileLog, if there is a data directory."""
+        super().__init__(data, clock=clock, disk=Disk())
         self._on_durable = (callbacks or LogCallbacks()).on_durable
-        self._clock = clock
         self._bytes_max = bytes_max
         self._bytes = 0
         self._ticket = 0
         self._order: deque[tuple[MemoryTopic, int]] = deque()
-        with nullcontext() if data is None else opened_data(data, Disk()) as self._lock:
-            self._store = TopicStore(data, clock=clock)
-            self._store.renew_epochs()
-        self._topics = {topic: self._opened(topic) for topic in self._store.names()}
+        self._lock: DataLock | None = None
+        if data is not None:
+            with opened_data(data, self._disk) as self._lock:
+                self._load_notes(data)
+                self._renew_epochs(data)
+        self._open_topics()
 
-    def _opened(self, topic: str) -> MemoryTopic:
-        return MemoryTopic(self._store.epoch(topic))
+    def _opened(self, note: TopicNote) -> MemoryTopic:
+        return MemoryTopic(note.epoch)
+
+    def _renew_epochs(self, data: Path) -> None:
+        """Give every topic a new epoch. topic.json keeps the one of the messages on disk."""
+        epoch = max(self._clock() // 1000, self._epoch_max + 1)
+        if self._notes:
+            self._epoch_max = epoch
+            self._write_data_note(data)
+        for topic, note in self._notes.items():
+            self._notes[topic] = msgspec.structs.replace(note, epoch=epoch)
 
     def describe(self, topic: str) -> dict[str, int]:
         return {

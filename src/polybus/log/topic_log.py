@@ -40,9 +40,9 @@ _RETRIES_MAX = 5
 class LogShared:
     """The topics of a log and the complete segments, with the lock and the caches for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics: "dict[str, TopicLog]") -> None:
         self.lock = threading.Lock()
-        self.topics: dict[str, TopicLog] = {}
+        self.topics = topics
         self.sealed: list[Path] = []
         self._recent = RecentBatches(bytes_max=RECENT_BYTES_MAX)
         self._reread: LruCache[tuple[Path, int], pa.RecordBatch] = LruCache(REREAD_BYTES_MAX)

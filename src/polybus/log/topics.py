@@ -44,115 +44,6 @@ class DataNote(msgspec.Struct, frozen=True, rename="kebab"):
     epoch_max: int = 0
 
 
-class TopicStore:
-    """The topics of a data directory on disk, or in memory only without one.
-
-    A topic's epoch is its creation time in milliseconds since 1970, or one more than the largest
-    known epoch if the clock shows less.
-    """
-
-    def __init__(
-        self, data: Path | None, *, clock: Callable[[], int], disk: Disk | None = None
-    ) -> None:
-        """Read what the directory has.
-
-        Raises StorageError `log.format`, a newer version wrote the data; `log.damaged`, a
-        topic.json cannot be read.
-        """
-        self._data = data
-        self._clock = clock
-        self._disk = disk or Disk()
-        self._topics: dict[str, TopicNote] = {}
-        self._epoch_max = 0
-        if data is None:
-            return
-        self._disk.make_folder(data)
-        known = read_data_note(data)
-        if known is None:
-            self._write_data_note(data)
-        else:
-            self._epoch_max = known.epoch_max
-        self._disk.make_folder(topics_folder(data))
-        self._disk.remove_folder(trash_folder(data))
-        for folder in topics_folder(data).iterdir():
-            if is_unfinished(folder):
-                self._disk.remove_folder(folder)
-        for path in sorted(topics_folder(data).glob("*/topic.json")):
-            note = read_topic_note(path.parent)
-            if note is not None:
-                self._topics[note.name] = note
-                self._epoch_max = max(self._epoch_max, note.epoch)
-
-    def names(self) -> list[str]:
-        return list(self._topics)
-
-    def epoch(self, topic: str) -> int:
-        return self._topics[topic].epoch
-
-    def settings(self, topic: str) -> TopicSettings:
-        note = self._topics.get(topic)
-        if note is None:
-            raise unknown(topic)
-        return note.settings
-
-    def create(self, topic: str, settings: TopicSettings | None) -> int:
-        """Create a topic and return its epoch. Raises UsageError `topic.exists`, StorageError."""
-        if topic in self._topics:
-            raise UsageError("topic.exists", f"topic {topic!r} exists")
-        now_us = self._clock()
-        epoch = max(now_us // 1000, self._epoch_max + 1)
-        created = datetime.datetime.fromtimestamp(now_us / 1e6, datetime.UTC).isoformat()
-        note = TopicNote(topic, epoch, created, settings or TopicSettings())
-        if self._data is not None:
-            folder = topic_folder(self._data, topic)
-            try:
-                self._disk.make_folder(folder)
-                replace_file(folder / "topic.json", msgspec.json.encode(note), self._disk)
-            except OSError as error:
-                raise storage_error(error, f"cannot create topic {topic!r}") from error
-        self._epoch_max = epoch
-        self._topics[topic] = note
-        return epoch
-
-    def renew_epochs(self) -> None:
-        """Give every topic a new epoch, for the lifetime of this store. Raises OSError.
-
-        topic.json keeps the old epoch, which is that of messages on disk.
-        """
-        epoch = max(self._clock() // 1000, self._epoch_max + 1)
-        if self._topics and self._data is not None:
-            self._epoch_max = epoch
-            self._write_data_note(self._data)
-        for topic, note in self._topics.items():
-            self._topics[topic] = msgspec.structs.replace(note, epoch=epoch)
-
-    def delete(self, topic: str) -> None:
-        """Remove a topic and its folder. Raises UsageError `topic.unknown`, StorageError."""
-        note = self._topics.get(topic)
-        if note is None:
-            raise unknown(topic)
-        if self._data is not None:
-            try:
-                self._remove_folder(self._data, topic, note.epoch)
-            except OSError as error:
-                raise storage_error(error, f"cannot delete topic {topic!r}") from error
-        del self._topics[topic]
-
-    def _remove_folder(self, data: Path, topic: str, epoch: int) -> None:
-        # The epoch first: a later topic of the same name must never get it again.
-        self._write_data_note(data)
-        trash = trash_folder(data)
-        self._disk.make_folder(trash)
-        aside = trash / str(epoch)
-        self._disk.rename(topic_folder(data, topic), aside)
-        self._disk.sync_folder(topics_folder(data))
-        self._disk.remove_folder(aside)
-
-    def _write_data_note(self, data: Path) -> None:
-        note = DataNote(format=FORMAT, epoch_max=self._epoch_max)
-        replace_file(data / "polybus.json", msgspec.json.encode(note), self._disk)
-
-
 class StoredTopic(Protocol):
     """What a log keeps of a topic."""
 
@@ -168,29 +59,99 @@ S = TypeVar("S", bound=StoredTopic)
 
 
 class LogOfTopics(ABC, Generic[S]):
-    """The part of a log that knows which topics there are."""
+    """The part of a log that knows its topics: on disk in `folder`, or in memory only without it.
 
-    _store: TopicStore
-    _topics: dict[str, S]
+    A topic's epoch is its creation time in milliseconds since 1970, or one more than the largest
+    known epoch if the clock shows less.
+    """
+
+    def __init__(self, folder: Path | None, *, clock: Callable[[], int], disk: Disk) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._disk = disk
+        self._notes: dict[str, TopicNote] = {}
+        self._topics: dict[str, S] = {}
+        self._epoch_max = 0
 
     @abstractmethod
-    def _opened(self, topic: str) -> S:
-        """The state of a topic of the store."""
+    def _opened(self, note: TopicNote) -> S: ...
+
+    def _load_notes(self, folder: Path) -> None:
+        """Read which topics there are.
+
+        Raises StorageError `log.format`, a newer version wrote the data; `log.damaged`, a
+        topic.json cannot be read.
+        """
+        known = read_data_note(folder)
+        if known is None:
+            self._write_data_note(folder)
+        else:
+            self._epoch_max = known.epoch_max
+        topics = topics_folder(folder)
+        self._disk.make_folder(topics)
+        self._disk.remove_folder(trash_folder(folder))
+        for path in topics.iterdir():
+            if is_unfinished(path):
+                self._disk.remove_folder(path)
+        for path in sorted(topics.glob("*/topic.json")):
+            note = read_topic_note(path.parent)
+            if note is not None:
+                self._notes[note.name] = note
+                self._epoch_max = max(self._epoch_max, note.epoch)
+
+    def _open_topics(self) -> None:
+        for topic, note in self._notes.items():
+            self._topics[topic] = self._opened(note)
 
     def topics(self) -> list[str]:
         return list(self._topics)
 
     def settings(self, topic: str) -> TopicSettings:
-        return self._store.settings(topic)
+        self._log_of(topic)
+        return self._notes[topic].settings
 
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
-        epoch = self._store.create(topic, settings)
-        self._topics[topic] = self._opened(topic)
+        if topic in self._notes:
+            raise UsageError("topic.exists", f"topic {topic!r} exists")
+        now_us = self._clock()
+        epoch = max(now_us // 1000, self._epoch_max + 1)
+        created = datetime.datetime.fromtimestamp(now_us / 1e6, datetime.UTC).isoformat()
+        note = TopicNote(topic, epoch, created, settings or TopicSettings())
+        if self._folder is not None:
+            folder = topic_folder(self._folder, topic)
+            try:
+                self._disk.make_folder(folder)
+                replace_file(folder / "topic.json", msgspec.json.encode(note), self._disk)
+            except OSError as error:
+                raise storage_error(error, f"cannot create topic {topic!r}") from error
+        self._epoch_max = epoch
+        self._notes[topic] = note
+        self._topics[topic] = self._opened(note)
         return Bounds(epoch, 0, 0)
 
     def delete_topic(self, topic: str) -> None:
-        self._store.delete(topic)
+        epoch = self._log_of(topic).epoch
+        if self._folder is not None:
+            try:
+                self._remove_folder(self._folder, topic, epoch)
+            except OSError as error:
+                raise storage_error(error, f"cannot delete topic {topic!r}") from error
+        del self._notes[topic]
         del self._topics[topic]
+
+    def _remove_folder(self, data: Path, topic: str, epoch: int) -> None:
+        # The epoch first: a later topic of the same name must never get it again.
+        self._write_data_note(data)
+        trash = trash_folder(data)
+        self._disk.make_folder(trash)
+        aside = trash / str(epoch)
+        self._disk.rename(topic_folder(data, topic), aside)
+        self._disk.sync_folder(topics_folder(data))
+        self._disk.remove_folder(aside)
+
+    def _write_data_note(self, data: Path) -> None:
+        note = DataNote(format=FORMAT, epoch_max=self._epoch_max)
+        replace_file(data / "polybus.json", msgspec.json.encode(note), self._disk)
 
     def bounds(self, topic: str) -> Bounds:
         log = self._log_of(topic)

@@ -99,7 +99,7 @@ class Maintenance:
             if not self._stopping:
                 self._log.apply_retention(self._clock_us())
             self._failures = 0
-        except (PolybusError, OSError, _HandoverFailed) as error:
+        except (PolybusError, OSError) as error:
             if not self._stopping:
                 self._failures = min(self._failures + 1, 16)
                 logger.warning("maintenance failed and will be retried: %s", error)
@@ -136,7 +136,7 @@ class Maintenance:
             child.kill()
             child.wait()
         if child.returncode != 0:
-            raise _HandoverFailed(f"the hand-over process ended with {child.returncode}")
+            raise ChildProcessError(f"the hand-over process ended with {child.returncode}")
 
     def _listen(self, child: subprocess.Popen[bytes], sealed: set[Path]) -> None:
         """Read the output of the process until it ends; tell the log which segments are done."""
@@ -162,10 +162,6 @@ class Maintenance:
         if not self._stopping:
             # Even without a segment: topics of a kept segment may have been handed over.
             self._log.after_handover(done)
-
-
-class _HandoverFailed(Exception):
-    """The hand-over process failed; its output is in the log."""
 
 
 class _Line(msgspec.Struct):

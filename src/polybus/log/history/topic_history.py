@@ -108,18 +108,6 @@ def read_file(
         raise Damaged(str(error)) from error
 
 
-def row_group_starts(path: Path, file: HistoryFile) -> list[int]:
-    """The offsets at which the row groups of a file begin; [] if the file cannot be read."""
-    try:
-        metadata = pq.read_metadata(path)
-    except (OSError, pa.ArrowException):
-        return []
-    starts = [file.first]
-    for group in range(metadata.num_row_groups - 1):
-        starts.append(starts[-1] + metadata.row_group(group).num_rows)
-    return starts
-
-
 def _group_runs(metadata: Any, offset: int, wanted: FileRange) -> list[tuple[int, list[int]]]:
     """The row groups to read, in runs of adjacent ones, each with its first offset."""
     runs: list[tuple[int, list[int]]] = []

@@ -20,7 +20,6 @@ import os
 import re
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -60,8 +59,11 @@ class Encoder:
 
     def encode(
         self, commit: int, synced: int, batches: Iterable[Batch], *, mark: str = ""
-    ) -> "Encoded":
-        """Encode the batches as one commit, their rows grouped by topic in the order of batches."""
+    ) -> tuple[list[memoryview], tuple[TopicRows, ...]]:
+        """Encode the batches as one commit, their rows grouped by topic in the order of batches.
+
+        Returns its bytes, which are valid until the next one is encoded, and its topics.
+        """
         rows = GroupedRows(batches)
         note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
         pieces, digits_at = self._messages.write(rows, _padded(note))
@@ -70,7 +72,7 @@ class Encoder:
             state.update(piece)
         digits = b"%016x" % state.intdigest()
         pieces[0][digits_at : digits_at + len(digits)] = digits
-        return Encoded(pieces, rows.topics)
+        return pieces, rows.topics
 
 
 def _padded(note: bytes) -> bytes:
@@ -80,13 +82,6 @@ def _padded(note: bytes) -> bytes:
     """
     step = max(NOTE_BYTES_STEP, 1 << len(note).bit_length() - 5)
     return note.ljust(-(-len(note) // step) * step)
-
-
-class Encoded(NamedTuple):
-    """A commit ready to be written; its bytes are valid until the next one is encoded."""
-
-    pieces: list[memoryview]
-    topics: tuple[TopicRows, ...]
 
 
 def _check_of(mark: str) -> str:
@@ -124,7 +119,10 @@ def read_head(start: bytes) -> tuple[int, str] | None:
 def verify(message: Buffer) -> None:
     """Check the checksum of a commit's bytes. Raises Damaged."""
     view = memoryview(message)
-    digits = _find_digits(view)
+    found = list(_DIGITS.finditer(view[: 8 + len(_metadata(view))]))
+    if len(found) != 1:
+        raise Damaged("the message has no checksum")
+    digits = found[0]
     state = xxhash.xxh3_64(view[: digits.start(1)])
     state.update(DIGITS)
     state.update(view[digits.end(1) :])
@@ -170,11 +168,3 @@ def _metadata(view: memoryview) -> bytes:
     if size <= 0 or 8 + size > len(view):
         raise Damaged("the message is incomplete")
     return bytes(view[8 : 8 + size])
-
-
-def _find_digits(view: memoryview) -> re.Match[bytes]:
-    size = 8 + len(_metadata(view))
-    found = list(_DIGITS.finditer(view[:size]))
-    if len(found) != 1:
-        raise Damaged("the message has no checksum")
-    return found[0]

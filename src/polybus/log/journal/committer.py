@@ -273,11 +273,11 @@ class Committer:
         writer = self._writer
         assert writer is not None
         synced = self._commit - 1 - len(self._syncing) - len(self._unsynced)
-        encoded = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
+        pieces, topics = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
         if not self._unsynced:
             self._synced_at = time.monotonic()
-        position = writer.append(*encoded.pieces)
-        entry = CommitEntry(self._commit, position, writer.bytes - position, encoded.topics)
+        position = writer.append(*pieces)
+        entry = CommitEntry(self._commit, position, writer.bytes - position, topics)
         self._shared.add(writer.path, entry, batches)
         self._unsynced.append(Written(entry, weight, len(batches)))
         self._released_bytes += weight

@@ -8,12 +8,13 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
-from polybus.log.history import topic_history
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.history.topic_history import ALWAYS, FileRange, NextAndRows, TimeRange, read_file
 from polybus.log.journal import commit as commits
@@ -61,7 +62,12 @@ class Piece:
         """The offsets of a history piece at which row groups begin; [] if they are unknown."""
         if self.file is None:
             return []
-        starts = topic_history.row_group_starts(self.path, self.file)
+        try:
+            metadata = pq.read_metadata(self.path)
+        except (OSError, pa.ArrowException):
+            return []
+        groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        starts = accumulate(groups[:-1], initial=self.file.first)
         return [start for start in starts if self.first <= start < self.stop]
 
 
