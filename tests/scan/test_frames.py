@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from twins import compiled
 
 from polybus.batch import Batch
-from polybus.scan import frames_py
+from polybus.scan import binary_py
 
-_frames = compiled("frames")
-BOTH = pytest.mark.parametrize("scan", [_frames, frames_py], ids=["compiled", "pure"])
+_frames = compiled("binary")
+BOTH = pytest.mark.parametrize("scan", [_frames, binary_py], ids=["compiled", "pure"])
 LIMIT = 1000
 
 
 def frame(topic: bytes, content: bytes, flag: int = 0) -> bytes:
-    return frames_py.HEADER.pack(len(content), flag, len(topic)) + topic + content
+    return binary_py.HEADER.pack(len(content), flag, len(topic)) + topic + content
 
 
 def owing(buffer: bytes, ids: list[int], epoch: int, first_offset: int) -> Batch:
@@ -175,7 +175,7 @@ def test_both_twins_find_the_same(
 ) -> None:
     data = b"".join(frame(topic, content, flag) for topic, content, flag in frames) + garbage
     data = data[: max(len(data) - cut, 0)]
-    assert shape(_frames, data) == shape(frames_py, data)
+    assert shape(_frames, data) == shape(binary_py, data)
 
 
 @given(
@@ -185,5 +185,5 @@ def test_both_twins_find_the_same(
 def test_what_is_encoded_scans_back(topic: str, values: list[bytes]) -> None:
     batches = [Batch.of(topic, values)]
     encoded = _frames.encode_frames(batches)
-    assert encoded == frames_py.encode_frames(batches)
+    assert encoded == binary_py.encode_frames(batches)
     assert encoded == b"".join(frame(topic.encode(), value) for value in values)

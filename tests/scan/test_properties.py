@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import compiled
 
-from polybus.scan import properties_py
+from polybus.scan import binary_py
 
-_properties = compiled("properties")
-BOTH = pytest.mark.parametrize("scan", [_properties, properties_py], ids=["compiled", "pure"])
+_properties = compiled("binary")
+BOTH = pytest.mark.parametrize("scan", [_properties, binary_py], ids=["compiled", "pure"])
 HEAD = b"<head>"
 LIMIT = 1000
 
@@ -24,7 +24,7 @@ def message(value: bytes, head: bytes = HEAD) -> bytes:
 
 
 def found(scan: ModuleType, data: bytes, start: int = 0) -> tuple[int, list[bytes]]:
-    end, spans = scan.scan_properties(data, start, len(data), HEAD, LIMIT)
+    end, spans = scan.scan_values(data, start, len(data), HEAD, LIMIT)
     return end, [data[spans[i] : spans[i + 1]] for i in range(0, len(spans), 2)]
 
 
@@ -64,7 +64,7 @@ def test_a_value_of_exactly_the_limit_is_found(scan: ModuleType) -> None:
 def test_a_scan_begins_and_ends_where_it_is_told(scan: ModuleType) -> None:
     data = message(b"a") + message(b"b") + message(b"c")
     size = len(message(b"a"))
-    end, spans = scan.scan_properties(data, size, 2 * size + 1, HEAD, LIMIT)
+    end, spans = scan.scan_values(data, size, 2 * size + 1, HEAD, LIMIT)
     assert (end, list(spans)) == (2 * size, [2 * size - 1, 2 * size])
 
 
@@ -72,7 +72,7 @@ def test_a_scan_begins_and_ends_where_it_is_told(scan: ModuleType) -> None:
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
 def test_any_kind_of_buffer_is_scanned_and_encoded(scan: ModuleType, make: type) -> None:
     data = make(message(b"a"))
-    end, spans = scan.scan_properties(data, 0, len(data), HEAD, LIMIT)
+    end, spans = scan.scan_values(data, 0, len(data), HEAD, LIMIT)
     assert end == len(data)
     assert scan.encode_properties(b"h", b"m", data, spans, 1, 2) == (
         b"h\x00\x00\x00\x031:2m\x00\x00\x00\x01a"
@@ -108,10 +108,10 @@ def test_messages_without_a_position_are_not_encoded(scan: ModuleType) -> None:
 @given(st.lists(st.binary(max_size=20)), st.binary(max_size=20))
 def test_the_twins_agree(values: list[bytes], tail: bytes) -> None:
     data = b"".join(map(message, values)) + tail
-    assert found(_properties, data) == found(properties_py, data)
-    _, spans = properties_py.scan_properties(data, 0, len(data), HEAD, LIMIT)
+    assert found(_properties, data) == found(binary_py, data)
+    _, spans = binary_py.scan_values(data, 0, len(data), HEAD, LIMIT)
     encoded = [
         scan.encode_properties(b"head", b"middle", data, spans, 3, 9)
-        for scan in (_properties, properties_py)
+        for scan in (_properties, binary_py)
     ]
     assert encoded[0] == encoded[1]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import compiled
 
-from polybus.scan import queue_py
+from polybus.scan import binary_py
 
-_queue = compiled("queue")
-BOTH = pytest.mark.parametrize("scan", [_queue, queue_py], ids=["compiled", "pure"])
+_queue = compiled("binary")
+BOTH = pytest.mark.parametrize("scan", [_queue, binary_py], ids=["compiled", "pure"])
 LIMIT = 1000
 
 
@@ -24,7 +24,7 @@ def wire(*messages: bytes) -> bytes:
 @BOTH
 def test_a_scan_finds_the_messages_in_order(scan: ModuleType) -> None:
     data = b"xx" + wire(b"one", b"", b"three")
-    assert scan.scan_queue(data, 2, len(data), LIMIT) == (
+    assert scan.scan_values(data, 2, len(data), b"", LIMIT) == (
         len(data),
         array("i", [6, 9, 13, 13, 17, 22]),
     )
@@ -40,20 +40,21 @@ def test_a_scan_finds_the_messages_in_order(scan: ModuleType) -> None:
 def test_a_scan_stops_at_what_is_no_whole_message(scan: ModuleType, other: bytes) -> None:
     data = wire(b"a") + other
     assert scan.split_queue(data, 0, len(data), LIMIT) == (5, [b"a"])
-    assert scan.scan_queue(data, 0, len(data), LIMIT) == (5, array("i", [4, 5]))
+    assert scan.scan_values(data, 0, len(data), b"", LIMIT) == (5, array("i", [4, 5]))
 
 
 @BOTH
 def test_a_message_of_exactly_the_limit_is_whole(scan: ModuleType) -> None:
     data = wire(b"x" * LIMIT)
     assert scan.split_queue(data, 0, len(data), LIMIT)[0] == len(data)
-    assert scan.scan_queue(data, 0, len(data), LIMIT - 1)[0] == 0
+    assert scan.scan_values(data, 0, len(data), b"", LIMIT - 1)[0] == 0
 
 
 def test_a_scan_outside_its_buffer_is_refused() -> None:
-    for call in (_queue.scan_queue, _queue.split_queue):
-        with pytest.raises(IndexError):
-            call(b"\0\0\0\1", 0, 6, LIMIT)
+    with pytest.raises(IndexError):
+        _queue.scan_values(b"\0\0\0\1", 0, 6, b"", LIMIT)
+    with pytest.raises(IndexError):
+        _queue.split_queue(b"\0\0\0\1", 0, 6, LIMIT)
 
 
 @BOTH
@@ -86,17 +87,17 @@ def test_both_scans_agree_on_what_they_join_and_split(
     messages: list[bytes], run_bytes_max: int, message_bytes_max: int
 ) -> None:
     joined = _queue.join_queue(messages, 0, run_bytes_max, message_bytes_max)
-    assert joined == queue_py.join_queue(messages, 0, run_bytes_max, message_bytes_max)
+    assert joined == binary_py.join_queue(messages, 0, run_bytes_max, message_bytes_max)
     count, run = joined
     assert _queue.split_queue(run, 0, len(run), 40) == (len(run), messages[:count])
 
 
 @given(st.binary(max_size=60))
 def test_both_scans_agree_on_any_bytes(data: bytes) -> None:
-    compiled = _queue.scan_queue(data, 0, len(data), 20)
-    assert compiled == queue_py.scan_queue(data, 0, len(data), 20)
-    assert _queue.split_queue(data, 0, len(data), 20) == queue_py.split_queue(
+    compiled = _queue.scan_values(data, 0, len(data), b"", 20)
+    assert compiled == binary_py.scan_values(data, 0, len(data), b"", 20)
+    assert _queue.split_queue(data, 0, len(data), 20) == binary_py.split_queue(
         data, 0, len(data), 20
     )
     end, spans = compiled
-    assert _queue.encode_queue(data, spans) == queue_py.encode_queue(data, spans) == data[:end]
+    assert _queue.encode_queue(data, spans) == binary_py.encode_queue(data, spans) == data[:end]

@@ -14,7 +14,7 @@ from polybus.batch import Buffer
 from polybus.errors import BusyError, UsageError
 from polybus.queues.channel import Channel, ChannelListener, QueueLimits
 from polybus.queues.pump import EventPump, Task
-from polybus.scan.queue_py import LENGTH_BYTES
+from polybus.scan.binary_py import LENGTH_BYTES
 from polybus.wire.queue import QueueReader, encode_length
 
 

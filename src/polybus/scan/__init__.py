@@ -1,7 +1,7 @@
 """The scanner: the loops that touch every message, compiled.
 
-`batch` is compiled as it is. Each other compiled module (`_frames`, …) has a
-pure-Python twin with the same contract (`frames_py`, …), which documents it and gives the types.
+`batch` is compiled as it is. Each other compiled module (`_binary`, …) has a
+pure-Python twin with the same contract (`binary_py`, …), which documents it and gives the types.
 One test suite runs on both forms. The pure form runs if an extension is missing or POLYBUS_PURE=1
 is set; `polybus doctor` shows which runs.
 """
@@ -30,6 +30,16 @@ from polybus.scan.batch import (
     take_batches,
     weigh,
 )
+from polybus.scan.binary_py import (
+    encode_frames,
+    encode_properties,
+    encode_queue,
+    encode_receipts,
+    join_queue,
+    scan_frames,
+    scan_values,
+    split_queue,
+)
 from polybus.scan.columns_py import (
     ends_into,
     gather,
@@ -39,14 +49,11 @@ from polybus.scan.columns_py import (
     spans_bytes,
     spans_of_offsets,
 )
-from polybus.scan.frames_py import encode_frames, encode_receipts, scan_frames
 from polybus.scan.lines_py import encode_lines, is_utf8, scan_lines
 from polybus.scan.objects_py import ObjectScanner
 from polybus.scan.packs_py import compact_json, encode_pack
-from polybus.scan.properties_py import encode_properties, scan_properties
-from polybus.scan.queue_py import encode_queue, join_queue, scan_queue, split_queue
 
-TWINS = ("columns", "frames", "lines", "objects", "packs", "properties", "queue")
+TWINS = ("binary", "columns", "lines", "objects", "packs")
 
 
 def _replace_twins() -> bool:

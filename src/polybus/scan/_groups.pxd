@@ -18,6 +18,7 @@ cdef extern from "Python.h":
 cdef struct Found:
     const uint8_t* topic
     int32_t topic_bytes
+    int32_t slot
     uint64_t hash
     int32_t count
     int32_t marked  # set by the scanner: a message of the topic needs more than its span
@@ -64,6 +65,15 @@ cdef inline Entry* new_entry(Groups* groups, Py_ssize_t count, int32_t group) ex
     return entry
 
 
+cdef inline void begin_scan(Groups* groups) noexcept:
+    """Forget the groups of the last scan: empty its slots, and not the whole table."""
+    cdef Py_ssize_t group
+    if groups.slots != NULL:
+        for group in range(groups.count):
+            groups.slots[groups.found[group].slot] = -1
+    groups.count = 0
+
+
 cdef inline int rehash(Groups* groups) except -1:
     """Make the slots at least four times the groups, and enter all groups again."""
     cdef Py_ssize_t wanted = 64 if groups.slots_max == 0 else groups.slots_max
@@ -84,11 +94,12 @@ cdef inline int rehash(Groups* groups) except -1:
         while groups.slots[slot] >= 0:
             slot = (slot + 1) & (wanted - 1)
         groups.slots[slot] = <int32_t> group
+        groups.found[group].slot = <int32_t> slot
     return 0
 
 
 cdef inline int32_t new_group(
-    Groups* groups, const uint8_t* topic, int32_t topic_bytes, uint64_t hashed
+    Groups* groups, const uint8_t* topic, int32_t topic_bytes, uint64_t hashed, int32_t slot
 ) except -1:
     cdef Found* one
     cdef Py_ssize_t wanted
@@ -104,6 +115,7 @@ cdef inline int32_t new_group(
     one.topic = topic
     one.topic_bytes = topic_bytes
     one.hash = hashed
+    one.slot = slot
     groups.count += 1
     return <int32_t> (groups.count - 1)
 
@@ -115,7 +127,7 @@ cdef inline int32_t group_of(
     cdef uint64_t hashed = hash_bytes(topic, topic_bytes, groups.seed)
     cdef Py_ssize_t slot
     cdef Found* one
-    if groups.count == 0 or 2 * groups.count >= groups.slots_max:
+    if 2 * groups.count >= groups.slots_max:
         rehash(groups)
     slot = hashed & (groups.slots_max - 1)
     while groups.slots[slot] >= 0:
@@ -127,5 +139,6 @@ cdef inline int32_t group_of(
         ):
             return groups.slots[slot]
         slot = (slot + 1) & (groups.slots_max - 1)
-    groups.slots[slot] = <int32_t> groups.count
-    return new_group(groups, topic, topic_bytes, hashed)
+    # First the group: a slot must not refer to one that could not be made.
+    groups.slots[slot] = new_group(groups, topic, topic_bytes, hashed, <int32_t> slot)
+    return groups.slots[slot]

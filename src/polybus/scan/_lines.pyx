@@ -20,7 +20,9 @@ import os
 
 from polybus.scan.batch cimport new_batch
 from polybus.scan._bytes cimport check_scan, check_spans, put, put_decimal
-from polybus.scan._groups cimport Entry, Groups, PyGC_Disable, PyGC_Enable, group_of, new_entry
+from polybus.scan._groups cimport (
+    Entry, Groups, PyGC_Disable, PyGC_Enable, begin_scan, group_of, new_entry,
+)
 from polybus.scan._text cimport (
     BACKSLASH, QUOTE, ascii8, escape_size, escaped_size, is_space, plain8, put_base64, put_escaped,
     put_unescaped, utf8_size,
@@ -106,7 +108,7 @@ def scan_lines(
         check_scan(&view, start, stop)
         at = <const uint8_t*> view.buf + start
         end = <const uint8_t*> view.buf + stop
-        groups.count = 0
+        begin_scan(&groups)
         while True:
             while at < end and is_space(at[0]):
                 at += 1

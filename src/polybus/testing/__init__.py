@@ -11,7 +11,7 @@ import msgspec
 
 from polybus.config import Config, check
 from polybus.edges.node import Node
-from polybus.scan.frames_py import HEADER, HEADER_BYTES
+from polybus.scan.binary_py import HEADER, HEADER_BYTES
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.config import Limits
 from polybus.errors import PeerError, UsageError
-from polybus.scan.frames_py import HEADER, HEADER_BYTES, RECEIPT_MARK
+from polybus.scan.binary_py import HEADER, HEADER_BYTES, RECEIPT_MARK
 from polybus.wire.boson import (
     FLAGS,
     WHOLE,

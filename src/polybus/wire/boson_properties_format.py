@@ -109,7 +109,7 @@ class Framer:
                     self.backlog = True
                     break
                 if self._head and self._left < 0:
-                    end, spans = scan.scan_properties(
+                    end, spans = scan.scan_values(
                         buffer, start, len(buffer), self._head, self._value_bytes_max
                     )
                     if spans:

@@ -13,7 +13,7 @@ from polybus import scan
 from polybus.batch import Batch, Buffer
 from polybus.config import Limits
 from polybus.errors import PeerError
-from polybus.scan.queue_py import LENGTH, LENGTH_BYTES
+from polybus.scan.binary_py import LENGTH, LENGTH_BYTES
 from polybus.wire.codec import Bad, Publish
 
 PROTOCOL = "queue"
@@ -154,7 +154,7 @@ class QueueCodec(Framing):
             if message is not None:
                 batches.append(Batch(self._topic, message, array("i", (0, len(message)))))
         if start < stop:
-            end, spans = scan.scan_queue(data, start, stop, self._message_bytes_max)
+            end, spans = scan.scan_values(data, start, stop, b"", self._message_bytes_max)
             if spans:
                 batch = Batch(self._topic, data, spans)
                 encoding = memoryview(data)[start:end]

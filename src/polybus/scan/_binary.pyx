@@ -1,14 +1,15 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Boson frames, compiled. Contract and twin: frames_py.py.
+"""The binary protocols, compiled. Contract and twin: binary_py.py.
 
-A scan reads the bytes once. It records each message's position and the number of its topic's group,
+A scan of Boson frames reads the bytes once. It records each message's position and the number of its topic's group,
 then distributes the positions to one array per group. Consecutive frames of one topic skip the hash
 table, because each frame is first compared with the previous one.
 """
 
 from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
@@ -21,13 +22,18 @@ from polybus.scan.batch cimport Batch, new_batch
 from polybus.scan._bytes cimport (
     check_scan, check_spans, get_int32, prefetch, put, put_decimal, put_int32, same_bytes,
 )
-from polybus.scan._groups cimport Entry, Groups, PyGC_Disable, PyGC_Enable, group_of, new_entry
+from polybus.scan._groups cimport (
+    Entry, Groups, PyGC_Disable, PyGC_Enable, begin_scan, group_of, new_entry,
+)
 
 cdef enum:
     HEADER_BYTES = 7
+    LENGTH_BYTES = 4
     MARK_BYTES = 9
     RECEIPT_ID_BYTES_MAX = 255
     RECEIPT_TOPIC_BYTES = 8
+    # A colon and two numbers of up to 19 digits.
+    POSITION_BYTES_MAX = 39
     AHEAD = 8  # four messages
 
 cdef const char* MARK = b"?receipt="
@@ -88,7 +94,7 @@ cdef Py_ssize_t scan(
     cdef Entry* entry
     check_scan(view, start, stop)
     base = <const uint8_t*> view.buf
-    groups.count = 0
+    begin_scan(&groups)
     while stop - start >= HEADER_BYTES:
         length = get_int32(base + start)
         topic_bytes = (<int32_t> base[start + 5] << 8) | base[start + 6]
@@ -196,8 +202,10 @@ cdef void distribute(int** at, int** receipt_at) noexcept:
 def encode_frames(batches):
     """Each message of the batches as a frame with flag 0 and the topic of its batch."""
     cdef Batch batch
+    cdef Py_buffer view
     cdef Py_ssize_t topic_bytes
     cdef const char* topic
+    cdef const char* base
     cdef int64_t total = 0
     cdef uint8_t* target
     for batch in batches:
@@ -208,7 +216,10 @@ def encode_frames(batches):
     target = <uint8_t*> PyBytes_AS_STRING(frames)
     for batch in batches:
         topic = PyUnicode_AsUTF8AndSize(batch.topic, &topic_bytes)
-        target = put_frames(target, topic, topic_bytes, batch.buffer, batch.spans)
+        PyObject_GetBuffer(batch.buffer, &view, PyBUF_SIMPLE)
+        base = <const char*> view.buf
+        target = put_messages(target, topic, topic_bytes, base, batch.spans)
+        PyBuffer_Release(&view)
     return frames
 
 
@@ -222,22 +233,24 @@ cdef int64_t spans_bytes(object buffer, array.array spans) except -1:
         PyBuffer_Release(&view)
 
 
-cdef uint8_t* put_frames(
-    uint8_t* target, const char* topic, Py_ssize_t topic_bytes, object buffer, array.array spans
-) except NULL:
-    cdef Py_buffer view
+cdef inline uint8_t* put_messages(
+    uint8_t* target, const char* topic, Py_ssize_t topic_bytes, const char* base, array.array spans
+) noexcept:
+    """Each span of `base` with its length, and as a frame if there is a topic."""
     cdef const int* at = spans.data.as_ints
     cdef Py_ssize_t index, last = len(spans) - 1
     cdef uint32_t size
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     for index in range(0, last, 2):
-        if index + AHEAD < last:
-            prefetch(<const char*> view.buf + at[index + AHEAD], at[index + 1] - at[index])
         size = <uint32_t> (at[index + 1] - at[index])
-        put_header(target, size, <uint32_t> topic_bytes)
-        target = put(target + HEADER_BYTES, topic, topic_bytes)
-        target = put(target, <const char*> view.buf + at[index], size)
-    PyBuffer_Release(&view)
+        if topic == NULL:
+            put_int32(target, size)
+            target += LENGTH_BYTES
+        else:
+            if index + AHEAD < last:
+                prefetch(base + at[index + AHEAD], size)
+            put_header(target, size, <uint32_t> topic_bytes)
+            target = put(target + HEADER_BYTES, topic, topic_bytes)
+        target = put(target, base + at[index], size)
     return target
 
 
@@ -293,3 +306,162 @@ cdef uint8_t* put_receipts(uint8_t* target, Batch batch) except NULL:
         target = end
     PyBuffer_Release(&view)
     return target
+
+
+# Messages that are a head, which they all share, a length and a value: those of Boson properties,
+# and of queues, whose head is empty.
+
+
+cdef inline int64_t value_end(
+    const uint8_t* base, int64_t start, int64_t stop, const char* head, Py_ssize_t head_bytes,
+    int64_t value_bytes_max,
+) noexcept nogil:
+    """Where the message at `start` ends; -1 if it is incomplete, too long or has another head."""
+    cdef int64_t value = start + head_bytes + LENGTH_BYTES
+    cdef int64_t length
+    if value > stop or (head_bytes and memcmp(base + start, head, head_bytes) != 0):
+        return -1
+    length = get_int32(base + value - LENGTH_BYTES)
+    if length < 0 or length > value_bytes_max or length > stop - value:
+        return -1
+    return value + length
+
+
+def scan_values(
+    buffer, Py_ssize_t start, Py_ssize_t stop, bytes head not None, int64_t value_bytes_max
+):
+    """Scan `buffer[start:stop]` for messages of `head` and one more value (see the twin)."""
+    cdef Py_buffer view
+    cdef const uint8_t* base
+    cdef const char* shared = PyBytes_AS_STRING(head)
+    cdef Py_ssize_t head_bytes = len(head), count = 0, room = 2
+    cdef int64_t end
+    # Most often there is one message.
+    cdef array.array spans = array.clone(INTS, room, zero=False)
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        check_scan(&view, start, stop)
+        base = <const uint8_t*> view.buf
+        while True:
+            end = value_end(base, start, stop, shared, head_bytes, value_bytes_max)
+            if end < 0:
+                break
+            if count == room:
+                room = 4 * room + 120
+                array.resize(spans, room)
+            spans.data.as_ints[count] = <int> (start + head_bytes + LENGTH_BYTES)
+            spans.data.as_ints[count + 1] = <int> end
+            count += 2
+            start = end
+    finally:
+        PyBuffer_Release(&view)
+    if count != room:
+        array.resize(spans, count)
+    return start, spans
+
+
+def encode_properties(
+    bytes head not None,
+    bytes middle not None,
+    buffer,
+    array.array spans not None,
+    int64_t epoch,
+    int64_t first_offset,
+):
+    """Each span of `buffer` as a message: `head`, its position as a value, `middle`, its value."""
+    cdef Py_buffer view
+    cdef const int* at = spans.data.as_ints
+    cdef Py_ssize_t index, size, count = len(spans)
+    cdef Py_ssize_t head_bytes = len(head), middle_bytes = len(middle)
+    cdef const char* before = PyBytes_AS_STRING(head)
+    cdef const char* between = PyBytes_AS_STRING(middle)
+    cdef int64_t total
+    cdef uint8_t* target
+    cdef uint8_t* position
+    if epoch < 0 or first_offset < 0:
+        raise ValueError("a message needs a position")
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        total = check_spans(&view, spans) + (count // 2) * (
+            head_bytes + middle_bytes + 2 * LENGTH_BYTES + POSITION_BYTES_MAX
+        )
+        messages = bytearray(total)
+        target = <uint8_t*> <char*> messages
+        for index in range(0, count - 1, 2):
+            position = put(target, before, head_bytes) + LENGTH_BYTES
+            target = put_decimal(position, epoch)
+            target[0] = c":"
+            target = put_decimal(target + 1, first_offset + index // 2)
+            put_int32(position - LENGTH_BYTES, <uint32_t> (target - position))
+            target = put(target, between, middle_bytes)
+            size = at[index + 1] - at[index]
+            put_int32(target, <uint32_t> size)
+            target = put(target + LENGTH_BYTES, <const char*> view.buf + at[index], size)
+        return bytes(messages[: target - <uint8_t*> <char*> messages])
+    finally:
+        PyBuffer_Release(&view)
+
+
+def split_queue(buffer, Py_ssize_t start, Py_ssize_t stop, int64_t message_bytes_max):
+    """Like `scan_values` without a head, with each message as bytes."""
+    cdef Py_buffer view
+    cdef const char* base
+    cdef int64_t end
+    cdef list messages = []
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        check_scan(&view, start, stop)
+        base = <const char*> view.buf
+        while True:
+            end = value_end(<const uint8_t*> base, start, stop, NULL, 0, message_bytes_max)
+            if end < 0:
+                return start, messages
+            start += LENGTH_BYTES
+            messages.append(PyBytes_FromStringAndSize(base + start, end - start))
+            start = end
+    finally:
+        PyBuffer_Release(&view)
+
+
+def encode_queue(buffer, array.array spans not None):
+    """Each span of `buffer` as a message of a queue."""
+    cdef Py_buffer view
+    cdef int64_t total
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        total = check_spans(&view, spans) + (len(spans) // 2) * LENGTH_BYTES
+        encoded = PyBytes_FromStringAndSize(NULL, total)
+        put_messages(
+            <uint8_t*> PyBytes_AS_STRING(encoded), NULL, 0, <const char*> view.buf, spans
+        )
+        return encoded
+    finally:
+        PyBuffer_Release(&view)
+
+
+def join_queue(
+    list messages not None, Py_ssize_t first, int64_t run_bytes_max, int64_t message_bytes_max
+):
+    """Encode a run of `messages` from `first` on; return where it ended, and its bytes."""
+    cdef Py_ssize_t index, size, stop = first, count = PyList_GET_SIZE(messages)
+    cdef int64_t total = 0
+    cdef uint8_t* target
+    if first < 0:
+        raise IndexError("a run must begin inside its list")
+    while stop < count:
+        message = <object> PyList_GET_ITEM(messages, stop)
+        if not isinstance(message, bytes):
+            raise TypeError("a message must be bytes")
+        size = PyBytes_GET_SIZE(message)
+        if size > message_bytes_max or total + LENGTH_BYTES + size > run_bytes_max:
+            break
+        total += LENGTH_BYTES + size
+        stop += 1
+    run = PyBytes_FromStringAndSize(NULL, total)
+    target = <uint8_t*> PyBytes_AS_STRING(run)
+    for index in range(first, stop):
+        message = <object> PyList_GET_ITEM(messages, index)
+        size = PyBytes_GET_SIZE(message)
+        put_int32(target, <uint32_t> size)
+        target = put(target + LENGTH_BYTES, PyBytes_AS_STRING(message), size)
+    return stop, run

@@ -1,6 +1,9 @@
-"""Boson frames: the pure-Python twin of `_frames.pyx`.
+"""The binary protocols: the pure-Python twin of `_binary.pyx`. Numbers are big-endian and signed.
 
-A frame is int32 content length, int8 flag, uint16 topic length, topic, content (big-endian).
+A Boson frame is int32 content length, int8 flag, uint16 topic length, topic, content. Boson
+properties and queues have messages that are a head, an int32 length and a value. The head of a
+queue's messages is empty. Most properties of a publisher differ in their last value only: once the
+codec has decoded one message, it knows the head they share and scans for more of them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from polybus.scan.batch import Batch, Buffer
 
 HEADER = struct.Struct(">ibH")
 HEADER_BYTES = 7
+LENGTH = struct.Struct(">i")
+LENGTH_BYTES = 4
 RECEIPT_MARK = b"?receipt="
 RECEIPT_ID_BYTES_MAX = 255
 RECEIPT_TOPIC = b"$receipt"
@@ -96,3 +101,76 @@ def encode_receipts(batches: Iterable[Batch]) -> bytes:
             content = receipt_id + b" %d:%d" % (batch.epoch, batch.first_offset + index // 2)
             parts.append(HEADER.pack(len(content), 0, len(RECEIPT_TOPIC)) + RECEIPT_TOPIC + content)
     return b"".join(parts)
+
+
+def scan_values(
+    buffer: Buffer, start: int, stop: int, head: bytes, value_bytes_max: int
+) -> tuple[int, array[int]]:
+    """Scan `buffer[start:stop]` for messages that are `head` and one more value.
+
+    Returns where the first other message begins (another head, an invalid length, incomplete), and
+    the spans of the values before it. The caller handles that message.
+    """
+    spans = array("i")
+    view = memoryview(buffer)
+    value = start + len(head) + LENGTH_BYTES
+    while value <= stop and view[start : start + len(head)] == head:
+        length: int = LENGTH.unpack_from(view, value - LENGTH_BYTES)[0]
+        if not 0 <= length <= min(value_bytes_max, stop - value):
+            break
+        start = value + length
+        spans.extend((value, start))
+        value = start + len(head) + LENGTH_BYTES
+    return start, spans
+
+
+def encode_properties(
+    head: bytes, middle: bytes, buffer: Buffer, spans: array[int], epoch: int, first_offset: int
+) -> bytes:
+    """Each span of `buffer` as a message: `head`, its position as a value, `middle`, its value."""
+    if epoch < 0 or first_offset < 0:
+        raise ValueError("a message needs a position")
+    view = memoryview(buffer)
+    parts: list[Buffer] = []
+    for index in range(0, len(spans), 2):
+        position = b"%d:%d" % (epoch, first_offset + index // 2)
+        value = view[spans[index] : spans[index + 1]]
+        parts += (head, LENGTH.pack(len(position)), position)
+        parts += (middle, LENGTH.pack(len(value)), value)
+    return b"".join(parts)
+
+
+def split_queue(
+    buffer: Buffer, start: int, stop: int, message_bytes_max: int
+) -> tuple[int, list[bytes]]:
+    """Like `scan_values` without a head, with each message as bytes."""
+    end, spans = scan_values(buffer, start, stop, b"", message_bytes_max)
+    return end, list(Batch("", buffer, spans).values())
+
+
+def encode_queue(buffer: Buffer, spans: array[int]) -> bytes:
+    """Each span of `buffer` as a message of a queue."""
+    parts: list[Buffer] = []
+    for message in Batch("", buffer, spans).values():
+        parts += (LENGTH.pack(len(message)), message)
+    return b"".join(parts)
+
+
+def join_queue(
+    messages: list[bytes], first: int, run_bytes_max: int, message_bytes_max: int
+) -> tuple[int, bytes]:
+    """Encode a run of `messages` from `first` on; return where it ended, and its bytes.
+
+    The run ends before a message over `message_bytes_max`, or one that would exceed
+    `run_bytes_max`; it is empty if that is the first one.
+    """
+    parts: list[bytes] = []
+    run_bytes = 0
+    while first < len(messages):
+        message = messages[first]
+        run_bytes += LENGTH_BYTES + len(message)
+        if len(message) > message_bytes_max or run_bytes > run_bytes_max:
+            break
+        parts += (LENGTH.pack(len(message)), message)
+        first += 1
+    return first, b"".join(parts)
