@@ -323,7 +323,8 @@ def test_on_a_terminal_the_figures_are_painted(tmp_path: Path) -> None:
 def test_plain_lines_have_all_figures_and_each_alert_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    figures = Figures(topics={"news": TopicFigures(messages_in=12, rate_per_s=3.0)})
+    figures = Figures()
+    figures.topics = {"news": TopicFigures(messages_in=12, rate_per_s=3.0)}
     figures.flows = [{"state": "running", "lag": 4}, {"state": "failed", "lag": None}]
     figures.tables = {"silver": 9}
     figures.alert_count = 1

@@ -21,7 +21,7 @@ from polybus.cli import exits
 from polybus.cli.options import config_option, data_option, load_config, port_option, topics_option
 from polybus.cli.up.children import Child
 from polybus.cli.up.demo import BusPorts, DemoTraffic, with_demo
-from polybus.cli.up.display import STARTING, Figures, PlainDisplay, Watcher, display, first_steps
+from polybus.cli.up.display import STARTING, Figures, PlainDisplay, display, first_steps
 from polybus.config import Config
 
 UPDATE_EVERY_S = 1.0
@@ -119,10 +119,9 @@ class Up:
         self._began = time.monotonic()
         self._figures = Figures()
         self._ports: BusPorts | None = None
-        self._has_rows = False
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Future[Any]] = []
-        self._bus = Child("bus", self._bus_command, on_line=self._on_bus_line, say=self.screen.say)
+        self._bus = Child("bus", self._bus_command, on_line=self._on_bus_line, screen=self.screen)
         self._driver: Child | None = None
         self._other_driver = os.environ.get(DRIVER_VARIABLE)
         self._traffic: asyncio.Future[None] | None = None
@@ -140,15 +139,15 @@ class Up:
             for task in self._tasks:
                 task.cancel()
             for child in self._children():
-                timeout_s = STOP_TIMEOUT_S if child.was_ready else START_STOP_TIMEOUT_S
-                await child.stop(timeout_s=timeout_s)
+                was_ready = child.ready.is_set()
+                await child.stop(timeout_s=STOP_TIMEOUT_S if was_ready else START_STOP_TIMEOUT_S)
             self.screen.step("stopping", "done", done=True)
 
     async def _run(self) -> int:
         self.screen.step("bus", STARTING)
-        self._background(self._bus.run())
-        waits = [asyncio.ensure_future(one.wait()) for one in (self._bus.settled, self._stop)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        waits = [asyncio.ensure_future(one.wait()) for one in (self._bus.ready, self._stop)]
+        bus = self._background(self._bus.run())
+        await asyncio.wait([bus, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         if self._stop.is_set():
@@ -162,14 +161,18 @@ class Up:
         self.screen.say(first_steps(self._ports, self.config, demo=self.demo, pipeline=has_driver))
         if missing:
             self.screen.say(missing)
-        watcher = Watcher(self._figures, port=self._ports.tcp, data=Path(self.config.data))
-        self._background(watcher.follow_alerts())
+        figures = self._figures = Figures(self._ports.tcp, Path(self.config.data))
+        self._background(figures.follow_alerts())
         if self.demo:
             self._send_traffic(self._ports)
+        has_rows = False
         while not self._stop.is_set():
-            await watcher.update()
-            self._report_changes()
-            self.screen.show(self._figures)
+            await figures.update()
+            if not has_rows and any(figures.tables.values()):
+                has_rows = True
+                seconds = time.monotonic() - self._began
+                self.screen.say(f"first rows in a table after {seconds:.1f} s")
+            self.screen.show(figures)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), UPDATE_EVERY_S)
         return exits.DONE
@@ -188,15 +191,6 @@ class Up:
     def _background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
         self._tasks.append(asyncio.ensure_future(work))
         return self._tasks[-1]
-
-    def _report_changes(self) -> None:
-        if not self._has_rows and any(self._figures.tables.values()):
-            self._has_rows = True
-            seconds = time.monotonic() - self._began
-            self.screen.say(f"first rows in a table after {seconds:.1f} s")
-        for child in self._children():
-            if child.state in ("restarting", "down"):
-                self.screen.step(child.name, child.state)
 
     # The bus.
 
@@ -217,7 +211,7 @@ class Up:
         if self._traffic is not None:
             # The queue of a restarted bus may have another port.
             self._send_traffic(self._ports)
-        self._bus.ready()
+        self._bus.ready.set()
         self.screen.step("bus", f"ready at {' '.join(addresses)}", done=True)
 
     def _send_traffic(self, ports: BusPorts) -> None:
@@ -240,7 +234,7 @@ class Up:
         where = f"on {self.master}" if self.master else "in this machine"
         self.screen.step("pipeline", f"starting Spark {where}: this takes some seconds")
         self._driver = Child(
-            "pipeline", self._driver_command, on_line=self._on_driver_line, say=self.screen.say
+            "pipeline", self._driver_command, on_line=self._on_driver_line, screen=self.screen
         )
         self._background(self._driver.run())
         return ""
@@ -267,7 +261,7 @@ class Up:
             flows = event.get("flows", [])
             self._figures.flows = [flow for flow in flows if isinstance(flow, dict)]
         elif kind == "ready":
-            self._driver.ready()
+            self._driver.ready.set()
             seconds = time.monotonic() - self._began
             self.screen.step("pipeline", f"ready after {seconds:.1f} s", done=True)
             self._background(self._make_archive())

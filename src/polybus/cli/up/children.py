@@ -12,8 +12,8 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
 
+from polybus.cli.up.display import PlainDisplay
 from polybus.config import NOT_SETTINGS
 
 LAST_LINES = 8
@@ -22,16 +22,12 @@ RESTARTS_MAX = 5
 STEADY_AFTER_S = 60.0
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
-ChildState = Literal["starting", "ready", "restarting", "down", "stopped"]
 
 
 class Child:
     """One child process, restarted with exponential back-off if it ends by itself.
 
-    Attributes:
-        state: `down` means that it will not be restarted.
-        was_ready: whether it was ever ready.
-        settled: set while the child is ready, or down.
+    `ready` is set by the caller when the child has reported that it is, and stays set.
     """
 
     def __init__(
@@ -40,24 +36,17 @@ class Child:
         command: Callable[[], Sequence[str]],
         *,
         on_line: Callable[[str], None],
-        say: Callable[[str], None],
+        screen: PlainDisplay,
     ) -> None:
         self.name = name
-        self.state: ChildState = "starting"
         self.exit_code: int | None = None
-        self.was_ready = False
-        self.settled = asyncio.Event()
+        self.ready = asyncio.Event()
         self._command = command
         self._on_line = on_line
-        self._say = say
+        self._screen = screen
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
-
-    def ready(self) -> None:
-        """Called when the child has reported that it is ready."""
-        self.was_ready = True
-        self._set("ready")
 
     async def run(self) -> None:
         """Keep it running until `stop`, or until it has ended by itself too often."""
@@ -66,18 +55,17 @@ class Child:
             began = time.monotonic()
             await self._run_once()
             if self._stopping.is_set():
-                break
+                return
             failures = 1 if time.monotonic() - began > STEADY_AFTER_S else failures + 1
-            if not self.was_ready or failures > RESTARTS_MAX:
-                self._say(self._obituary())
-                self._set("down")
+            if not self.ready.is_set() or failures > RESTARTS_MAX:
+                self._screen.say(self._obituary())
+                self._screen.step(self.name, "down")
                 return
             pause_s = min(BACKOFF_FIRST_S * 2 ** (failures - 1), BACKOFF_MAX_S)
-            self._say(f"{self._obituary()}\n  starting it again in {pause_s:.0f} s")
-            self._set("restarting")
+            self._screen.say(f"{self._obituary()}\n  starting it again in {pause_s:.0f} s")
+            self._screen.step(self.name, "restarting")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
-        self._set("stopped")
 
     async def stop(self, *, timeout_s: float) -> None:
         """Ask it to end; kill it after the timeout."""
@@ -90,7 +78,7 @@ class Child:
         try:
             await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
-            self._say(f"{self.name} did not end within {timeout_s:.0f} s; killed")
+            self._screen.say(f"{self.name} did not end within {timeout_s:.0f} s; killed")
             self.kill()
             await process.wait()
 
@@ -132,13 +120,6 @@ class Child:
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exit {code}"
         last = "".join(f"\n  | {line}" for line in self._last_lines)
         return f"{self.name} ended by itself ({how}){last}"
-
-    def _set(self, state: ChildState) -> None:
-        self.state = state
-        if state in ("ready", "down", "stopped"):
-            self.settled.set()
-        else:
-            self.settled.clear()
 
 
 async def _each_line(stream: asyncio.StreamReader, use: Callable[[str], None]) -> None:

@@ -49,15 +49,22 @@ class TopicFigures:
     rate_per_s: float = 0.0
 
 
-@dataclass(slots=True)
 class Figures:
-    """Everything that is displayed. `flows` are the pipeline's own figures."""
+    """Everything that is displayed, of the bus at a port and its data folder.
 
-    topics: dict[str, TopicFigures] = field(default_factory=dict)
-    flows: list[dict[str, Any]] = field(default_factory=list)
-    tables: dict[str, int] = field(default_factory=dict)
-    alerts: deque[str] = field(default_factory=lambda: deque(maxlen=ALERTS_SHOWN))
-    alert_count: int = 0
+    `flows` are the pipeline's own figures.
+    """
+
+    def __init__(self, port: int = 0, data: Path = Path()) -> None:
+        self.topics: dict[str, TopicFigures] = {}
+        self.flows: list[dict[str, Any]] = []
+        self.tables: dict[str, int] = {}
+        self.alerts: deque[str] = deque(maxlen=ALERTS_SHOWN)
+        self.alert_count = 0
+        self._port = port
+        self._data = data
+        self._updated_s = 0.0
+        self._tables: dict[Path, Any] = {}
 
     @property
     def messages_in(self) -> int:
@@ -67,22 +74,11 @@ class Figures:
     def rate_per_s(self) -> float:
         return sum(one.rate_per_s for one in self.topics.values())
 
-
-class Watcher:
-    """Updates the figures of a bus and its data folder."""
-
-    def __init__(self, figures: Figures, *, port: int, data: Path) -> None:
-        self.figures = figures
-        self._port = port
-        self._data = data
-        self._updated_s = 0.0
-        self._tables: dict[Path, Any] = {}
-
     async def update(self) -> None:
         """Read new figures; while the bus does not answer, the old ones stay."""
         with contextlib.suppress(PolybusError, OSError):
             self._count(await asyncio.to_thread(self._topics))
-        self.figures.tables = await asyncio.to_thread(self._table_rows)
+        self.tables = await asyncio.to_thread(self._table_rows)
 
     def _topics(self) -> list[dict[str, Any]]:
         url = f"http://127.0.0.1:{self._port}"
@@ -97,11 +93,11 @@ class Watcher:
         for one in found:
             name, messages_in, messages_out = one["name"], one["messages-in"], one["messages-out"]
             if messages_in or messages_out:
-                before = self.figures.topics.get(name, TopicFigures()).messages_in
+                before = self.topics.get(name, TopicFigures()).messages_in
                 # The counters of a restarted bus begin at 0.
                 rate = max(0, messages_in - before) / seconds if seconds else 0.0
                 topics[name] = TopicFigures(messages_in, messages_out, one["published-on"], rate)
-        self.figures.topics = topics
+        self.topics = topics
         self._updated_s = now_s
 
     def _table_rows(self) -> dict[str, int]:
@@ -123,8 +119,8 @@ class Watcher:
             try:
                 async with connect(f"boson://127.0.0.1:{self._port}") as client:
                     async for message in client.subscribe("$alerts"):
-                        self.figures.alert_count += 1
-                        self.figures.alerts.append(alert_text(message.value))
+                        self.alert_count += 1
+                        self.alerts.append(alert_text(message.value))
             except PolybusError:
                 # The bus is restarting, or its version has no alerts.
                 await asyncio.sleep(RETRY_S)
