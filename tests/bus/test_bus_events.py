@@ -49,7 +49,7 @@ def packs(session: Session, *topics: str) -> list[tuple[int, Content]]:
 
 def show(book: Book, session: Session, *topics: str) -> None:
     shown = packs(session, *topics)
-    book.delivered(session, shown, session.shown_to)
+    book.delivered(session, shown)
     session.show(shown[-1][0])
 
 
@@ -111,7 +111,7 @@ def test_what_is_confirmed_twice_or_never_was_is_not_told() -> None:
 def test_packs_that_go_out_again_are_not_counted_as_sent_twice() -> None:
     book, one = Book(), session()
     show(book, one, "news")
-    book.delivered(one, one.unconfirmed(0, 1 << 20), one.shown_to)
+    book.delivered(one, one.unconfirmed(0, 1 << 20))
     delivered, repeated = book.told()
     assert (delivered["count"], repeated["kind"], repeated["count"]) == (1, "repeated", 1)
 
@@ -127,7 +127,7 @@ def test_packs_that_were_sent_before_a_restart_are_confirmed_without_a_time() ->
 def test_a_session_that_ends_tells_what_was_pending_and_what_still_waits() -> None:
     book, one = Book(), session()
     show(book, one, "news", "news")
-    book.ended(one, "expired", one.pack_count)
+    book.ended(one, "expired")
     delivered, ended = book.told()
     assert (delivered["kind"], delivered["waiting"]) == ("delivered", 2)
     assert (ended["kind"], ended["reason"], ended["waiting"]) == ("session-ended", "expired", 2)

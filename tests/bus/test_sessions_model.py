@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from polybus.batch import Batch
 from polybus.config import Msgstream
 from polybus.services.sessions.feeds import Content, Feed, Follow, direct
-from polybus.services.sessions.session import Session
+from polybus.services.sessions.session import Session, SessionChanges
 
 PACKS_MAX = 6
 BYTES_MAX = 40
@@ -73,7 +73,7 @@ class Sessions(RuleBasedStateMachine):
         session = self.session
         session.cut()
         if session.needs_mark():
-            session.saved(session.take_unsaved().mark)
+            session.saved(session.take_unsaved(SessionChanges()))
         packs: list[tuple[int, Content | None]] = list(session.unconfirmed(0, 1 << 20))
         for number, content in packs:
             assert content is not None
@@ -130,12 +130,12 @@ def test_numbers_that_a_crash_used_up_push_out_no_messages() -> None:
     for _ in range(8):
         session.add(direct(b"x"))
         session.needs_mark()
-        session.saved(session.take_unsaved().mark)
+        session.saved(session.take_unsaved(SessionChanges()))
         session.show(session.next_id - 1)
     session.confirm([1, 2])
-    saved = session.take_unsaved()
+    mark = session.take_unsaved(SessionChanges())
     restored = Session(1, b"", 60, limits)
     packs = {number: direct(b"x") for number in range(3, 9)}
-    restored.restore(packs, next_id=session.next_id, mark=saved.mark)
+    restored.restore(packs, next_id=session.next_id, mark=mark)
     assert restored.pack_count <= 10
     assert restored.lost == {}

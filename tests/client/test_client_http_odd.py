@@ -20,7 +20,7 @@ from polybus.client.options import ClientOptions
 from polybus.client.transport import PendingPublish
 from polybus.client.urls import parse
 from polybus.errors import PeerError, PolybusError, StorageError
-from polybus.services.durability import Durability
+from polybus.services.context import Durability
 from polybus.testing import run_bus
 
 TARGET = "/v1/topics/news"

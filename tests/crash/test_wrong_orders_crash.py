@@ -23,7 +23,7 @@ from polybus.lake.table import LakeTable
 from polybus.log.disk import Disk, DiskFile
 from polybus.log.history.handover import hand_over
 from polybus.services.consumers import ConsumerPosition, Consumers, Report
-from polybus.services.durability import Durability
+from polybus.services.context import Durability
 from polybus.services.sessions.saving import Saver
 from polybus.services.state import StateDb
 from polybus.services.transactions.uploads import Upload

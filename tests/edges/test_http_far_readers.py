@@ -78,7 +78,7 @@ async def test_an_end_that_cannot_become_durable_is_not_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with http_bus("news") as http:
-        monkeypatch.setattr("polybus.services.durability.RECOVERY_S", 0.01)
+        monkeypatch.setattr("polybus.services.context.RECOVERY_S", 0.01)
         monkeypatch.setattr(http.node.bus, "when_durable", lambda *_: None)
         http.node.context.durability.error = StorageError("log.full", "no space")
         answer = await http.client.get("/v1/topics?durable=true")

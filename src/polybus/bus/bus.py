@@ -82,16 +82,16 @@ class Bus:
         topic.listen(tuple(self._everything))
         return bounds
 
-    def make_system_topic(self, name: str, settings: TopicSettings | None = None) -> None:
-        """Create a topic, unless it exists, that everybody may read and only the bus may write.
+    def make_system_topics(self, settings: TopicSettings) -> None:
+        """Create those that do not exist: everybody may read them, and only the bus may write.
 
         Raises:
-            StorageError: it cannot be created.
+            StorageError: one cannot be created.
         """
-        assert name in names.SYSTEM_TOPICS, name
-        if name not in self._system:
-            self.log.create_topic(name, settings)
-            self._system[name] = Topic(name)
+        for name in names.SYSTEM_TOPICS:
+            if name not in self._system:
+                self.log.create_topic(name, settings)
+                self._system[name] = Topic(name)
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic, its messages and its subscriptions.
@@ -229,11 +229,7 @@ class Bus:
         now_us = self._clock_us()
         for batch in batches:
             batch.timestamp_us = now_us
-        asking = [batch for batch in batches if batch.receipt_ids is not None]
-        ticket = self._last_ticket = self.log.append_all(batches, urgent=urgent or bool(asking))
-        if give is not None and asking:
-            self.when_durable(give, ticket, asking)
-        scan.count_taken(batches, topics)
+        ticket = self._append_all(batches, topics, give, urgent=urgent)
         is_large = is_part or sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
         by_topic: dict[Topic, list[Batch]] = {}
         for topic, batch in zip(topics, batches, strict=True):
@@ -255,9 +251,11 @@ class Bus:
             topic = self._accept_one(batches[0], publisher)
             return NOTHING_ACCEPTED if topic is None else ((topic,), batches, self._last_ticket)
         topics = scan.find_topics(batches, self._topics, self._clock_us())
-        if topics is not None and self._append_all(batches, publisher):
-            scan.count_taken(batches, topics)
-            return topics, batches, self._last_ticket
+        if topics is not None:
+            try:
+                return topics, batches, self._append_all(batches, topics, publisher.receipt)
+            except (StorageError, UsageError):
+                topics = None
         # Not all can be accepted: find out which, and why not.
         found = [(self._accept_one(batch, publisher), batch) for batch in batches]
         accepted = [batch for topic, batch in found if topic is not None]
@@ -282,16 +280,21 @@ class Bus:
             self.when_durable(publisher.receipt, self._last_ticket, (batch,))
         return topic
 
-    def _append_all(self, batches: Sequence[Batch], publisher: Publisher) -> bool:
-        """Append all batches at once, or none and return False."""
+    def _append_all(
+        self,
+        batches: Sequence[Batch],
+        topics: Sequence[Topic],
+        give: Give | None,
+        *,
+        urgent: bool = False,
+    ) -> int:
+        """Append all batches at once. Raises as `commit`, with nothing appended."""
         asking = [batch for batch in batches if batch.receipt_ids is not None]
-        try:
-            self._last_ticket = self.log.append_all(batches, urgent=bool(asking))
-        except (StorageError, UsageError):
-            return False
-        if asking:
-            self.when_durable(publisher.receipt, self._last_ticket, asking)
-        return True
+        ticket = self._last_ticket = self.log.append_all(batches, urgent=urgent or bool(asking))
+        if asking and give is not None:
+            self.when_durable(give, ticket, asking)
+        scan.count_taken(batches, topics)
+        return ticket
 
     # Receipts
 

@@ -27,9 +27,8 @@ from polybus.lake import settings as pipeline_settings
 from polybus.log.files import FileLog
 from polybus.log.interface import Log, LogCallbacks, TopicSettings
 from polybus.log.memory import MemoryLog
-from polybus.services.context import Context
-from polybus.services.durability import Durability
-from polybus.services.events import EventBook, make_topics
+from polybus.services.context import Context, Durability
+from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
 from polybus.services.services import Services
 
@@ -208,7 +207,11 @@ class Node:
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         config, limits = self.config, self.config.limits
         self.bus = bus = Bus(self._log, clock_us=clock_us, topics_max=limits.topics_max)
-        make_topics(bus, config)
+        system = config.system
+        settings = TopicSettings(
+            retention_age_s=system.retention_age_s, retention_bytes=system.retention_bytes
+        )
+        bus.make_system_topics(settings)
         self._events = EventBook(bus, loop, clock_us, enabled=config.system.events)
         self.context = context = Context(
             bus=bus,

@@ -324,8 +324,11 @@ class ConsumerBook(Consumers):
 
     def _on_timer(self) -> None:
         self._timer = None
-        # Saves may overlap: state.db takes them one after the other.
-        self._saving = self._loop.create_task(self._save())
+        if self._saving is None or self._saving.done():
+            self._saving = self._loop.create_task(self._save())
+        else:
+            # One after the other: the next one must have what this one may fail to save.
+            self._timer = self._loop.call_later(SAVE_INTERVAL_S, self._on_timer)
 
     async def _save(self) -> None:
         changed, self._changed = self._changed, set()

@@ -1,4 +1,4 @@
-"""The system topics, created when the bus starts, and what it reports about itself in `$events`.
+"""What the bus reports about itself in the system topic `$events`.
 
 A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`, with many events in
 order. docs/howto/monitor.md has the fields of each kind.
@@ -20,17 +20,13 @@ import msgspec
 
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
-from polybus.config import Config
 from polybus.errors import PolybusError
-from polybus.log.interface import TopicSettings
 from polybus.services.sessions.feeds import Content
 from polybus.services.sessions.session import Session
 
 logger = logging.getLogger("polybus.events")
 
 EVENTS_TOPIC = "$events"
-STATS = "$stats"
-ALERTS = "$alerts"
 PROTOCOL = "polybus"
 WRITE_INTERVAL_S = 0.2
 WRITE_INTERVAL_S_MAX = 5.0
@@ -43,19 +39,6 @@ PENDING_MAX = 100_000
 MARKS_MAX = 32
 TEXT_MAX = 500
 LIST_MAX = 50
-
-
-def make_topics(bus: Bus, config: Config) -> None:
-    """Create the system topics that do not exist. Raises StorageError."""
-    for name in (EVENTS_TOPIC, STATS, ALERTS):
-        bus.make_system_topic(name, settings_of(config))
-
-
-def settings_of(config: Config) -> TopicSettings:
-    """The retention of a new system topic."""
-    return TopicSettings(
-        retention_age_s=config.system.retention_age_s, retention_bytes=config.system.retention_bytes
-    )
 
 
 @dataclass(slots=True)
@@ -109,16 +92,14 @@ class EventBook:
 
     # Recording
 
-    def delivered(
-        self, session: Session, packs: Sequence[tuple[int, Content]], shown_to: int
-    ) -> None:
-        """Packs were delivered to a session; those up to `shown_to` not for the first time."""
+    def delivered(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
+        """Packs are delivered to a session; those up to `shown_to` not for the first time."""
         if not self._enabled or EVENTS_TOPIC in session.follows:
             return
         tally = self._touched(session)
         now_us = self._clock_us()
         for number, content in packs:
-            if number <= shown_to:
+            if number <= session.shown_to:
                 tally.repeated += 1
                 continue
             run = tally.runs.get(content.topic)
@@ -158,11 +139,16 @@ class EventBook:
     def opened(self, session: Session) -> None:
         self.tell("session-opened", session=session.digest.hex(), topics=list(session.follows))
 
-    def ended(self, session: Session, reason: str, waiting: int) -> None:
-        """A session ended, with `waiting` packs unconfirmed."""
+    def lost(self, session: Session, topic: str, messages: int) -> None:
+        digest = session.digest.hex()
+        self.tell("lost", session=digest, topic=topic or None, messages=messages)
+
+    def ended(self, session: Session, reason: str) -> None:
+        """A session ends, perhaps with packs that are not confirmed."""
         tally = self._tallies.pop(session, None)
         if tally is not None and tally.pending:
-            self._events += self._report(session, tally, waiting)
+            self._events += self._report(session, tally)
+        waiting = session.pack_count
         self.tell("session-ended", session=session.digest.hex(), reason=reason, waiting=waiting)
 
     def tell(self, kind: str, **fields: Any) -> None:
@@ -185,7 +171,7 @@ class EventBook:
         for session in pending:
             tally = self._tallies.get(session)
             if tally is not None and tally.pending:
-                events += self._report(session, tally, session.pack_count)
+                events += self._report(session, tally)
                 if tally.marks:
                     self._tallies[session] = Tally(marks=tally.marks)
                 else:
@@ -209,7 +195,8 @@ class EventBook:
             self._pending.append(session)
         return tally
 
-    def _report(self, session: Session, tally: Tally, waiting: int) -> list[dict[str, Any]]:
+    def _report(self, session: Session, tally: Tally) -> list[dict[str, Any]]:
+        waiting = session.pack_count
         report = [run | {"waiting": waiting} for run in tally.runs.values()]
         if tally.repeated:
             repeated = _event("repeated", self._clock_us(), session)

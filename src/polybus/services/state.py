@@ -47,11 +47,12 @@ Statement = tuple[str, Sequence[Any]]
 class StateDb:
     """The database. Every method may be called from the loop's thread; none blocks it."""
 
+    _db: sqlite3.Connection
+
     def __init__(self, data: Path, *, fsync: bool) -> None:
         self._path = data / NAME
         self._fsync = fsync
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-state")
-        self._db: sqlite3.Connection | None = None
         self._closed = False
 
     async def open(self) -> None:
@@ -64,7 +65,7 @@ class StateDb:
 
     async def read(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of a query. Raises StorageError `state.failed`."""
-        return await self._call(lambda: self._opened().execute(query).fetchall())
+        return await self._call(lambda: self._db.execute(query).fetchall())
 
     async def write(self, statements: Iterable[Statement]) -> None:
         """Execute the statements, all or nothing.
@@ -104,7 +105,7 @@ class StateDb:
         db.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _write(self, statements: Iterable[Statement]) -> None:
-        db = self._opened()
+        db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
             for sql, parameters in statements:
@@ -119,12 +120,9 @@ class StateDb:
                 db.execute("ROLLBACK")
             raise
 
-    def _opened(self) -> sqlite3.Connection:
-        assert self._db is not None
-        return self._db
-
     def _close(self) -> None:
-        if self._db is not None:
+        # It may have failed to open.
+        if hasattr(self, "_db"):
             self._db.close()
 
 

@@ -66,8 +66,7 @@ EMPTY.count = EMPTY.value_bytes = 0
 class JsonCache:
     """Keeps the JSON of the contents used last, up to a limit in bytes."""
 
-    def __init__(self, *, bytes_max: int = CACHE_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self) -> None:
         self._contents: deque[Content] = deque()
         self._bytes = 0
 
@@ -77,7 +76,7 @@ class JsonCache:
         content.json = json
         self._contents.append(content)
         self._bytes += len(json)
-        while self._bytes > self._bytes_max and len(self._contents) > 1:
+        while self._bytes > CACHE_BYTES_MAX and len(self._contents) > 1:
             oldest = self._contents.popleft()
             if oldest.json is not None:
                 self._bytes -= len(oldest.json)
@@ -124,18 +123,8 @@ class Feed(Subscriber):
         self._feeds = feeds
 
     @property
-    def start_offset(self) -> int:
-        """The first offset that the entries cover; older messages are in the log alone."""
-        return self.contents[0].first_offset if self.contents else self.stop_offset
-
-    @property
     def stop_index(self) -> int:
         return self.first_index + len(self.contents)
-
-    def index_of(self, offset: int) -> int:
-        """The index of the first entry that begins at or after the offset."""
-        place = bisect_left(self.contents, offset, key=lambda content: content.first_offset)
-        return self.first_index + place
 
     def trim(self, index: int) -> None:
         """Forget the entries below the index."""
@@ -193,14 +182,12 @@ class Follow:
     def try_live(self) -> bool:
         """Continue with the feed's entries if one begins at the session's offset."""
         feed = self.feed
-        if self.offset < feed.start_offset:
-            return False
-        index = feed.index_of(self.offset)
-        at = index - feed.first_index
-        starts_at = feed.contents[at].first_offset if index < feed.stop_index else feed.stop_offset
+        contents = feed.contents
+        at = bisect_left(contents, self.offset, key=lambda content: content.first_offset)
+        starts_at = contents[at].first_offset if at < len(contents) else feed.stop_offset
         if starts_at != self.offset:
             return False
-        self.index = index
+        self.index = feed.first_index + at
         return True
 
 

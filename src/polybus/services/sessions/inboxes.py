@@ -108,13 +108,11 @@ class Inboxes:
     def find(self, key: str) -> Session | None:
         """The session of a key; this counts as contact. None if it does not exist or expired."""
         session = self._sessions.get(_digest(key))
-        if session is None:
-            return None
-        now_s = self._loop.time()
-        if session.is_expired(now_s):
+        if session is not None and session.is_expired(self._loop.time()):
             self.end(session, "expired")
             return None
-        session.contact(now_s)
+        if session is not None:
+            session.contact(self._loop.time())
         return session
 
     async def replace_topics(self, session: Session, topics: Sequence[str]) -> None:
@@ -173,14 +171,13 @@ class Inboxes:
         """End the session; the future is done when it is gone from disk."""
         if self._sessions.pop(session.digest, None) is None:
             return None
-        self._events.ended(session, reason, session.pack_count)
-        receiver = session.receiver
+        self._events.ended(session, reason)
         for follow in session.follows.values():
             self._feeds.leave(follow)
         session.close()
         gone = self._saver.end(session)
+        receiver, session.receiver = session.receiver, None
         if receiver is not None:
-            session.receiver = None
             receiver.ended()
         return gone
 
@@ -268,7 +265,9 @@ class Inboxes:
                 session.discard(number)
             packs.append((number, EMPTY_PACK if json is None else json))
         if session.lost:
-            self._tell_lost(session)
+            for lost in session.lost.values():
+                self.messages_lost += lost.messages
+                self._events.lost(session, lost.topic, lost.messages)
             packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
         self._touch(session)
         return packs
@@ -277,22 +276,13 @@ class Inboxes:
         if session.is_changed:
             self._saver.touch(session)
 
-    def _tell_lost(self, session: Session) -> None:
-        digest = session.digest.hex()
-        for lost in session.lost.values():
-            self.messages_lost += lost.messages
-            topic = lost.topic or None
-            self._events.tell("lost", session=digest, topic=topic, messages=lost.messages)
-
     def _show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
         if packs:
-            self._events.delivered(session, packs, session.shown_to)
+            self._events.delivered(session, packs)
             session.show(packs[-1][0])
             self.packs_out += len(packs)
             for _, content in packs:
-                flow = self.delivered.get(content.topic)
-                if flow is None:
-                    flow = self.delivered[content.topic] = Flow()
+                flow = self.delivered.setdefault(content.topic, Flow())
                 flow.messages += content.count
                 flow.value_bytes += content.value_bytes
             self._touch(session)

@@ -18,7 +18,6 @@ are saved before anything can be published.
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ import msgspec
 from polybus.config import Msgstream
 from polybus.errors import StorageError
 from polybus.services.sessions.feeds import EMPTY, Content, Feeds, direct
-from polybus.services.sessions.session import LostMessages, Session, SessionRow
+from polybus.services.sessions.session import LostMessages, Session, SessionChanges
 from polybus.services.state import StateDb, Statement
 
 logger = logging.getLogger("polybus.sessions")
@@ -62,42 +61,23 @@ PackRow = tuple[Any, ...]
 """session, id, topic, epoch, first_offset, count, value_bytes, direct"""
 
 
-@dataclass(slots=True)
-class SessionChanges:
-    """What one save writes."""
-
-    sessions: list[SessionRow] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    direct: list[Content] = field(default_factory=list)
-    direct_gone: list[int] = field(default_factory=list)
-
-    def statements(self) -> Iterator[Statement]:
-        """The writes in their order; state.db takes them one by one, on its own thread."""
-        direct = [(content.order, content.json) for content in self.direct]
-        yield "INSERT OR REPLACE INTO direct VALUES (?, ?)", direct
-        rows = self.sessions
-        fields = [
-            (row.number, row.ttl_s, row.next_id, row.mark, row.follows, row.lost) for row in rows
-        ]
-        yield SAVE_SESSIONS, (_json(fields), b"".join(row.digest for row in rows))
-        first = [(row.number, row.first_id) for row in rows]
-        yield DELETE_PACKS.format("<"), (_json(first),)
-        renumbered = [(row.number, row.rewrite_from) for row in rows if row.rewrite_from]
-        yield DELETE_PACKS.format(">="), (_json(renumbered),)
-        confirmed = [(row.number, number) for row in rows for number in row.confirmed]
-        yield DELETE_PACKS.format("="), (_json(confirmed),)
-        packs = [
-            (
-                *(row.number, number, one.topic, one.epoch, one.first_offset, one.count),
-                *(one.value_bytes, 0 if one.topic else one.order),
-            )
-            for row in rows
-            for number, one in row.fresh
-        ]
-        yield SAVE_PACKS, (_json(packs),)
-        yield DELETE_EVERY.format("sessions WHERE number"), (_json(self.ended),)
-        yield DELETE_EVERY.format("packs WHERE session"), (_json(self.ended),)
-        yield DELETE_EVERY.format("direct WHERE number"), (_json(self.direct_gone),)
+def statements(changes: SessionChanges) -> Iterator[Statement]:
+    """The writes in their order; state.db takes them one by one, on its own thread."""
+    direct = [(content.order, content.json) for content in changes.direct]
+    yield "INSERT OR REPLACE INTO direct VALUES (?, ?)", direct
+    yield SAVE_SESSIONS, (_json(changes.rows), b"".join(changes.digests))
+    yield DELETE_PACKS.format("<"), (_json(changes.first),)
+    yield DELETE_PACKS.format(">="), (_json(changes.renumbered),)
+    yield DELETE_PACKS.format("="), (_json(changes.confirmed),)
+    packs = [
+        (*place, one.topic, one.epoch, one.first_offset, one.count, one.value_bytes)
+        + (0 if one.topic else one.order,)
+        for place, one in changes.fresh
+    ]
+    yield SAVE_PACKS, (_json(packs),)
+    yield DELETE_EVERY.format("sessions WHERE number"), (_json(changes.ended),)
+    yield DELETE_EVERY.format("packs WHERE session"), (_json(changes.ended),)
+    yield DELETE_EVERY.format("direct WHERE number"), (_json(changes.direct_gone),)
 
 
 def _json(rows: Sequence[Any]) -> str:
@@ -116,8 +96,9 @@ class Saver:
         self._ended: list[int] = []
         # The direct packs on disk.
         self._direct: dict[int, Content] = {}
-        self._next_save: asyncio.Future[None] | None = None
-        self._work: asyncio.Task[None] | None = None
+        # The save that runs or was last, and the one after it.
+        self._last: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = SAVE_INTERVAL_S
         self._is_closing = False
@@ -208,8 +189,9 @@ class Saver:
         """Save all sessions exactly as they are."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._work is not None:
-            await self._work
+        running = self._next or self._last
+        if running is not None:
+            await asyncio.wait([running])
         self._is_closing = True
         self._pending.update(one for one in sessions if one.is_changed or one.has_reserved)
         if self._pending or self._ended:
@@ -218,39 +200,33 @@ class Saver:
             except StorageError:
                 logger.exception("sessions could not be saved")
 
-    def _start(self) -> asyncio.Future[None]:
-        """A future that is done when everything pending has been saved."""
-        if self._next_save is None:
-            self._next_save = self._loop.create_future()
-        waiting = self._next_save
-        if self._work is None:
-            self._work = self._loop.create_task(self._run())
-        return waiting
+    def _start(self) -> asyncio.Task[None]:
+        """The save of everything that is pending when the save before it has ended."""
+        if self._next is None:
+            self._next = self._loop.create_task(self._run(self._last))
+            # Nobody may wait for it: then the next save reports the failure again.
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._next
 
-    async def _run(self) -> None:
-        while self._next_save is not None:
-            began_s = self._loop.time()
-            waiting, self._next_save = self._next_save, None
-            pending = self._take_pending()
-            changes = self._changes(pending)
-            try:
-                await self._state.write(changes.statements())
-            except StorageError as error:
-                self._put_back(pending, changes)
-                if not waiting.done():
-                    waiting.set_exception(error)
-                # Somebody may wait, or nobody: then the next round reports the failure again.
-                waiting.exception()
-                continue
-            elapsed_s = self._loop.time() - began_s
-            self._interval_s = min(
-                max(SAVE_INTERVAL_S, elapsed_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX
-            )
-            for session, row in zip(pending, changes.sessions, strict=True):
-                session.saved(row.mark)
-            if not waiting.done():
-                waiting.set_result(None)
-        self._work = None
+    async def _run(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        began_s = self._loop.time()
+        self._last, self._next = self._next, None
+        pending = self._take_pending()
+        changes = SessionChanges(ended=self._ended)
+        self._ended = []
+        marks = [one.take_unsaved(changes, is_last=self._is_closing) for one in pending]
+        self._take_direct(changes)
+        try:
+            await self._state.write(statements(changes))
+        except StorageError:
+            self._put_back(pending, changes)
+            raise
+        elapsed_s = self._loop.time() - began_s
+        self._interval_s = min(max(SAVE_INTERVAL_S, elapsed_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX)
+        for session, mark in zip(pending, marks, strict=True):
+            session.saved(mark)
 
     def _take_pending(self) -> list[Session]:
         pending, self._pending = self._pending, set()
@@ -274,18 +250,14 @@ class Saver:
         if self._pending:
             self._start()
 
-    def _changes(self, sessions: list[Session]) -> SessionChanges:
-        rows = [session.take_unsaved(is_last=self._is_closing) for session in sessions]
-        changes = SessionChanges(rows, self._ended)
-        self._ended = []
-        for row in rows:
-            for _, content in row.fresh:
-                if not content.topic and content.count and content.order not in self._direct:
-                    self._direct[content.order] = content
-                    changes.direct.append(content)
+    def _take_direct(self, changes: SessionChanges) -> None:
+        """Add the direct packs that must be written or deleted."""
+        for _, content in changes.fresh:
+            if not content.topic and content.count and content.order not in self._direct:
+                self._direct[content.order] = content
+                changes.direct.append(content)
         changes.direct_gone = [
             number for number, content in self._direct.items() if not content.holders
         ]
         for number in changes.direct_gone:
             del self._direct[number]
-        return changes

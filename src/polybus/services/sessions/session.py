@@ -52,30 +52,35 @@ class LostMessages(NamedTuple):
         return encode_notice(OVERFLOW, data)
 
 
-@dataclass(slots=True, kw_only=True)
-class SessionRow:
-    """What a save must write of a session.
+PackKey = tuple[int, int]
+"""A session's number, and the number of a pack."""
+
+
+@dataclass(slots=True)
+class SessionChanges:
+    """What one save of sessions writes.
 
     Attributes:
-        mark: numbers below it may be shown once this is on disk.
-        follows: topic, epoch and offset of each topic that it follows.
-        first_id: packs below it are gone.
-        rewrite_from: packs from here on were renumbered; 0 if none were.
-        fresh: packs that are not on disk yet, or no longer under their number.
+        rows: number, time to live, next number, mark, topics with epoch and offset, losses.
+        digests: those of the rows' keys.
+        first: packs below these are gone.
+        renumbered: packs from these on have other numbers now.
         confirmed: packs that are on disk and were confirmed since the last save.
+        fresh: packs that are not on disk yet, or no longer under their number.
+        ended: the numbers of sessions that are over.
+        direct: direct packs that are not on disk yet.
+        direct_gone: the numbers of those that no session has any more.
     """
 
-    number: int
-    digest: bytes
-    ttl_s: float
-    next_id: int
-    mark: int
-    follows: list[tuple[str, int, int]]
-    lost: list[LostMessages]
-    first_id: int = 0
-    rewrite_from: int = 0
-    fresh: list[tuple[int, Content]] = field(default_factory=list)
-    confirmed: list[int] = field(default_factory=list)
+    rows: list[tuple[object, ...]] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    first: list[PackKey] = field(default_factory=list)
+    renumbered: list[PackKey] = field(default_factory=list)
+    confirmed: list[PackKey] = field(default_factory=list)
+    fresh: list[tuple[PackKey, Content]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    direct: list[Content] = field(default_factory=list)
+    direct_gone: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,16 +193,12 @@ class Session:
 
     def wants_catch_up(self) -> Follow | None:
         """A topic to read from the log; None if there is none or the session has no room."""
-        for follow in self.follows.values():
-            if follow.index == BEHIND:
-                break
-        else:
+        limits = self._limits
+        packs_max = min(limits.session_packs_max, CATCH_UP_PACKS_MAX)
+        bytes_max = min(limits.session_bytes_max, CATCH_UP_BYTES_MAX)
+        if self.pack_count >= packs_max or self.value_bytes >= bytes_max:
             return None
-        if self.pack_count >= min(self._limits.session_packs_max, CATCH_UP_PACKS_MAX):
-            return None
-        if self.value_bytes >= min(self._limits.session_bytes_max, CATCH_UP_BYTES_MAX):
-            return None
-        return follow
+        return next((one for one in self.follows.values() if one.index == BEHIND), None)
 
     def _take(self, fresh: list[Content]) -> None:
         self._packs += fresh
@@ -349,11 +350,12 @@ class Session:
 
     # Saving
 
-    def take_unsaved(self, *, is_last: bool = False) -> SessionRow:
-        """What a save must write; it counts as saved from now on, until `save_failed`.
+    def take_unsaved(self, changes: SessionChanges, *, is_last: bool = False) -> int:
+        """Add what a save must write; it counts as saved from now on, until `save_failed`.
 
-        The mark rises above all packs if `needs_mark` said so. With `is_last`, before the bus ends,
-        it comes down to what was shown.
+        Returns the mark: numbers below it may be shown once this is on disk. It rises above all
+        packs if `needs_mark` said so. With `is_last`, before the bus ends, it comes down to what
+        was shown.
         """
         mark = self._mark
         if is_last:
@@ -361,30 +363,24 @@ class Session:
         elif self._raises_mark:
             room = max(0, self._limits.session_packs_max - self.pack_count)
             mark = max(mark, self.next_id + min(NUMBERS_AHEAD, self.shown_to, room))
-        first = self._first_id
-        follows = self.follows.values()
-        row = SessionRow(
-            number=self.number,
-            digest=self.digest,
-            ttl_s=self.ttl_s,
-            next_id=self.next_id,
-            mark=mark,
-            follows=[(one.feed.topic, one.feed.epoch, one.offset) for one in follows],
-            lost=list(self.lost.values()),
-            first_id=first,
-            rewrite_from=self._rewrite_from,
-            fresh=[
-                (number, content)
-                for number in range(max(self._saved_to, first), self.next_id)
-                if (content := self._packs[number - first]) is not None
-            ],
-            confirmed=[number for number in self._unsaved_confirms if number >= first],
-        )
+        me, first = self.number, self._first_id
+        follows = [(one.feed.topic, one.feed.epoch, one.offset) for one in self.follows.values()]
+        lost = list(self.lost.values())
+        changes.rows.append((me, self.ttl_s, self.next_id, mark, follows, lost))
+        changes.digests.append(self.digest)
+        changes.first.append((me, first))
+        if self._rewrite_from:
+            changes.renumbered.append((me, self._rewrite_from))
+        changes.confirmed += [(me, number) for number in self._unsaved_confirms if number >= first]
+        for number in range(max(self._saved_to, first), self.next_id):
+            content = self._packs[number - first]
+            if content is not None:
+                changes.fresh.append(((me, number), content))
         self._unsaved_confirms = []
         self._saved_to = self.next_id
         self._rewrite_from = 0
         self._is_changed = self._raises_mark = False
-        return row
+        return mark
 
     def saved(self, mark: int) -> None:
         """The mark is on disk."""

@@ -96,7 +96,9 @@ class Producers(dict[str, Producer]):
         """
         known = self.get(key.producer)
         if known is None:
-            self._check_room()
+            if len(self) >= self._producers_max and all(one.query != ONCE for one in self.values()):
+                text = f"there are {self._producers_max} producers (limits.producers-max)"
+                raise UsageError("commit.too-many", text)
             return None
         if known.unfinished is not None and known.unfinished.intent.key == key:
             return None
@@ -138,12 +140,6 @@ class Producers(dict[str, Producer]):
         elif known.unfinished is not None and known.unfinished.intent.key == record.key:
             known.unfinished.parts_done = record.part
             known.unfinished.offsets = joined(known.unfinished.offsets, record.offsets)
-
-    def _check_room(self) -> None:
-        if len(self) < self._producers_max or any(one.query == ONCE for one in self.values()):
-            return
-        text = f"there are {self._producers_max} producers (limits.producers-max)"
-        raise UsageError("commit.too-many", text)
 
     def _forget_some(self) -> None:
         """Forget the oldest single transactions. Others are kept, or they could be repeated."""

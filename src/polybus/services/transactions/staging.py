@@ -14,7 +14,6 @@ import os
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 
@@ -76,39 +75,26 @@ def check_file(name: str) -> int:
     return int(found[1])
 
 
-@dataclass(slots=True)
-class StagedContents:
-    """What is in the files of a transaction; all of it was looked at.
-
-    Attributes:
-        batches: all messages, if they fit one part.
-        parts: how many commits of the log they need; 1 at least.
-    """
-
-    topics: set[str] = field(default_factory=set)
-    rows: int = 0
-    parts: int = 0
-    batches: list[Batch] | None = None
-
-
-def inspect(files: Iterable[Path], limits: Limits) -> StagedContents:
-    """Look at all of the files. May block.
+def inspect(files: Iterable[Path], limits: Limits) -> tuple[set[str], int, list[Batch] | None]:
+    """Look at all of the files: their topics, how many parts they need (1 at least), and all of
+    their messages if that is one part. May block.
 
     Raises:
         UsageError: `commit.file`, naming the file and what is wrong; `commit.value-too-large`;
             `commit.too-large`.
         StorageError: a file cannot be read.
     """
-    found = StagedContents()
+    topics: set[str] = set()
+    count = 0
+    batches: list[Batch] | None = None
     for part, is_last in parts(files, limits):
-        found.parts += 1
-        found.topics.update(batch.topic for batch in part)
-        found.rows += sum(map(len, part))
-        if is_last and found.parts == 1:
-            found.batches = part
+        count += 1
+        topics.update(batch.topic for batch in part)
+        if is_last and count == 1:
+            batches = part
         # Free this part before the next one is read.
         del part
-    return found
+    return topics, count, batches
 
 
 def parts(files: Iterable[Path], limits: Limits) -> Iterator[tuple[list[Batch], bool]]:
@@ -128,17 +114,13 @@ def parts(files: Iterable[Path], limits: Limits) -> Iterator[tuple[list[Batch], 
             )
             raise UsageError("commit.too-large", text)
         if part_bytes and part_bytes + size > limits.transaction_part_bytes:
-            _give_back()
+            # Arrow's allocator keeps what looking at a part took, for each thread that ever did.
+            pa.default_memory_pool().release_unused()
             yield part, False
             part, part_bytes = [], 0
         part.append(batch)
         part_bytes += size
     yield part, True
-
-
-def _give_back() -> None:
-    """Arrow's allocator keeps what looking at a part took, for each thread that ever did."""
-    pa.default_memory_pool().release_unused()
 
 
 def _batches(files: Iterable[Path], limits: Limits) -> Iterator[tuple[Batch, int]]:

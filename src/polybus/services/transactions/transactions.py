@@ -20,6 +20,7 @@ Between parts the loop does other work, and publishing waits while memory is sho
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +35,6 @@ from polybus.bus.bus import unknown_topic
 from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.context import Context
-from polybus.services.events import settings_of
 from polybus.services.state import StateDb
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import (
@@ -47,7 +47,6 @@ from polybus.services.transactions.commits import (
     Unfinished,
     joined,
 )
-from polybus.services.transactions.staging import StagedContents
 from polybus.services.transactions.uploads import Uploads
 
 logger = logging.getLogger("polybus.commits")
@@ -98,7 +97,6 @@ class Transactions:
         Raises:
             StorageError: state.db cannot be read.
         """
-        self._bus.make_system_topic(TOPIC, settings_of(self._context.config))
         for epoch, offset in await self._state.read(
             "SELECT epoch, next_offset FROM producers_read"
         ):
@@ -150,16 +148,14 @@ class Transactions:
         offset = max(offset, bounds.start) if epoch == bounds.epoch else bounds.start
         while offset < bounds.stop:
             for batch in await asyncio.to_thread(self._bus.log.read, TOPIC, offset):
-                for value in batch.values():
-                    self._learn(value, offset)
+                for at, value in enumerate(batch.values(), offset):
+                    try:
+                        self._producers.apply(msgspec.json.decode(value, type=CommitRecord))
+                    except msgspec.DecodeError as error:
+                        # Only the bus writes there. Starting without the record is better than not
+                        # starting.
+                        logger.error("%s, offset %d: not a valid record: %s", TOPIC, at, error)
                 offset = batch.last_offset + 1
-
-    def _learn(self, value: bytes, offset: int) -> None:
-        try:
-            self._producers.apply(msgspec.json.decode(value, type=CommitRecord))
-        except msgspec.DecodeError as error:
-            # Only the bus writes there. Starting without the record is better than not starting.
-            logger.error("%s, offset %d: not a valid record: %s", TOPIC, offset, error)
 
     async def _keep_house(self) -> None:
         while True:
@@ -255,20 +251,20 @@ class Transactions:
         paths = self._files(key.producer, wanted.files)
         with self.uploads.committing(paths):
             async with self._turn:
-                contents = await self._in_thread(staging.inspect, paths, self._limits)
-                self._check(contents, is_admin=is_admin)
+                topics, parts, batches = await self._in_thread(staging.inspect, paths, self._limits)
+                self._check(topics, is_admin=is_admin)
                 record = CommitRecord(
                     kind="commit", producer=key.producer, query=key.query, batch=key.batch
                 )
                 unfinished: Unfinished | None = None
-                if contents.batches is not None:
+                if batches is not None:
                     await self._room()
-                    ticket = self._append(contents.batches, record)
-                    contents.batches = None
+                    ticket = self._append(batches, record)
+                    batches = None
                 else:
                     record.kind, record.files = "intent", list(wanted.files)
-                    record.system = any(map(names.is_reserved, contents.topics))
-                    record.parts = contents.parts
+                    record.system = any(map(names.is_reserved, topics))
+                    record.parts = parts
                     record.part_bytes = self._limits.transaction_part_bytes
                     ticket = self._append([], record)
                     known = self._producers.get(key.producer)
@@ -339,13 +335,13 @@ class Transactions:
 
     def _offsets(self, batches: Sequence[Batch]) -> Offsets:
         """The offsets that the batches will get: nothing else appends in between."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for batch in batches:
-            counts[batch.topic] = counts.get(batch.topic, 0) + len(batch)
+            counts[batch.topic] += len(batch)
         bounds = {topic: self._bus.log.bounds(topic) for topic in counts}
         return {
-            topic: [(bounds[topic].epoch, bounds[topic].stop, bounds[topic].stop + count)]
-            for topic, count in counts.items()
+            topic: [(one.epoch, one.stop, one.stop + counts[topic])]
+            for topic, one in bounds.items()
         }
 
     # Checks
@@ -360,8 +356,8 @@ class Transactions:
     def _paths(self, unfinished: Unfinished) -> list[Path]:
         return self._files(unfinished.intent.producer, unfinished.intent.files)
 
-    def _check(self, contents: StagedContents, *, is_admin: bool) -> None:
-        for topic in sorted(contents.topics):
+    def _check(self, topics: set[str], *, is_admin: bool) -> None:
+        for topic in sorted(topics):
             self._check_system(topic, may=is_admin)
             if not self._bus.has_topic(topic):
                 raise unknown_topic(topic)
@@ -375,10 +371,6 @@ class Transactions:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def _room(self) -> None:
-        """Wait until publishers may go on and the previous part is out of memory.
-
-        Raises:
-            StorageError: the log cannot be written.
-        """
+        """Wait until publishers may go on and the previous part is out of memory."""
         await self._context.durability.wait(self._last_ticket)
         await self._context.memory.room()
