@@ -13,7 +13,7 @@ from polybus.config import Config, DeclaredTopic, Pipeline
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.batches import StandardBatches
-from polybus.spark.source.schema import arrow_schema, spark_schema
+from polybus.spark.source.options import arrow_schema, spark_schema
 
 EPOCH = 7
 NOON = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)

@@ -20,7 +20,7 @@ from polybus.spark import sink
 from polybus.spark.location import BusLocation
 from polybus.spark.sink import staging
 from polybus.spark.sink.staging import BATCH_BYTES, SinkColumns, sink_columns
-from polybus.spark.source.schema import COLUMNS, spark_schema
+from polybus.spark.source.options import COLUMNS, spark_schema
 
 LIMITS = Limits(
     message_bytes_max=64 << 20,

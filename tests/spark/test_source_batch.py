@@ -19,9 +19,9 @@ from polybus.log import layout
 from polybus.log.history import parquet
 from polybus.log.reading.reader import LogReader
 from polybus.spark.source import planning
-from polybus.spark.source.batch_reader import FilteringReader, PolybusReader, batch_reader, narrow
+from polybus.spark.source.options import COLUMNS, spark_schema
 from polybus.spark.source.planning import partitions
-from polybus.spark.source.schema import COLUMNS, spark_schema
+from polybus.spark.source.readers import FilteringReader, PolybusReader, batch_reader, narrow
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from source_kit import NOON_US
 
 from polybus.errors import UsageError
 from polybus.spark.option_values import EARLIEST, LATEST, LOCATION, options_of
-from polybus.spark.source.options import SourceOptions, parse
-from polybus.spark.source.schema import COLUMNS
+from polybus.spark.source.options import COLUMNS, SourceOptions, parse
 
 KIND = {"batch": False, "stream": True}
 

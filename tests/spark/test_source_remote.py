@@ -22,9 +22,8 @@ from polybus.log.columns import SCHEMA
 from polybus.spark import origin as remote
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import RemoteLog
-from polybus.spark.source.batch_reader import PolybusReader
 from polybus.spark.source.options import parse
-from polybus.spark.source.stream_reader import PolybusStreamReader
+from polybus.spark.source.readers import PolybusReader, PolybusStreamReader
 
 VALUES = [f"news:{number}" for number in range(500)]
 

@@ -16,9 +16,9 @@ from polybus import config
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.history.retention import retain
-from polybus.spark.source import positions, stream_reader
+from polybus.spark.source import positions, readers
 from polybus.spark.source.positions import shares
-from polybus.spark.source.stream_reader import PolybusStreamReader
+from polybus.spark.source.readers import PolybusStreamReader
 
 ALL = ReadAllAvailable()
 
@@ -174,7 +174,7 @@ def test_a_batch_waits_for_enough_messages_until_the_delay_is_over(
     written: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(stream_reader, "monotonic", lambda: now[0])
+    monkeypatch.setattr(readers, "monotonic", lambda: now[0])
     reader = stream(written, minOffsetsPerTrigger=5, maxTriggerDelay="30s")
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMinRows(5)

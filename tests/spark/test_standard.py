@@ -17,7 +17,7 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.pipelines.standard.decode import schema_fields
-from polybus.spark.source.schema import arrow_schema, spark_schema
+from polybus.spark.source.options import arrow_schema, spark_schema
 from polybus.spark.views import collect
 
 ORDERS = DeclaredTopic(

@@ -23,7 +23,7 @@ from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import gold, watch
 from polybus.spark.pipelines.standard.accumulated import RELATIVE_ERROR_MAX, buckets_of, values_of
 from polybus.spark.pipelines.standard.flow import check_tables, writer_of
-from polybus.spark.source.schema import arrow_schema, spark_schema
+from polybus.spark.source.options import arrow_schema, spark_schema
 
 MINUTE = datetime.timedelta(minutes=1)
 NOON_US = int(NOON.timestamp() * 1e6)

@@ -36,7 +36,7 @@ from polybus.log.history.parquet import HISTORY
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
 from polybus.spark.location import find_location
-from polybus.spark.source.schema import COLUMNS, spark_schema
+from polybus.spark.source.options import COLUMNS, spark_schema
 from polybus.spark.tables import read, read_files
 
 _ATTEMPTS_MAX = 3

@@ -5,8 +5,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from polybus.spark.source import options as source_options
-from polybus.spark.source.schema import spark_schema
+from polybus.spark.source.options import given_columns, parse, spark_schema
 
 
 class PolybusDataSource(DataSource):
@@ -22,17 +21,17 @@ class PolybusDataSource(DataSource):
             # Spark also asks for the schema of a sink, whose options have other names.
             return spark_schema()
         # Check now and not when the query runs: the mistake is on this line of the user's code.
-        return spark_schema(source_options.given_columns(self.options))
+        return spark_schema(given_columns(self.options))
 
     def reader(self, schema: StructType) -> Any:
-        from polybus.spark.source.batch_reader import batch_reader
+        from polybus.spark.source.readers import batch_reader
 
-        return batch_reader(source_options.parse(self.options, streaming=False))
+        return batch_reader(parse(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> Any:
-        from polybus.spark.source.stream_reader import PolybusStreamReader
+        from polybus.spark.source.readers import PolybusStreamReader
 
-        return PolybusStreamReader(source_options.parse(self.options, streaming=True))
+        return PolybusStreamReader(parse(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from polybus.spark.sink import batch_writer

@@ -2,18 +2,41 @@
 
 `parse` checks all of them once. Mistakes are described in option_values.py; a missing choice of
 topics is UsageError `spark.option-missing`.
+
+The columns of a message have types in Spark and in Arrow. Spark refuses a record batch whose schema
+is not exactly its own: this order, 32-bit binary and string, everything nullable, microseconds in
+UTC.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import types as T
 
 from polybus.errors import UsageError
 from polybus.spark import option_values as values
 from polybus.spark.location import BusLocation, find_location
 from polybus.spark.option_values import EARLIEST, LATEST, OffsetChoice, conflict, invalid, option
-from polybus.spark.source.schema import COLUMNS
 
+_COLUMNS = {
+    "topic": (T.StringType(), pa.string()),
+    "partition": (T.IntegerType(), pa.int32()),
+    "offset": (T.LongType(), pa.int64()),
+    "timestamp": (T.TimestampType(), pa.timestamp("us", "UTC")),
+    "key": (T.BinaryType(), pa.binary()),
+    "value": (T.BinaryType(), pa.binary()),
+    "headers": (T.MapType(T.StringType(), T.BinaryType()), pa.map_(pa.string(), pa.binary())),
+    "protocol": (T.StringType(), pa.string()),
+    "sender": (T.StringType(), pa.string()),
+    "epoch": (T.LongType(), pa.int64()),
+}
+COLUMNS = tuple(_COLUMNS)
+CONSTANT = ("topic", "partition", "epoch")
+"""The columns that have one value for all rows of a topic, and are not read from the log."""
+PARTITION = 0
+"""A topic has one order of messages, so it has one partition."""
 VALUE_BYTES_MAX = 64 << 20
 """A larger value would not fit in the memory of a session of the default size."""
 TRIGGER_DELAY_MS = 15 * 60 * 1000
@@ -27,6 +50,14 @@ _APART = (
     ("startingOffsets", "startingTimestamp"),
     ("endingOffsets", "endingTimestamp"),
 )
+
+
+def spark_schema(columns: Sequence[str] = COLUMNS) -> T.StructType:
+    return T.StructType([T.StructField(name, _COLUMNS[name][0], True) for name in columns])
+
+
+def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    return pa.schema([pa.field(name, _COLUMNS[name][1], True) for name in columns])
 
 
 def _topics(text: str) -> tuple[str, ...]:

@@ -21,9 +21,8 @@ from pyspark.sql.datasource import InputPartition
 from polybus.errors import UsageError
 from polybus.log.reading.pieces import Piece, ReadPlan
 from polybus.spark import origin
-from polybus.spark.source.options import SourceOptions
+from polybus.spark.source.options import CONSTANT, PARTITION, SourceOptions, arrow_schema
 from polybus.spark.source.positions import DataLoss
-from polybus.spark.source.schema import CONSTANT, PARTITION, arrow_schema
 
 ROWS_MIN = 20_000
 """Fewer rows are not worth a task of their own."""
@@ -51,8 +50,11 @@ def partitions(
     size = sum(piece.bytes for plan in plans for piece in plan.pieces)
     if not rows:
         return []
+    if cores is None:
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     count = max(
-        min(cores or available_cores(), rows // ROWS_MIN),
+        min(cores, rows // ROWS_MIN),
         -(-rows // ROWS_MAX),
         -(-size // BYTES_MAX),
         count_min or 1,
@@ -63,10 +65,6 @@ def partitions(
         per_task = min(per_task, rows_max)
     parts = _parts(plans, per_task, snap=0 if exact else per_task // 3)
     return [LogPartition(tuple(part)) for part in parts]
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _parts(plans: Sequence[ReadPlan], rows: int, snap: int) -> Iterator[list[ReadPlan]]:
