@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polybus.lake import variant
+from polybus.lake import files
 from polybus.lake.files import SPARK_TYPE, write_file
 
 BODY = pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)])
@@ -56,7 +56,7 @@ def test_values_and_nested_columns_that_look_like_the_mark_are_kept(tmp_path: Pa
             pa.field("v", BODY, metadata={SPARK_TYPE: b'"variant"'}),
         ]
     )
-    row = {"a": variant._MARK, "nested": {"v": ONE}, "v": ONE}
+    row = {"a": files._MARK, "nested": {"v": ONE}, "v": ONE}
     table = pa.Table.from_pylist([row], schema)
     path = tmp_path / "x.parquet"
     write_file(path, schema, table.to_batches())
@@ -64,4 +64,4 @@ def test_values_and_nested_columns_that_look_like_the_mark_are_kept(tmp_path: Pa
     sql = "SELECT a, typeof(nested.v), typeof(v) FROM read_parquet(?)"
     found = duckdb.connect().execute(sql, [str(path)]).fetchone()
     assert found is not None
-    assert (found[0], found[1][:6], found[2]) == (variant._MARK, "STRUCT", "VARIANT")
+    assert (found[0], found[1][:6], found[2]) == (files._MARK, "STRUCT", "VARIANT")

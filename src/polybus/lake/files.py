@@ -1,9 +1,19 @@
 """The Parquet files of a lake table: what a table records about one, and how one is written.
 
 Columns, row count and statistics come from the footer of a file.
+
+pyarrow writes a VARIANT as a struct of two binaries. Spark takes the type from the table's schema,
+but DuckDB takes it from the file. Only one field of the footer is missing: the logical type in the
+column's schema element. pyarrow can write a field id there, so the file is written with an id that
+nobody else uses, and the id is then replaced by the logical type. Both are fields of a Thrift
+struct in the compact protocol, whose first byte has the step from the field before and the type.
+
+    SchemaElement { …, 4: name, 5: num_children, …, 9: field_id, 10: LogicalType }
+    LogicalType { 16: VariantType { 1: specification_version } }
 """
 
 import json
+import os
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +27,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
-from polybus.lake.variant import mark_variants, with_mark
 from polybus.log.history.parquet import timestamp_us_of
 
 ROW_GROUP_ROWS = 128 << 10
@@ -25,6 +34,15 @@ SPARK_TYPE = b"spark.type"
 """Field metadata: Spark's name of a column's type, for types that Arrow lacks (VARIANT)."""
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 _EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_TAIL_BYTES = 8  # The size of the footer, and the magic.
+_FIELD_ID = 0x7AB0_7AB0
+_ID = {b"PARQUET:field_id": b"%d" % _FIELD_ID}
+# Field 9 after field 5, an i32: the id, zigzag-encoded in five groups of seven bits; struct end.
+_BITS = [_FIELD_ID << 1 >> shift & 0x7F | 0x80 for shift in range(0, 35, 7)]
+_MARK = bytes([(9 - 5) << 4 | 5, *_BITS[:-1], _BITS[-1] & 0x7F, 0])
+# Field 10 after field 5, a struct; in it field 16 in the long form, a struct; in it field 1, a byte
+# with value 1; three struct ends.
+_VARIANT = bytes([(10 - 5) << 4 | 12, 12, 16 << 1, 1 << 4 | 3, 1, 0, 0, 0])
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -130,7 +148,10 @@ def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
     """
     held: list[pa.RecordBatch] = []
     held_rows = 0
-    fields = [with_mark(field) if is_variant(field) else field for field in schema]
+    fields = [
+        field.with_metadata(field.metadata | _ID) if is_variant(field) else field
+        for field in schema
+    ]
     marked = pa.schema(fields, schema.metadata)
     try:
         with pq.ParquetWriter(
@@ -144,10 +165,23 @@ def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
                     held, held_rows = [], 0
             if held:
                 writer.write_table(pa.Table.from_batches(held, schema))
-        mark_variants(path, sum(map(is_variant, schema)))
+        _mark_variants(path, sum(map(is_variant, schema)))
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+def _mark_variants(path: Path, count: int) -> None:
+    """Make the first columns with the mark VARIANT. No reader may use the file yet."""
+    with path.open("r+b") as file:
+        file.seek(-_TAIL_BYTES, os.SEEK_END)
+        size = int.from_bytes(file.read(4), "little")
+        magic = file.read(4)
+        start = file.seek(-_TAIL_BYTES - size, os.SEEK_END)
+        # The schema is first in a footer. Statistics, which have values of users, are after it.
+        footer = file.read(size).replace(_MARK, _VARIANT, count)
+        file.seek(start)
+        file.write(footer + len(footer).to_bytes(4, "little") + magic)
 
 
 def _ranges(footer: Any) -> dict[str, tuple[int, int]]:

@@ -116,12 +116,8 @@ def positions_by_group(sources: Any, name: str) -> dict[str, dict[str, dict[str,
     return groups
 
 
-def _finite(figure: Any) -> float:
-    try:
-        number = float(figure)
-    except (TypeError, ValueError):
-        return 0.0
-    return number if math.isfinite(number) and number >= 0 else 0.0
+def _finite(figure: float | None) -> float:
+    return max(0.0, float(figure)) if figure is not None and math.isfinite(figure) else 0.0
 
 
 class Reporter:

@@ -15,7 +15,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,8 +48,6 @@ _WRITE_OPTIONS = {
     "mapreduce.fileoutputcommitter.algorithm.version": "2",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-
-R = TypeVar("R")
 
 
 def append(
@@ -87,12 +85,8 @@ def commit_staged(
 def replace(df: DataFrame, table: LakeTable, *, writer: str) -> int:
     """Replace all rows of the table; return the number of new rows. The columns may change."""
     notes = stage(df, table, ())
-
-    def commit(state: TableState) -> int:
-        _replace_files(table, state, notes, writer, None)
-        return sum(note.file.rows for note in notes)
-
-    return _until_committed(table, commit)
+    _until_committed(table, lambda state: _replace_files(table, state, notes, writer, None))
+    return sum(note.file.rows for note in notes)
 
 
 def merge(
@@ -190,15 +184,15 @@ def _has_batch(table: LakeTable, writer: str, batch_id: int) -> bool:
     return last is not None and batch_id <= last
 
 
-def _until_committed(table: LakeTable, commit: Callable[[TableState], R]) -> R:
+def _until_committed(table: LakeTable, commit: Callable[[TableState], None]) -> None:
     """Repeat a commit that is based on a version until no other writer interferes."""
     for _ in range(_ATTEMPTS_MAX):
         try:
-            result = commit(table.state)
+            commit(table.state)
         except Conflict:
             continue
         tidy(table)
-        return result
+        return
     raise Conflict(table.name)
 
 

@@ -130,23 +130,25 @@ def _embedded(chosen: dict[str, str], memory: str, data: Path | None) -> SparkSe
     """The session of a JVM that we start, or the session that the process already has."""
     jvm = None
     if not _jvms and not _has_session():
+        # Spark's log is beside the checkpoints of the pipeline, if there is a data folder.
+        log = None if data is None else data / "pipeline" / "spark.log"
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
         jvm = Jvm(
             memory=memory,
             loopback="spark.driver.bindAddress" in chosen,
-            log=_log_path(data),
+            log=log,
             jars={name: value for name, value in chosen.items() if name.split(".")[1] == "jars"},
         )
         _jvms.append(jvm)
     # The import of PySpark takes as long as the start of the JVM: both happen at once.
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder
+    folders = {}
     if _jvms:
-        scratch = _jvms[0].scratch
-        builder = builder.config("spark.local.dir", str(scratch))
-        builder = builder.config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-    for name, value in chosen.items():
-        builder = builder.config(name, value)
+        scratch = str(_jvms[0].scratch)
+        folders = {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
+    builder = SparkSession.builder.config(map=folders | chosen)
     if jvm is None:
         return builder.getOrCreate()
     try:
@@ -159,17 +161,5 @@ def _embedded(chosen: dict[str, str], memory: str, data: Path | None) -> SparkSe
 
 def _has_session() -> bool:
     """Whether the process has a session that other code created."""
-    if "pyspark.sql" not in sys.modules:
-        return False
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession() is not None
-
-
-def _log_path(data: Path | None) -> Path | None:
-    """Spark's log is beside the checkpoints of the pipeline, if there is a data folder."""
-    if data is None:
-        return None
-    folder = data / "pipeline"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "spark.log"
+    pyspark = sys.modules.get("pyspark.sql")
+    return pyspark is not None and pyspark.SparkSession.getActiveSession() is not None

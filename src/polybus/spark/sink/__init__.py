@@ -239,7 +239,11 @@ def publish(  # noqa: PLR0913 - all but the first named by the caller
     }
     options = {name: str(value) for name, value in given.items() if value is not None}
     if not _is_done(parse(options)):
-        _activate(df)
+        session = df.sparkSession
+        java = getattr(session, "_jsparkSession", None)
+        if java is not None:
+            # Spark looks for data sources made in Python in the thread's active session.
+            session._jvm.SparkSession.setActiveSession(java)  # noqa: SLF001
         df.write.format("polybus").mode("append").options(**options).save()
 
 
@@ -280,14 +284,6 @@ def _as_messages(df: Any, keys: Sequence[str]) -> Any:
         raise UsageError("sink.column", text)
     key = F.col(keys[0]).cast("string") if len(keys) == 1 else F.to_json(F.struct(*keys))
     return df.select(key.alias("key"), F.to_json(F.struct("*")).alias("value"))
-
-
-def _activate(df: Any) -> None:
-    """Set the thread's active session, where Spark looks for data sources made in Python."""
-    session = df.sparkSession
-    java = getattr(session, "_jsparkSession", None)
-    if java is not None:
-        session._jvm.SparkSession.setActiveSession(java)  # noqa: SLF001
 
 
 def _is_done(options: SinkOptions) -> bool:

@@ -116,10 +116,14 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
     log = origin.open_origin(options.location)
     loss = DataLoss(fail=options.fail_on_data_loss)
     schema = arrow_schema(options.columns)
+    unread = CONSTANT if options.headers else (*CONSTANT, "headers")
+    stored = [name for name in options.columns if name not in unread]
+    if "offset" not in stored and ("value" in stored or not stored):
+        stored.append("offset")  # For errors about values, or because no other column is read.
     for plan in partition.plans:
         for rows in log.read_plan(
             plan,
-            columns=stored_columns(options),
+            columns=stored,
             rows_max=origin.ROWS_MAX,
             bytes_max=origin.BATCH_BYTES_MAX,
             lost=lambda error: loss.note(error.text),
@@ -127,18 +131,6 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
             _check_values(rows, plan, options.value_bytes_max)
             arrays = [_column(field.name, rows, plan, field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def stored_columns(options: SourceOptions) -> list[str]:
-    """The columns to read from the log.
-
-    `offset` is read too if errors about values need it, or if no other column is read.
-    """
-    unread = CONSTANT if options.headers else (*CONSTANT, "headers")
-    found = [name for name in options.columns if name not in unread]
-    if "offset" not in found and ("value" in found or not found):
-        found.append("offset")
-    return found
 
 
 def _column(name: str, rows: pa.RecordBatch, plan: ReadPlan, kind: pa.DataType) -> pa.Array:

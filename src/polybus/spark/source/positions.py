@@ -106,11 +106,10 @@ class HeldTopics:
 
         If reading went back to their end, it would repeat messages once the file is restored.
         """
-        short = {
-            topic: _short_text(topic, end.offset)
-            for topic, end in ends.items()
-            if topic in found and self._is_short(found[topic], end)
-        }
+        short = {}
+        for topic, end in ends.items():
+            if text := self._missing(topic, found.get(topic), end):
+                short[topic] = text
         for topic in short.keys() - self._short.keys():
             logger.warning("topic %r is held in place: log.damaged: %s", topic, short[topic])
         self._short = short
@@ -149,14 +148,17 @@ class HeldTopics:
         damage = self._damages.get(topic)
         return damage is not None and damage.offset is None and damage.is_recent()
 
-    def check_complete(self, topic: str, bounds: Bounds, end: TopicOffset) -> None:
+    def check_complete(self, topic: str, bounds: Bounds | None, end: TopicOffset) -> None:
         """Raises StorageError `log.damaged`: a batch that ran once waits for a missing file."""
-        if self._is_short(bounds, end):
-            raise StorageError("log.damaged", _short_text(topic, end.offset))
+        if text := self._missing(topic, bounds, end):
+            raise StorageError("log.damaged", text)
 
-    def _is_short(self, bounds: Bounds, end: TopicOffset) -> bool:
-        """Whether a topic ends before a durable offset: its end never moves back by itself."""
-        return not self._fail and bounds.epoch == end.epoch and bounds.stop < end.offset
+    def _missing(self, topic: str, bounds: Bounds | None, end: TopicOffset) -> str:
+        """What a topic lacks that ends before a durable offset: no end moves back by itself."""
+        if self._fail or bounds is None or bounds.epoch != end.epoch or bounds.stop >= end.offset:
+            return ""
+        text = f"topic {topic!r}: messages before offset {end.offset} are in no file of the log"
+        return f"{text}; run polybus verify"
 
     def _hold(self, topic: str, error: StorageError, offset: int | None) -> None:
         self._check_is_damage(error)
@@ -172,11 +174,6 @@ class HeldTopics:
     def _check_is_damage(self, error: StorageError) -> None:
         if self._fail or error.code not in CODES:
             raise error
-
-
-def _short_text(topic: str, offset: int) -> str:
-    text = f"topic {topic!r}: messages before offset {offset} are in no file of the log"
-    return f"{text}; run polybus verify"
 
 
 class TopicPositions:

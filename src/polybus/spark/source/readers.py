@@ -269,8 +269,7 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
         """Locate a batch's messages of a topic; missing ones are data loss."""
         positions = self._positions
         bounds = positions.origin.all_bounds([topic]).get(topic)
-        if bounds is not None:
-            positions.held.check_complete(topic, bounds, TopicOffset(epoch, stop))
+        positions.held.check_complete(topic, bounds, TopicOffset(epoch, stop))
         begin = positions.resumed_in(topic, TopicOffset(epoch, first), bounds)
         if begin is None or bounds is None or begin.epoch != epoch:
             return None
