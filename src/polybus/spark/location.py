@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polybus.client.http.blocking import (
-    ANSWER_TIMEOUT_S,
-    GONE,
-    bus_url,
-    read_token,
-    request,
-)
+from polybus.client.http.blocking import ANSWER_TIMEOUT_S, GONE, bus_url, read_token, request
 from polybus.client.http.connection import JSON
 from polybus.client.retry import Backoff
 from polybus.errors import BusyError, PolybusError, UsageError

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 
 from polybus.errors import PolybusError
 from polybus.spark import shipping
-from polybus.spark.session.connect import (
-    QUERY_SETTINGS,
-    equip,
-    is_connect,
-    register_source,
-)
+from polybus.spark.session.connect import QUERY_SETTINGS, equip, is_connect, register_source
 from polybus.spark.session.gateway import Jvm
 
 if TYPE_CHECKING:
