@@ -90,14 +90,14 @@ def test_an_invalid_sink_option_is_named(options: dict[str, str], code: str, say
 
 def test_overwriting_a_topic_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        sink.batch_writer({"data": str(tmp_path), "topic": "out"}, ONE_VALUE, True)
+        sink.PolybusWriter({"data": str(tmp_path), "topic": "out"}, ONE_VALUE, True)
     assert caught.value.code == "sink.mode"
 
 
 def test_an_unreachable_bus_is_reported_before_a_batch_write_begins(tmp_path: Path) -> None:
     for options in ({"data": str(tmp_path)}, {"url": "http://127.0.0.1:9"}):
         with pytest.raises(PolybusError) as caught:
-            sink.batch_writer({"topic": "out", **options}, ONE_VALUE, False)
+            sink.PolybusWriter({"topic": "out", **options}, ONE_VALUE, False)
         assert caught.value.code == "client.unreachable"
 
 

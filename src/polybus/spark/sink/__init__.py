@@ -39,7 +39,7 @@ from polybus.services.transactions.staging import check_producer
 from polybus.spark.checkpoint import Checkpoint, local_checkpoint
 from polybus.spark.location import BusLocation, find_location
 from polybus.spark.option_values import boolean, checked_values, given_options, option, topic_name
-from polybus.spark.sink.staging import PATIENCE_S, SinkColumns, StagedFile, sink_columns, stage
+from polybus.spark.sink.staging import PATIENCE_S, StagedFile, sink_columns, stage
 
 COMMIT_TIMEOUT_S = 900.0
 OUTSIDE = "publish"
@@ -68,46 +68,22 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(find_location(given), **checked_values(SinkOptions, given))
 
 
-def batch_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceArrowWriter:
-    """The writer of `df.write`. Raises UsageError."""
-    parsed = parse(options)
-    if overwrite:
-        text = 'mode("overwrite"): messages of a topic cannot be replaced; use mode("append")'
-        raise UsageError("sink.mode", text)
-    columns = sink_columns(schema, parsed.topic)
-    _check_topic(parsed)
-    producer = parsed.producer
-    if producer is None or parsed.query is None:
-        # Each write is a transaction of its own: under the bare name the second would be a repeat.
-        producer = f"{(producer or 'batch')[:80]}-{uuid4().hex}"
-    return PolybusWriter(parsed, columns, producer)
-
-
-def stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceStreamArrowWriter:
-    """The writer of `writeStream`, in append or complete mode. Raises UsageError."""
-    parsed = parse(options)
-    columns = sink_columns(schema, parsed.topic)
-    try:
-        _check_topic(parsed)
-    except PolybusError as error:
-        # A stream can wait for its bus.
-        if error.code not in GONE:
-            raise
-    return PolybusStreamWriter(parsed, columns)
-
-
 class PolybusWriter(DataSourceArrowWriter):
-    """One transaction for one batch write."""
+    """The writer of `df.write`: one transaction."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns, producer: str) -> None:
-        self._options = options
-        self._columns = columns
-        self._producer = producer
-        self._query = options.query or ONCE
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Check everything before a row is written. Raises UsageError."""
+        self._options = parse(options)
+        if overwrite:
+            text = 'mode("overwrite"): messages of a topic cannot be replaced; use mode("append")'
+            raise UsageError("sink.mode", text)
+        self._columns = sink_columns(schema, self._options.topic)
+        _check_topic(self._options)
+        self._query = self._options.query or ONCE
+        self._producer = self._options.producer or "batch"
+        if self._options.producer is None or self._options.query is None:
+            # Each write is a transaction of its own: under the bare name the second is a repeat.
+            self._producer = f"{self._producer[:80]}-{uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFile:
         options, producer = self._options, self._producer
@@ -122,11 +98,18 @@ class PolybusWriter(DataSourceArrowWriter):
 
 
 class PolybusStreamWriter(DataSourceStreamArrowWriter):
-    """One transaction for each micro-batch."""
+    """The writer of `writeStream`, in append or complete mode: a transaction for each batch."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
-        self._options = options
-        self._columns = columns
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Check what is known before the first batch. Raises UsageError."""
+        self._options = parse(options)
+        self._columns = sink_columns(schema, self._options.topic)
+        try:
+            _check_topic(self._options)
+        except PolybusError as error:
+            # A stream can wait for its bus.
+            if error.code not in GONE:
+                raise
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFile:
         task = TaskContext.get()

@@ -34,11 +34,11 @@ class PolybusDataSource(DataSource):
         return PolybusStreamReader(parse(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from polybus.spark.sink import batch_writer
+        from polybus.spark.sink import PolybusWriter
 
-        return batch_writer(self.options, schema, overwrite)
+        return PolybusWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        from polybus.spark.sink import stream_writer
+        from polybus.spark.sink import PolybusStreamWriter
 
-        return stream_writer(self.options, schema, overwrite)
+        return PolybusStreamWriter(self.options, schema)
