@@ -14,7 +14,6 @@ from polybus.edges.tcp.outbox import (
     PATIENCE_S,
     SLOW_WRITE_BYTES,
     DroppedMessages,
-    Flusher,
     Outbox,
     Outboxes,
     Policy,
@@ -78,7 +77,7 @@ def shared(policy: Policy = "disconnect") -> tuple[Outboxes, Turn]:
     loop = asyncio.new_event_loop()
     memory = MemoryGate(MemoryLog(clock=lambda: 0, bytes_max=1), loop, bytes_max=1 << 30)
     loop.close()
-    outboxes = Outboxes(flusher=Flusher(turn), memory=memory, policy=policy, bytes_max=LIMIT)
+    outboxes = Outboxes(turn, memory, policy=policy, bytes_max=LIMIT)
     return outboxes, turn
 
 

@@ -12,11 +12,11 @@ class Holdable(Protocol):
 
     def hold(self, gate: Hashable) -> bool:
         """Stop until `release(gate)`; return False if it does not or already has."""
-        ...
+        return False
 
     def release(self, gate: Hashable) -> None:
         """Continue, unless another gate holds it."""
-        ...
+        return
 
 
 class Publisher(Holdable, Protocol):
@@ -24,7 +24,7 @@ class Publisher(Holdable, Protocol):
 
     def receipt(self, batches: Sequence[Batch]) -> None:
         """The batches of a publish, and everything published before them, are durable."""
-        ...
+        return
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         """A batch it published was not accepted."""

@@ -141,17 +141,8 @@ class Server:
 class Node:
     """Opens the log, creates the declared topics, listens; `stop` reverses it.
 
-    The attributes below are there once `start` has returned.
+    Its other attributes are there once `start` has returned.
     """
-
-    addresses: list[str]
-    bus: Bus
-    context: Context
-    bad_peers: BadPeers
-    services: Services
-    http: HttpState
-    tcp: TcpShared
-    server: Server
 
     def __init__(self, config: Config, *, open_log: OpenLog | None = None) -> None:
         """`open_log` replaces the log that the settings ask for."""

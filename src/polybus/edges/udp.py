@@ -7,13 +7,14 @@ the bus cannot be used for reflection. Loopback addresses are trusted.
 
 import asyncio
 import ipaddress
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.goms import GomsTranslator
+from polybus.edges.protocols.translator import Peer
 from polybus.errors import ConfigError
 from polybus.wire.goms import decode_datagram
 
@@ -22,8 +23,8 @@ SWEEP_S = 5.0
 Address = tuple[str, int]
 
 
-class UdpPeer:
-    """One address. Implements translator.Peer."""
+class UdpPeer(Peer):
+    """One address. Its datagrams cannot be held back, and everything is sent at once."""
 
     def __init__(self, edge: "UdpEdge", address: Address) -> None:
         self._edge = edge
@@ -49,18 +50,6 @@ class UdpPeer:
             if now is not None:
                 self.allowance_now = now - size
         self._edge.send(data, self._address)
-
-    def hold(self, gate: Hashable) -> bool:
-        """Datagrams cannot be held back."""
-        return False
-
-    def release(self, gate: Hashable) -> None: ...
-
-    def flush(self) -> None:
-        """Everything is sent at once."""
-
-    async def drained(self) -> None:
-        """Nothing waits for a UDP peer."""
 
     def close(self) -> None:
         self._edge.forget(self._address)
@@ -133,9 +122,6 @@ class UdpEdge(asyncio.DatagramProtocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-
-    def error_received(self, exc: Exception) -> None:
-        """An ICMP refusal: the address will be forgotten when it is idle."""
 
     def send(self, data: Buffer, address: Address) -> None:
         """Send lines, as many whole ones as fit in each datagram."""

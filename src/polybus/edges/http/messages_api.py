@@ -9,8 +9,7 @@ import contextlib
 import io
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,6 +25,7 @@ from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
 from polybus.log.journal.message import rows_of
+from polybus.services.replay import resolve
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 from polybus.wire.msgstream import compact_json, deeper_than
 from polybus.wire.positions import Since, parse_start
@@ -60,8 +60,8 @@ class Published(msgspec.Struct):
     offsets: list[int]
 
 
-class RequestPublisher:
-    """Publishes one request's batch. Implements bus.Publisher."""
+class RequestPublisher(Publisher):
+    """Publishes one request's batch: there is nothing to hold back, and it waits by itself."""
 
     def __init__(self, state: HttpState, sender: str, *, is_admin: bool = False) -> None:
         self._context = state.context
@@ -89,17 +89,8 @@ class RequestPublisher:
         if wait:
             await self._context.durability.wait(ticket)
 
-    def receipt(self, batches: Sequence[Batch]) -> None:
-        """`publish` waits for the ticket."""
-
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._refusal = error
-
-    def hold(self, gate: Hashable) -> bool:
-        """One request is one batch: there is nothing to hold back."""
-        return False
-
-    def release(self, gate: Hashable) -> None: ...
 
 
 async def publish(call: Call, topic: str, query: PublishQuery) -> Published:
@@ -135,20 +126,15 @@ def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batc
             continue
         try:
             if deeper_than(line, depth_max):
-                raise PeerError("http.body-invalid", f"nested over {depth_max} deep")
+                raise ValueError(f"nested over {depth_max} deep")
             line.decode()
             message = _decoder.decode(line)
             values.append(_value(message))
             keys.append(None if message.key is None else _bytes(message.key))
-            headers.append(
-                {name: _bytes(value) for name, value in message.headers.items()}
-                if message.headers
-                else None
-            )
+            named = (message.headers or {}).items()
+            headers.append({name: _bytes(value) for name, value in named} or None)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise PeerError("http.body-invalid", f"line {number}: {str(error)[:150]}") from error
-        except PeerError as error:
-            raise PeerError("http.body-invalid", f"line {number}: {error.text}") from error
     if not values:
         raise PeerError("http.body-invalid", "the body has no message")
     return Batch.of(topic, values, keys=keys, headers=headers)
@@ -159,7 +145,7 @@ _decoder = msgspec.json.Decoder(NewMessage)
 
 def _value(message: NewMessage) -> bytes:
     if (message.value is msgspec.UNSET) == (message.base64 is msgspec.UNSET):
-        raise PeerError("http.body-invalid", "a message has either value or base64")
+        raise ValueError("a message has either value or base64")
     if isinstance(message.base64, str):
         return b64decode(message.base64, validate=True)
     assert isinstance(message.value, msgspec.Raw)
@@ -280,15 +266,12 @@ def _begin(log: Log, topic: str, query: FetchQuery) -> int:
     given = [one for one in (query.offset, query.time, query.from_) if one is not msgspec.UNSET]
     if len(given) > 1:
         raise PeerError("http.query", "give one of offset, time and from")
-    bounds = log.bounds(topic)
     if query.offset is not msgspec.UNSET:
         return query.offset
-    if query.time is not msgspec.UNSET:
-        start = parse_start(query.time)
-        if not isinstance(start, Since):
-            raise PeerError("http.query", "time is an ISO time")
-        return max(bounds.start, log.offset_at(topic, start.timestamp_us))
-    return bounds.stop if query.from_ == "latest" else bounds.start
+    start = parse_start(str(given[0]) if given else "earliest")
+    if query.time is not msgspec.UNSET and not isinstance(start, Since):
+        raise PeerError("http.query", "time is an ISO time")
+    return resolve(log, topic, start)[1]
 
 
 async def _wait(state: HttpState, topic: str, wait_s: float) -> None:
@@ -344,30 +327,20 @@ def _json(log: Log, topic: str, epoch: int, where: tuple[int, int]) -> bytes:
 
 
 def _stored(batch: Batch) -> Iterator[StoredMessage]:
-    rows = batch.stored
-    times = protocols = None
-    if rows is not None:
-        times = rows.column(3).cast(pa.int64()).to_pylist()
-        protocols = rows.column(7).to_pylist()
-    for index, value in enumerate(batch.values()):
-        headers = batch.headers[index] if batch.headers is not None else None
-        message = StoredMessage(
-            offset=batch.first_offset + index,
-            timestamp=_iso(batch.timestamp_us if times is None else times[index]),
-            key=_text(batch.keys[index] if batch.keys is not None else None),
-            headers={name: _text(one) for name, one in (headers or {}).items()},
-            protocol=batch.protocol if protocols is None else protocols[index],
-        )
-        try:
-            text = value.decode()
-        except UnicodeDecodeError:
-            message.base64 = b64encode(value).decode()
+    rows = rows_of(batch)
+    times = rows.column("timestamp").cast(pa.timestamp("us")).cast(pa.string()).to_pylist()
+    columns = (rows.column(name).to_pylist() for name in ("offset", "key", "headers", "protocol"))
+    found = zip(times, batch.values(), *columns, strict=True)
+    for time, value, offset, key, headers, protocol in found:
+        named = {name: _text(one) for name, one in headers or ()}
+        message = StoredMessage(offset, f"{time.replace(' ', 'T')}Z", _text(key), named, protocol)
+        text = _text(value)
+        if not isinstance(text, str):
+            message.base64 = text["base64"]
+        elif (compact := compact_json(value)) is None:
+            message.text = text
         else:
-            compact = compact_json(value)
-            if compact is None:
-                message.text = text
-            else:
-                message.value = msgspec.Raw(compact)
+            message.value = msgspec.Raw(compact)
         yield message
 
 
@@ -378,12 +351,6 @@ def _text(value: bytes | None) -> Any:
         return value.decode()
     except UnicodeDecodeError:
         return {"base64": b64encode(value).decode()}
-
-
-def _iso(timestamp_us: int) -> str:
-    seconds, micros = divmod(timestamp_us, 1_000_000)
-    whole = datetime.fromtimestamp(seconds, UTC)
-    return f"{whole:%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"
 
 
 async def _arrow(

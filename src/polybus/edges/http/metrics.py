@@ -75,11 +75,8 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     yield "fsyncs_total", "counter", "Fsyncs of the journal.", [({}, syncs)]
     errors = state.bad_peers.counts
     drops = [
-        (
-            {"reason": "outbox"},
-            float(errors.get("outbox.dropped", 0) + errors.get("outbox.full", 0)),
-        ),
-        ({"reason": "session"}, float(inboxes.messages_lost)),
+        ({"reason": "outbox"}, errors["outbox.dropped"] + errors["outbox.full"]),
+        ({"reason": "session"}, inboxes.messages_lost),
     ]
     yield "drops_total", "counter", "Peers and messages dropped for being slow.", drops
     by_code = [({"code": code}, float(count)) for code, count in sorted(errors.items())]

@@ -32,11 +32,11 @@ class Peer(Holdable, Protocol):
 
     def flush(self) -> None:
         """Write what waits for the end of the loop turn."""
-        ...
+        return
 
     async def drained(self) -> None:
         """Wait until the peer takes more."""
-        ...
+        return
 
     def send(
         self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None

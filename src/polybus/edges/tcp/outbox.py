@@ -24,7 +24,7 @@ from typing import Literal
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Holdable
-from polybus.services.memory import Ledger, MemoryGate
+from polybus.services.memory import MemoryGate
 
 Policy = Literal["disconnect", "drop-oldest", "wait"]
 
@@ -52,72 +52,61 @@ class DroppedMessages:
             self.next_positions[batch.topic] = (batch.epoch, batch.last_offset + 1)
 
 
-class Joiner:
-    """Joins pieces into one buffer, shared by all outboxes that hold the same pieces.
+class Outboxes:
+    """What all outboxes of a bus share.
 
-    A peer that does not take all of it keeps it in memory; many slow peers must share one copy.
+    Every outbox that has pending bytes is written once per loop turn, not once per message;
+    `before` and `after` are called around these writes.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        memory: MemoryGate,
+        *,
+        policy: Policy,
+        bytes_max: int,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.policy: Policy = policy
+        self.bytes_max = bytes_max
+        self.ledger = memory.ledger
+        self.congested: set[Outbox] = set()
+        self._call_soon = call_soon
+        self._memory = memory
+        self._before = before
+        self._after = after
+        self._pending: list[Outbox] = []
+        # The last pieces that were joined, and the result.
         self._pieces: list[Buffer] = []
         self._joined: Buffer = b""
+        self._short_s = 0.0
+
+    def flush_soon(self, outbox: "Outbox") -> None:
+        """Write what the outbox holds at the end of the loop turn."""
+        if not self._pending:
+            self._call_soon(self._flush)
+        self._pending.append(outbox)
+
+    def _flush(self) -> None:
+        self._before()
+        pending, self._pending = self._pending, []
+        for outbox in pending:
+            outbox.flush()
+        self._pieces, self._joined = [], b""
+        self._after()
 
     def join(self, pieces: list[Buffer]) -> Buffer:
+        """One buffer of all pieces, shared by all outboxes that hold the same pieces.
+
+        A peer that does not take all of it keeps it in memory; many slow peers share one copy.
+        """
         if len(pieces) == 1:
             return pieces[0]
         if len(pieces) != len(self._pieces) or any(map(is_not, pieces, self._pieces)):
             self._pieces, self._joined = pieces, b"".join(pieces)
         return self._joined
-
-    def forget(self) -> None:
-        self._pieces, self._joined = [], b""
-
-
-class Flusher:
-    """Writes every outbox that has pending bytes once per loop turn, not once per message."""
-
-    def __init__(
-        self,
-        call_soon: Callable[[Callable[[], None]], object],
-        before: Callable[[], None] = lambda: None,
-        after: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._call_soon = call_soon
-        self._before = before
-        self._after = after
-        self._outboxes: list[Outbox] = []
-        self.joiner = Joiner()
-
-    def add(self, outbox: "Outbox") -> None:
-        if not self._outboxes:
-            self._call_soon(self._flush)
-        self._outboxes.append(outbox)
-
-    def _flush(self) -> None:
-        self._before()
-        outboxes, self._outboxes = self._outboxes, []
-        for outbox in outboxes:
-            outbox.flush()
-        self.joiner.forget()
-        self._after()
-
-
-class Outboxes:
-    """What all outboxes of a bus share."""
-
-    def __init__(
-        self, *, flusher: Flusher, memory: MemoryGate, policy: Policy, bytes_max: int
-    ) -> None:
-        self.flusher = flusher
-        self.policy: Policy = policy
-        self.bytes_max = bytes_max
-        self.congested: set[Outbox] = set()
-        self._memory = memory
-        self._short_s = 0.0
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._memory.ledger
 
     def tick(self, elapsed_s: float) -> None:
         """Apply the policy to peers that have been slow for too long."""
@@ -152,11 +141,8 @@ class Outbox:
     ) -> None:
         self._write = write
         self._on_overflow = on_overflow
-        self._flusher = outboxes.flusher
-        self._join = outboxes.flusher.joiner.join
+        self._shared = outboxes
         self._ledger = outboxes.ledger
-        self._congested = outboxes.congested
-        self._policy = outboxes.policy
         self._limit = outboxes.bytes_max
         self._pending: deque[Buffer] = deque()
         self._batches: deque[Sequence[Batch]] = deque()
@@ -186,7 +172,7 @@ class Outbox:
                 self._overflow()
         elif not self._scheduled:
             self._scheduled = True
-            self._flusher.add(self)
+            self._shared.flush_soon(self)
 
     @property
     def held_bytes(self) -> int:
@@ -195,13 +181,13 @@ class Outbox:
 
     def wants_wait(self) -> bool:
         """Whether publishers should be held back for this peer now."""
-        if not self.paused or self._policy == "drop-oldest" or 4 * self.bytes < self._limit:
+        if not self.paused or self._shared.policy == "drop-oldest" or 4 * self.bytes < self._limit:
             return False
-        return self._policy == "wait" or self.patience_s > 0
+        return self._shared.policy == "wait" or self.patience_s > 0
 
     def add_waiter(self, waiter: Holdable) -> None:
         self._waiters.append(waiter)
-        self._congested.add(self)
+        self._shared.congested.add(self)
 
     async def drained(self) -> None:
         """Wait until the peer takes more."""
@@ -236,7 +222,7 @@ class Outbox:
             self.paused = True
             # The whole write: a transport keeps a buffer that the socket took only in part.
             self._ledger.hold(self._written)
-            self._congested.add(self)
+            self._shared.congested.add(self)
             self.quiet_s = 0.0
             for data in self._pending:
                 self._ledger.hold(data)
@@ -260,7 +246,7 @@ class Outbox:
             self._scheduled = False
         self._write_pieces(held=True)
         if not self.paused:
-            self._congested.discard(self)
+            self._shared.congested.discard(self)
             self._release_drains()
         if 8 * self.bytes < self._limit:
             self.release_waiters()
@@ -275,14 +261,14 @@ class Outbox:
     def tick(self, elapsed_s: float) -> bool:
         """Account for elapsed time; return whether the peer has taken nothing for too long."""
         self.quiet_s += elapsed_s
-        if self._waiters and self._policy != "wait":
+        if self._waiters and self._shared.policy != "wait":
             self.patience_s -= elapsed_s
             if self.patience_s <= 0:
                 self.release_waiters()
         else:
             self.patience_s = min(PATIENCE_S, self.patience_s + PATIENCE_REFILL * elapsed_s)
         stuck = self.quiet_s > STANDSTILL_S and 4 * self.bytes > self._limit
-        return self._policy == "wait" and stuck
+        return self._shared.policy == "wait" and stuck
 
     def give_up(self) -> None:
         """Apply the policy: publishers have waited long enough for this peer."""
@@ -319,7 +305,7 @@ class Outbox:
         self.drop_all()
         self.reopen()
         self.closed = True
-        self._congested.discard(self)
+        self._shared.congested.discard(self)
         self.release_waiters()
         self._release_drains()
 
@@ -339,16 +325,16 @@ class Outbox:
                 if held:
                     self._ledger.release(data)
             self.bytes -= piece_bytes
-            self._put(self._join(piece))
+            self._put(self._shared.join(piece))
             if self.paused and held:
                 # pause() has counted the rest a second time.
                 for data in pending:
                     self._ledger.release(data)
 
     def _overflow(self) -> None:
-        if self._policy == "drop-oldest":
+        if self._shared.policy == "drop-oldest":
             self._drop_oldest()
-        elif self._policy == "disconnect" and len(self._pending) > 1:
+        elif self._shared.policy == "disconnect" and len(self._pending) > 1:
             self._on_overflow(self.drop_all())
 
     def _drop_oldest(self) -> None:

@@ -14,7 +14,7 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.assembly import Assembling, Assembly
-from polybus.edges.tcp.outbox import Flusher, Outboxes
+from polybus.edges.tcp.outbox import Outboxes
 from polybus.edges.tcp.pace import Pace
 
 TICK_S = 0.1
@@ -99,8 +99,10 @@ class TcpShared:
         self.buffers = ReadBuffers()
         self.pace = Pace()
         self.outboxes = Outboxes(
-            flusher=Flusher(self.loop.call_soon, self.pace.before_writes, self.pace.after_writes),
-            memory=context.memory,
+            self.loop.call_soon,
+            context.memory,
+            before=self.pace.before_writes,
+            after=self.pace.after_writes,
             policy=context.config.slow_subscriber,
             bytes_max=limits.outbox_bytes_max,
         )
