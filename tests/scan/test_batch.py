@@ -146,4 +146,4 @@ def test_the_source_runs_if_it_is_asked_for() -> None:
         check=True,
     )
     assert done.stdout.startswith("False ")
-    assert "batch.py " in done.stdout and "objects_py" in done.stdout
+    assert "batch.py " in done.stdout and "goms_py" in done.stdout

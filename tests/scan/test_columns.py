@@ -188,6 +188,5 @@ def unpacked(packed: bytes) -> bytes:
 def test_spans_come_back_out_of_offsets(columns: ModuleType) -> None:
     offsets = array("i", [0, 2, 2, 7, 9]).tobytes()
     assert columns.spans_of_offsets(offsets, 1, 2).tolist() == [2, 2, 2, 7]
-    assert columns.spans_bytes(array("i", [2, 2, 2, 7])) == 5
     with pytest.raises(IndexError):
         columns.spans_of_offsets(offsets, 3, 2)

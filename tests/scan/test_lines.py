@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import compiled
 
-from polybus.scan import lines_py
+from polybus.scan import goms_py
 
-_lines = compiled("lines")
-both = pytest.mark.parametrize("lines", [_lines, lines_py], ids=["compiled", "pure"])
+_lines = compiled("goms")
+both = pytest.mark.parametrize("lines", [_lines, goms_py], ids=["compiled", "pure"])
 
 HEAD = b'{"messagetype":"message","topics":["t"]'
 
@@ -145,20 +145,20 @@ def test_both_scanners_read_back_any_text(
     expected: dict[str, list[str]] = {}
     for topic, text in messages:
         expected.setdefault(topic, []).append(text)
-    for lines in (_lines, lines_py):
+    for lines in (_lines, goms_py):
         assert scanned(lines, buffer, message_bytes_max=10**6) == (len(buffer), expected)
 
 
 @given(st.binary(max_size=60))
 def test_both_scanners_agree_on_any_bytes_as_data(data: bytes) -> None:
     buffer = b'{"messagetype":"send","topics":["a"],"data":"' + data + b'"}\n'
-    assert scanned(_lines, buffer) == scanned(lines_py, buffer)
+    assert scanned(_lines, buffer) == scanned(goms_py, buffer)
 
 
 @given(st.binary(max_size=60))
 def test_both_twins_agree_on_what_is_utf8(data: bytes) -> None:
     compiled = _lines.is_utf8(data, 0, len(data))
-    assert compiled == lines_py.is_utf8(data, 0, len(data))
+    assert compiled == goms_py.is_utf8(data, 0, len(data))
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -211,7 +211,7 @@ def test_both_encoders_write_the_same_json(values: list[bytes]) -> None:
         start = spans[-1] if spans else 0
         spans.extend((start, start + len(value)))
     compiled = _lines.encode_lines(HEAD, b"".join(values), spans, 1, 5)
-    assert compiled == lines_py.encode_lines(HEAD, b"".join(values), spans, 1, 5)
+    assert compiled == goms_py.encode_lines(HEAD, b"".join(values), spans, 1, 5)
     assert compiled.count(b"\n") == len(values)
     for coded in compiled.splitlines():
         json.loads(coded)

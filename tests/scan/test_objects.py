@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import compiled
 
-from polybus.scan import objects_py
-from polybus.scan.objects_py import BAD, DEEP, END, MORE, RESTART
+from polybus.scan import goms_py
+from polybus.scan.goms_py import BAD, DEEP, END, MORE, RESTART
 
-_objects = compiled("objects")
-both = pytest.mark.parametrize("objects", [_objects, objects_py], ids=["compiled", "pure"])
+_objects = compiled("goms")
+both = pytest.mark.parametrize("objects", [_objects, goms_py], ids=["compiled", "pure"])
 
 
 def whole(objects: ModuleType, text: bytes, depth_max: int = 8) -> tuple[int, int]:
@@ -152,7 +152,7 @@ def test_any_object_an_encoder_writes_is_found(
     value: dict[str, object], indent: int | None
 ) -> None:
     text = json.dumps(value, indent=indent).encode()
-    for objects in (_objects, objects_py):
+    for objects in (_objects, goms_py):
         assert whole(objects, text + b"{", depth_max=64) == (len(text), END)
 
 
@@ -160,6 +160,6 @@ def test_any_object_an_encoder_writes_is_found(
 def test_both_scanners_agree_on_anything(text: bytes) -> None:
     text = b"{" + text
     verdict = whole(_objects, text, depth_max=3)
-    assert whole(objects_py, text, depth_max=3) == verdict
+    assert whole(goms_py, text, depth_max=3) == verdict
     assert by_byte(_objects, text, depth_max=3) == verdict
-    assert by_byte(objects_py, text, depth_max=3) == verdict
+    assert by_byte(goms_py, text, depth_max=3) == verdict

@@ -203,7 +203,7 @@ def _own(batch: Batch) -> tuple[Batch, int]:
     A few messages must not keep a large read in memory, nor the encodings made for subscribers.
     """
     spans_bytes = len(batch.spans) * 4 + _BATCH_OVERHEAD_BYTES
-    value_bytes = scan.spans_bytes(batch.spans)
+    value_bytes = batch.value_bytes
     kept = batch.slice(0, 0)
     kept.keys, kept.headers, kept.stored = batch.keys, batch.headers, None
     if len(batch.buffer) <= 2 * value_bytes:

@@ -46,14 +46,12 @@ from polybus.scan.columns_py import (
     gather_into,
     offsets_into,
     pack_runs,
-    spans_bytes,
     spans_of_offsets,
 )
-from polybus.scan.lines_py import encode_lines, is_utf8, scan_lines
-from polybus.scan.objects_py import ObjectScanner
+from polybus.scan.goms_py import ObjectScanner, encode_lines, is_utf8, scan_lines
 from polybus.scan.packs_py import compact_json, encode_pack
 
-TWINS = ("binary", "columns", "lines", "objects", "packs")
+TWINS = ("binary", "columns", "goms", "packs")
 
 
 def _replace_twins() -> bool:

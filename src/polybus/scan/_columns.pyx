@@ -17,7 +17,6 @@ from libc.string cimport memcpy, memset
 import array
 
 from polybus.scan import columns_py
-from polybus.scan.batch cimport bytes_of
 from polybus.scan._bytes cimport prefetch
 from polybus.scan.columns_py import FRAME_END, FRAME_START, STORED
 
@@ -37,11 +36,6 @@ cdef struct Part:
     Py_buffer view
     const int* spans
     Py_ssize_t length
-
-
-def spans_bytes(array.array spans not None):
-    """The total length of all spans."""
-    return bytes_of(spans)
 
 
 def gather(buffers, spans):
@@ -278,63 +272,39 @@ def pack_runs(values, array.array counts not None):
         for index in range(length):
             longest = max(longest, runs[index].size)
         if size >= PACKED_BYTES_MIN and longest <= MATCH_DISTANCE_MAX:
-            packed = pack_frame(runs, length, size)
+            packed = pack_frame(runs, length)
             if len(packed) < size:
                 return size.to_bytes(8, "little") + packed
         return STORED + b"".join(
-            [runs[index].value[:runs[index].size] * runs[index].count for index in range(length)]
+            [runs[index].value[:runs[index].size] * counts[index] for index in range(length)]
         )
     finally:
         PyMem_Free(runs)
 
 
-cdef bytes pack_frame(const Run* runs, Py_ssize_t length, int64_t size):
-    """An LZ4 frame of the runs, in one or more blocks."""
-    cdef Py_ssize_t done = 0, parts
+cdef bytes pack_frame(Run* runs, Py_ssize_t length):
+    """An LZ4 frame of the runs, in one or more blocks. Changes the counts of the runs."""
+    cdef Py_ssize_t first = 0, stop, left
+    cdef int64_t room
     cdef list frame = [FRAME_START]
-    cdef Run* left
-    if size <= BLOCK_BYTES_MAX:
-        add_block(frame, runs, length)
-    else:
-        # The runs that are left to pack, followed by the runs of one block.
-        left = <Run*> PyMem_Malloc(2 * length * sizeof(Run))
-        if left == NULL:
-            raise MemoryError
-        try:
-            memcpy(left, runs, length * sizeof(Run))
-            while done < length:
-                parts = next_block(left, length, &done, left + length)
-                if parts:
-                    add_block(frame, left + length, parts)
-        finally:
-            PyMem_Free(left)
+    while first < length:
+        room = BLOCK_BYTES_MAX
+        stop = first
+        while stop < length and bytes_in(runs + stop, 1) <= room:
+            room -= bytes_in(runs + stop, 1)
+            stop += 1
+        left = 0
+        if stop < length:
+            # This run continues in the next block; no value is longer than a block.
+            left = runs[stop].count - room // runs[stop].size
+            runs[stop].count -= left
+        packed = pack_block(runs + first, stop - first + (stop < length))
+        frame += (len(packed).to_bytes(4, "little"), packed)
+        if stop < length:
+            runs[stop].count = left
+        first = stop
     frame.append(FRAME_END)
     return b"".join(frame)
-
-
-cdef int add_block(list frame, const Run* runs, Py_ssize_t length) except -1:
-    packed = pack_block(runs, length)
-    frame += (len(packed).to_bytes(4, "little"), packed)
-    return 0
-
-
-cdef Py_ssize_t next_block(Run* left, Py_ssize_t length, Py_ssize_t* done, Run* block) noexcept:
-    """Take the runs that fit the next LZ4 block; no value is longer than a block."""
-    cdef int64_t room = BLOCK_BYTES_MAX
-    cdef Py_ssize_t parts = 0, fits
-    while done[0] < length:
-        if left[done[0]].size == 0 or left[done[0]].count == 0:
-            done[0] += 1
-            continue
-        fits = min(left[done[0]].count, room // left[done[0]].size)
-        if fits == 0:
-            break
-        block[parts] = left[done[0]]
-        block[parts].count = fits
-        parts += 1
-        room -= fits * left[done[0]].size
-        left[done[0]].count -= fits
-    return parts
 
 
 cdef bytes pack_block(const Run* runs, Py_ssize_t length):

@@ -5,14 +5,13 @@ from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.math cimport isinf
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int32_t, uint8_t
 from libc.stdlib cimport free, malloc, strtod
 from libc.string cimport memcmp, memcpy
 
 from polybus.scan._bytes cimport check_spans, put
 from polybus.scan._text cimport (
-    BACKSLASH, QUOTE, escape_size, escaped_size, is_space, plain8, put_base64, put_escaped,
-    utf8_size,
+    QUOTE, escaped_size, is_space, put_base64, put_escaped, string_end,
 )
 
 cdef enum:
@@ -43,25 +42,11 @@ cdef inline bint is_digit(uint8_t byte) noexcept nogil:
     return c"0" <= byte <= c"9"
 
 
-cdef Py_ssize_t string_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
+cdef inline Py_ssize_t string_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
     """The length of the JSON string at `at`, quotes included; 0 if it is invalid."""
-    cdef Py_ssize_t size, done = 1
-    while done < left:
-        if left - done >= 8 and plain8(at + done):
-            done += 8
-            continue
-        if at[done] == QUOTE:
-            return done + 1
-        if at[done] == BACKSLASH:
-            size = escape_size(at + done, left - done)
-        elif at[done] < 0x20:
-            return 0
-        else:
-            size = utf8_size(at + done, left - done)
-        if size == 0:
-            return 0
-        done += size
-    return 0
+    cdef int32_t escaped
+    cdef const uint8_t* end = string_end(at + 1, at + left, &escaped)
+    return 0 if end == NULL else end + 1 - at
 
 
 cdef bint is_finite(const uint8_t* at, Py_ssize_t size) noexcept nogil:

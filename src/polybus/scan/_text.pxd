@@ -1,11 +1,25 @@
 """JSON text byte by byte: white space, strings, escapes in both directions, UTF-8, base64."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    /* The character that a letter encodes after a backslash, and the reverse; 0 if there is none. */
+    static const unsigned char polybus_characters[256] = {
+        ['"'] = '"', [92] = 92, ['/'] = '/', ['b'] = 8, ['f'] = 12, ['n'] = 10, ['r'] = 13, ['t'] = 9
+    };
+    static const unsigned char polybus_letters[256] = {
+        ['"'] = '"', [92] = 92, [8] = 'b', [12] = 'f', [10] = 'n', [13] = 'r', [9] = 't'
+    };
+    """
+    const uint8_t CHARACTERS "polybus_characters"[256]
+    const uint8_t LETTERS "polybus_letters"[256]
 
 cdef enum:
     QUOTE = 0x22
     BACKSLASH = 0x5C
+
 
 cdef inline bint is_space(uint8_t byte) noexcept nogil:
     return byte == c" " or byte == c"\n" or byte == c"\r" or byte == c"\t"
@@ -76,30 +90,13 @@ cdef inline int hex4(const uint8_t* at) noexcept nogil:
     return value
 
 
-cdef inline uint8_t short_escape(uint8_t letter) noexcept nogil:
-    """The character that a backslash and this letter encode, 0 if none."""
-    if letter == QUOTE or letter == BACKSLASH or letter == c"/":
-        return letter
-    if letter == c"b":
-        return 8
-    if letter == c"f":
-        return 12
-    if letter == c"n":
-        return 10
-    if letter == c"r":
-        return 13
-    if letter == c"t":
-        return 9
-    return 0
-
-
 cdef inline Py_ssize_t escape_size(const uint8_t* at, Py_ssize_t left) noexcept nogil:
     """The length of the escape at `at`, 0 if it is invalid (so is a lone surrogate)."""
     cdef int code, low
     if left < 2:
         return 0
     if at[1] != c"u":
-        return 2 if short_escape(at[1]) else 0
+        return 2 if CHARACTERS[at[1]] else 0
     if left < 6:
         return 0
     code = hex4(at + 2)
@@ -111,6 +108,33 @@ cdef inline Py_ssize_t escape_size(const uint8_t* at, Py_ssize_t left) noexcept 
         return 0
     low = hex4(at + 8)
     return 12 if 0xDC00 <= low <= 0xDFFF else 0
+
+
+cdef inline const uint8_t* string_end(
+    const uint8_t* at, const uint8_t* stop, int32_t* escaped
+) noexcept nogil:
+    """The quote that ends the string whose text begins at `at`; NULL if it is not valid JSON."""
+    cdef Py_ssize_t size
+    escaped[0] = 0
+    while at < stop:
+        if stop - at >= 8 and plain8(at):
+            at += 8
+        elif at[0] == QUOTE:
+            return at
+        elif at[0] == BACKSLASH:
+            size = escape_size(at, stop - at)
+            if size == 0:
+                return NULL
+            escaped[0] = 1
+            at += size
+        elif at[0] < 0x20:
+            return NULL
+        else:
+            size = utf8_size(at, stop - at)
+            if size == 0:
+                return NULL
+            at += size
+    return NULL
 
 
 cdef inline uint8_t* put_character(uint8_t* to, uint32_t code) noexcept nogil:
@@ -149,7 +173,7 @@ cdef inline uint8_t* put_unescaped(
             at += 1
             to += 1
         elif at[1] != c"u":
-            to[0] = short_escape(at[1])
+            to[0] = CHARACTERS[at[1]]
             at += 2
             to += 1
         else:
@@ -162,23 +186,6 @@ cdef inline uint8_t* put_unescaped(
     return to
 
 
-cdef inline uint8_t letter_of(uint8_t byte) noexcept nogil:
-    """The letter that escapes this byte after a backslash, 0 if it has none."""
-    if byte == QUOTE or byte == BACKSLASH:
-        return byte
-    if byte == 8:
-        return c"b"
-    if byte == 12:
-        return c"f"
-    if byte == 10:
-        return c"n"
-    if byte == 13:
-        return c"r"
-    if byte == 9:
-        return c"t"
-    return 0
-
-
 cdef inline Py_ssize_t escaped_size(const uint8_t* at, Py_ssize_t size) noexcept nogil:
     """The length of the text in a JSON string; -1 if it is not UTF-8."""
     cdef Py_ssize_t total = size, left = size, character
@@ -187,7 +194,7 @@ cdef inline Py_ssize_t escaped_size(const uint8_t* at, Py_ssize_t size) noexcept
             character = 8
         elif at[0] < 0x80:
             character = 1
-            if letter_of(at[0]):
+            if LETTERS[at[0]]:
                 total += 1
             elif at[0] < 0x20:
                 total += 5
@@ -213,7 +220,7 @@ cdef inline uint8_t* put_escaped(
             at += 8
             to += 8
             continue
-        letter = letter_of(at[0])
+        letter = LETTERS[at[0]]
         if letter:
             to[0] = BACKSLASH
             to[1] = letter

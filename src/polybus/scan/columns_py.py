@@ -30,11 +30,6 @@ LITERALS_LAST = 12
 """LZ4: the last match of a block must start at least this many bytes before its end."""
 
 
-def spans_bytes(spans: array[int]) -> int:
-    """The total length of all spans."""
-    return sum(spans[1::2]) - sum(spans[0::2])
-
-
 def gather(buffers: Sequence[Buffer], spans: Sequence[array[int]]) -> tuple[bytes, bytes]:
     """Concatenate the spans of several buffers; return (values, int32 offsets)."""
     parts = []

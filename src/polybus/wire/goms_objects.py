@@ -30,7 +30,7 @@ from polybus import scan
 from polybus.batch import Batch, Buffer, Headers
 from polybus.config import Limits
 from polybus.errors import PeerError
-from polybus.scan.objects_py import BAD, DEEP, END, MORE
+from polybus.scan.goms_py import BAD, DEEP, END, MORE
 from polybus.wire.codec import Bad
 from polybus.wire.positions import Position, parse_start
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polybus import scan
 from polybus.config import Limits
-from polybus.scan import lines_py, objects_py
+from polybus.scan import goms_py
 from polybus.wire.codec import Bad, Publish
 from polybus.wire.goms import Close, GomsCodec, Register, decode_datagram, encode_send
 from polybus.wire.goms_objects import CARRY_BYTES_MAX, object_bytes_max
@@ -50,14 +50,11 @@ WHOLE = seen(received(TRANSCRIPT, limits=SMALL))
 
 @pytest.fixture(params=["compiled", "pure"])
 def either_scanner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: ModuleType = lines_py
-    objects: ModuleType = objects_py
+    twin: ModuleType = goms_py
     if request.param == "compiled":
-        lines = importlib.import_module("polybus.scan._lines")
-        objects = importlib.import_module("polybus.scan._objects")
-    monkeypatch.setattr(scan, "scan_lines", lines.scan_lines)
-    monkeypatch.setattr(scan, "is_utf8", lines.is_utf8)
-    monkeypatch.setattr(scan, "ObjectScanner", objects.ObjectScanner)
+        twin = importlib.import_module("polybus.scan._goms")
+    for name in ("scan_lines", "is_utf8", "ObjectScanner"):
+        monkeypatch.setattr(scan, name, getattr(twin, name))
 
 
 @pytest.mark.usefixtures("either_scanner")

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""goMS lines, compiled. Contract and twin: lines_py.py.
+"""goMS, compiled: lines, and the ends of other objects. Contract, rules and twin: goms_py.py.
 
-A scan reads the bytes once. It records each message's position and the number of its topic's group,
+A scan of lines reads the bytes once. It records each message's position and the number of its topic's group,
 then distributes the positions to one array per group. In a run of one topic each line is only
 compared with the head of the previous line. Values without escapes are not copied; a group with
 escapes gets a buffer of its own.
@@ -24,40 +24,13 @@ from polybus.scan._groups cimport (
     Entry, Groups, PyGC_Disable, PyGC_Enable, begin_scan, group_of, new_entry,
 )
 from polybus.scan._text cimport (
-    BACKSLASH, QUOTE, ascii8, escape_size, escaped_size, is_space, plain8, put_base64, put_escaped,
-    put_unescaped, utf8_size,
+    BACKSLASH, QUOTE, ascii8, escaped_size, is_space, plain8, put_base64, put_escaped,
+    put_unescaped, string_end, utf8_size,
 )
 
 cdef array.array INTS = array.array("i")
 cdef Groups groups
 groups.seed = int.from_bytes(os.urandom(8), "little")
-
-
-cdef inline const uint8_t* string_end(
-    const uint8_t* at, const uint8_t* stop, int32_t* escaped
-) noexcept nogil:
-    """The quote that ends the string whose text begins at `at`; NULL if it is not valid JSON."""
-    cdef Py_ssize_t size
-    escaped[0] = 0
-    while at < stop:
-        if stop - at >= 8 and plain8(at):
-            at += 8
-        elif at[0] == QUOTE:
-            return at
-        elif at[0] == BACKSLASH:
-            size = escape_size(at, stop - at)
-            if size == 0:
-                return NULL
-            escaped[0] = 1
-            at += size
-        elif at[0] < 0x20:
-            return NULL
-        else:
-            size = utf8_size(at, stop - at)
-            if size == 0:
-                return NULL
-            at += size
-    return NULL
 
 
 cdef inline const uint8_t* topic_end(const uint8_t* at, const uint8_t* stop) noexcept nogil:
@@ -153,46 +126,49 @@ def scan_lines(
         PyBuffer_Release(&view)
 
 
+cdef struct Writer:
+    int* at  # the group's next span
+    uint8_t* begin  # the group's own buffer; NULL if its values are not copied
+    uint8_t* end
+
+
 cdef list make_batches(buffer, const uint8_t* base):
     """One Batch per topic that has messages, in the order of their first ones."""
     cdef list batches = []
     cdef Py_ssize_t index, group
     cdef array.array spans
     cdef const Entry* entry
-    cdef int** at = <int**> calloc(groups.count + 1, sizeof(int*))
-    cdef uint8_t** begins = <uint8_t**> calloc(groups.count + 1, sizeof(uint8_t*))
-    cdef uint8_t** ends = <uint8_t**> calloc(groups.count + 1, sizeof(uint8_t*))
+    cdef Writer* writer
+    cdef Writer* writers = <Writer*> calloc(groups.count + 1, sizeof(Writer))
+    if writers == NULL:
+        raise MemoryError()
     try:
-        if at == NULL or begins == NULL or ends == NULL:
-            raise MemoryError()
         for group in range(groups.count):
             if groups.found[group].count == 0:
                 continue
             spans = array.clone(INTS, 2 * groups.found[group].count, zero=False)
-            at[group] = spans.data.as_ints
+            writers[group].at = spans.data.as_ints
             values = buffer
             if groups.found[group].marked:
                 values = PyBytes_FromStringAndSize(NULL, groups.found[group].value_bytes)
-                begins[group] = ends[group] = <uint8_t*> PyBytes_AS_STRING(values)
+                writers[group].begin = writers[group].end = <uint8_t*> PyBytes_AS_STRING(values)
             topic = PyUnicode_DecodeASCII(
                 <const char*> groups.found[group].topic, groups.found[group].topic_bytes, NULL
             )
             batches.append(new_batch(topic, values, spans))
         for index in range(groups.entries_count):
             entry = &groups.entries[index]
-            group = entry.group
-            if ends[group] == NULL:
-                at[group][0] = entry.start
-                at[group][1] = entry.end
+            writer = &writers[entry.group]
+            if writer.begin == NULL:
+                writer.at[0] = entry.start
+                writer.at[1] = entry.end
             else:
-                at[group][0] = <int> (ends[group] - begins[group])
-                ends[group] = put_unescaped(ends[group], base + entry.start, base + entry.end)
-                at[group][1] = <int> (ends[group] - begins[group])
-            at[group] += 2
+                writer.at[0] = <int> (writer.end - writer.begin)
+                writer.end = put_unescaped(writer.end, base + entry.start, base + entry.end)
+                writer.at[1] = <int> (writer.end - writer.begin)
+            writer.at += 2
     finally:
-        free(at)
-        free(begins)
-        free(ends)
+        free(writers)
     return batches
 
 
@@ -281,3 +257,186 @@ def encode_lines(
     finally:
         free(sizes)
         PyBuffer_Release(&view)
+
+
+# The verdicts, as in goms_py.py.
+cdef enum:
+    MORE = 0
+    END = 1
+    BAD = 2
+    RESTART = 3
+    DEEP = 4
+
+cdef enum State:
+    BEGIN
+    KEY
+    KEY_OR_END
+    COLON
+    VALUE
+    VALUE_OR_END
+    AFTER
+    TOKEN
+    STRING
+    ESCAPE
+    SKIP
+    SKIP_STRING
+    SKIP_ESCAPE
+
+
+cdef inline bint is_token(uint8_t byte) noexcept nogil:
+    return (
+        c"0" <= byte <= c"9" or c"a" <= (byte | 0x20) <= c"z"
+        or byte == c"-" or byte == c"+" or byte == c"."
+    )
+
+
+cdef class ObjectScanner:
+    """Finds the end of one JSON object in a stream that arrives in pieces."""
+
+    cdef uint8_t* opened
+    cdef Py_ssize_t depth
+    cdef Py_ssize_t depth_max
+    cdef State state
+    cdef bint in_key
+    cdef bint after_newline
+
+    def __cinit__(self, Py_ssize_t depth_max):
+        if depth_max < 1:
+            raise ValueError("depth_max must be 1 or more")
+        self.depth_max = depth_max
+        self.opened = <uint8_t*> malloc(depth_max)
+        if self.opened == NULL:
+            raise MemoryError()
+        self.reset()
+
+    def __dealloc__(self):
+        free(self.opened)
+
+    def reset(self):
+        """Begin a new object."""
+        self.depth = 0
+        self.state = BEGIN
+        self.after_newline = False
+
+    def scan(self, buffer, Py_ssize_t start, Py_ssize_t stop):
+        """Continue with `buffer[start:stop]`; return (where it stopped, verdict)."""
+        cdef Py_buffer view
+        cdef const uint8_t* base
+        cdef Py_ssize_t at = start
+        cdef int verdict = MORE
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        try:
+            if start < 0 or stop > view.len:
+                raise IndexError("the scan range is outside its buffer")
+            base = <const uint8_t*> view.buf
+            while at < stop:
+                if self.state == STRING:
+                    while stop - at >= 8 and plain8(base + at):
+                        at += 8
+                    if at == stop:
+                        break
+                elif self.state == TOKEN:
+                    while at < stop and is_token(base[at]):
+                        at += 1
+                    if at == stop:
+                        break
+                    self.state = AFTER
+                verdict = self.step(base[at])
+                if verdict == BAD:
+                    if base[at] == c"{" and self.state != BEGIN and (
+                        base[at - 1] == c"\n" if at > start else self.after_newline
+                    ):
+                        verdict = RESTART
+                    break
+                at += 1
+                if verdict != MORE:
+                    break
+            if at > start:
+                self.after_newline = base[at - 1] == c"\n"
+            return at, verdict
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int step(self, uint8_t byte) noexcept:
+        cdef State state = self.state
+        if state == STRING:
+            if byte == QUOTE:
+                self.state = COLON if self.in_key else AFTER
+            elif byte == BACKSLASH:
+                self.state = ESCAPE
+            elif byte < 0x20:
+                return BAD
+            return MORE
+        if state == ESCAPE:
+            self.state = STRING
+            return BAD if byte < 0x20 else MORE
+        if state >= SKIP:
+            return self.skip(byte)
+        if is_space(byte) and state != BEGIN:
+            return MORE
+        if byte == c"{" or byte == c"[":
+            if state != VALUE and state != VALUE_OR_END and (state != BEGIN or byte == c"["):
+                return BAD
+            return self.open(byte)
+        if state == BEGIN:
+            return BAD
+        if byte == c"}" or byte == c"]":
+            return self.close(byte)
+        if byte == c",":
+            self.state = KEY if self.opened[self.depth - 1] == c"{" else VALUE
+            return MORE if state == AFTER else BAD
+        if byte == c":":
+            self.state = VALUE
+            return MORE if state == COLON else BAD
+        return self.begin_scalar(byte)
+
+    cdef int begin_scalar(self, uint8_t byte) noexcept:
+        cdef bint key = self.state == KEY or self.state == KEY_OR_END
+        if not key and self.state != VALUE and self.state != VALUE_OR_END:
+            return BAD
+        if byte == QUOTE:
+            self.in_key = key
+            self.state = STRING
+            return MORE
+        self.state = TOKEN
+        return BAD if key or not is_token(byte) else MORE
+
+    cdef int open(self, uint8_t byte) noexcept:
+        self.depth += 1
+        if self.depth > self.depth_max:
+            self.state = SKIP
+            return DEEP
+        self.opened[self.depth - 1] = byte
+        self.state = KEY_OR_END if byte == c"{" else VALUE_OR_END
+        return MORE
+
+    cdef int close(self, uint8_t byte) noexcept:
+        cdef State empty = KEY_OR_END if byte == c"}" else VALUE_OR_END
+        if self.state != AFTER and self.state != empty:
+            return BAD
+        # `{` and `}` are two apart in ASCII, and so are `[` and `]`.
+        if self.opened[self.depth - 1] + 2 != byte:
+            return BAD
+        self.depth -= 1
+        self.state = AFTER
+        return END if self.depth == 0 else MORE
+
+    cdef int skip(self, uint8_t byte) noexcept:
+        if byte == c"\n":
+            return END
+        if self.state == SKIP_ESCAPE:
+            self.state = SKIP_STRING
+        elif self.state == SKIP_STRING:
+            if byte == QUOTE:
+                self.state = SKIP
+            elif byte == BACKSLASH:
+                self.state = SKIP_ESCAPE
+        elif byte == QUOTE:
+            self.state = SKIP_STRING
+        elif byte == c"{" or byte == c"[":
+            self.depth += 1
+        elif byte == c"}" or byte == c"]":
+            self.depth -= 1
+            if self.depth == 0:
+                return END
+        return MORE
