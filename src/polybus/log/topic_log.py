@@ -32,7 +32,6 @@ RECENT_BYTES_MAX = 8 << 20
 """Memory for the batches written last, of all topics together."""
 REREAD_BYTES_MAX = 8 << 20
 """Memory for the commits read last from the journal."""
-_COMMITS_MAX = 64
 _RECENT_BATCHES_MAX = 1024
 _RETRIES_MAX = 5
 
@@ -67,14 +66,17 @@ class LogShared:
             # Under the lock, because the committer may add to the list meanwhile.
             self.sealed = [path for path in self.sealed if path != segment]
 
-    def rows(self, place: CommitRows, topic: str) -> pa.RecordBatch:
-        """A topic's rows. Raises StorageError, or FileNotFoundError if the segment was deleted."""
+    def rows(self, place: CommitRows, topic: str, offset: int) -> pa.RecordBatch:
+        """A topic's rows from an offset on.
+
+        Raises StorageError, or FileNotFoundError if the segment was deleted.
+        """
         try:
-            commit = self._reread.take((place.segment, place.position))
+            commit = self._reread.get((place.segment, place.position))
             if commit is None:
                 commit = read_rows(read_message(place.segment, place.position, place.size))
-            self._reread.put((place.segment, place.position), commit, commit.nbytes)
-            return place.part_of(commit, topic)
+                self._reread.put((place.segment, place.position), commit, commit.nbytes)
+            return place.part_of(commit, offset)
         except Damaged as error:
             raise self._damage(place, topic, str(error)) from error
 
@@ -157,38 +159,19 @@ class TopicLog(scan.TopicEnd):
             if tail is not None:
                 return columns.limited(tail, bytes_max=bytes_max)
             with self._shared.lock:
-                places = self.places.find(offset, commits_max=_COMMITS_MAX)
-            # A hand-over may have moved the rows to history meanwhile: look again.
-            if places:
+                place = self.places.find(offset)
+            if place is not None:
                 try:
-                    return self._read_places(places, offset, bytes_max=bytes_max)
+                    rows = self._shared.rows(place, self.name, offset)
+                    return [self._batch_of(columns.cut(rows, bytes_max=bytes_max), offset)]
                 except FileNotFoundError:
-                    continue
+                    continue  # A hand-over moved the rows to history meanwhile: look again.
         text = f"topic {self.name!r}, offset {offset}: it is in no file of the log"
         self.freeze(text)
         raise StorageError("log.damaged", text)
 
     def _batch_of(self, rows: pa.RecordBatch, offset: int) -> Batch:
         return columns.batch_of(rows, topic=self.name, epoch=self.epoch, first_offset=offset)
-
-    def _read_places(self, places: list[CommitRows], offset: int, *, bytes_max: int) -> list[Batch]:
-        found: list[Batch] = []
-        for place in places:
-            try:
-                rows = self._shared.rows(place, self.name)
-            except (StorageError, FileNotFoundError):
-                if found:
-                    break
-                raise
-            if offset > place.first_offset:
-                rows = rows.slice(offset - place.first_offset)
-            batch = self._batch_of(columns.cut(rows, bytes_max=bytes_max), offset)
-            found.append(batch)
-            offset = batch.last_offset + 1
-            bytes_max -= columns.weight_of(batch)
-            if bytes_max <= 0 or offset < place.stop_offset:
-                break
-        return found
 
     def read_recent(self, offset: int) -> list[Batch] | None:
         stop = self.check(offset)
@@ -204,6 +187,11 @@ class TopicLog(scan.TopicEnd):
 
         Batches at or after `stop` are left out: an offset beyond `stop` is not readable yet.
         """
+        try:
+            if self.tail[0].first_offset > offset:
+                return None
+        except IndexError:
+            return None
         # Copying is atomic, so other threads may change the tail meanwhile.
         tail = list(self.tail)
         while tail and tail[-1].first_offset >= stop:
@@ -242,7 +230,8 @@ class TopicLog(scan.TopicEnd):
                 place = self.places.find_time(timestamp_us, offset_min=offset)
             if place is None or (tail and place.first_offset >= tail[0].first_offset):
                 break
-            row = columns.row_at(self._shared.rows(place, self.name), timestamp_us)
+            rows = self._shared.rows(place, self.name, place.first_offset)
+            row = columns.row_at(rows, timestamp_us)
             if row is not None and place.first_offset + row >= offset:
                 return place.first_offset + row
             offset = place.stop_offset

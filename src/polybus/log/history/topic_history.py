@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from polybus.errors import StorageError, UsageError
-from polybus.log.columns import cut
+from polybus.log.columns import SCHEMA, cut
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
@@ -85,16 +85,15 @@ def read_file(
         if opened.metadata.num_rows != file.rows:
             found = opened.metadata.num_rows
             raise Damaged(f"it has {found} rows, the manifest says {file.rows}")
-        for offset, groups in _group_runs(opened.metadata, file.first, wanted):
+        for offset, group, batch_rows in _row_groups(opened.metadata, file.first, wanted):
             batches = opened.iter_batches(
-                batch_size=_batch_rows(opened.metadata, groups, wanted),
-                row_groups=groups,
-                columns=columns,
-                use_threads=False,
+                batch_size=batch_rows, row_groups=[group], columns=columns, use_threads=False
             )
             for rows in batches:
                 first, offset = offset, offset + rows.num_rows
-                _check_offsets(rows, first)
+                if "offset" in rows.schema.names:
+                    if parquet.offset_range(rows) != (first, offset - 1):
+                        raise Damaged(f"its rows do not continue at offset {first}")
                 low = max(0, wanted.first - first)
                 high = min(rows.num_rows, wanted.stop - first)
                 if low < high:
@@ -108,47 +107,27 @@ def read_file(
         raise Damaged(str(error)) from error
 
 
-def _group_runs(metadata: Any, offset: int, wanted: FileRange) -> list[tuple[int, list[int]]]:
-    """The row groups to read, in runs of adjacent ones, each with its first offset."""
-    runs: list[tuple[int, list[int]]] = []
-    for group in range(metadata.num_row_groups):
-        found = metadata.row_group(group)
-        first, offset = offset, offset + found.num_rows
+def _row_groups(metadata: Any, offset: int, wanted: FileRange) -> Iterator[tuple[int, int, int]]:
+    """The row groups to read: first offset, number, and how many rows have about `bytes_max`."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        first, offset = offset, offset + group.num_rows
         if first >= wanted.stop or offset <= wanted.first:
             continue
-        if wanted.times != ALWAYS and not wanted.times.overlaps(*_times_of(found)):
-            continue
-        if runs and runs[-1][1][-1] == group - 1:
-            runs[-1][1].append(group)
-        else:
-            runs.append((first, [group]))
-    return runs
+        if wanted.times == ALWAYS or wanted.times.overlaps(*_times_of(group)):
+            row_bytes = 1 + group.total_byte_size // max(1, group.num_rows)
+            yield first, number, max(1, min(wanted.rows_max, wanted.bytes_max // row_bytes))
 
 
 def _times_of(group: Any) -> tuple[int, int]:
     """The earliest and the latest timestamp of a row group, from its statistics."""
-    for index in range(group.num_columns):
-        column = group.column(index)
-        if column.path_in_schema == "timestamp" and column.statistics is not None:
-            found = column.statistics
-            return parquet.timestamp_us_of(found.min), parquet.timestamp_us_of(found.max)
-    return ALWAYS.since_us, ALWAYS.until_us
+    found = group.column(SCHEMA.names.index("timestamp")).statistics
+    if found is None:
+        return ALWAYS.since_us, ALWAYS.until_us
+    return parquet.timestamp_us_of(found.min), parquet.timestamp_us_of(found.max)
 
 
-def _batch_rows(metadata: Any, groups: list[int], wanted: FileRange) -> int:
-    """How many rows have about `bytes_max` bytes, judged by the widest row group."""
-    found = [metadata.row_group(group) for group in groups]
-    row_bytes = max(one.total_byte_size // max(1, one.num_rows) for one in found)
-    return int(max(1, min(wanted.rows_max, wanted.bytes_max // (row_bytes + 1))))
-
-
-def _check_offsets(rows: pa.RecordBatch, first: int) -> None:
-    if "offset" in rows.schema.names and rows.num_rows:
-        if parquet.offset_range(rows) != (first, first + rows.num_rows - 1):
-            raise Damaged(f"its rows do not continue at offset {first}")
-
-
-_checked: dict[tuple[Path, str], tuple[int, int]] = {}
+_checked: LruCache[tuple[Path, str], tuple[int, int]] = LruCache(_CHECKED_MAX)
 
 
 def check_file(path: Path, file: HistoryFile) -> None:
@@ -158,13 +137,10 @@ def check_file(path: Path, file: HistoryFile) -> None:
     """
     status = path.stat()
     seen = (status.st_mtime_ns, status.st_ino)
-    if _checked.get((path, file.xxh3)) == seen:
-        return
-    if status.st_size != file.bytes or parquet.xxh3_of(path) != file.xxh3:
-        raise Damaged("its checksum is wrong")
-    if len(_checked) >= _CHECKED_MAX:
-        _checked.clear()
-    _checked[path, file.xxh3] = seen
+    if _checked.get((path, file.xxh3)) != seen:
+        if status.st_size != file.bytes or parquet.xxh3_of(path) != file.xxh3:
+            raise Damaged("its checksum is wrong")
+        _checked.put((path, file.xxh3), seen)
 
 
 class Cursor:

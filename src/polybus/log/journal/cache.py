@@ -70,6 +70,13 @@ class LruCache(Generic[K, V]):
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
     def take(self, key: K) -> V | None:
         with self._lock:
             value, weight = self._kept.pop(key, (None, 0))

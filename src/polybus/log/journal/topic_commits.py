@@ -32,14 +32,11 @@ class CommitRows(NamedTuple):
     def stop_offset(self) -> int:
         return self.first_offset + self.row_count
 
-    def part_of(self, commit: pa.RecordBatch, topic: str) -> pa.RecordBatch:
-        """The topic's rows of a whole commit. Raises Damaged if it is another commit."""
-        part = commit.slice(self.first_row, self.row_count)
-        if (
-            part.num_rows != self.row_count
-            or part.column(1)[0].as_py() != topic
-            or part.column(2)[0].as_py() != self.first_offset
-        ):
+    def part_of(self, commit: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+        """The topic's rows of a whole commit, from an offset on. Raises Damaged if it differs."""
+        skipped = offset - self.first_offset
+        part = commit.slice(self.first_row + skipped, self.row_count - skipped)
+        if part.num_rows != self.row_count - skipped or part.column(2)[0].as_py() != offset:
             raise Damaged("the index and the segment do not agree")
         return part
 
@@ -88,11 +85,11 @@ class SegmentCommits:
 
     def at_offset(self, offset: int) -> int:
         """The index of the last commit that begins at or before an offset, or -1."""
-        return bisect_right(range(len(self)), offset, key=self.first_offset) - 1
+        return bisect_right(memoryview(self.entries)[::FIELDS], offset) - 1
 
     def at_time(self, timestamp_us: int) -> int:
         """The index of the first commit with a message at or after a time, or the length."""
-        return bisect_left(range(len(self)), timestamp_us, key=self.latest_us)
+        return bisect_left(memoryview(self.entries)[FIELDS - 1 :: FIELDS], timestamp_us)
 
     def within(self, start: int, stop: int) -> range:
         """The indexes of the commits with offsets from `start` to `stop`."""
@@ -122,24 +119,13 @@ class TopicCommits:
             self._segments.append(last)
         return last
 
-    def find(self, offset: int, *, commits_max: int) -> list[CommitRows]:
-        """The commit that holds the offset and those that follow without a gap; [] without one."""
-        number = bisect_right(self._segments, offset, key=SegmentCommits.first_offset) - 1
-        if number < 0:
-            return []
-        found: list[CommitRows] = []
-        index = self._segments[number].at_offset(offset)
-        for part in self._segments[number:]:
-            for at in range(index, min(len(part), index + commits_max - len(found))):
-                commit = part.commit(at)
-                if not commit.first_offset <= offset < commit.stop_offset:
-                    return found
-                found.append(commit)
-                offset = commit.stop_offset
-            if len(found) == commits_max:
-                break
-            index = 0
-        return found
+    def find(self, offset: int) -> CommitRows | None:
+        """The commit that holds the offset."""
+        for part in reversed(self._segments):
+            if part.entries[0] <= offset:
+                commit = part.commit(part.at_offset(offset))
+                return commit if offset < commit.stop_offset else None
+        return None
 
     def find_time(self, timestamp_us: int, *, offset_min: int) -> CommitRows | None:
         """The first commit with a message at or after both the time and the offset."""

@@ -213,8 +213,11 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
         rows = rows_of(message)
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"its rows cannot be decoded: {error}") from error
+    part = place.part_of(rows, place.first_offset)
     # The checksum proves that the commit is intact, not that it is the one the plan means.
-    return place.part_of(rows, topic)
+    if part.column(1)[0].as_py() != topic:
+        raise Damaged("the index and the segment do not agree")
+    return part
 
 
 def _check_epoch(message: memoryview, place: CommitRows, key: TopicKey) -> None:
