@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -296,3 +298,40 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+class Held:
+    """A publisher that a gate may hold, or not."""
+
+    def __init__(self, holds: bool) -> None:
+        self.holds = holds
+        self.released = asyncio.Event()
+
+    def hold(self, gate: Hashable) -> bool:
+        return self.holds
+
+    def release(self, gate: Hashable) -> None:
+        self.released.set()
+
+
+async def test_the_memory_gate_looks_again_only_for_publishers_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    memory = MemoryGate(MemoryLog(clock=lambda: 0, bytes_max=1), loop, bytes_max=1 << 30)
+    looks: list[object] = []
+    later = loop.call_later
+
+    def counted(delay_s: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
+        looks.append(callback)
+        return later(delay_s, callback, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    for _ in range(3):
+        memory.hold(Held(holds=False))
+    assert looks == []
+    held = Held(holds=True)
+    memory.hold(held)
+    memory.hold(Held(holds=True))
+    assert len(looks) == 1
+    await held.released.wait()

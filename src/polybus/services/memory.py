@@ -57,9 +57,9 @@ class MemoryGate:
 
     def hold(self, publisher: Holdable) -> None:
         """Hold a publisher until there is room again."""
-        if not self._held:
-            self._loop.call_later(POLL_S, self._release_if_room)
         if publisher.hold(self):
+            if not self._held:
+                self._loop.call_later(POLL_S, self._release_if_room)
             self._held.append(publisher)
 
     def _release_if_room(self) -> None:
