@@ -12,8 +12,8 @@ import pytest
 from client_kit import held_packs, take, url_of
 
 import polybus
-from polybus.client import urls
 from polybus.client.http.publisher import REQUEST_BYTES_MAX
+from polybus.client.options import Address, parse
 from polybus.edges.node import Node
 from polybus.errors import PolybusError, UsageError
 from polybus.testing import run_bus
@@ -227,14 +227,14 @@ async def test_a_session_key_is_in_no_log_line(
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("ws://h", urls.Address("ws", "h", 55545)),
-        ("wss://h:1", urls.Address("ws", "h", 1, tls=True)),
-        ("https://h", urls.Address("http", "h", 55545, tls=True)),
-        ("http+tls://[::1]:7", urls.Address("http", "::1", 7, tls=True)),
+        ("ws://h", Address("ws", "h", 55545)),
+        ("wss://h:1", Address("ws", "h", 1, tls=True)),
+        ("https://h", Address("http", "h", 55545, tls=True)),
+        ("http+tls://[::1]:7", Address("http", "::1", 7, tls=True)),
     ],
 )
-def test_an_s_at_the_end_is_tls(url: str, address: urls.Address) -> None:
-    assert urls.parse(url) == address
+def test_an_s_at_the_end_is_tls(url: str, address: Address) -> None:
+    assert parse(url) == address
 
 
 def test_http_has_no_gzip_layer() -> None:

@@ -16,9 +16,8 @@ from polybus.client.http.connection import HttpConnection, decode, refused
 from polybus.client.http.publisher import REQUEST_BYTES_MAX, REQUEST_LINES_MAX, HttpPublisher
 from polybus.client.http.sessions import SessionStream
 from polybus.client.http.sources import Event, Pack, parse_packs
-from polybus.client.options import ClientOptions
+from polybus.client.options import ClientOptions, parse
 from polybus.client.transport import PendingPublish
-from polybus.client.urls import parse
 from polybus.errors import PeerError, PolybusError, StorageError
 from polybus.services.context import Durability
 from polybus.testing import run_bus

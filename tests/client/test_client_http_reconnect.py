@@ -10,8 +10,7 @@ from client_kit import Proxy, held_packs, take, taken_while_it_breaks, url_of
 
 import polybus
 from polybus.client.http.connection import HttpConnection
-from polybus.client.options import ClientOptions
-from polybus.client.urls import parse
+from polybus.client.options import ClientOptions, parse
 from polybus.errors import PolybusError
 from polybus.testing import run_bus
 

@@ -8,8 +8,9 @@ from random import Random
 import pytest
 
 import polybus
-from polybus.client import protocols, urls
+from polybus.client import protocols
 from polybus.client.message import Message, Position, start_text
+from polybus.client.options import Address, parse
 from polybus.client.retry import Backoff
 from polybus.client.subscription import Tracker
 from polybus.client.transport import refusal
@@ -19,17 +20,17 @@ from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("goms://h", urls.Address("goms", "h", 55545)),
-        ("boson://h:1/", urls.Address("boson", "h", 1)),
-        ("boson+properties://h:1", urls.Address("boson+properties", "h", 1)),
-        ("goms+tls://h", urls.Address("goms", "h", 55545, tls=True)),
-        ("boson+properties+tls://h", urls.Address("boson+properties", "h", 55545, tls=True)),
-        ("boson://h?tls=1&gzip=1", urls.Address("boson", "h", 55545, tls=True, gzip=True)),
-        ("boson://[::1]:7", urls.Address("boson", "::1", 7)),
+        ("goms://h", Address("goms", "h", 55545)),
+        ("boson://h:1/", Address("boson", "h", 1)),
+        ("boson+properties://h:1", Address("boson+properties", "h", 1)),
+        ("goms+tls://h", Address("goms", "h", 55545, tls=True)),
+        ("boson+properties+tls://h", Address("boson+properties", "h", 55545, tls=True)),
+        ("boson://h?tls=1&gzip=1", Address("boson", "h", 55545, tls=True, gzip=True)),
+        ("boson://[::1]:7", Address("boson", "::1", 7)),
     ],
 )
-def test_a_url_says_protocol_place_and_layers(url: str, address: urls.Address) -> None:
-    assert urls.parse(url) == address
+def test_a_url_says_protocol_place_and_layers(url: str, address: Address) -> None:
+    assert parse(url) == address
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_a_url_says_protocol_place_and_layers(url: str, address: urls.Address) -
 )
 def test_a_url_that_makes_no_sense_is_a_usage_error(url: str) -> None:
     with pytest.raises(UsageError) as caught:
-        urls.parse(url)
+        parse(url)
     assert caught.value.code == "client.url"
     assert "secret" not in caught.value.text
 

@@ -10,7 +10,7 @@ import pytest
 from client_kit import Proxy, take, url_of
 
 import polybus
-from polybus.client import urls
+from polybus.client.options import Address, parse
 from polybus.client.protocols import QueueTransport
 from polybus.client.transport import Delivery, PendingPublish, Refusal
 from polybus.edges.node import Node
@@ -134,7 +134,7 @@ async def test_a_queue_has_no_layers(url: str) -> None:
 def test_a_queue_has_no_usual_port() -> None:
     with pytest.raises(UsageError, match="client.url.*port"):
         polybus.connect("queue://127.0.0.1")
-    assert urls.parse("queue://h:7") == urls.Address("queue", "h", 7)
+    assert parse("queue://h:7") == Address("queue", "h", 7)
 
 
 # Bytes alone

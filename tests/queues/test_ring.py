@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.queues.local import Ring
+from polybus.queues.broker import Ring
 
 
 def test_a_ring_takes_what_there_is_room_for() -> None:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from polybus import config as configuration
-from polybus.client.urls import DEFAULT_URL
+from polybus.client.options import DEFAULT_URL
 from polybus.config import PORT, Config
 from polybus.errors import UsageError
 

@@ -1,11 +1,11 @@
 """The asyncio client: `async with polybus.connect(url) as c` over every protocol.
 
 client      connect, Client                  publisher      sending, pending receipts
-urls        addresses                        subscription   messages for readers, positions, gaps
+options     settings, addresses              subscription   messages for readers, positions, gaps
 connection  one socket, reconnects           transport      the contract of stream protocols
 retry       back-off, the retry loop         protocols      the stream protocols
 message     messages, positions, starts      http/          HTTP and WebSocket, async and blocking
-msgstream   events by dotted names           options        settings
+msgstream   events by dotted names
 """
 
 from polybus.client.client import Client, connect

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from polybus import names
 from polybus.batch import Headers
-from polybus.client import protocols, urls
+from polybus.client import protocols
 from polybus.client.message import Position, Start, start_text
-from polybus.client.options import ClientOptions, ErrorListener
+from polybus.client.options import DEFAULT_URL, ClientOptions, ErrorListener, parse
 from polybus.client.publisher import Outgoing, StreamPublisher
 from polybus.client.subscription import StreamSubscription, Subscription
 from polybus.client.transport import PendingPublish
@@ -27,7 +27,7 @@ Data = bytes | bytearray | memoryview | str
 
 
 def connect(  # noqa: PLR0913 - all named by the caller
-    url: str = urls.DEFAULT_URL,
+    url: str = DEFAULT_URL,
     *,
     reconnect: bool = True,
     connect_timeout_s: float = 10.0,
@@ -55,7 +55,7 @@ def connect(  # noqa: PLR0913 - all named by the caller
     Raises:
         UsageError: `client.url` or `client.scheme`.
     """
-    address = urls.parse(url)
+    address = parse(url)
     protocols.check(address)
     options = ClientOptions(
         address=address,

@@ -42,8 +42,7 @@ class Link(asyncio.Protocol):
     """
 
     def __init__(self, on_data: Callable[[bytes], None], *, gzip: bool) -> None:
-        loop = asyncio.get_running_loop()
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._on_data = on_data
         self._gzip = GzipStream(GZIP_RATIO_MAX) if gzip else None
         self._transport: asyncio.Transport | None = None
@@ -52,7 +51,7 @@ class Link(asyncio.Protocol):
         self._flush_due = False
         self._writable = asyncio.Event()
         self._writable.set()
-        self.lost: asyncio.Future[Exception | None] = loop.create_future()
+        self.lost: asyncio.Future[Exception | None] = self._loop.create_future()
 
     # asyncio calls these
 

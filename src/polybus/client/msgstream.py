@@ -79,8 +79,7 @@ class EventStream:
     async def open(self) -> None:
         """Create the session unless it exists: from now on, no event is missed.
 
-        Raises:
-            PolybusError: `client.unreachable`, or the bus's refusal.
+        Raises PolybusError: `client.unreachable`, or the bus's refusal.
         """
         await self._stream.open()
 
@@ -92,7 +91,7 @@ class EventStream:
             PolybusError: `session.unset` or `session.taken`; without `reconnect`, why the
                 connection ended.
         """
-        if self._running is not None:
+        if not self._ran.is_set():
             raise UsageError("client.running", "the stream is already running")
         self._running = asyncio.current_task()
         self._ran.clear()
@@ -106,7 +105,6 @@ class EventStream:
                 await self._stream.disconnect()
                 self._stream.rewind()
         finally:
-            self._running = None
             self._ran.set()
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from polybus.batch import Batch, Buffer
+from polybus.client.options import Address
 from polybus.client.transport import (
     TOO_LARGE,
     Delivery,
@@ -28,7 +29,6 @@ from polybus.client.transport import (
     add_message,
     refusal,
 )
-from polybus.client.urls import Address
 from polybus.config import Limits
 from polybus.errors import BusyError, PeerError, UsageError
 from polybus.wire import boson, boson_frames, boson_properties, goms, queue

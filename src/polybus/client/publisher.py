@@ -52,19 +52,12 @@ class Outgoing(abc.ABC):
 
     @abc.abstractmethod
     async def flush(self) -> None:
-        """Wait until everything published so far is sent.
-
-        Raises:
-            PolybusError: `client.disconnected`, the connection ended and `reconnect` is off.
-        """
+        """Wait until everything published so far is sent. Raises as `Client.flush`."""
 
     async def publish_safely(self, publish: PendingPublish, *, retry: bool) -> Position:
         """Send and wait for the receipt of the last value, which covers all.
 
-        Raises:
-            PolybusError: the bus's refusal, or `client.receipt-unknown`, the messages may be stored
-                or not: the connection broke and `retry` is off, no receipt came for
-                `receipt_timeout_s`, or the bus refused a message without naming it.
+        Raises as `Client.publish`; `client.receipt-unknown` has its reason in its text.
         """
         while True:
             try:

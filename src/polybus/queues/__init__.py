@@ -1,8 +1,8 @@
 """Message queues on an event pump, in process and over TCP (docs/protocols/queues.md).
 
 pump           events, tasks, errors           message_queue  whole messages on a channel
-channel        streams of bytes, the limits    broker         names, ports, listeners
-local, tcp     the two transports              registry       where brokers are, for TCP
+channel        streams of bytes, the limits    broker         names, ports, in-process channels
+tcp            the transport over TCP          registry       where brokers are, for TCP
 """
 
 from polybus.queues.broker import (

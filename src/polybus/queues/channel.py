@@ -3,7 +3,7 @@
 An action completes once: a read when its bytes have arrived, a write when the transport has
 accepted all its bytes. Reads complete in the order they were requested, and so do writes.
 `CHANNEL_STATES` lists the transitions; docs/protocols/queues.md draws them. `QueueLimits` has every
-limit of the queue framework, `BrokerTransport` what brokers need of a transport.
+limit of the queue framework, `Binding` and `Attempt` what brokers give a transport.
 """
 
 from collections import deque
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from io import BytesIO
 from itertools import islice
-from typing import Protocol
 
 from polybus.batch import Buffer
 from polybus.errors import BusyError, UsageError
@@ -284,22 +283,3 @@ class Attempt:
     timeout_s: float
     connected: Callable[[Channel], object]
     refused: Callable[[], object]
-
-
-class BrokerTransport(Protocol):
-    """Connects brokers by name. Every call except `join` is made inside the pump.
-
-    If both ends are in one process, `connected` is called before `accepted`.
-    """
-
-    def join(self, name: str, pump: EventPump) -> None:
-        """Add a broker. Raises UsageError `queue.name-taken`."""
-
-    def bind(self, name: str, port: int, binding: Binding) -> bool:
-        """Accept connections on the broker's port; false if it is already bound."""
-
-    def unbind(self, name: str, port: int) -> bool:
-        """Stop accepting; existing channels stay. False if the port is not bound."""
-
-    def connect(self, name: str, port: int, attempt: Attempt) -> bool:
-        """Connect to a broker's port and report the result later; false if the name is unknown."""

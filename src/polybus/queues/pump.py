@@ -91,16 +91,16 @@ class EventPump:
         Raises:
             UsageError: `queue.pump-running`, the pump runs or has run before.
         """
-        self._require_unused()
         # The default loop of Windows cannot watch sockets for readiness.
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            try:
-                runner.run(self._run())
-            finally:
-                self._finish()
+            runner.run(self._run())
 
     async def _run(self) -> None:
-        await self.run_in(asyncio.get_running_loop())
+        done = self.run_in(asyncio.get_running_loop())
+        try:
+            await done
+        finally:
+            self._finish()
 
     def run_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Run on an existing loop; the future is done when the pump has stopped.
@@ -110,16 +110,13 @@ class EventPump:
         Raises:
             UsageError: `queue.pump-running`, the pump runs or has run before.
         """
-        self._require_unused()
+        if self._loop is not None:
+            raise UsageError("queue.pump-running", "a pump runs once; create a new EventPump")
         self._done = loop.create_future()
         self._loop = loop
         self._scheduled = True
         loop.call_soon(self._turn)
         return self._done
-
-    def _require_unused(self) -> None:
-        if self._loop is not None:
-            raise UsageError("queue.pump-running", "a pump runs once; create a new EventPump")
 
     def stop(self) -> None:
         """Stop after the running event. Thread-safe; may be called before `run`, and twice.

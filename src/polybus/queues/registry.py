@@ -1,7 +1,6 @@
 """Registry: the TCP addresses of brokers."""
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,9 +38,7 @@ class Registry:
         try:
             content = file.read_bytes()
             if file.suffix == ".toml":
-                loaded = msgspec.convert(
-                    tomllib.loads(content.decode()), _RegistryFile, strict=False
-                )
+                loaded = msgspec.toml.decode(content, type=_RegistryFile, strict=False)
             else:
                 loaded = msgspec.json.decode(content, type=_RegistryFile)
         except OSError as error:

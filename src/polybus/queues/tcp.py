@@ -1,6 +1,7 @@
 """The TCP transport: brokers in other processes and on other machines, found by a registry."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -29,14 +30,9 @@ class TcpChannel(Channel):
     """Reads and writes when the loop reports that the socket is ready."""
 
     def __init__(
-        self,
-        pump: EventPump,
-        task: Task,
-        limits: QueueLimits,
-        sock: socket.socket,
-        transport: "TcpTransport",
+        self, transport: "TcpTransport", task: Task, limits: QueueLimits, sock: socket.socket
     ) -> None:
-        super().__init__(pump, task, limits)
+        super().__init__(transport.pump, task, limits)
         self._socket = sock
         self._transport = transport
         self._watches_reads = False
@@ -105,7 +101,7 @@ class TcpTransport:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._names: set[str] = set()
-        self._pump = EventPump()  # replaced by the pump of the first broker
+        self.pump = EventPump()  # replaced by the pump of the first broker
         self._listening: dict[tuple[str, int], tuple[socket.socket, Binding]] = {}
         self._channels: set[TcpChannel] = set()
         self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -120,17 +116,17 @@ class TcpTransport:
     def join(self, name: str, pump: EventPump) -> None:
         if name in self._names:
             raise UsageError("queue.name-taken", f"a broker named {name!r} exists already")
-        if self._names and pump is not self._pump:
+        if self._names and pump is not self.pump:
             raise UsageError("queue.pump-other", "all brokers of a transport must share one pump")
         if not self._names:
-            self._pump = pump
+            self.pump = pump
             pump.at_stop(self.close)
         self._names.add(name)
 
     # Accepting
 
     def bind(self, name: str, port: int, binding: Binding) -> bool:
-        """As BrokerTransport; also false if another program uses the TCP port.
+        """As in LocalTransport; also false if another program uses the TCP port.
 
         Raises:
             UsageError: `queue.name-unknown`, or `queue.bind-failed` if this machine cannot listen
@@ -161,7 +157,7 @@ class TcpTransport:
         if listening is None:
             return False
         sock, binding = listening
-        self._pump.loop.remove_reader(sock)
+        self.pump.loop.remove_reader(sock)
         # Peers whose handshake is complete believe they are connected, so they are accepted.
         while self._accept(sock, binding):
             pass
@@ -172,8 +168,8 @@ class TcpTransport:
     def _watch(self, sock: socket.socket, binding: Binding) -> None:
         if sock.fileno() >= 0:
             ready = partial(self._accept_ready, sock, binding)
-            enter = partial(self._pump.enter, binding.task, ready)
-            self._pump.loop.add_reader(sock, enter)
+            enter = partial(self.pump.enter, binding.task, ready)
+            self.pump.loop.add_reader(sock, enter)
 
     def _accept_ready(self, sock: socket.socket, binding: Binding) -> None:
         try:
@@ -183,8 +179,8 @@ class TcpTransport:
         except OSError as error:
             # Most likely out of file descriptors; without a pause the loop would spin.
             logger.warning("cannot accept, paused for %s s: %s", ACCEPT_PAUSE_S, error)
-            self._pump.loop.remove_reader(sock)
-            self._pump.loop.call_later(ACCEPT_PAUSE_S, self._watch, sock, binding)
+            self.pump.loop.remove_reader(sock)
+            self.pump.loop.call_later(ACCEPT_PAUSE_S, self._watch, sock, binding)
 
     def _accept(self, sock: socket.socket, binding: Binding) -> bool:
         """Accept one connection; false if none waits."""
@@ -197,7 +193,7 @@ class TcpTransport:
         channel = self._channel(accepted, binding.task, binding.limits)
         if channel is not None:
             event = partial(binding.accepted, channel)
-            notify = partial(self._pump.soon, binding.task, event)
+            notify = partial(self.pump.soon, binding.task, event)
             if peer in self._afterwards:
                 self._afterwards[peer].append(notify)
             else:
@@ -208,26 +204,26 @@ class TcpTransport:
 
     def connect(self, name: str, port: int, attempt: Attempt) -> bool:
         if name not in self._registry:
-            self._pump.soon(attempt.task, attempt.refused)
+            self.pump.soon(attempt.task, attempt.refused)
             return False
-        connecting = self._pump.loop.create_task(self._connect(name, port, attempt))
+        connecting = self.pump.loop.create_task(self._connect(name, port, attempt))
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)
         return True
 
     async def _connect(self, name: str, port: int, attempt: Attempt) -> None:
-        deadline_s = self._pump.loop.time() + attempt.timeout_s
+        deadline_s = self.pump.loop.time() + attempt.timeout_s
         while True:
             address = self._registry.address(name, port)
-            sock = await self._dial(address, attempt.limits.dial_timeout_s)
+            sock = address and await self._dial(address, attempt.limits.dial_timeout_s)
             if sock is not None:
                 break
-            left_s = deadline_s - self._pump.loop.time()
+            left_s = deadline_s - self.pump.loop.time()
             if left_s <= 0:
-                self._pump.enter(attempt.task, attempt.refused)
+                self.pump.enter(attempt.task, attempt.refused)
                 return
             await asyncio.sleep(min(RETRY_S, left_s))
-        self._pump.enter(attempt.task, partial(self._connected, sock, attempt))
+        self.pump.enter(attempt.task, partial(self._connected, sock, attempt))
 
     def _connected(self, sock: socket.socket, attempt: Attempt) -> None:
         afterwards = self._afterwards.pop(sock.getsockname(), [])
@@ -241,20 +237,14 @@ class TcpTransport:
             for notify in afterwards:
                 notify()
 
-    async def _dial(
-        self, address: tuple[str, int] | None, timeout_s: float
-    ) -> socket.socket | None:
+    async def _dial(self, address: tuple[str, int], timeout_s: float) -> socket.socket | None:
         """A connected socket, or None."""
-        if address is None:
-            return None
-        try:
-            found = await self._pump.loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):
+            found = await self.pump.loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
             for family, _, _, _, target in found:
                 sock = socket.socket(family, socket.SOCK_STREAM)
                 if await self._reach(sock, target, timeout_s):
                     return sock
-        except OSError:
-            return None
         return None
 
     async def _reach(self, sock: socket.socket, target: SocketAddress, timeout_s: float) -> bool:
@@ -291,7 +281,7 @@ class TcpTransport:
         sock.setblocking(False)
         # The pump already writes all messages of a turn at once, so Nagle's delay has no benefit.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = TcpChannel(self._pump, task, limits, sock, self)
+        channel = TcpChannel(self, task, limits, sock)
         self._channels.add(channel)
         return channel
 
@@ -308,7 +298,7 @@ class TcpTransport:
             return
         # Closing a socket with unread bytes resets it, and the other end loses what is on its way.
         # So incoming bytes are read and dropped until the other end has closed too.
-        loop = self._pump.loop
+        loop = self.pump.loop
         self._lingering[sock] = loop.call_later(linger_s, self._end_lingering, sock)
         loop.add_reader(sock, self._drain, sock)
 
@@ -324,7 +314,7 @@ class TcpTransport:
 
     def _end_lingering(self, sock: socket.socket) -> None:
         self._lingering.pop(sock).cancel()
-        self._pump.loop.remove_reader(sock)
+        self.pump.loop.remove_reader(sock)
         sock.close()
 
     def close(self) -> None:
@@ -334,7 +324,7 @@ class TcpTransport:
         for sock in list(self._lingering):
             self._end_lingering(sock)
         for sock, _ in self._listening.values():
-            self._pump.loop.remove_reader(sock)
+            self.pump.loop.remove_reader(sock)
             sock.close()
         self._listening.clear()
         for channel in list(self._channels):

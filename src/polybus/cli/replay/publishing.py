@@ -25,7 +25,7 @@ from polybus.cli import admin
 from polybus.cli.output import progress_bar
 from polybus.client import connect
 from polybus.client.http.blocking import bus_url, request
-from polybus.client.urls import parse
+from polybus.client.options import parse
 from polybus.errors import PolybusError, UsageError
 
 REQUEST_BYTES_MAX = 8 << 20

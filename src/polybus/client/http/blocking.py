@@ -11,7 +11,6 @@ import contextlib
 import http.client
 import json
 import socket
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,12 +42,6 @@ def bus_url(data: Path) -> str:
         text = f"no bus runs on {data} ({note.name} is missing): start it with polybus serve"
         raise UsageError("client.unreachable", text) from error
     addresses = run.get("http")
-    if addresses is None:
-        addresses = [
-            address.replace("tcp://", "http://")
-            for address in run["addresses"]
-            if address.startswith("tcp://")
-        ]
     if not addresses:
         text = f"the bus on {data} has no connector that speaks http; add one to its connectors"
         raise UsageError("client.unreachable", text)
@@ -81,7 +74,9 @@ def request(  # noqa: PLR0913 - all but the first three named by the caller
         PolybusError: `client.unreachable`, `client.disconnected` or `client.answer-invalid`.
     """
     head = {"accept": JSON, "content-type": content_type}
-    with opened(url, method, path, body, headers=_head(head, token), timeout_s=timeout_s) as answer:
+    if token is not None:
+        head["authorization"] = f"Bearer {token}"
+    with opened(url, method, path, body, headers=head, timeout_s=timeout_s) as answer:
         try:
             return answer.read()
         except (OSError, http.client.HTTPException) as error:
@@ -130,10 +125,6 @@ def opened(
         connection.close()
 
 
-def _head(headers: dict[str, str], token: str | None) -> dict[str, str]:
-    return headers if token is None else headers | {"authorization": f"Bearer {token}"}
-
-
 class _UnixConnection(http.client.HTTPConnection):
     """A connection to a Unix socket, whose quoted path is the host of an http+unix URL."""
 
@@ -159,10 +150,7 @@ def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
     if parts.scheme == "http+unix":
         connection = _UnixConnection(unquote(parts.netloc))
     elif parts.scheme == "https":
-        context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(
-            host, port, timeout=CONNECT_TIMEOUT_S, context=context
-        )
+        connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S)
     try:
         connection.connect()
     except OSError as error:
@@ -190,8 +178,7 @@ def _disconnected(url: str, error: BaseException) -> PolybusError:
 
 
 def _refusal(answer: http.client.HTTPResponse) -> PolybusError:
-    try:
+    body = b""
+    with contextlib.suppress(OSError, http.client.HTTPException):
         body = answer.read()
-    except (OSError, http.client.HTTPException):
-        body = b""
     return refused(answer.status, body)

@@ -7,6 +7,7 @@ fsync, although each request waits for its answer.
 
 import asyncio
 import bisect
+import contextlib
 import itertools
 from base64 import b64encode
 from collections import deque
@@ -72,11 +73,9 @@ class HttpPublisher(Outgoing):
 
     async def close(self) -> None:
         failure, self._failure = self._failure, self._failure or client_closed()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.close_timeout_s):
                 await self._idle.wait()
-        except TimeoutError:
-            pass
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
@@ -115,7 +114,16 @@ class HttpPublisher(Outgoing):
                 self._work.clear()
                 await self._work.wait()
                 continue
-            if not await self._connected():
+            # Connect before a request is taken, so that it stays in the queue meanwhile.
+            try:
+                await retrying(
+                    self._http.open,
+                    self._backoff,
+                    name=self._options.name,
+                    is_transient=lambda _: self._options.reconnect,
+                )
+            except PolybusError as error:
+                self._disconnected(error)
                 return
             parts = self._next_parts()
             try:
@@ -126,20 +134,6 @@ class HttpPublisher(Outgoing):
                 self._refused(parts, _unknown("the client was closed"))
                 raise
         self._idle.set()
-
-    async def _connected(self) -> bool:
-        """Connect if needed, before a request is taken; False if there is no reconnect."""
-        try:
-            await retrying(
-                self._http.open,
-                self._backoff,
-                name=self._options.name,
-                is_transient=lambda _: self._options.reconnect,
-            )
-        except PolybusError as error:
-            self._disconnected(error)
-            return False
-        return True
 
     def _next_parts(self) -> list[RequestPart]:
         """The next request: as many values of one topic as fit; a large message is sent alone."""

@@ -16,7 +16,6 @@ import msgspec
 
 from polybus.client.http.connection import HttpConnection, decode
 from polybus.client.http.sources import (
-    Event,
     Pack,
     PackSource,
     PollSource,
@@ -51,6 +50,10 @@ class _Topics(msgspec.Struct):
 
 class _Broadcast(msgspec.Struct):
     sessions: int
+
+
+class _Overflow(msgspec.Struct):
+    topic: str
 
 
 class Sessions:
@@ -90,11 +93,11 @@ class Sessions:
 
     async def push(self, key: str, events: Events) -> None:
         """Add events to one session, as one pack; it is durable when this returns."""
-        await self._ask("POST", f"{_path(key)}/packs", _pack(events))
+        await self._ask("POST", f"{_path(key)}/packs", list(events))
 
     async def broadcast(self, events: Events) -> int:
         """Add events to every session, as one pack each; return the number of sessions."""
-        answer = await self._ask("POST", "/v1/broadcast", _pack(events))
+        answer = await self._ask("POST", "/v1/broadcast", list(events))
         return decode(answer, _Broadcast).sessions
 
     async def delete(self, key: str) -> None:
@@ -114,10 +117,6 @@ def _path(key: str) -> str:
     if not key:
         raise UsageError("session.unknown", "the session key is empty")
     return f"/v1/sessions/{quote(key, safe='')}"
-
-
-def _pack(events: Events) -> list[list[Any]]:
-    return [list(event) for event in events]
 
 
 class SessionStream:
@@ -155,11 +154,7 @@ class SessionStream:
         self.poll_interval_s = 1.0
 
     async def open(self) -> None:
-        """Create the session unless it exists: from now on, no message is missed.
-
-        Raises:
-            PolybusError: `client.unreachable`, or the bus's refusal.
-        """
+        """Create the session unless it exists, or raise why not; then no message is missed."""
         if self.key is None:
             self.use(await self._sessions.create(self._topics, start=self._start))
 
@@ -175,7 +170,7 @@ class SessionStream:
                 self._receive_once,
                 self._backoff,
                 name=self._options.name,
-                is_transient=lambda error: self._options.reconnect and not _is_final(error),
+                is_transient=self._is_transient,
             )
             self._backoff.reset()
             if any(
@@ -194,6 +189,10 @@ class SessionStream:
         except PolybusError:
             await self.disconnect()
             raise
+
+    def _is_transient(self, error: PolybusError) -> bool:
+        is_final = isinstance(error, PeerError) or error.code in _FINAL
+        return self._options.reconnect and not is_final
 
     def handled(self, pack: Pack) -> None:
         """The bus may delete the pack."""
@@ -222,11 +221,7 @@ class SessionStream:
         self._unhandled.clear()
 
     async def renew(self) -> None:
-        """Replace a session that is gone by another at the end of its topics, with retries.
-
-        Raises:
-            PolybusError: the bus refused it.
-        """
+        """Replace a session that is gone by another at the end of its topics, or raise why not."""
         key = await retrying(
             lambda: self._sessions.create(self._topics),
             Backoff(),
@@ -263,10 +258,6 @@ class SessionStream:
         if number not in self._unhandled and self._source is not None:
             self._source.confirm(number)
         return False
-
-
-def _is_final(error: PolybusError) -> bool:
-    return isinstance(error, PeerError) or error.code in _FINAL
 
 
 class SessionSubscription(Subscription):
@@ -333,7 +324,8 @@ class SessionSubscription(Subscription):
 
     def _take(self, pack: Pack) -> None:
         if pack.pack_id == 0:
-            self._gaps.update(_overflown(pack.events))
+            notices = [event for event in pack.events if event.name == OVERFLOW]
+            self._gaps.update(decode(event.raw, _Overflow).topic for event in notices)
             return
         # Events that were pushed or broadcast to the session under other names are ignored.
         messages = []
@@ -347,13 +339,3 @@ class SessionSubscription(Subscription):
             return
         value_bytes = sum(len(message.value) for message in messages)
         self._add(messages, value_bytes, functools.partial(self._stream.handled, pack))
-
-
-def _overflown(events: list[Event]) -> set[str]:
-    """The topics that lost messages, according to notices."""
-    topics = set()
-    for event in events:
-        data = event.data if event.name == OVERFLOW else None
-        if isinstance(data, dict) and isinstance(data.get("topic"), str):
-            topics.add(data["topic"])
-    return topics

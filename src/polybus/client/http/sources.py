@@ -19,8 +19,7 @@ from websockets.frames import CloseCode
 
 from polybus.client.connection import reason
 from polybus.client.http.connection import HttpConnection
-from polybus.client.options import ClientOptions
-from polybus.client.urls import Address
+from polybus.client.options import Address, ClientOptions
 from polybus.errors import PeerError, PolybusError
 
 TransportName = Literal["websocket", "longpolling", "shortpolling"]
