@@ -10,6 +10,7 @@ from source_kit import NOON_US
 
 from polybus.errors import UsageError
 from polybus.spark.option_values import EARLIEST, LATEST, LOCATION, options_of
+from polybus.spark.source import PolybusDataSource
 from polybus.spark.source.options import COLUMNS, SourceOptions, parse
 
 KIND = {"batch": False, "stream": True}
@@ -135,6 +136,13 @@ def test_an_invalid_value_names_its_option(given: dict[str, str]) -> None:
     error = refusal("batch", **given)
     assert error.code == "spark.option-invalid"
     assert f"option {next(iter(given))}:" in error.text
+
+
+@pytest.mark.parametrize(("wrong", "code"), [("minPartitions", "invalid"), ("colums", "unknown")])
+def test_a_mistake_is_reported_when_spark_asks_for_the_schema(wrong: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        PolybusDataSource({"subscribe": "news", wrong: "0"}).schema()
+    assert caught.value.code == f"spark.option-{code}"
 
 
 @pytest.mark.parametrize("text", ["news", '{"news": 1}', "[1]"])

@@ -82,10 +82,6 @@ class Engine:
         self._opened.close()
         shutil.rmtree(self._spill, ignore_errors=True)
 
-    def tables(self) -> list[str]:
-        """Every table name that a statement may use."""
-        return sorted({*self._topics, *table_names(self.data)})
-
     def query(self, sql: str) -> Any:
         """Run one statement on the current topics and tables; return DuckDB's result.
 
@@ -159,8 +155,6 @@ class Engine:
         for setting in ("enable_external_access = false", "lock_configuration = true"):
             self._connection.execute(f"SET {setting}")
 
-    # Opening.
-
     def _open(self) -> None:
         """Open a connection without tables, because registered tables are of one moment."""
         self._opened.close()
@@ -189,8 +183,6 @@ class Engine:
         found = self._connection.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
         return named_in(json.loads(found[0][0]))
 
-    # Registering.
-
     def _register(self, parts: tuple[str, ...], named: Named) -> list[str]:
         """Create a view of a topic or a table; return the files it reads."""
         if parts[0].lower() in _SYSTEM:
@@ -203,7 +195,7 @@ class Engine:
         elif table is not None:
             query, paths = self._table_query(table)
         else:
-            raise unknown_table(name, self.tables())
+            raise unknown_table(name, sorted({*self._topics, *table_names(self.data)}))
         if len(parts) > 2:
             text = f'{name}: put a name with more than two parts in quotes: "{name}"'
             raise UsageError("sql.invalid", text)

@@ -61,7 +61,7 @@ def named_in(tree: Any) -> Named:
     local = {
         str(entry["key"]).lower()
         for node in nodes
-        for entry in _entries(node.get("cte_map"))
+        for entry in (node.get("cte_map") or {}).get("map", [])
         if "key" in entry
     }
     tables = []
@@ -82,10 +82,6 @@ def named_in(tree: Any) -> Named:
         node.get("class") == "STAR" or node.get("ref_type") == "NATURAL" for node in nodes
     )
     return Named(list(dict.fromkeys(tables)), words, everything)
-
-
-def _entries(cte_map: Any) -> list[dict[str, Any]]:
-    return list(cte_map.get("map", [])) if isinstance(cte_map, dict) else []
 
 
 def _values(tree: Any) -> Iterator[Any]:
