@@ -77,10 +77,7 @@ class EventStream:
             self._handlers.get(name, []).remove(handler)
 
     async def open(self) -> None:
-        """Create the session unless it exists: from now on, no event is missed.
-
-        Raises PolybusError: `client.unreachable`, or the bus's refusal.
-        """
+        """Create the session unless it exists, or raise why not; then no event is missed."""
         await self._stream.open()
 
     async def run(self) -> None:

@@ -27,6 +27,7 @@ TOPICS_PER_REQUEST_MAX = 256
 # The codes about a subscription; all others concern the connection, which reconnects.
 _REFUSALS = ("topic.", "subscription.", "position.", "log.", "account.", "goms.001")
 log = logging.getLogger("polybus.client")
+OnClosed = Callable[["Subscription"], None]
 
 
 class Subscription(abc.ABC):
@@ -36,7 +37,7 @@ class Subscription(abc.ABC):
     From then on the bus has confirmed it, and no message is missed.
     """
 
-    def __init__(self, options: ClientOptions, on_closed: "Callable[[Subscription], None]") -> None:
+    def __init__(self, options: ClientOptions, on_closed: OnClosed) -> None:
         self._options = options
         self._on_closed = on_closed
         # Messages that arrived together, their cost, and what to call when they are handled.
@@ -218,12 +219,7 @@ class Tracker:
 class StreamSubscription(Subscription):
     """The Owner of its connection (client/connection.py)."""
 
-    def __init__(
-        self,
-        options: ClientOptions,
-        starts: dict[str, str],
-        on_closed: Callable[[Subscription], None],
-    ) -> None:
+    def __init__(self, options: ClientOptions, starts: dict[str, str], on_closed: OnClosed) -> None:
         super().__init__(options, on_closed)
         self._trackers = {topic: Tracker(start) for topic, start in starts.items()}
         self._connection = ClientConnection(options, self)

@@ -178,7 +178,9 @@ class MessageQueue(ChannelListener):
         self._channel.flush()
 
     def wrote(self, data: Buffer) -> None:
-        if self._sending is Sending.LENGTH and _is_length_alone(data, self._runs[0]):
+        # A run of one empty message is as long as a length, too.
+        is_length = len(data) == LENGTH_BYTES and len(self._runs[0][0]) > 0
+        if self._sending is Sending.LENGTH and is_length:
             self._sending = Sending.MESSAGE
             return
         run = self._runs.popleft()
@@ -225,10 +227,6 @@ class MessageQueue(ChannelListener):
         self._closed = True
         if self._listener is not None:
             self._pump.call(self._task, self._listener.closed)
-
-
-def _is_length_alone(data: Buffer, run: list[bytes]) -> bool:
-    return len(data) == LENGTH_BYTES and len(run[0]) > 0
 
 
 def _as_bytes(message: object) -> bytes:

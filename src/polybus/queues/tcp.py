@@ -257,8 +257,10 @@ class TcpTransport:
                 return False
             ours = sock.getsockname()
             self._afterwards[ours] = []
+            writable = asyncio.Event()
+            self.pump.loop.add_writer(sock, writable.set)
             async with asyncio.timeout(timeout_s):
-                await _writable(sock)
+                await writable.wait()
             # A socket that connects to a free port of its own machine can reach itself.
             refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or ours == target
             reached = not refused
@@ -266,6 +268,7 @@ class TcpTransport:
         except TimeoutError:
             return False
         finally:
+            self.pump.loop.remove_writer(sock)
             if not reached:
                 sock.close()
                 for notify in self._afterwards.pop(ours, []):
@@ -330,13 +333,3 @@ class TcpTransport:
         for channel in list(self._channels):
             channel.close()
         self._channels.clear()
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(sock)

@@ -8,7 +8,7 @@ end, or an existing session by its key, which it never deletes.
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +25,7 @@ from polybus.client.http.sources import (
 from polybus.client.message import Message, Start, start_text
 from polybus.client.options import ClientOptions
 from polybus.client.retry import Backoff, retrying
-from polybus.client.subscription import Subscription
+from polybus.client.subscription import OnClosed, Subscription
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.wire.msgstream import OVERFLOW, UNSET
 
@@ -50,10 +50,6 @@ class _Topics(msgspec.Struct):
 
 class _Broadcast(msgspec.Struct):
     sessions: int
-
-
-class _Overflow(msgspec.Struct):
-    topic: str
 
 
 class Sessions:
@@ -268,12 +264,7 @@ class SessionSubscription(Subscription):
     by another at the end of its topics, and the messages between are a gap.
     """
 
-    def __init__(
-        self,
-        options: ClientOptions,
-        starts: dict[str, str],
-        on_closed: Callable[[Subscription], None],
-    ) -> None:
+    def __init__(self, options: ClientOptions, starts: dict[str, str], on_closed: OnClosed) -> None:
         super().__init__(options, on_closed)
         self._topics = frozenset(starts)
         # One call of `subscribe` has one start for all its topics.
@@ -324,8 +315,10 @@ class SessionSubscription(Subscription):
 
     def _take(self, pack: Pack) -> None:
         if pack.pack_id == 0:
-            notices = [event for event in pack.events if event.name == OVERFLOW]
-            self._gaps.update(decode(event.raw, _Overflow).topic for event in notices)
+            for event in pack.events:
+                notice = event.data if event.name == OVERFLOW else None
+                if isinstance(notice, dict) and isinstance(notice.get("topic"), str):
+                    self._gaps.add(notice["topic"])
             return
         # Events that were pushed or broadcast to the session under other names are ignored.
         messages = []
