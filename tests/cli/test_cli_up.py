@@ -21,7 +21,7 @@ import pytest
 from cli_kit import COMMAND, environment, polybus
 
 from polybus.cli import doctor
-from polybus.cli.up.display import Figures, PlainDisplay, TopicFigures, alert_text
+from polybus.cli.up.display import Figures, PlainDisplay, alert_text
 from polybus.log.reading.reader import LogReader
 
 FAKE = str(Path(__file__).with_name("fake_driver.py"))
@@ -324,7 +324,7 @@ def test_plain_lines_have_all_figures_and_each_alert_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     figures = Figures()
-    figures.topics = {"news": TopicFigures(messages_in=12, rate_per_s=3.0)}
+    figures.topics = {"news": {"messages-in": 12, "rate-per-s": 3.0}}
     figures.flows = [{"state": "running", "lag": 4}, {"state": "failed", "lag": None}]
     figures.tables = {"silver": 9}
     figures.alert_count = 1

@@ -8,7 +8,7 @@ import re
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,8 @@ def doctor(config: Config, as_json: bool) -> None:
 
     Exit 1 if a bus could not run, 0 if there are only warnings.
     """
-    checks = [check for run in CHECKS for check in run(config)]
+    runs = (_program, _spark, _ports, _data, _files, _clock)
+    checks = [check for run in runs for check in run(config)]
     if as_json:
         echo_json(msgspec.to_builtins(checks))
     else:
@@ -241,13 +242,3 @@ def _clock(config: Config) -> Iterator[Check]:
         yield warn("clock", f"{text} is in the past", todo)
     else:
         yield ok("clock", text)
-
-
-CHECKS: tuple[Callable[[Config], Iterator[Check]], ...] = (
-    _program,
-    _spark,
-    _ports,
-    _data,
-    _files,
-    _clock,
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +87,6 @@ def create(
     as_json: bool,
 ) -> None:
     """Create a topic."""
-
     topic = names.canonical(name, topic_bytes_max=config.limits.topic_bytes_max)
     if names.is_reserved(topic):
         text = f"{topic}: names that begin with $ are reserved for system topics"
@@ -111,7 +109,6 @@ def create(
 @json_option
 def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
     """Delete a topic with all its messages."""
-
     topic = names.canonical(name)
     if names.is_reserved(topic):
         raise UsageError("topic.reserved", f"{topic}: system topics cannot be deleted")
@@ -129,13 +126,11 @@ def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
 @json_option
 def describe(config: Config, name: str, as_json: bool) -> None:
     """Show what a topic holds, its settings, its consumers and the size of its history."""
-
     topic = names.canonical(name)
 
     def describe_offline(log: Log) -> dict[str, Any]:
         log.bounds(topic)
-        settings = log.settings(topic)
-        known = _saved_consumers(config, log)
+        settings, known = log.settings(topic), _saved_consumers(config, log)
         return _summary(log, topic, known.lags()) | {
             "settings": {
                 "retention-age-s": settings.retention_age_s,
@@ -220,9 +215,10 @@ def _ask(
 
 def _saved_consumers(config: Config, log: Log) -> Consumers:
     """The consumers of a stopped bus."""
+    from polybus.edges.node import clock_us
     from polybus.services.consumers import saved_consumers
 
-    return saved_consumers(Path(config.data), log.bounds, lambda: time.time_ns() // 1000)
+    return saved_consumers(Path(config.data), log.bounds, clock_us)
 
 
 def _summary(log: Log, topic: str, lags: dict[str, int]) -> dict[str, Any]:

@@ -23,30 +23,21 @@ def run_spark_bench(
     figures: list[BenchFigure] = []
     try:
         if {"reading", "following"} & set(steps):
-            figures += _in_one_session(bench, messages, steps, tell)
+            from polybus.spark.session import session
+
+            tell("starting Spark")
+            with (
+                session(app="polybus-bench") as spark,
+                tempfile.TemporaryDirectory(prefix="polybus-bench-", dir=bench.data_root) as path,
+            ):
+                if "reading" in steps:
+                    corpus = write_corpus(Path(path), messages, tell)
+                    figures += measure_reading(spark, corpus, rounds=bench.rounds, tell=tell)
+                if "following" in steps:
+                    figures += measure_following(spark, bench, tell)
         if "delays" in steps:
             # Last, because it starts its own session and the machine has no memory for two.
             figures += measure_delays(bench.data_root, tell)
     except PolybusError as error:
         raise BenchError(f"{error.code}: {error.text}") from error
-    return figures
-
-
-def _in_one_session(
-    bench: Bench, messages: int, steps: tuple[str, ...], tell: Callable[[str], None]
-) -> list[BenchFigure]:
-    from polybus.spark.session import session
-
-    figures: list[BenchFigure] = []
-    tell("starting Spark")
-    spark = session(app="polybus-bench")
-    try:
-        if "reading" in steps:
-            with tempfile.TemporaryDirectory(prefix="polybus-bench-", dir=bench.data_root) as path:
-                corpus = write_corpus(Path(path), messages, tell)
-                figures += measure_reading(spark, corpus, rounds=bench.rounds, tell=tell)
-        if "following" in steps:
-            figures += measure_following(spark, bench, tell)
-    finally:
-        spark.stop()
     return figures

@@ -9,7 +9,8 @@ from polybus.cli.options import json_option
 from polybus.cli.replay.dead_letters import DeadLetters, replay_dead_letters
 from polybus.cli.replay.history import HistoryReplay, range_of
 from polybus.cli.replay.pace import ReplayPace, parse_rate, parse_speed
-from polybus.cli.replay.publishing import ReplayDestination, http_url, local_url, split_url
+from polybus.cli.replay.publishing import ReplayDestination, http_url, split_url
+from polybus.client.http.blocking import bus_url
 from polybus.errors import UsageError
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import open_origin
@@ -90,7 +91,7 @@ def _target(into: str, topic: str, data: Path, bus: str | None) -> ReplayDestina
     if "://" in into:
         address, name = split_url(into, topic)
     else:
-        address = local_url(data) if bus is None else bus
+        address = bus_url(data) if bus is None else bus
         name = names.canonical(into)
     if names.is_reserved(name):
         text = f"--into {name}: names that begin with $ are reserved for system topics"

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from polybus.cli import exits
 from polybus.cli.output import echo, echo_json, echo_table, say
 from polybus.cli.replay.pace import ReplayPace, Schedule
-from polybus.cli.replay.publishing import OutgoingRows, ReplayPart, local_url, publish_parts
+from polybus.cli.replay.publishing import OutgoingRows, ReplayPart, publish_parts
+from polybus.client.http.blocking import bus_url
 from polybus.errors import StorageError, UsageError
 from polybus.lake.compact import tidy
 from polybus.lake.table import open_table
@@ -50,7 +51,7 @@ def replay_dead_letters(
     if dry_run:
         _print_counts(counts, as_json)
         return
-    url = local_url(data) if total else ""
+    url = bus_url(data) if total else ""
     parts = letters.parts(Schedule(ReplayPace(rate=rate), PART_S))
     result = publish_parts("dead letters", parts, total, {}, url, hidden=as_json)
     complete = result.messages == total and result.error is None

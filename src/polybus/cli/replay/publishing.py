@@ -14,17 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
 
-from polybus.cli import admin
 from polybus.cli.output import progress_bar
 from polybus.client import connect
-from polybus.client.http.blocking import bus_url, request
+from polybus.client.http.blocking import request
 from polybus.client.options import parse
 from polybus.errors import PolybusError, UsageError
 
@@ -166,14 +164,6 @@ def publish_parts(
             result.error = error
     result.seconds = time.monotonic() - began_s
     return result
-
-
-def local_url(data: Path) -> str:
-    """The HTTP address of the bus that runs on the folder. Raises UsageError."""
-    if admin.running(data) is None:
-        text = f"no bus runs on {data}, and a replay publishes to one"
-        raise UsageError("client.unreachable", text)
-    return bus_url(data)
 
 
 def http_url(url: str) -> str:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +38,14 @@ ANSWER_TIMEOUT_S = 5.0
 RETRY_S = 1.0
 
 
-@dataclass(slots=True)
-class TopicFigures:
-    """Messages of one topic since the bus started; the rate is that of the last interval."""
-
-    messages_in: int = 0
-    messages_out: int = 0
-    published_on: list[str] = field(default_factory=list)
-    rate_per_s: float = 0.0
-
-
 class Figures:
     """Everything that is displayed, of the bus at a port and its data folder.
 
-    `flows` are the pipeline's own figures.
+    `topics` are as the bus lists them, and their rates; `flows` are the pipeline's own figures.
     """
 
     def __init__(self, port: int = 0, data: Path = Path()) -> None:
-        self.topics: dict[str, TopicFigures] = {}
+        self.topics: dict[str, dict[str, Any]] = {}
         self.flows: list[dict[str, Any]] = []
         self.tables: dict[str, int] = {}
         self.alerts: deque[str] = deque(maxlen=ALERTS_SHOWN)
@@ -68,11 +57,11 @@ class Figures:
 
     @property
     def messages_in(self) -> int:
-        return sum(one.messages_in for one in self.topics.values())
+        return sum(one["messages-in"] for one in self.topics.values())
 
     @property
     def rate_per_s(self) -> float:
-        return sum(one.rate_per_s for one in self.topics.values())
+        return float(sum(one["rate-per-s"] for one in self.topics.values()))
 
     async def update(self) -> None:
         """Read new figures; while the bus does not answer, the old ones stay."""
@@ -89,15 +78,14 @@ class Figures:
     def _count(self, found: list[dict[str, Any]]) -> None:
         now_s = time.monotonic()
         seconds = now_s - self._updated_s if self._updated_s else 0.0
-        topics: dict[str, TopicFigures] = {}
+        before, self.topics = self.topics, {}
         for one in found:
-            name, messages_in, messages_out = one["name"], one["messages-in"], one["messages-out"]
-            if messages_in or messages_out:
-                before = self.topics.get(name, TopicFigures()).messages_in
+            if one["messages-in"] or one["messages-out"]:
+                known = before.get(one["name"], {"messages-in": 0})["messages-in"]
                 # The counters of a restarted bus begin at 0.
-                rate = max(0, messages_in - before) / seconds if seconds else 0.0
-                topics[name] = TopicFigures(messages_in, messages_out, one["published-on"], rate)
-        self.topics = topics
+                new = max(0, one["messages-in"] - known)
+                one["rate-per-s"] = new / seconds if seconds else 0.0
+                self.topics[one["name"]] = one
         self._updated_s = now_s
 
     def _table_rows(self) -> dict[str, int]:
@@ -229,10 +217,13 @@ def summary(figures: Figures) -> str:
 
 
 def _tables(figures: Figures) -> list[RenderableType]:
-    busiest = sorted(figures.topics.items(), key=lambda item: -item[1].messages_in)
+    busiest = sorted(figures.topics.values(), key=lambda one: -one["messages-in"])
     topics = [
-        (name, one.messages_in, round(one.rate_per_s), one.messages_out, " ".join(one.published_on))
-        for name, one in busiest
+        (
+            *(one["name"], one["messages-in"], round(one["rate-per-s"]), one["messages-out"]),
+            " ".join(one["published-on"]),
+        )
+        for one in busiest
     ]
     flows: list[RenderableType] = []
     if figures.flows:
