@@ -18,7 +18,7 @@ from polybus.log.disk import Disk
 from polybus.log.files import FileLog
 from polybus.log.journal.commit import END, HEAD, Encoder
 from polybus.log.journal.recovery import recover
-from polybus.log.journal.segment import Segment, encode_entry, head_bytes, read_index
+from polybus.log.journal.segment import Segment, encode_entry, read_index
 from polybus.testing import ManualClock
 
 
@@ -181,7 +181,7 @@ def test_a_segment_that_has_not_even_a_head_is_begun_again(tmp_path: Path) -> No
         log = open_log(tmp_path)
         assert values_from(log, "a", 0) == expected("a", 2)
         log.close()
-        assert head_bytes(next_segment) == next_segment.stat().st_size
+        assert Segment(next_segment).head == next_segment.stat().st_size
 
 
 def test_a_crash_while_sealing_leaves_a_sealed_segment(tmp_path: Path) -> None:

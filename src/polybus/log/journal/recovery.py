@@ -37,7 +37,6 @@ from polybus.log.journal.segment import (
     damage_of,
     encode_entry,
     encode_seal,
-    head_bytes,
     read_index,
 )
 from polybus.log.layout import first_commit_of, index_path, orphan_indexes, segments
@@ -93,7 +92,7 @@ def recover(data: Path, disk: Disk) -> Recovered:
         commits = [segment.entries[-1].commit + 1 for segment in found if segment.entries]
         next_commit = max(first_commit_of(paths[-1]), *commits[-1:], 1)
         # A damaged segment stays as it is; the next commit begins another one.
-        if found[-1].is_open and head_bytes(paths[-1]) is not None:
+        if found[-1].is_open and found[-1].head is not None:
             live = found[-1]
     for path in orphan_indexes(data):
         # A new segment must not take the name, and so the index, of one that is missing.
@@ -208,7 +207,7 @@ def _cut(segment: RecoveredSegment, end: int, scan: SegmentScan, disk: Disk) -> 
 def _begin_again(segment: RecoveredSegment, disk: Disk) -> None:
     """The crash came before the segment had a head."""
     _change(segment.path, disk, truncate_to=0, append=head_of(new_mark()))
-    segment.end = len(HEAD)
+    segment.end = segment.head = len(HEAD)
 
 
 def _change(path: Path, disk: Disk, *, truncate_to: int | None = None, append: bytes = b"") -> None:

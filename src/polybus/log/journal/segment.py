@@ -131,8 +131,7 @@ class SegmentScan:
         self.end = position
         self.sealed = False
         self.tail = ""
-        head = _head(path)
-        self._mark = None if head is None else head[1]
+        self._mark = _head(path)[1]
         with path.open("rb", buffering=0) as file:
             self._file_bytes = os.fstat(file.fileno()).st_size
             self._run(file.fileno(), self._file_bytes)
@@ -151,7 +150,10 @@ class SegmentScan:
                 break
             try:
                 note, size = _commit_at(file, position, file_bytes)
-                self._check_mark(note)
+                # If the head is damaged, take the mark of the first intact commit.
+                self._mark = self._mark or note.mark
+                if note.mark != self._mark:
+                    raise Damaged("it looks like a commit, but not one of this segment")
             except Damaged as error:
                 if hole is None:
                     hole = (position, str(error))
@@ -170,23 +172,11 @@ class SegmentScan:
             else:
                 self.tail = hole[1]
 
-    def _check_mark(self, note: CommitNote) -> None:
-        if self._mark is None:
-            # The head is damaged: take the mark of the first intact commit.
-            self._mark = note.mark
-        if note.mark != self._mark:
-            raise Damaged("it looks like a commit, but not one of this segment")
 
-
-def head_bytes(path: Path) -> int | None:
-    """The size of a segment's head; None if the file does not begin with an intact one."""
-    head = _head(path)
-    return None if head is None else head[0]
-
-
-def _head(path: Path) -> tuple[int, str] | None:
+def _head(path: Path) -> tuple[int, str] | tuple[None, None]:
+    """The size and mark of a segment's head; None if the file does not begin with an intact one."""
     with path.open("rb", buffering=0) as file:
-        return commits.read_head(os.pread(file.fileno(), 4096, 0))
+        return commits.read_head(os.pread(file.fileno(), 4096, 0)) or (None, None)
 
 
 def _commit_at(file: int, position: int, file_bytes: int) -> tuple[CommitNote, int]:
@@ -233,7 +223,7 @@ class Segment:
         self.path = path
         self.index = read_index(index_path(path))
         self.file_bytes = path.stat().st_size
-        self.head = head_bytes(path)
+        self.head = _head(path)[0]
         self.entries, self.sealed, self.end = self.index.entries, self.index.sealed, self.index.end
         self.scan: SegmentScan | None = None
         if not self.sealed and self.end <= self.file_bytes:
@@ -304,15 +294,12 @@ class SegmentWriter:
         self.path = path
         self.bytes = self.synced_bytes = end
         self.commit_count = count
-        self.mark = ""
         self._disk = disk
         self._index_bytes = index_end
         self._unindexed = b""
         self.ended = False
         self._open()
-        head = _head(path)
-        if head is not None:
-            self.mark = head[1]
+        self.mark = _head(path)[1] or ""
 
     @classmethod
     def create(cls, path: Path, disk: Disk) -> "SegmentWriter":

@@ -72,8 +72,8 @@ class SegmentCommits:
         first, count, position, size, row = self.entries[at : at + FIELDS - 1]
         return CommitRows(self.segment, position, size, row, first, count)
 
-    def first_offset(self, index: int = 0) -> int:
-        return self.entries[index * FIELDS]
+    def first_offset(self) -> int:
+        return self.entries[0]
 
     def stop_offset(self, index: int = -1) -> int:
         """The offset after a commit, by default after the last."""
@@ -122,7 +122,7 @@ class TopicCommits:
     def find(self, offset: int) -> CommitRows | None:
         """The commit that holds the offset."""
         for part in reversed(self._segments):
-            if part.entries[0] <= offset:
+            if part.first_offset() <= offset:
                 commit = part.commit(part.at_offset(offset))
                 return commit if offset < commit.stop_offset else None
         return None

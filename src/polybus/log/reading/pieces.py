@@ -8,7 +8,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 from polybus.errors import StorageError
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.history.topic_history import ALWAYS, FileRange, NextAndRows, TimeRange, read_file
-from polybus.log.journal import commit as commits
-from polybus.log.journal.commit import Damaged
+from polybus.log.journal.commit import Damaged, note_of, verify
 from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.journal.topic_commits import CommitRows, SegmentCommits
 from polybus.log.reading.folder import JournalIndex, TopicKey
@@ -128,22 +127,19 @@ def _runs(
 
     Raises StorageError `log.damaged`, the offsets of the commits have a gap.
     """
-    run: list[CommitRows] = []
-    expected = None
-    for index in found.within(start, stop):
-        commit = found.commit(index)
-        if expected not in (None, commit.first_offset):
+    numbers = found.within(start, stop)
+    commits = [found.commit(number) for number in numbers]
+    for before, commit in pairwise(commits):
+        if commit.first_offset != before.stop_offset:
             text = f"{commit.segment.name}: topic {plan.topic!r} continues at offset"
-            text = f"{text} {commit.first_offset}, not at {expected}; run polybus verify"
+            text = f"{text} {commit.first_offset}, not at {before.stop_offset}; run polybus verify"
             raise StorageError("log.damaged", text)
-        expected = commit.stop_offset
-        if plan.times.overlaps(found.earliest[index], found.latest_us(index)):
-            run.append(commit)
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
+    for wanted, run in groupby(
+        zip(numbers, commits, strict=True),
+        lambda one: plan.times.overlaps(found.earliest[one[0]], found.latest_us(one[0])),
+    ):
+        if wanted:
+            yield [commit for _, commit in run]
 
 
 def read_piece(
@@ -208,7 +204,7 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
     """A topic's rows of a commit's bytes. Raises Damaged."""
     if len(message) < place.size:
         raise Damaged("the file ends before the commit does")
-    commits.verify(message)
+    verify(message)
     try:
         rows = rows_of(message)
     except (pa.ArrowException, OSError) as error:
@@ -221,7 +217,7 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
 
 
 def _check_epoch(message: memoryview, place: CommitRows, key: TopicKey) -> None:
-    for rows in commits.note_of(message).topics:
+    for rows in note_of(message).topics:
         if rows.first_row == place.first_row and (rows.topic, rows.epoch) == key:
             return
     raise Damaged("its messages belong to an older topic of the same name")

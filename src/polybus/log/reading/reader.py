@@ -184,20 +184,19 @@ class LogReader:
     ) -> tuple[Piece, ...]:
         """Where the rest of a piece is now. Raises StorageError if it is damaged there."""
         bounds = self.bounds(plan.topic)
+        text = f"topic {plan.topic!r}, offsets {rest.first} to {rest.stop - 1}: {rest.path}: "
         if bounds.epoch == plan.epoch and bounds.stop < rest.stop:
             # Retention moves the start. Only a missing file moves the end back.
-            text = f"topic {plan.topic!r}, offsets {rest.first} to {rest.stop - 1}: {rest.path}: "
             raise StorageError("log.damaged", f"{text}the log ends at {bounds.stop}") from error
         fresh = self.plan(plan.topic, rest.first, rest.stop, times=plan.times)
         if fresh.epoch != plan.epoch:
-            text = f"topic {plan.topic!r} was deleted and created again while it was read"
-            raise UsageError("topic.recreated", text)
+            gone = f"topic {plan.topic!r} was deleted and created again while it was read"
+            raise UsageError("topic.recreated", gone)
         same = [piece for piece in fresh.pieces if piece.path == rest.path]
         unchanged = same and same[0].file == rest.file and same[0].commits[:1] == rest.commits[:1]
         missing = isinstance(error, FileNotFoundError)
         if attempts >= _ATTEMPTS_MAX or (unchanged and not missing):
             reason = "it is missing" if missing else str(error)
-            text = f"topic {plan.topic!r}, offsets {rest.first} to {rest.stop - 1}: {rest.path}: "
             raise StorageError("log.damaged", text + reason) from error
         return fresh.pieces
 
