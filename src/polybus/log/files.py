@@ -52,9 +52,8 @@ class FileLog(LogOfTopics[TopicLog]):
     ) -> None:
         """Open the data directory, create what is missing, and recover from a crash.
 
-        Raises:
-            StorageError: `log.locked`, `log.format`, `log.damaged` (no topic can be trusted),
-                `log.full` or `log.failed`.
+        Raises StorageError `log.locked`, `log.format`, `log.damaged` (no topic can be trusted),
+        `log.full` or `log.failed`.
         """
         super().__init__(data, clock=clock, disk=disk or Disk())
         self.data = data

@@ -70,25 +70,15 @@ class Log(Protocol):
         """Figures of the topic's storage, among them `history-files` and `history-bytes`."""
 
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
-        """Create a topic durably.
-
-        Raises:
-            UsageError: `topic.exists`.
-        """
+        """Create a topic durably. Raises UsageError `topic.exists`."""
 
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic and all its messages.
-
-        Raises:
-            UsageError: `topic.unknown`.
-        """
+        """Remove a topic and all its messages. Raises UsageError `topic.unknown`."""
 
     def bounds(self, topic: str) -> Bounds:
         """The topic's offsets, including appended messages that are not durable yet.
 
-        Raises:
-            UsageError: `topic.unknown`.
-            StorageError: `log.frozen`, the topic is damaged.
+        Raises UsageError `topic.unknown`; StorageError `log.frozen`, the topic is damaged.
         """
 
     def append(self, batch: Batch, *, urgent: bool = False) -> int:

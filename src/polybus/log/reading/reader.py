@@ -48,9 +48,8 @@ class LogReader:
     def __init__(self, data: Path) -> None:
         """Open a data folder.
 
-        Raises:
-            UsageError: `data.not-found`, it is not a data folder.
-            StorageError: `log.format`, a newer version wrote it.
+        Raises UsageError `data.not-found`, it is not a data folder; StorageError `log.format`, a
+        newer version wrote it.
         """
         self.data = data
         try:
@@ -71,9 +70,7 @@ class LogReader:
     def bounds(self, topic: str) -> Bounds:
         """The offsets of the topic's durable messages.
 
-        Raises:
-            UsageError: `topic.unknown`.
-            StorageError: `log.damaged`.
+        Raises UsageError `topic.unknown`; StorageError `log.damaged`.
         """
         self._journal.refresh()
         return self._bounds(topic, self._notes.manifest(topic))
@@ -100,9 +97,8 @@ class LogReader:
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
         """Where the offsets `start` to `stop` are; files outside `times` are left out.
 
-        Raises:
-            UsageError: `topic.unknown`; `log.offset-unknown`, the range is outside the bounds.
-            StorageError: `log.damaged`, naming the offsets that no file has.
+        Raises UsageError `topic.unknown`; `log.offset-unknown`, the range is outside the bounds;
+        StorageError `log.damaged`, naming the offsets that no file has.
         """
         self._journal.refresh()
         manifest = self._notes.manifest(topic)
