@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polybus.batch import Batch
 from polybus.errors import PeerError
-from polybus.wire.boson import AT_ONCE, JOINED, SPLIT, WHOLE, FinishedParts, Parts
+from polybus.wire.boson import AT_ONCE, JOINED, SPLIT, WHOLE, Parts, ReceiptOwed, requested
 from polybus.wire.codec import Publish
 
 
@@ -16,22 +16,24 @@ def parts(parts_max: int = 100, parts_bytes_max: int = 10_000) -> Parts:
     return Parts(parts_max, parts_bytes_max)
 
 
-def batch_of(finished: FinishedParts) -> Batch:
-    event = finished.event()
-    assert isinstance(event, Publish)
-    return event.batches[0]
+Finished = Publish | ReceiptOwed | None
 
 
-def ready(finished: FinishedParts | None) -> list[bytes]:
-    assert finished is not None
-    return finished.values
+def batch_of(finished: Finished) -> Batch:
+    assert isinstance(finished, Publish)
+    (batch,) = finished.batches
+    return batch
+
+
+def ready(finished: Finished) -> list[bytes]:
+    return list(batch_of(finished).values())
 
 
 def test_a_whole_message_is_ready_at_once() -> None:
     finished = parts().add(WHOLE, "a", b"hello", b"id", {"k": b"v"})
     assert finished is not None
-    assert (finished.topic, finished.values) == ("a", [b"hello"])
-    assert (finished.receipt_id, finished.headers) == (b"id", [{"k": b"v"}])
+    assert (batch_of(finished).topic, ready(finished)) == ("a", [b"hello"])
+    assert (requested(finished), batch_of(finished).headers) == (b"id", [{"k": b"v"}])
 
 
 def test_flag_1_gives_one_message_of_all_parts_at_the_end() -> None:
@@ -64,7 +66,7 @@ def test_an_empty_end_adds_nothing(flag: int, at_the_end: list[bytes] | None) ->
     sequence = parts()
     sequence.add(flag, "a", b"one")
     finished = sequence.add(WHOLE, "", b"")
-    assert (finished and finished.values) == at_the_end
+    assert (finished and ready(finished)) == at_the_end
     assert not sequence.open
 
 
@@ -79,8 +81,7 @@ def test_the_topic_of_the_first_part_wins(flag: int) -> None:
     sequence = parts()
     sequence.add(flag, "first", b"one")
     finished = sequence.add(WHOLE, "second", b"two")
-    assert finished is not None
-    assert finished.topic == "first"
+    assert batch_of(finished).topic == "first"
 
 
 def test_the_flag_of_the_first_part_wins() -> None:
@@ -95,7 +96,6 @@ def test_a_receipt_asked_for_with_the_first_part_is_that_of_the_last_message() -
     sequence = parts()
     sequence.add(SPLIT, "a", b"one", b"first")
     finished = sequence.add(WHOLE, "", b"two", b"ignored")
-    assert finished is not None
     batch = batch_of(finished)
     assert batch.receipt_ids is not None
     ids = [bytes(batch.buffer[batch.receipt_ids[i] : batch.receipt_ids[i + 1]]) for i in (0, 2)]
@@ -107,16 +107,14 @@ def test_a_receipt_for_parts_handed_on_at_once_is_due_at_the_end() -> None:
     sequence = parts()
     part = sequence.add(AT_ONCE, "a", b"one", b"id")
     end = sequence.add(WHOLE, "", b"")
-    assert part is not None and end is not None
-    assert part.receipt_id == b""
-    assert (end.topic, end.values, end.receipt_id) == ("a", [], b"id")
+    assert batch_of(part).receipt_ids is None
+    assert end == ReceiptOwed("a", b"id")
 
 
 def test_joined_parts_share_their_headers_and_the_first_wins() -> None:
     sequence = parts()
     sequence.add(JOINED, "a", b"1", headers={"k": b"first"})
     finished = sequence.add(WHOLE, "", b"2", headers={"k": b"second", "other": b"x"})
-    assert finished is not None
     assert batch_of(finished).headers == [{"k": b"first", "other": b"x"}]
 
 
@@ -124,7 +122,6 @@ def test_split_parts_keep_their_own_headers() -> None:
     sequence = parts()
     sequence.add(SPLIT, "a", b"1", headers={"k": b"first"})
     finished = sequence.add(WHOLE, "", b"2")
-    assert finished is not None
     assert batch_of(finished).headers == [{"k": b"first"}, None]
 
 
@@ -134,9 +131,9 @@ def test_a_sequence_leaves_nothing_to_the_next() -> None:
     sequence.add(WHOLE, "", b"")
     sequence.add(JOINED, "b", b"2")
     finished = sequence.add(WHOLE, "", b"3")
-    assert finished is not None
-    assert (finished.topic, finished.values) == ("b", [b"23"])
-    assert (finished.receipt_id, finished.headers) == (b"", None)
+    batch = batch_of(finished)
+    assert (batch.topic, ready(finished)) == ("b", [b"23"])
+    assert (batch.receipt_ids, batch.headers) == (None, None)
 
 
 @pytest.mark.parametrize("flag", [JOINED, SPLIT, AT_ONCE])
@@ -189,7 +186,7 @@ def test_no_byte_is_lost_or_added(flag: int, contents: list[bytes]) -> None:
     values: list[bytes] = []
     for content in contents:
         finished = sequence.add(flag, "a", content)
-        values += finished.values if finished else []
+        values += ready(finished) if finished else []
     finished = sequence.add(WHOLE, "", b"")
-    values += finished.values if finished else []
+    values += ready(finished) if finished else []
     assert values == ([b"".join(contents)] if flag == JOINED else contents)

@@ -14,7 +14,6 @@ parts of a sequence are limited, including parts that are already delivered (fla
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polybus import names
@@ -92,42 +91,6 @@ class Refused:
     receipt_id: bytes = b""
 
 
-@dataclass(slots=True)
-class FinishedParts:
-    """Complete messages: `buffer[spans[0]:spans[1]]` and so on, as in a Batch.
-
-    `receipt_id` is the one that the first part requested (empty: none), and set only when the
-    sequence has ended, because the receipt covers all its messages. With an id but no spans, a
-    sequence of flag 3 has ended with an empty part: all its messages were delivered before, and the
-    receipt for the last one is due. `at_once` marks a message of such a sequence.
-    """
-
-    topic: str
-    buffer: bytearray
-    spans: array[int]
-    headers: Sequence[Headers | None] | None
-    receipt_id: bytes
-    at_once: bool = False
-    is_first: bool = False
-
-    @property
-    def values(self) -> list[bytes]:
-        return list(Batch(self.topic, self.buffer, self.spans).values())
-
-    def event(self) -> Publish | ReceiptOwed:
-        """The messages as an event; the last one requests the receipt."""
-        if not self.spans:
-            return ReceiptOwed(self.topic, self.receipt_id)
-        batch = Batch(self.topic, self.buffer, self.spans)
-        batch.headers = self.headers
-        if self.receipt_id:
-            start = len(self.buffer)
-            self.buffer += self.receipt_id
-            batch.receipt_ids = array("i", bytes(self.spans.itemsize * len(self.spans)))
-            batch.receipt_ids[-2:] = array("i", (start, len(self.buffer)))
-        return PublishPart([batch], is_first=self.is_first) if self.at_once else Publish([batch])
-
-
 class Parts:
     """The sequence of parts of one connection, at most one at a time.
 
@@ -166,8 +129,12 @@ class Parts:
         content: Buffer,
         receipt_id: bytes = b"",
         headers: Headers | None = None,
-    ) -> FinishedParts | None:
-        """Add a part and return the messages that it completes, if any.
+    ) -> Publish | ReceiptOwed | None:
+        """Add a part and return the event that it completes, if any.
+
+        The receipt that the first part requested covers all messages of the sequence, so the last
+        one has it. It is owed if a sequence of flag 3 has ended with an empty part, because all its
+        messages were delivered before.
 
         Only the first part's `topic` and `receipt_id` count. Joined parts merge their headers, and
         the first value of a name wins; a part that is a message keeps its own headers.
@@ -179,8 +146,7 @@ class Parts:
         if not self.open:
             if flag == WHOLE:
                 spans = array("i", (0, len(content)))
-                own = [headers] if headers else None
-                return FinishedParts(topic, bytearray(content), spans, own, receipt_id)
+                return Publish([_batch(topic, bytearray(content), spans, [headers], receipt_id)])
             self.open = True
             self._flag = flag
             self._topic = topic
@@ -223,21 +189,46 @@ class Parts:
         self._spans.extend((start, len(self._buffer)))
         self._headers.append(headers or None)
 
-    def _end(self) -> FinishedParts | None:
+    def _end(self) -> Publish | ReceiptOwed | None:
         if self._flag == JOINED:
             self._spans.extend((0, len(self._buffer)))
             self._headers.append(self._joined_headers or None)
-        if not self._spans and not self._receipt_id:
-            return None
-        return self._finish(self._receipt_id)
+        if self._spans:
+            return self._finish(self._receipt_id)
+        return ReceiptOwed(self._topic, self._receipt_id) if self._receipt_id else None
 
-    def _finish(self, receipt_id: bytes) -> FinishedParts:
-        headers = self._headers if any(self._headers) else None
-        finished = FinishedParts(self._topic, self._buffer, self._spans, headers, receipt_id)
-        finished.at_once = self._flag == AT_ONCE
-        finished.is_first = self._parts_count == 1
+    def _finish(self, receipt_id: bytes) -> Publish:
+        batch = _batch(self._topic, self._buffer, self._spans, self._headers, receipt_id)
         self._clear()
-        return finished
+        if self._flag == AT_ONCE:
+            return PublishPart([batch], is_first=self._parts_count == 1)
+        return Publish([batch])
+
+
+def _batch(
+    topic: str,
+    buffer: bytearray,
+    spans: array[int],
+    headers: list[Headers | None],
+    receipt_id: bytes,
+) -> Batch:
+    """A batch whose last message requests a receipt, unless the id is empty."""
+    batch = Batch(topic, buffer, spans)
+    batch.headers = headers if any(headers) else None
+    if receipt_id:
+        start = len(buffer)
+        buffer += receipt_id
+        batch.receipt_ids = array("i", bytes(spans.itemsize * len(spans)))
+        batch.receipt_ids[-2:] = array("i", (start, len(buffer)))
+    return batch
+
+
+def requested(event: Publish | ReceiptOwed) -> bytes:
+    """The id of the receipt that the event's last message requests; empty if it requests none."""
+    if isinstance(event, ReceiptOwed):
+        return event.receipt_id
+    batch = event.batches[-1]
+    return b"" if batch.receipt_ids is None else bytes(batch.buffer[slice(*batch.receipt_ids[-2:])])
 
 
 def _cost_bytes(headers: Headers) -> int:
@@ -299,12 +290,10 @@ class BosonCodec:
                 self._parts_refused = error
                 if len(receipt_id) > RECEIPT_ID_BYTES_MAX:
                     receipt_id = b""
-        finished = self._parts.add(flag, topic, content, receipt_id, headers)
-        if finished is None:
-            return None
-        if self._parts_refused is not None:
-            return BadPublish(self._parts_refused, finished.receipt_id)
-        return finished.event()
+        event = self._parts.add(flag, topic, content, receipt_id, headers)
+        if event is not None and self._parts_refused is not None:
+            return BadPublish(self._parts_refused, requested(event))
+        return event
 
 
 def check_receipt_id(receipt_id: bytes) -> None:

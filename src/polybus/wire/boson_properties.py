@@ -92,29 +92,23 @@ class _Group:
         self.headers: list[dict[str, bytes] | None] = []
 
     def add(self, content: Span, receipt: Span, headers: dict[str, bytes]) -> None:
-        if receipt[0] != receipt[1]:
-            self._fill_receipts()
+        if headers or receipt[0] != receipt[1]:
+            self._fill()
             self.receipts.extend(receipt)
-        if headers:
-            self._fill_headers()
-            self.headers.append(headers)
+            self.headers.append(headers or None)
         self.spans.extend(content)
 
-    def _fill_receipts(self) -> None:
+    def _fill(self) -> None:
         missing = len(self.spans) - len(self.receipts)
         self.receipts.frombytes(bytes(missing * self.receipts.itemsize))
-
-    def _fill_headers(self) -> None:
-        self.headers += [None] * (len(self.spans) // 2 - len(self.headers))
+        self.headers += [None] * (missing // 2)
 
     def batch(self, topic: str, buffer: Buffer) -> Batch:
         batch = Batch(topic, buffer, self.spans)
-        if self.receipts:
-            self._fill_receipts()
-            batch.receipt_ids = self.receipts
         if self.headers:
-            self._fill_headers()
-            batch.headers = self.headers
+            self._fill()
+            batch.receipt_ids = self.receipts if any(self.receipts) else None
+            batch.headers = self.headers if any(self.headers) else None
         return batch
 
 
