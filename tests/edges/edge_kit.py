@@ -26,7 +26,7 @@ TIMEOUT_S = 20.0
 
 def open_connections(node: Node) -> list[Connection]:
     """The bus's TCP connections, with all their attributes."""
-    return [cast(Connection, one) for one in node.server.connections]
+    return [cast(Connection, one) for one in node.tcp.connections]
 
 
 # Bytes by hand

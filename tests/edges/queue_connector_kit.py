@@ -45,7 +45,7 @@ def queues_of(node: Node) -> list[QueueTranslator]:
     """The queues that are subscribed."""
     return [
         one.translator
-        for one in node.server.connections
+        for one in node.tcp.connections
         if isinstance(one.translator, QueueTranslator) and one.translator.subscriptions
     ]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import httpx
 import pytest
 from http_kit import http_bus
 
+from polybus.config import Config, Connector
 from polybus.edges.admin import load_or_make
+from polybus.edges.node import Node, Server
 from polybus.errors import StorageError
 from polybus.log.layout import admin_token_path
 
@@ -59,3 +62,20 @@ async def test_the_socket_speaks_the_api_with_the_rights_of_the_administrator() 
             assert (await http.client.post(path, content=b"{}")).status_code == 403
     with pytest.raises(FileNotFoundError):
         os.stat(run["admin"])
+
+
+async def test_a_start_that_fails_at_the_socket_leaves_no_port_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("no room")
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = Config(data=str(tmp_path), connectors=[Connector(port=port)])
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no room"):
+        patched.setattr(Server, "listen_for_admin", fail)
+        await Node(config).start()
+    node = Node(config)
+    await node.start()
+    await node.stop()

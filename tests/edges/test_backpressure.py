@@ -267,7 +267,7 @@ async def test_a_bus_over_its_memory_stops_reading_and_then_goes_on_with_nothing
 
 
 async def connections(node: Node) -> list[Connection]:
-    await until(lambda: node.server.connections)
+    await until(lambda: node.tcp.connections)
     return open_connections(node)
 
 

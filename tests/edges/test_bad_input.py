@@ -166,7 +166,7 @@ async def test_garbage_affects_only_its_own_connection(
                 await writer.send(frame("alive", b"you see"))
             while json.loads(await witness.read_line())["data"] != "you see":
                 pass
-        await until(lambda: not node.server.connections)
+        await until(lambda: not node.tcp.connections)
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
@@ -182,7 +182,7 @@ def test_any_first_bytes_are_answered_or_closed(
         async with run_bus("news", "alive", durability="memory") as node:
             await whole_answer(node, b"".join(data))
             await is_alive(node)
-            await until(lambda: not node.server.connections)
+            await until(lambda: not node.tcp.connections)
 
     asyncio.run(meet())
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]

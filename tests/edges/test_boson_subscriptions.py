@@ -127,4 +127,4 @@ async def test_nobody_stays_subscribed_after_leaving(bus: Node) -> None:
             await pipe.send(request)
         await subscribed(bus, 9)
     await subscribed(bus, 0)
-    await until(lambda: not bus.server.connections)
+    await until(lambda: not bus.tcp.connections)

@@ -26,7 +26,7 @@ async def test_a_million_one_byte_parts_meet_the_limit_of_parts(protocol: str, f
         with ResidentGrowth() as growth:
             async with ScriptedPeer(node.tcp_port, timeout_s=50) as peer:
                 sending = asyncio.create_task(flood(peer, part * 10_000, 100))
-                await until(lambda: node.server.connections)
+                await until(lambda: node.tcp.connections)
                 assert await is_alive(node) < 4
                 said = await peer.read_to_end()
                 await sending
@@ -80,7 +80,7 @@ async def test_a_flood_of_nothing_costs_no_more_than_its_bytes(protocol: str, un
                 await peer.send(START[protocol])
                 sending = asyncio.create_task(flood(peer, data, 1))
                 reading = asyncio.create_task(read_and_forget(peer))
-                await until(lambda: node.server.connections)
+                await until(lambda: node.tcp.connections)
                 assert await is_alive(node) < 4
                 await sending
                 peer.send_eof()
@@ -124,7 +124,7 @@ async def test_a_hundred_thousand_one_byte_chunks_do_not_stall_the_loop(protocol
 
 
 async def first_connection(node: Node) -> list[Connection]:
-    await until(lambda: node.server.connections)
+    await until(lambda: node.tcp.connections)
     return open_connections(node)
 
 

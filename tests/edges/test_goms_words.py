@@ -250,7 +250,7 @@ async def test_after_close_nothing_is_read_and_the_connection_ends(
     assert await anna.read_to_end() == b""
     assert bus.bus.log.bounds("news").stop == 0
     anna.send_eof()
-    await until(lambda: not bus.server.connections)
+    await until(lambda: not bus.tcp.connections)
     assert all(not topic.subscribers for topic in bus.bus.topics())
 
 

@@ -249,7 +249,7 @@ async def test_there_is_a_limit_to_connections() -> None:
         assert node.bad_peers.counts["connections.too-many"] == 1
         for peer in peers:
             await peer.__aexit__(None, None, None)
-        await until(lambda: not node.server.connections)
+        await until(lambda: not node.tcp.connections)
         await is_alive(node)
 
 

@@ -105,7 +105,7 @@ async def test_a_queue_that_only_reads_may_be_silent_for_ever() -> None:
     """Others must say in time what they speak; here that is known."""
     async with bridged(limits={"detect-timeout-s": 0.1, "message-timeout-s": 0.1}) as (node, port):
         async with queue(node, port) as reader:
-            connections = list(node.server.connections)
+            connections = list(node.tcp.connections)
             assert connections[0] not in node.tcp.assembly.overdue()
             assert not node.tcp.assembly._deadlines
             async with ScriptedPeer(node.tcp_port) as writer:

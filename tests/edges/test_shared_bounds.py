@@ -8,8 +8,7 @@ import pytest
 
 from polybus.config import Limits
 from polybus.edges.edge import BadPeers
-from polybus.edges.tcp.assembly import FREE_BYTES, Assembly
-from polybus.edges.tcp.shared import ReadBuffers
+from polybus.edges.tcp.shared import FREE_BYTES, Assembly, ReadBuffers
 
 
 class Sender:

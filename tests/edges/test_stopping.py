@@ -17,7 +17,7 @@ async def test_a_stopping_bus_gives_subscribers_what_waits_for_them() -> None:
     async with run_bus("news", durability="memory") as node:
         async with ScriptedPeer(node.tcp_port) as early:
             await early.send(frame("news", b"early"))
-        await until(lambda: not node.server.connections)
+        await until(lambda: not node.tcp.connections)
         async with ScriptedPeer(node.tcp_port, timeout_s=TIMEOUT_S) as reader:
             await reader.send(frame("$subscribe", b"news tell=position"))
             await reader.read_frame()
@@ -76,4 +76,4 @@ async def test_a_peer_that_never_closes_is_dropped_in_the_end() -> None:
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as peer:
         await peer.send(frame("news", b"", 9))
         await peer.read_to_end()
-        await until(lambda: not node.server.connections)
+        await until(lambda: not node.tcp.connections)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from polybus.services.context import Context
+from polybus.services.events import EventBook
 
 logger = logging.getLogger("polybus.peers")
 # A subscriber was disconnected, or lost messages, because it read too slowly.
@@ -20,9 +21,9 @@ class BadPeers:
         *,
         lines_per_s: int,
         clock_s: Callable[[], float],
-        on_slow: Callable[[str, str, str], None] | None = None,
+        events: EventBook | None = None,
     ) -> None:
-        self._on_slow = on_slow
+        self._events = events
         self.counts: Counter[str] = Counter()
         self._lines_per_s = lines_per_s
         self._clock_s = clock_s
@@ -36,8 +37,8 @@ class BadPeers:
 
     def note(self, peer: str, protocol: str, code: str, text: str) -> None:
         self.counts[code] += 1
-        if code in SLOW and self._on_slow is not None:
-            self._on_slow(peer, protocol, code)
+        if code in SLOW and self._events is not None:
+            self._events.tell("subscriber-slow", peer=peer, protocol=protocol, code=code)
         second = int(self._clock_s())
         if second != self._second:
             if self._suppressed:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
 from polybus.edges.tcp.connection import Connection
 from polybus.edges.tcp.layers import tls_context
-from polybus.edges.tcp.shared import OpenConnection, TcpShared, TranslatorFactory
+from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError
 from polybus.lake import settings as pipeline_settings
@@ -70,24 +70,19 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._udp_edges: list[UdpEdge] = []
 
-    @property
-    def connections(self) -> Collection[OpenConnection]:
-        return self._tcp.connections
-
     async def start(self) -> list[str]:
         """Listen on every connector; return the addresses, `tcp://127.0.0.1:55545` and so on.
 
         Raises:
-            ConfigError: an address or a certificate cannot be used; nothing is left open.
+            ConfigError: an address or a certificate cannot be used.
         """
         addresses = []
         for index, connector in enumerate(self._context.config.connectors):
             try:
                 addresses.append(await self._listen(connector))
-            except (ConfigError, OSError) as error:
-                await self.stop()
-                if isinstance(error, ConfigError):
-                    raise ConfigError(error.code, f"connectors[{index}]: {error.text}") from error
+            except ConfigError as error:
+                raise ConfigError(error.code, f"connectors[{index}]: {error.text}") from error
+            except OSError as error:
                 where = f"{connector.protocol} {connector.ip}:{connector.port}"
                 text = f"connectors[{index}]: cannot listen on {where}: {error}"
                 raise ConfigError("config.address", text) from error
@@ -180,10 +175,10 @@ class Node:
             await self.server.listen_for_admin(self._run_note.socket)
             self._run_note.write(self.config.connectors, self.addresses)
         except BaseException:
-            if hasattr(self, "services"):
-                self._events.close()
-                await self.services.close()
-            self._log.close()
+            if hasattr(self, "server"):
+                await self.stop()
+            else:
+                self._log.close()
             raise
 
     def _create_topics(self) -> None:
@@ -216,13 +211,13 @@ class Node:
         self.bad_peers = BadPeers(
             lines_per_s=limits.error_lines_per_s,
             clock_s=time.monotonic,
-            on_slow=self._tell_slow,
+            events=self._events,
         )
         token = load_or_make(context.data)
         pipeline_settings.write(context.data, config)
         self.services = Services(context)
         edge = Edge(context, self.bad_peers)
-        self.http = HttpState(edge, self.services, token, self._count)
+        self.http = HttpState(edge, self.services, token, lambda: len(self.tcp.connections))
         self._http_edge = HttpEdge(self.http)
         translators: dict[str, TranslatorFactory] = {
             "boson-frames": partial(BosonFramesTranslator, edge),
@@ -243,15 +238,9 @@ class Node:
         await self.services.close()
         await asyncio.to_thread(self._log.close)
 
-    def _count(self) -> int:
-        return len(self.tcp.connections)
-
     def _held_from(self, topic: str) -> int | None:
         # Nothing is removed before the consumers are known.
         return self.services.consumers.held_from(topic) if hasattr(self, "services") else 0
-
-    def _tell_slow(self, peer: str, protocol: str, code: str) -> None:
-        self.context.events.tell("subscriber-slow", peer=peer, protocol=protocol, code=code)
 
     @property
     def tcp_port(self) -> int:

@@ -54,24 +54,23 @@ FAILURES = {
 ALWAYS = (405, 413, 415, 503)
 
 
-class EncodedSlashes:
+def encoded_slashes(app: ASGIApp) -> ASGIApp:
     """Lets a name in a path contain a slash, written `%2F`, which is then no separator.
 
     Such a path is routed undecoded, and `Call.path` decodes the names found in it.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         raw: bytes = scope.get("raw_path") or b""
         if b"%2f" in raw.lower():
             scope = {**scope, "path": raw.decode("latin-1"), ENCODED: True}
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return routed
 
 
 def make_app(state: HttpState) -> Starlette:
-    middleware = [Middleware(EncodedSlashes)]
+    middleware = [Middleware(encoded_slashes)]
     if state.config.http.cors_origins:
         middleware.append(
             Middleware(
