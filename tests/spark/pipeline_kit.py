@@ -13,7 +13,7 @@ from spark_kit import RunningBus
 from polybus.lake.table import open_table
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.prepare import Prepared, prepare
-from polybus.spark.pipelines.running.runner import FlowRunner
+from polybus.spark.pipelines.flows import FlowRunner
 
 PASS_TIMEOUT_S = 120.0
 

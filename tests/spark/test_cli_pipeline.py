@@ -16,7 +16,7 @@ from spark_kit import RunningBus, environment, eventually, running_bus
 
 from polybus.cli import main
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.running import supervisor
+from polybus.spark.pipelines.running import driver
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_check_shows_what_flows_read_and_write_and_all_errors(
 ) -> None:
     # The tests' session, which `check` must not end.
     session = contextlib.nullcontext(spark)
-    monkeypatch.setattr(supervisor, "open_session", lambda data, **options: session)
+    monkeypatch.setattr(driver, "open_session", lambda data, **options: session)
     folder = tmp_path / "pipelines"
     folder.mkdir()
     (folder / "good.sql").write_text(

@@ -27,11 +27,12 @@ from polybus.lake.table import open_table
 from polybus.log import layout
 from polybus.spark import checkpoint
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.running import service, supervisor
-from polybus.spark.pipelines.running.runner import FlowRunner
+from polybus.spark.pipelines.flows import FlowRunner
+from polybus.spark.pipelines.running import driver as driver_module
+from polybus.spark.pipelines.running import service
+from polybus.spark.pipelines.running.driver import PipelineOptions, Supervisor
 from polybus.spark.pipelines.running.service import only_one, write_status
-from polybus.spark.pipelines.running.supervisor import PipelineOptions, Supervisor
-from polybus.spark.pipelines.standard.flow import flows
+from polybus.spark.pipelines.standard.batches import flows
 
 TOPICS = ("red", "blue", "green")
 # Any minute of 20 messages is an alert, for a topic without a history too.
@@ -113,7 +114,7 @@ def driver_here(spark: Any, data: Path, patched: pytest.MonkeyPatch) -> Iterator
     """A driver in this process, on the tests' session, which it must not end."""
 
     session = contextlib.nullcontext(spark)
-    patched.setattr(supervisor, "open_session", lambda data, **options: session)
+    patched.setattr(driver_module, "open_session", lambda data, **options: session)
     driver = Supervisor(PipelineOptions(data=data), lambda event: None)
     running = threading.Thread(target=driver.run)
     running.start()

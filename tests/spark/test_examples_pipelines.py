@@ -19,7 +19,7 @@ from spark_kit import eventually, running_bus
 
 from polybus.client import connect
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.running.runner import FlowRunner
+from polybus.spark.pipelines.flows import FlowRunner
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "pipelines"
 TOPICS = ("shop.customers", "shop.orders", "telemetry", "device.alerts", "sales")

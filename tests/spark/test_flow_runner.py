@@ -13,8 +13,7 @@ from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
-from polybus.spark.pipelines.running.runner import FlowRunner
+from polybus.spark.pipelines.flows import FlowContext, FlowRunner, PipelineFlow
 
 Take = Callable[[Any, int], None]
 

@@ -21,8 +21,7 @@ from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import gold, watch
-from polybus.spark.pipelines.standard.accumulated import RELATIVE_ERROR_MAX, buckets_of, values_of
-from polybus.spark.pipelines.standard.flow import check_tables, writer_of
+from polybus.spark.pipelines.standard.batches import check_tables, writer_of
 from polybus.spark.source.options import arrow_schema, spark_schema
 
 MINUTE = datetime.timedelta(minutes=1)
@@ -53,8 +52,8 @@ def add(table: Any, batch_id: int, *parts: pa.Table) -> None:
 
 def test_a_bucket_is_at_most_one_percent_from_every_size_in_it() -> None:
     sizes = np.concatenate([np.arange(0, 5000), np.geomspace(5000, 1 << 40, 2000).astype(np.int64)])
-    found = values_of(buckets_of(sizes))
-    assert np.all(np.abs(found - sizes) <= RELATIVE_ERROR_MAX * sizes + 0.5)
+    found = gold.values_of(gold.buckets_of(sizes))
+    assert np.all(np.abs(found - sizes) <= gold.RELATIVE_ERROR_MAX * sizes + 0.5)
     assert np.array_equal(found[:50], sizes[:50])
 
 
@@ -68,15 +67,13 @@ def test_percentiles_are_right_when_a_minute_comes_in_many_batches(tmp_path: Pat
     assert row["messages"] == 5000 and row["bytes"] == sum(sizes)
     for name, quantile in gold.QUANTILES.items():
         true = np.quantile(sizes, quantile, method="inverted_cdf")
-        assert row[name] == pytest.approx(true, rel=RELATIVE_ERROR_MAX, abs=0.5)
+        assert row[name] == pytest.approx(true, rel=gold.RELATIVE_ERROR_MAX, abs=0.5)
 
 
 def test_a_batch_touches_only_the_files_of_its_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polybus.spark.pipelines.standard import accumulated
-
-    monkeypatch.setattr(accumulated, "CLOSED_ROWS", 3)
+    monkeypatch.setattr(gold, "CLOSED_ROWS", 3)
     table = gold.traffic_table(tmp_path)
     for number in range(5):
         add(table, number, *[facts([1], minute=NOON + number * 60 * MINUTE)])
@@ -157,7 +154,7 @@ class Bus:
 
 
 def watching(tmp_path: Path) -> tuple[watch.Watch, FlowContext]:
-    context = FlowContext(None, BusLocation(tmp_path), tmp_path, {})
+    context = FlowContext(spark=None, bus=BusLocation(tmp_path), checkpoint=tmp_path, trigger={})
     return watch.Watch(tmp_path, clock_us=lambda: NOON_US + 30_000_000), context
 
 

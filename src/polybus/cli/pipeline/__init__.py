@@ -130,9 +130,9 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
     Reports errors with file and line: syntax, unknown names and columns, cycles, and changes that
     do not fit a flow's checkpoint. The exit code is 1 if there are any.
     """
-    from polybus.spark.pipelines.running import supervisor
+    from polybus.spark.pipelines.running import driver
 
-    prepared = supervisor.check(_options(names, given))
+    prepared = driver.check(_options(names, given))
     problems = [
         {"pipeline": name, "code": error.code, "text": error.text}
         for name, error in prepared.problems.items()
@@ -171,7 +171,7 @@ def run(
     failed, problem, done or stopped. The exit code is 1 if a pipeline did not start or a flow
     failed.
     """
-    from polybus.spark.pipelines.running.supervisor import Supervisor
+    from polybus.spark.pipelines.running.driver import Supervisor
 
     options = _options(names, given, continuous=continuous, reset=reset)
     display = RunDisplay()
@@ -268,7 +268,7 @@ def _data(data: str | None) -> Path:
 
 def _options(names: tuple[str, ...], given: dict[str, Any], **more: Any) -> Any:
     from polybus.spark.pipelines.declared.loader import choose, find_pipelines
-    from polybus.spark.pipelines.running.supervisor import PipelineOptions
+    from polybus.spark.pipelines.running.driver import PipelineOptions
 
     config = load_config(given.pop("data"))
     data = Path(config.data) if given["url"] else existing_data(config)

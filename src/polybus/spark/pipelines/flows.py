@@ -1,20 +1,31 @@
-"""Flows, the units of work of a pipeline, and how far each one is.
+"""Flows, the units of work of a pipeline: what they are, how far each one is, and running them.
 
-A flow is a streaming query, or batch work that is repeated when its inputs change.
+A flow is a streaming query, or batch work that is repeated when its inputs change. All flows run on
+one Spark session, each in a thread of its own. A flow starts when the flows that it comes after
+allow it. A failure that may pass is retried with back-off: without limit in continuous mode, a few
+times in one pass. Any other failure marks the flow as failed, and the other flows continue.
 """
 
 import contextlib
 import dataclasses
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from polybus.errors import PolybusError
+from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.sessions import use_in_thread
 
 FlowState = Literal["starting", "running", "waiting", "done", "failed", "stopped"]
 DAMAGED_SHOWN_MAX = 5
+_TICK_S = 0.1
+_STARTS_AT_ONCE_MAX = 4
+_STOP_DEADLINE_S = 10.0
+_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclasses.dataclass
@@ -38,6 +49,7 @@ class FlowProgress:
     """Damaged topics, which a running flow does not read."""
 
     def __post_init__(self) -> None:
+        self._batch = -1
         self._positions: dict[str, int] = {}
         self._reported_lag: int | None = None
         self._scans: dict[int, int] = {}
@@ -51,22 +63,19 @@ class FlowProgress:
         last = query.lastProgress
         if last is None:
             return
-        is_next = last["batchId"] <= self._last_batch + 1
+        is_next = last["batchId"] <= self._batch + 1
         for batch in [last] if is_next else query.recentProgress:
             self._take(batch)
         if not query.status["isTriggerActive"] and not query.status["isDataAvailable"]:
             self.rows_per_s = 0.0
 
-    @property
-    def _last_batch(self) -> int:
-        return -1 if self.batch_id is None else self.batch_id
-
     def _take(self, batch: Any) -> None:
         self._take_offsets(batch["sources"])
         number = batch["batchId"]
-        if number <= self._last_batch or batch.numInputRows == 0:
+        if number <= self._batch or batch.numInputRows == 0:
             return
-        self.batch_id, self.batch_ms = number, batch["batchDuration"]
+        self.batch_id = self._batch = number
+        self.batch_ms = batch["batchDuration"]
         rows = batch.numInputRows // max(1, self._scans.get(number, 1))
         self._scans = {one: times for one, times in self._scans.items() if one > number}
         if self.rows is not None:
@@ -116,7 +125,7 @@ def damage_warning(damaged: dict[str, str]) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(kw_only=True)
 class FlowContext:
     """What a flow needs to start."""
 
@@ -158,3 +167,197 @@ class PipelineFlow:
 def checkpoints_of(data: Path, pipeline: str) -> Path:
     """The folder with a checkpoint per flow of a pipeline."""
     return data / "pipeline" / "checkpoints" / pipeline
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class _FlowRun(FlowContext):
+    """A flow with its query and its figures."""
+
+    flow: PipelineFlow
+    query: Any = None
+    caught_up: bool = False
+    failures_in_a_row: int = 0
+    _updating: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+    @property
+    def is_over(self) -> bool:
+        return self.figures.state in ("done", "failed", "stopped")
+
+    def update(self) -> None:
+        """Read the query's progress; a batch that succeeded ends a series of failures."""
+        query = self.query
+        if query is None:
+            return
+        with self._updating:
+            before = self.figures.batch_id
+            try:
+                self.figures.update(query)
+            except Exception:  # the session has ended; the figures stay as they were
+                return
+            if self.figures.batch_id != before:
+                self.failures_in_a_row = 0
+                if self.figures.state == "running":
+                    self.figures.error = None
+
+
+class FlowRunner:
+    """Starts flows, retries them, stops them, and knows the progress of each."""
+
+    def __init__(self, spark: Any, bus: BusLocation, *, continuous: bool) -> None:
+        self._spark = spark
+        self._bus = bus
+        self._continuous = continuous
+        self._runs: dict[str, _FlowRun] = {}
+        self._threads: list[threading.Thread] = []
+        # Guards every state of a flow; notified when one changes.
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._starts = threading.Semaphore(_STARTS_AT_ONCE_MAX)
+
+    def start(self, *flows: PipelineFlow) -> None:
+        """Run flows, each as soon as those that it comes after allow it; returns at once."""
+        runs = [self._run_of(flow) for flow in flows]
+        with self._changed:
+            self._runs |= {run.flow.full_name: run for run in runs}
+        for run in runs:
+            thread = threading.Thread(
+                target=self._run, args=(run,), name="polybus-flow", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _run_of(self, flow: PipelineFlow) -> _FlowRun:
+        # A stream has read nothing yet; a batch flow reports what it wrote.
+        rows = 0 if flow.repeat_s is None else None
+        return _FlowRun(
+            flow=flow,
+            spark=self._spark,
+            bus=self._bus,
+            checkpoint=checkpoints_of(self._bus.data, flow.pipeline) / flow.name,
+            trigger={"processingTime": "0 seconds"} if self._continuous else {"availableNow": True},
+            figures=FlowProgress(flow.pipeline, flow.name, rows=rows),
+        )
+
+    def progress(self) -> list[FlowProgress]:
+        """A copy of every flow's figures."""
+        with self._changed:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.update()
+            run.figures.update_lag(self._bus.data if self._bus.url is None else None)
+        return [dataclasses.replace(run.figures) for run in runs]
+
+    @property
+    def failures(self) -> list[FlowProgress]:
+        return [one for one in self.progress() if one.state == "failed"]
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every flow is done, failed or stopped; False if the time ran out."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: all(run.is_over for run in self._runs.values()), timeout_s
+            )
+
+    def stop(self, deadline_s: float = _STOP_DEADLINE_S) -> bool:
+        """Stop all flows; False if some had not ended at the deadline, which their error says."""
+        until_s = time.monotonic() + deadline_s
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        late = [run for run in self._runs.values() if not run.is_over]
+        for run in late:
+            self._set_state(run, "stopped", "was still busy at the deadline for stopping")
+        return not late
+
+    # In the thread of a flow.
+
+    def _run(self, run: _FlowRun) -> None:
+        pause_s: float | None = 0.0
+        while pause_s is not None and not self._stopping.wait(pause_s) and self._await_turn(run):
+            try:
+                is_stream = self._run_once(run)
+            except Exception as error:
+                pause_s = self._pause_after(run, error)
+                is_final = pause_s is None and not self._stopping.is_set()
+                self._set_state(run, "failed" if is_final else "waiting", clean_cause(error))
+            else:
+                run.caught_up = True
+                run.failures_in_a_row = 0
+                pause_s = run.flow.repeat_s if self._continuous and not is_stream else None
+                was_cut = is_stream and (self._continuous or self._stopping.is_set())
+                if pause_s is not None:
+                    self._set_state(run, "waiting")
+                elif not was_cut:
+                    self._set_state(run, "done")
+        # If it is neither done nor failed. A flow that was to be retried keeps its error.
+        self._set_state(run, "stopped", run.figures.error)
+
+    def _await_turn(self, run: _FlowRun) -> bool:
+        """Wait until the flow may start; False if it will not."""
+        firsts = [f"{run.flow.pipeline}.{name}" for name in run.flow.after]
+        with self._changed:
+            needed = [self._runs[first] for first in firsts if first in self._runs]
+            while not self._stopping.is_set():
+                failed = [first.flow.name for first in needed if first.figures.state == "failed"]
+                if failed and not self._continuous:
+                    run.figures.error = f"not run, because {', '.join(failed)} failed"
+                    return False
+                if all(one.is_over or (one.caught_up and self._continuous) for one in needed):
+                    return True
+                if run.figures.state == "starting":
+                    self._set_state(run, "waiting")
+                self._changed.wait(_TICK_S)
+        return False
+
+    def _run_once(self, run: _FlowRun) -> bool:
+        """Run a batch flow, or a stream to its end; whether it was a stream."""
+        with self._starts:
+            if self._stopping.is_set():
+                return True
+            if run.figures.state == "waiting":
+                run.figures.state = "running"
+            use_in_thread(self._spark)
+            run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            query = run.flow.start(run)
+        if query is None:
+            return False
+        run.query = query
+        self._set_state(run, "running")
+        while query.isActive:
+            if self._stopping.wait(_TICK_S):
+                query.stop()
+            elif not run.caught_up:
+                run.caught_up = _has_caught_up(query)
+        error = query.exception()
+        run.update()
+        run.query = None
+        if error is not None and not self._stopping.is_set():
+            raise error
+        return True
+
+    def _pause_after(self, run: _FlowRun, error: Exception) -> float | None:
+        """How long to wait before the next try; None to give up."""
+        tries = run.failures_in_a_row
+        is_retried = is_transient(error) or clean_cause(error).startswith(run.flow.retried)
+        if not is_retried or (not self._continuous and tries >= len(_BACKOFF_S)):
+            return None
+        run.failures_in_a_row = tries + 1
+        return _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
+
+    def _set_state(self, run: _FlowRun, state: FlowState, error: str | None = None) -> None:
+        with self._changed:
+            if run.is_over:
+                return
+            run.figures.state = state
+            run.figures.error = error
+            if run.is_over:
+                run.figures.rows_per_s = 0.0
+            self._changed.notify_all()
+
+
+def _has_caught_up(query: Any) -> bool:
+    status = query.status
+    is_idle = not status["isDataAvailable"] and not status["isTriggerActive"]
+    return is_idle and (query.lastProgress is not None or "Waiting for data" in status["message"])

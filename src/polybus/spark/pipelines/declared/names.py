@@ -13,6 +13,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Names:
         self.bus = bus
         self._settings = threading.RLock()
         self.streams: dict[tuple[tuple[str, str], ...], Any] = {}
-        self._schemas: dict[str, StructType] = {}
+        self.schemas: dict[str, StructType] = {}
         self._topics: set[str] | None = None
         spark.dataSource.register(LakeTableSource)
 
@@ -117,13 +118,6 @@ class Names:
             self._topics = set(open_origin(self.bus).topics(system=True))
         return self._topics
 
-    def schema_of(self, output: str, call: "_Call") -> StructType:
-        """The columns of a table of the pipeline, from the queries that fill it."""
-        if output not in self._schemas:
-            frames = [call.inner(query) for query in self.pipeline.queries_into(output)]
-            self._schemas[output] = united(frames, self.pipeline.outputs[output]).schema
-        return self._schemas[output]
-
 
 @dataclasses.dataclass(slots=True)
 class _Call(readers.Resolver):
@@ -153,9 +147,14 @@ class _Call(readers.Resolver):
             raise PipelineError("pipeline.query", text, **place)
         return frame
 
-    def inner(self, query: Query) -> Any:
-        """A query that this one needs only for its columns: its inputs are not ours."""
-        return dataclasses.replace(self, inputs=set()).frame_of(query)
+    def _schema_of(self, output: str) -> StructType:
+        """The columns of a table, from the queries that fill it; their inputs are not ours."""
+        pipeline, schemas = self.names.pipeline, self.names.schemas
+        if output not in schemas:
+            inner = dataclasses.replace(self, inputs=set())
+            frames = [inner.frame_of(query) for query in pipeline.queries_into(output)]
+            schemas[output] = united(frames, pipeline.outputs[output]).schema
+        return schemas[output]
 
     def stream(self, name: str, options: dict[str, Any]) -> Any:
         output = self.names.pipeline.outputs.get(name)
@@ -181,8 +180,7 @@ class _Call(readers.Resolver):
             raise UsageError("pipeline.query", f"{name} is a sink and cannot be read")
         if output is not None:
             self._note("dataset", name, streaming=False)
-            schema = self.names.schema_of(name, self)
-            return self._table(self.names.table(name), schema)
+            return self._table(self.names.table(name), self._schema_of(name))
         if name.lower() in table_names(self.bus.data):
             self._note("table", name.lower(), streaming=False)
             return self._table(open_table(self.bus.data, name.lower()), None)
@@ -246,10 +244,7 @@ def _explained(error: Exception, place: dict[str, Any]) -> PolybusError:
 def united(frames: list[Any], output: Any) -> Any:
     """The union of the queries of one output, in the columns that the output declares."""
     shaped = [in_schema_of(frame, output) for frame in frames]
-    whole = shaped[0]
-    for frame in shaped[1:]:
-        whole = whole.unionByName(frame, allowMissingColumns=True)
-    return whole
+    return reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), shaped)
 
 
 def in_schema_of(frame: Any, output: Any) -> Any:

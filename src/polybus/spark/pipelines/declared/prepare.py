@@ -10,9 +10,8 @@ fit the checkpoint. A pipeline with a problem does not start; the others do.
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable
 
 from polybus.errors import PolybusError, UsageError
-from polybus.lake.table import LakeTable, open_table
-from polybus.spark import listener
+from polybus.lake.table import open_table
+from polybus.spark import listener, tables
 from polybus.spark.causes import clean_cause
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
@@ -72,33 +71,19 @@ def start_stream(
                 options["takeOver"] = "true"
         writer = writer.format(output.format).options(**options)
     else:
-        table, columns = names.table(query.target), tuple(output.partition_cols or ())
-        writer = writer.foreachBatch(Append(query.name, table, context.checkpoint, columns))
+        flow, table, checkpoint = query.name, names.table(query.target), context.checkpoint
+        partition_by = tuple(output.partition_cols or ())
+
+        def append(rows: Any, batch_id: int) -> None:
+            # A new checkpoint counts its batches from 0 again: its id tells the two apart.
+            writer = f"{flow}:{Checkpoint(checkpoint).query_id()}"
+            tables.append(rows, table, writer=writer, batch_id=batch_id, partition_by=partition_by)
+
+        # Spark Connect sends the function, and what it uses, to the server.
+        writer = writer.foreachBatch(append)
     use_in_thread(names.spark)
     with names.settings_of(query):
         return writer.start()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Append:
-    """Appends the batches of a flow to its table. Spark Connect sends it to the server."""
-
-    flow: str
-    table: LakeTable
-    checkpoint: Path
-    partition_by: tuple[str, ...]
-
-    def __call__(self, rows: Any, batch_id: int) -> None:
-        from polybus.spark import tables
-
-        tables.append(
-            rows,
-            self.table,
-            # A new checkpoint counts its batches from 0 again: its id tells the two apart.
-            writer=f"{self.flow}:{Checkpoint(self.checkpoint).query_id()}",
-            batch_id=batch_id,
-            partition_by=self.partition_by,
-        )
 
 
 class ViewFlow:
@@ -107,37 +92,25 @@ class ViewFlow:
     def __init__(self, names: Names, query: Query) -> None:
         self._names = names
         self._query = query
-        self._seen: dict[Input, Any] | None = None
-        self._refreshing = threading.Lock()
+        self._seen: dict[Input, Any] = {}
 
     def refresh(self, context: FlowContext) -> None:
         """Replace the table, unless no input has changed since the last time."""
-        from polybus.spark import tables
-
-        with self._refreshing:
-            if self._seen and self._seen == self._versions(self._seen):
-                return
-            before = self._seen
-            analysed = self._names.analyse(self._query, run=True)
-            # Read before the rows: a change in between causes one unnecessary refresh.
-            self._seen = self._versions(analysed.inputs)
-            output = self._names.pipeline.outputs[self._query.target]
-            table = self._names.table(self._query.target)
-            use_in_thread(self._names.spark)
-            try:
-                with self._settings():
-                    rows = in_schema_of(analysed.frame, output)
-                    count = tables.replace(rows, table, writer=self._query.name)
-            except BaseException:
-                self._seen = before
-                raise
-            context.figures.rows = count
-
-    def _settings(self) -> AbstractContextManager[None]:
-        """The settings, if there are any: other flows cannot start while the session has them."""
-        if self._names.pipeline.conf or self._query.spark_conf:
-            return self._names.settings_of(self._query)
-        return nullcontext()
+        if self._seen and self._seen == self._versions(self._seen):
+            return
+        names, query = self._names, self._query
+        analysed = names.analyse(query, run=True)
+        # Read before the rows: a change in between causes one unnecessary refresh.
+        versions = self._versions(analysed.inputs)
+        use_in_thread(names.spark)
+        # Other flows cannot start while the session has settings of this one.
+        has_settings = names.pipeline.conf or query.spark_conf
+        with names.settings_of(query) if has_settings else nullcontext():
+            rows = in_schema_of(analysed.frame, names.pipeline.outputs[query.target])
+            context.figures.rows = tables.replace(
+                rows, names.table(query.target), writer=query.name
+            )
+        self._seen = versions
 
     def _versions(self, inputs: Any) -> dict[Input, Any]:
         """The version of every input; the same versions mean the same rows."""

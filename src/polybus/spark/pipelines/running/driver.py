@@ -1,35 +1,326 @@
-"""The pipeline as a process: the standard flows and the user's own, until it is stopped.
+"""The life of a pipeline on a data folder: the only one, for `polybus up` and `pipeline run`.
+
+    lock → wait for the bus and for the last JVM → Spark → socket, status → flows → report
+    → stop the flows → status → remove the socket → end Spark → unlock
+
+It reports in events, which are JSON objects:
+
+    {"event": "starting", "text": …}                    what it does now, until it is ready
+    {"event": "ready", "seconds": …, "flows": …}        it has started this many flows
+    {"event": "progress", "flows": […]}                 every second
+    {"event": "waiting", "text": …}                     it, or a flow, waits, mostly for the bus
+    {"event": "warning", "flow": …, "text": …}          a flow runs without a damaged topic
+    {"event": "failed", "flow": …, "text": …}           a flow failed
+    {"event": "problem", "pipeline": …, "code": …, "text": …}   a pipeline cannot start
+    {"event": "done", "flows": […]}                     all flows have ended
+    {"event": "stopped", "flows": […]}                  it was asked to stop, and did
+
+A batch that is under way at the end is finished or, after the deadline, left to the next start,
+which runs it again from its checkpoint.
+
+It is also the process of `polybus up`, which stops on SIGTERM, SIGINT, /stop on the socket and the
+end of standard input, and writes its events to standard output, one per line:
 
     python -m polybus.spark.pipelines.running.driver --data DIR [--pipelines DIR] …
-
-Standard output has the events of `supervisor`, one JSON object per line. SIGTERM, SIGINT, the verb
-`stop` on the socket and the end of standard input stop it.
 """
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from polybus.errors import PolybusError
-from polybus.spark.pipelines.running.supervisor import PipelineOptions, Supervisor
-from polybus.spark.pipelines.sessions import MASTER, MEMORY
+from polybus.client.http import blocking as bus_http
+from polybus.client.retry import Backoff
+from polybus.errors import PolybusError, UsageError
+from polybus.spark.causes import is_transient
+from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.flows import FlowRunner
+from polybus.spark.pipelines.running import service
+from polybus.spark.pipelines.sessions import (
+    MASTER,
+    MEMORY,
+    another_session,
+    is_jvm,
+    jvm_pid,
+    open_session,
+)
 
+PROGRESS_INTERVAL_S = 1.0
+POLL_S = 0.05
+STARTED_TIMEOUT_S = 10.0
+OLD_JVM_TIMEOUT_S = 30.0
 TOKEN_VARIABLE = "POLYBUS_TOKEN"
 """For a bus on another machine (--url), whose token is not in the data folder."""
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """What to run, and where. `pipelines` is the folder of the user's pipelines."""
+
+    data: Path
+    url: str | None = None
+    token: str | None = field(default=None, repr=False)
+    master: str = MASTER
+    memory: str = MEMORY
+    standard: bool = True
+    pipelines: Path | None = None
+    only: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
+    continuous: bool = True
+    until_stopped: bool = True
+    """Wait for the bus, at the start and with a pipeline that needs it, and outlive all flows."""
+
+    @property
+    def bus(self) -> BusLocation:
+        # Only the token of an administrator may write system topics; the bus keeps one in its data.
+        # Without a URL it is read for each call: a bus that restarts may have created another.
+        token = self.token or (bus_http.read_token(self.data) if self.url else None)
+        return BusLocation(self.data, self.url, token)
+
+    def session(self) -> contextlib.AbstractContextManager[Any]:
+        return open_session(self.data, url=self.url, master=self.master, memory=self.memory)
+
+
+class Supervisor:
+    """One run of a pipeline, from `run` to its return."""
+
+    def __init__(self, options: PipelineOptions, say: Say) -> None:
+        self._options = options
+        self._say = say
+        self._stop = threading.Event()
+        self._started_s = time.monotonic()
+        self._runner: FlowRunner | None = None
+        self._jvm = 0
+        self._problems: dict[str, str] = {}
+        self._retried: tuple[str, ...] = ()
+        self._retry_backoff = Backoff(first_s=0.5)
+        self._retry_due_s = 0.0
+        self._reported: set[tuple[str, str, str]] = set()
+
+    def stop(self) -> None:
+        """Ask for the end, from any thread or signal handler."""
+        # A signal may arrive while this thread holds the event's lock, which is not reentrant.
+        threading.Thread(target=self._stop.set, name="polybus-stop", daemon=True).start()
+
+    def run(self) -> bool:
+        """Run; True if every pipeline started and no flow failed.
+
+        Raises:
+            PolybusError: `pipeline.running`, another pipeline runs on the folder;
+                `pipeline.unknown`; Java is missing or has ended; and others that keep all flows
+                from starting.
+        """
+        with service.only_one(self._options.data):
+            if self._options.until_stopped:
+                self._await_bus()
+            self._await_old_jvm()
+            if not self._stop.is_set():
+                self._starting(f"starting Spark on {self._options.master}: this takes some seconds")
+                with self._options.session() as spark:
+                    self._run_flows(spark)
+        flows = self._flows()
+        self._say({"event": "stopped" if self._stop.is_set() else "done", "flows": flows})
+        return not self._problems and all(flow["state"] != "failed" for flow in flows)
+
+    def _run_flows(self, spark: Any) -> None:
+        data, self._jvm = self._options.data, jvm_pid(spark)
+        self._starting("Spark is up; starting flows")
+        runner = self._runner = FlowRunner(
+            spark, self._options.bus, continuous=self._options.continuous
+        )
+        server = service.Service(data, stop=self.stop, run_sql=sql_runner(spark, data))
+        state = "failed"
+        try:
+            self._write_status("running", [])
+            if self._options.standard:
+                from polybus.spark.pipelines.standard.batches import flows
+
+                runner.start(*flows(data))
+            self._load(spark, self._options.only)
+            self._await_started(runner)
+            seconds = round(time.monotonic() - self._started_s, 2)
+            self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
+            while self._pause(runner):
+                self._report(spark)
+            if not runner.failures and not self._problems:
+                state = "done"
+        finally:
+            runner.stop()
+            state = "stopped" if self._stop.is_set() else state
+            with contextlib.suppress(OSError):
+                self._write_status(state, self._flows())
+            server.stop()
+
+    def _load(self, spark: Any, only: tuple[str, ...]) -> None:
+        """Start the flows of the user's pipelines; those that wait for the bus are retried."""
+        from polybus.spark.pipelines.declared.prepare import prepare
+
+        options = self._options
+        if self._runner is None or options.pipelines is None or not options.pipelines.is_dir():
+            return
+        if not self._retried:
+            self._starting(f"reading the pipelines in {options.pipelines}")
+        prepared = prepare(spark, options.pipelines, options.bus, only=only, reset=options.reset)
+        for name in only:
+            self._problems.pop(name, None)
+        waiting = []
+        for name, error in prepared.problems.items():
+            self._problems[name] = str(error)
+            is_waiting = options.until_stopped and is_transient(str(error))
+            if is_waiting:
+                waiting.append(name)
+            if not is_waiting or name not in self._retried:
+                about = {"pipeline": name, "code": error.code, "text": error.text}
+                self._say({"event": "waiting" if is_waiting else "problem", **about})
+        self._retried = tuple(waiting)
+        self._retry_due_s = time.monotonic() + self._retry_backoff.next_s()
+        self._runner.start(*prepared.flows)
+
+    # Reports.
+
+    def _pause(self, runner: FlowRunner) -> bool:
+        """Wait until the next report is due; False at the end."""
+        due_s = time.monotonic() + PROGRESS_INTERVAL_S
+        while time.monotonic() < due_s:
+            is_over = not self._options.until_stopped and runner.wait(0)
+            if is_over or self._stop.wait(POLL_S):
+                return False
+        if self._jvm and not is_jvm(self._jvm):
+            # No flow can recover: whoever started us starts us again, with a new JVM.
+            text = f"the Java process {self._jvm} of the pipeline has ended"
+            raise PolybusError("spark.ended", text)
+        return True
+
+    def _report(self, spark: Any) -> None:
+        """Report progress, and once why a flow waits, has failed or has a warning."""
+        if self._retried and time.monotonic() >= self._retry_due_s:
+            self._load(spark, self._retried)
+        flows = self._flows()
+        self._say({"event": "progress", "flows": flows})
+        # Flows report a full disk; a missing status is no reason to end them.
+        with contextlib.suppress(OSError):
+            self._write_status("running", flows)
+        news = set()
+        for flow in flows:
+            name = f"{flow['pipeline']}.{flow['flow']}"
+            if flow["warning"]:
+                news.add((name, "warning", flow["warning"]))
+            if flow["state"] in ("waiting", "failed") and flow["error"]:
+                news.add((name, flow["state"], flow["error"]))
+        for name, event, text in sorted(news - self._reported):
+            self._say({"event": event, "flow": name, "text": text})
+        self._reported = news
+
+    def _write_status(self, state: str, flows: list[dict[str, Any]]) -> None:
+        service.write_status(
+            self._options.data,
+            state,
+            master=self._options.master,
+            jvm=self._jvm,
+            uptime_s=round(time.monotonic() - self._started_s, 1),
+            flows=flows,
+            problems=[*self._problems.values()],
+        )
+
+    def _flows(self) -> list[dict[str, Any]]:
+        return [] if self._runner is None else [asdict(one) for one in self._runner.progress()]
+
+    def _starting(self, text: str) -> None:
+        self._say({"event": "starting", "text": text})
+
+    # What it waits for.
+
+    def _await_bus(self) -> None:
+        """Wait until a bus has created the data folder, or answers at the URL."""
+        data, url = self._options.data, self._options.url
+
+        def answers() -> bool:
+            try:
+                bus_http.request(url or "", "GET", "/healthz")
+            except PolybusError as error:
+                return error.code not in bus_http.GONE
+            return True
+
+        if url is not None:
+            self._await(answers, f"no bus answers at {url} yet")
+        else:
+            text = f"no bus has made {data} yet: polybus serve --data {data}"
+            self._await((data / "polybus.json").exists, text)
+
+    def _await_old_jvm(self) -> None:
+        """Wait for the JVM of a run that was killed: it may still write to the checkpoints."""
+        last = service.read_status(self._options.data)
+        if last is None or last.state != "running" or not last.jvm:
+            return
+        text = f"the Java process {last.jvm} of the last pipeline is still ending"
+        self._await(lambda: not is_jvm(last.jvm), text, timeout_s=OLD_JVM_TIMEOUT_S)
+        if not self._stop.is_set() and is_jvm(last.jvm):
+            raise UsageError("pipeline.running", f"{text}; end it and start again")
+
+    def _await_started(self, runner: FlowRunner) -> None:
+        """Wait until no flow is starting. Flows that come after others may wait much longer."""
+        deadline_s = time.monotonic() + STARTED_TIMEOUT_S
+        while any(one.state == "starting" for one in runner.progress()):
+            if self._stop.wait(POLL_S) or time.monotonic() > deadline_s:
+                return
+
+    def _await(
+        self, condition: Callable[[], bool], text: str, *, timeout_s: float = math.inf
+    ) -> None:
+        """Wait with back-off until the condition holds or the end is asked for; say so once."""
+        if condition():
+            return
+        self._say({"event": "waiting", "text": text})
+        backoff, deadline_s = Backoff(first_s=0.1, delay_s_max=2.0), time.monotonic() + timeout_s
+        while not self._stop.wait(backoff.next_s()) and not condition():
+            if time.monotonic() > deadline_s:
+                return
+
+
+def sql_runner(spark: Any, data: Path) -> service.RunSql:
+    """Runs queries on the pipeline's warm JVM, beside its flows.
+
+    They have a session of their own, so that a `SET` or a view of theirs does not reach the flows.
+    """
+    session = another_session(spark)
+    # Views belong to the session and are created again for each query.
+    one_at_a_time = threading.Lock()
+
+    def run(query: str, rows_max: int) -> tuple[Any, bool]:
+        from polybus.spark.views import collect
+
+        with one_at_a_time:
+            table = collect(session, query, data, rows_max=rows_max + 1)
+        return table.slice(0, rows_max), table.num_rows > rows_max
+
+    return run
+
+
+def check(options: PipelineOptions) -> Any:
+    """Load and analyse the user's pipelines, and change nothing; see `prepare`."""
+    from polybus.spark.pipelines.declared.prepare import prepare
+
+    assert options.pipelines is not None
+    with options.session() as spark:
+        return prepare(spark, options.pipelines, options.bus, only=options.only, check_only=True)
 
 
 def parse(arguments: list[str] | None) -> PipelineOptions:
     parser = argparse.ArgumentParser(
-        prog="python -m polybus.spark.pipelines.running.driver", description=__doc__
+        prog="python -m polybus.spark.pipelines.running.driver",
+        description="Run the pipeline of a data folder; its events go to standard output.",
     )
     parser.add_argument("--data", type=Path, required=True, help="data folder of the bus")
     parser.add_argument("--url", help="the bus, if it is on another machine: http://host:port")

@@ -1,6 +1,7 @@
-"""One micro-batch of the standard pipeline: decode it, then add it to every table exactly once.
+"""The standard flows: `watch`, and `decode`, one query over all topics that feeds every table.
 
-The order of writes for batch N, whose plan is synced first:
+`decode` adds each micro-batch to every table exactly once. The order of writes for batch N, whose
+plan is synced first:
 
     standard-settings.json (if the settings changed) → silver → quarantine → recent_ids → traffic
     → top_senders → deliveries
@@ -34,17 +35,28 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from polybus.errors import StorageError
+from polybus.errors import StorageError, UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.files import FileNote, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
+from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
 from polybus.spark.pipelines.standard import decode, gold
-from polybus.spark.pipelines.standard.accumulated import RecentIds
+from polybus.spark.pipelines.standard.watch import Watch
+from polybus.spark.session.connect import is_connect
 from polybus.spark.tables import commit_staged, stage
 
+GROUP = "standard"
+LOOK_EVERY_S = 0.2
+# All user topics, and the system topic in which the bus reports deliveries.
+PATTERN = r"\$events|[^$].*"
+TABLES = ("silver", "quarantine", "traffic", "top_senders", "deliveries", "recent_ids")
+_ADVICE = (
+    "restore the checkpoint, or remove both the checkpoint and the tables "
+    f"{', '.join(TABLES)}: they are then built again from the log"
+)
 EVENTS = "$events"
 SETTINGS_FILE = "standard-settings.json"
 SMALL_ROWS = 20_000
@@ -105,7 +117,7 @@ class StandardBatches:
         self._traffic = gold.traffic_table(data)
         self._senders = gold.senders_table(data)
         self._deliveries = gold.deliveries_table(data)
-        self._ids = RecentIds(data, writer)
+        self._ids = gold.RecentIds(data, writer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Spark Connect sends it to the server, which creates its own there."""
@@ -232,3 +244,64 @@ def _filtered(
             mask = pa.array(keep[first : first + batch.num_rows])
             first += batch.num_rows
             yield pa.RecordBatch.from_arrays(batch.filter(mask).columns, schema=schema)
+
+
+def flows(data: Path) -> list[PipelineFlow]:
+    """The flows of the standard pipeline for the bus of a data folder."""
+    return [
+        # A batch over a file that was damaged after its plan runs again until that is restored.
+        PipelineFlow(GROUP, "decode", start_decode, retried=("log.damaged", "log.frozen")),
+        PipelineFlow(GROUP, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
+    ]
+
+
+def start_decode(context: FlowContext) -> Any:
+    """Start one query over all topics, from its checkpoint or from the beginning of the log.
+
+    Raises:
+        UsageError: `pipeline.checkpoint`, the tables were filled from another checkpoint.
+    """
+    data, checkpoint = context.bus.data, Checkpoint(context.checkpoint)
+    writer = writer_of(checkpoint)
+    check_tables(data, writer, checkpoint)
+    if is_connect(context.spark):
+        context.figures.rows = None  # nobody reports how often it reads a batch
+    begun = checkpoint.unfinished_batch()
+    batches = StandardBatches(data, writer, checkpoint, begun, context.figures.scanned)
+    options = {
+        "subscribePattern": PATTERN,
+        "startingOffsets": "earliest",
+        "groupId": GROUP,
+        "maxOffsetsPerTrigger": str(pipeline_settings.read(data).pipeline.batch_rows_max),
+        # A topic that is deleted, recreated or damaged must not end the pipeline of all others.
+        "failOnDataLoss": "false",
+        "failOnDamage": "false",
+        **context.bus.options(),
+    }
+    return (
+        context.spark.readStream.format("polybus")
+        .options(**options)
+        .load()
+        .writeStream.queryName(f"{GROUP}.decode")
+        .option("checkpointLocation", str(context.checkpoint))
+        .trigger(**context.trigger)
+        .foreachBatch(batches)
+        .start()
+    )
+
+
+def writer_of(checkpoint: Checkpoint) -> str:
+    """The name under which the tables know the batches: each checkpoint has another."""
+    try:
+        return f"{GROUP}.decode:{checkpoint.create_query_id()}"
+    except ValueError as error:
+        raise UsageError("pipeline.checkpoint", f"{error}; {_ADVICE}") from error
+
+
+def check_tables(data: Path, writer: str, checkpoint: Checkpoint) -> None:
+    """Refuse tables that another checkpoint filled: they would get every message twice."""
+    for name in TABLES:
+        writers = open_table(data, name).state.batches
+        if any(one.startswith(f"{GROUP}.decode:") and one != writer for one in writers):
+            text = f"table {name} was filled from another checkpoint than {checkpoint.path}"
+            raise UsageError("pipeline.checkpoint", f"{text}; {_ADVICE}")

@@ -44,8 +44,7 @@ from polybus.log.disk import replace_file
 from polybus.log.reading.reader import LogReader
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard.accumulated import TIME
-from polybus.spark.pipelines.standard.gold import QUANTILES, TRAFFIC_COUNTS, traffic_table
+from polybus.spark.pipelines.standard.gold import QUANTILES, TIME, TRAFFIC_COUNTS, traffic_table
 from polybus.spark.sink.staging import SinkColumns, stage
 
 MINUTE_US = 60_000_000
@@ -134,15 +133,14 @@ def find_alerts(
     rates = Rates(traffic, now_us)
     pause_us = int(settings.alert_pause_s * 1e6)
     found: dict[tuple[str, str], Alert] = {}
-    for alert in rates.spikes(settings):
-        last = raised_us.get((alert.topic, "spike"))
-        if last is None or now_us - last >= pause_us:
-            found[alert.topic, "spike"] = alert
-    for alert in rates.silences(settings, now_us):
-        last = raised_us.get((alert.topic, "silence"))
+    for alert in (*rates.spikes(settings), *rates.silences(settings, now_us)):
+        last = raised_us.get((alert.topic, alert.kind))
         # Until there are messages again, it is the same silence.
-        if last is None or last < alert.minute:
-            found[alert.topic, "silence"] = alert
+        is_other = last is None or last < alert.minute
+        if alert.kind == "spike":
+            is_other = last is None or now_us - last >= pause_us
+        if is_other:
+            found[alert.topic, alert.kind] = alert
     return list(found.values())
 
 
