@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pyarrow as pa
 import pytest
 from client_kit import SCHEMES, url_of
 
@@ -88,6 +89,8 @@ async def test_boson_properties_tell_each_receipt_its_own_refusal() -> None:
 async def test_a_receipt_that_does_not_come_is_given_up(
     scheme: str, retry: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The first conversion in a process imports pandas, which takes longer than the receipt may.
+    pa.scalar(0)
     async with run_bus("news") as node:
         url = url_of(scheme, node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=0.2) as c:
