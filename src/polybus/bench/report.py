@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Literal
 
 from polybus.bench.measure import EntryOutcome
-from polybus.bench.scenarios import Scenario
+from polybus.bench.scenarios import Metric, Scenario
 
 Unit = Literal["messages/s", "rows/s", "µs", "ms", "s", "KiB", "MiB"]
 COLUMNS = ("work", "who", "figure", "CPU s per M", "polybus is", "target", "", "note")
@@ -90,7 +90,7 @@ class BenchFigure:
 def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[BenchFigure]:
     """The figures of one scenario; the first is that of the bus."""
     bus, metric = outcomes[0], scenario.metric
-    ours = bus.value(metric)
+    ours, more = bus.value(metric), metric is Metric.RATE
     figures = []
     for outcome in outcomes:
         entry, value = outcome.entry, outcome.value(metric)
@@ -100,7 +100,6 @@ def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[Ben
         elif outcome is not bus:
             ratio = ours / value if ours is not None and value else None
             if entry.target is not None:
-                more = metric.more_is_better
                 target = Target(value=entry.target, at_least=more, goal=entry.goal)
         late = sorted(sample["p99_us"] for sample in outcome.samples if "p99_us" in sample)
         figures.append(

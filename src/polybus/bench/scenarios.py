@@ -17,10 +17,6 @@ class Metric(Enum):
     MEMORY = "KiB"
     WAIT = "ms"
 
-    @property
-    def more_is_better(self) -> bool:
-        return self is Metric.RATE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
