@@ -48,6 +48,14 @@ def test_a_scan_gathers_messages_by_topic_in_order(scan: ModuleType) -> None:
 
 
 @BOTH
+def test_a_scan_knows_nothing_of_the_scans_before_it(scan: ModuleType) -> None:
+    for first, count in ((0, 3000), (5, 1), (2990, 40), (0, 0), (17, 300), (17, 2)):
+        topics = [b"topic%d" % number for number in range(first, first + count)]
+        data = b"".join(frame(topic, topic) for topic in [*topics, *reversed(topics)])
+        assert found(scan, data) == (len(data), {topic: [topic, topic] for topic in topics})
+
+
+@BOTH
 @pytest.mark.parametrize(
     "other",
     [
