@@ -136,6 +136,12 @@ def test_a_receipt_is_counted_for_each_id_and_for_a_request_without(scan: Module
     assert scan.count_receipts([none]) == 0
 
 
+@BOTH
+def test_a_batch_needs_spans(scan: ModuleType) -> None:
+    with pytest.raises(TypeError):
+        scan.Batch("a", b"x", None)
+
+
 def test_the_source_runs_if_it_is_asked_for() -> None:
     code = "from polybus import scan; print(scan.COMPILED, scan.batch.__file__, scan.ObjectScanner)"
     done = subprocess.run(

@@ -73,6 +73,8 @@ class Batch:
     )
 
     def __init__(self, topic: str, buffer: Buffer, spans: array[int]) -> None:
+        if spans is None:
+            raise TypeError("the spans must be an array")
         self._begin(topic, buffer, spans)
 
     def _begin(self, topic: str, buffer: Buffer, spans: array[int]) -> None:
