@@ -43,6 +43,7 @@ SLOW_FILES = (
     "test_faults.py",
     "test_handover.py",
     "test_handover_process.py",
+    "test_health.py",
     "test_history.py",
     "test_http_bad_frames.py",
     "test_http_bad_input.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,6 @@ from polybus.log.history.handover import hand_over
 from polybus.services.consumers import ConsumerPosition, Consumers, Report
 from polybus.services.context import Durability
 from polybus.services.sessions.saving import Saver
-from polybus.services.state import StateDb
 from polybus.services.transactions.uploads import Upload
 
 pytestmark = pytest.mark.slow
@@ -101,14 +99,6 @@ def retain_before_the_save(run: Run) -> None:
         return consumer
 
     Consumers.report = reported  # type: ignore[method-assign, assignment]
-    save = StateDb.write
-
-    async def late(self: StateDb, *arguments: Any) -> None:
-        await asyncio.sleep(0.2)
-        await save(self, *arguments)
-
-    # The save would else often come before retention, and nothing would be wrong.
-    StateDb.write = late  # type: ignore[method-assign, assignment]
     consumers.report_and_retain(run)
 
 

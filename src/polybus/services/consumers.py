@@ -3,8 +3,8 @@
 A consumer is identified by its group's name. A report replaces the one before. The bus adds the
 lag, and whether messages were lost. Retention asks before it removes history.
 
-Order of writes: a report is in memory first, in state.db within SAVE_INTERVAL_S, and only then may
-retention remove history below its position. A crash loses the reports since the last save: a
+Order of writes: a report is in memory first, then in state.db; then it is answered, and retention
+may remove history below its position. A crash loses reports that had no answer: a
 consumer's position is then older than the true one, and its history is still there.
 """
 
@@ -25,7 +25,6 @@ from polybus.services.state import StateDb, of_stopped_bus
 
 logger = logging.getLogger("polybus.consumers")
 
-SAVE_INTERVAL_S = 1.0
 GROUP_CHARACTERS_MAX = 255
 ERROR_CHARACTERS_MAX = 2000
 POSITIONS_MAX = 50_000
@@ -272,14 +271,12 @@ class ConsumerBook(Consumers):
 
     def __init__(self, context: Context, state: StateDb) -> None:
         super().__init__(context.log.bounds, context.clock_us, context.config.limits)
-        self._loop = context.loop
         self._events = context.events
         self._state = state
         self._retention = context.config.retention
         self._is_restored = False
         self._changed: set[str] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._saving: asyncio.Task[None] | None = None
+        self._saving = asyncio.Lock()
 
     async def start(self) -> None:
         """Restore the consumers. Raises StorageError."""
@@ -287,22 +284,44 @@ class ConsumerBook(Consumers):
         self._is_restored = True
 
     async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._saving is not None:
-            await self._saving
-        await self._save()
+        try:
+            await self.save()
+        except StorageError as error:
+            logger.warning("consumers could not be saved: %s", error.text)
 
     def report(self, group: str, report: Report) -> Consumer:
         consumer = super().report(group, report)
         if report.last_error:
             self._events.tell("consumer-failed", group=group, error=consumer.last_error)
-        self._save_soon(group)
+        self._changed.add(group)
         return consumer
 
     def forget(self, group: str) -> None:
-        super().forget(group)
-        self._save_soon(group)
+        # One that could not be deleted from disk may be forgotten again.
+        if group in self._consumers or group not in self._saved:
+            super().forget(group)
+        self._changed.add(group)
+
+    async def save(self) -> None:
+        """Wait until every report so far is on disk.
+
+        Raises:
+            StorageError: it is not; the next save tries again.
+        """
+        # A save takes everything that has changed, so those who waited for it have nothing to do.
+        async with self._saving:
+            changed, self._changed = self._changed, set()
+            if not changed:
+                return
+            kept = self._consumers
+            rows = [(group, msgspec.json.encode(kept[group])) for group in changed & kept.keys()]
+            gone = [(group,) for group in changed - kept.keys()]
+            try:
+                await asyncio.shield(self._state.write([(INSERT, rows), (DELETE, gone)]))
+            except BaseException:
+                self._changed |= changed
+                raise
+            self._saved = kept
 
     def held_from(self, topic: str) -> int | None:
         """The first offset that retention must keep; None if no consumer needs any. Thread-safe."""
@@ -316,35 +335,6 @@ class ConsumerBook(Consumers):
             return None
         seen_after_us = self._clock_us() - int(self._retention.hold_age_s * 1_000_000)
         return self.needed_from(topic, epoch, seen_after_us=seen_after_us)
-
-    def _save_soon(self, group: str) -> None:
-        self._changed.add(group)
-        if self._timer is None:
-            self._timer = self._loop.call_later(SAVE_INTERVAL_S, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._saving is None or self._saving.done():
-            self._saving = self._loop.create_task(self._save())
-        else:
-            # One after the other: the next one must have what this one may fail to save.
-            self._timer = self._loop.call_later(SAVE_INTERVAL_S, self._on_timer)
-
-    async def _save(self) -> None:
-        changed, self._changed = self._changed, set()
-        if not changed:
-            return
-        kept = self._consumers
-        rows = [(group, msgspec.json.encode(kept[group])) for group in changed & kept.keys()]
-        gone = [(group,) for group in changed - kept.keys()]
-        try:
-            await self._state.write([(INSERT, rows), (DELETE, gone)])
-        except StorageError as error:
-            logger.warning("consumers could not be saved: %s", error.text)
-            # Saved again with the next report.
-            self._changed |= changed
-        else:
-            self._saved = kept
 
 
 def saved_consumers(data: Path, bounds_of: BoundsOf, clock_us: Callable[[], int]) -> Consumers:

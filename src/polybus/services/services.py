@@ -12,14 +12,14 @@ class Services:
 
     def __init__(self, context: Context) -> None:
         fsync = context.config.durability == "fsync"
-        self._state = StateDb(context.data, fsync=fsync)
-        self.inboxes = Inboxes(context, self._state)
-        self.consumers = ConsumerBook(context, self._state)
-        self.transactions = Transactions(context, self._state)
+        self.state = StateDb(context.data, fsync=fsync)
+        self.inboxes = Inboxes(context, self.state)
+        self.consumers = ConsumerBook(context, self.state)
+        self.transactions = Transactions(context, self.state)
 
     async def start(self) -> None:
         """Restore what was saved, and finish transactions. Raises StorageError."""
-        await self._state.open()
+        await self.state.open()
         await self.inboxes.start()
         await self.consumers.start()
         await self.transactions.start()
@@ -29,4 +29,4 @@ class Services:
         await self.transactions.close()
         await self.consumers.close()
         await self.inboxes.close()
-        await self._state.close()
+        await self.state.close()

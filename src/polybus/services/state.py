@@ -12,6 +12,7 @@ the log is the truth. What the log no longer has, or does not have yet, is dropp
 
 import asyncio
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from urllib.parse import quote
 
 from polybus.errors import StorageError
 
+logger = logging.getLogger("polybus.state")
 T = TypeVar("T")
 NAME = "state.db"
 FORMAT = 1
@@ -39,6 +41,9 @@ CREATE TABLE IF NOT EXISTS producers (name TEXT PRIMARY KEY, json BLOB NOT NULL)
 CREATE TABLE IF NOT EXISTS producers_read (
     id INTEGER PRIMARY KEY CHECK (id = 0), epoch INTEGER NOT NULL, next_offset INTEGER NOT NULL);
 """
+PROBE = f"PRAGMA user_version = {FORMAT}"
+"""Writes what is there already."""
+PROBE_S = 1.0
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters: a tuple for one execution, a list of tuples for one each."""
@@ -54,6 +59,9 @@ class StateDb:
         self._fsync = fsync
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-state")
         self._closed = False
+        self._probe: asyncio.TimerHandle | None = None
+        self.error: StorageError | None = None
+        """Why the last write failed; None once writing works again."""
 
     async def open(self) -> None:
         """Open or create the database.
@@ -73,12 +81,34 @@ class StateDb:
         Raises:
             StorageError: `state.failed`; nothing of it is written.
         """
-        await self._call(lambda: self._write(statements))
+        try:
+            await self._call(lambda: self._write(statements))
+        except StorageError as error:
+            self._failed(error)
+            raise
+        self.error = None
+
+    def _failed(self, error: StorageError) -> None:
+        if self.error is None:
+            logger.error("%s; trying every %g s", error.text, PROBE_S)
+        self.error = error
+        if self._probe is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._probe = loop.call_later(PROBE_S, lambda: loop.create_task(self._try_again()))
+
+    async def _try_again(self) -> None:
+        """Find out whether the disk has recovered: nobody else may write for a long time."""
+        self._probe = None
+        if self.error is not None and not self._closed:
+            with contextlib.suppress(StorageError):
+                await self.write([(PROBE, ())])
 
     async def close(self) -> None:
         """Close the file; a second call does nothing."""
         if not self._closed:
             self._closed = True
+            if self._probe is not None:
+                self._probe.cancel()
             await self._call(self._close)
             self._thread.shutdown(wait=False)
 
@@ -102,7 +132,7 @@ class StateDb:
             text = f"{self._path} has format {version}; this version knows {FORMAT}"
             raise StorageError("log.format", text)
         db.executescript(SCHEMA)
-        db.execute(f"PRAGMA user_version = {FORMAT}")
+        db.execute(PROBE)
 
     def _write(self, statements: Iterable[Statement]) -> None:
         db = self._db

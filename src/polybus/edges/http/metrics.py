@@ -16,8 +16,8 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 async def healthz(call: Call) -> Text:
-    """Liveness: the bus answers and the log takes writes."""
-    error = call.state.context.durability.error
+    """Liveness: the bus answers, and the log and state.db take writes."""
+    error = call.state.storage_error
     if error is not None:
         return PlainTextResponse(f"{error.code}: {error.text}\n", 503)
     return PlainTextResponse("ok\n")
@@ -82,8 +82,8 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     by_code = [({"code": code}, float(count)) for code, count in sorted(errors.items())]
     yield "errors_total", "counter", "Errors by code.", by_code
     yield from _consumers(state)
-    healthy = float(state.context.durability.error is None)
-    yield "storage_healthy", "gauge", "1 while the log takes writes.", [({}, healthy)]
+    healthy = float(state.storage_error is None)
+    yield "storage_healthy", "gauge", "1 while the log and state.db take writes.", [({}, healthy)]
 
 
 def _consumers(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:

@@ -8,6 +8,7 @@ from polybus.bus.topic import Topic
 from polybus.config import Config
 from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
+from polybus.errors import StorageError
 from polybus.scan import Flow
 from polybus.services.services import Services
 from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
@@ -45,6 +46,7 @@ class HttpState:
         self.loop = edge.context.loop
         self.inboxes = services.inboxes
         self.consumers = services.consumers
+        self._state_db = services.state
         self.transactions = services.transactions
         self.token = token
         self.count_connections = count_connections
@@ -52,6 +54,11 @@ class HttpState:
         self.waiters: set[asyncio.Event] = set()
         self.websockets: set[OpenWebSocket] = set()
         self.polls_hanging = 0
+
+    @property
+    def storage_error(self) -> StorageError | None:
+        """Why the log or state.db takes no writes."""
+        return self.context.durability.error or self._state_db.error
 
     def delivered(self, topic: Topic) -> dict[str, Flow]:
         """What was delivered of a topic since the bus started, by protocol."""

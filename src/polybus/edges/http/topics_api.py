@@ -176,8 +176,10 @@ async def list_consumers(call: Call) -> ConsumerList:
 async def report(call: Call, body: Report) -> None:
     """Report a consumer's position; fields that are left out keep their values."""
     call.state.consumers.report(call.path["group"], body)
+    await call.state.consumers.save()
 
 
 async def forget(call: Call) -> None:
     """Forget a consumer; retention no longer waits for it."""
     call.state.consumers.forget(call.path["group"])
+    await call.state.consumers.save()

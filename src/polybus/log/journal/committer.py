@@ -186,6 +186,8 @@ class Committer:
                 if self.failure is not None:
                     logger.warning("the journal can be written again")
                     self.failure = None
+                    # Health is restored even if nothing was waiting to be written.
+                    _tell(self._callbacks.on_durable, self.durable)
             except OSError as error:
                 self._fail(storage_error(error, "the journal cannot be written"))
             except Exception as error:

@@ -166,6 +166,9 @@ class Saver:
     def touch(self, session: Session) -> None:
         """The session changed: save it soon."""
         self._touched.add(session)
+        self._save_soon()
+
+    def _save_soon(self) -> None:
         if self._timer is None:
             self._timer = self._loop.call_later(self._interval_s, self._on_timer)
 
@@ -239,15 +242,17 @@ class Saver:
         self._ended += changes.ended
         for session in pending:
             session.save_failed()
-            self.touch(session)
+            self._touched.add(session)
         for content in changes.direct:
             del self._direct[content.order]
+        if not self._is_closing:
+            self._save_soon()
 
     def _on_timer(self) -> None:
         self._timer = None
         touched, self._touched = self._touched, set()
         self._pending |= {session for session in touched if session.is_changed}
-        if self._pending:
+        if self._pending or self._ended:
             self._start()
 
     def _take_direct(self, changes: SessionChanges) -> None:

@@ -24,6 +24,7 @@ from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.config import Limits
 from polybus.errors import UsageError
+from polybus.log.disk import sync_path
 from polybus.log.journal.commit import END, Damaged, size_of
 from polybus.log.journal.message import own_pages
 from polybus.log.topics import storage_error
@@ -295,8 +296,10 @@ def drop(data: Path, producer: str, *, batch_max: int) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a staged file, if it is there. May block."""
-    path.unlink(missing_ok=True)
+    """Remove a staged file durably, if it is there. May block."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        sync_path(path.parent)
     _remove_if_empty(path.parent)
 
 

@@ -1,0 +1,191 @@
+"""Whatever the bus has answered is on disk: every route that changes something, every receipt.
+
+Each step says before its request which facts may change, and after the answer what they must be. A
+start after each end of the process must show all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from crash_kit import Crash, Run, crashes
+from opened_kit import all_messages, on_node, running_node
+from staging_kit import stage
+
+from polybus.client import connect
+from polybus.edges.http.routes import OPERATIONS
+from polybus.edges.node import Node
+
+pytestmark = pytest.mark.slow
+
+TOPICS = ["a", "b"]
+SCHEMES = ("boson", "boson+properties", "goms", "http")
+
+
+class Requests:
+    """Sends requests to a bus, and says what each answer has promised."""
+
+    def __init__(self, run: Run, node: Node, http: httpx.AsyncClient) -> None:
+        self.run = run
+        self.node = node
+        self.http = http
+        self.keys: dict[str, str] = {}
+
+    async def ask(
+        self, method: str, path: str, *, now: str = "", gone: str = "", **request: Any
+    ) -> Any:
+        """The answer to a request, after which a fact is `now` true, or `gone`."""
+        await self.promised(self.http.request(method, path, **request), now=now, gone=gone)
+
+    async def promised(self, request: Awaitable[Any], *, now: str = "", gone: str = "") -> Any:
+        for fact in filter(None, (now, gone)):
+            self.run.acknowledge("may", fact)
+        answer = await request
+        if isinstance(answer, httpx.Response):
+            assert answer.is_success, answer.text
+        for kind, fact in (("is", now), ("not", gone)):
+            if fact:
+                self.run.acknowledge(kind, fact)
+        return answer
+
+    async def open(self, name: str, *topics: str) -> None:
+        """Open a session; its number on disk is not known before."""
+        answer = await self.http.post("/v1/sessions", json={"topics": topics})
+        key = self.keys[name] = answer.json()["sessionKey"]
+        session = self.node.services.inboxes.find(key)
+        assert session is not None
+        self.run.acknowledge("is", f"session {session.number}")
+
+
+Step = Callable[[Requests], Awaitable[Any]]
+STEPS: dict[tuple[str, str], Step] = {
+    ("POST", "/v1/topics"): lambda ask: ask.ask(
+        "POST", "/v1/topics", json={"name": "new"}, now="topic new"
+    ),
+    ("POST", "/v1/topics/{topic}/messages"): lambda ask: ask.ask(
+        "POST", "/v1/topics/a/messages", content=b"published", now="message published"
+    ),
+    ("POST", "/v1/sessions"): lambda ask: ask.open("first", "a", "new"),
+    ("PUT", "/v1/sessions/{key}/topics"): lambda ask: ask.ask(
+        *("PUT", f"/v1/sessions/{ask.keys['first']}/topics"),
+        json={"topics": ["b", "new"]},
+        now="1 follows b",
+        gone="1 follows a",
+    ),
+    ("POST", "/v1/sessions/{key}/packs"): lambda ask: ask.ask(
+        *("POST", f"/v1/sessions/{ask.keys['first']}/packs"),
+        json=[["direct", "posted"]],
+        now="1 has posted",
+    ),
+    ("POST", "/v1/broadcast"): lambda ask: ask.ask(
+        "POST", "/v1/broadcast", json=[["direct", "broadcast"]], now="1 has broadcast"
+    ),
+    ("PUT", "/v1/consumers/{group}"): lambda ask: ask.ask(
+        "PUT", "/v1/consumers/group", json={"kind": "test"}, now="consumer group"
+    ),
+    ("DELETE", "/v1/consumers/{group}"): lambda ask: ask.ask(
+        "DELETE", "/v1/consumers/group", gone="consumer group"
+    ),
+    ("POST", "/v1/staging/{producer}/{file}"): lambda ask: ask.ask(
+        *("POST", f"/v1/staging/upload/0-{'1' * 32}.arrows?end=true"),
+        content=b"some bytes",
+        now="staged upload",
+    ),
+    ("DELETE", "/v1/staging/{producer}/{file}"): lambda ask: ask.ask(
+        "DELETE", f"/v1/staging/upload/0-{'1' * 32}.arrows", gone="staged upload"
+    ),
+    ("POST", "/v1/commits"): lambda ask: ask.ask(
+        *("POST", "/v1/commits"),
+        json={
+            **{"producer": "spark", "query": "query", "batch": 0},
+            "files": [stage(ask.run.data, "spark", 0, [("a", "committed")])],
+        },
+        now="message committed",
+    ),
+    ("DELETE", "/v1/topics/{topic}"): lambda ask: ask.ask(
+        "DELETE", "/v1/topics/new", gone="topic new", now="1 has topic.deleted"
+    ),
+    ("DELETE", "/v1/sessions/{key}"): lambda ask: _open_and_delete(ask),
+}
+
+
+async def _open_and_delete(ask: Requests) -> None:
+    await ask.open("second", "a")
+    await ask.ask("DELETE", f"/v1/sessions/{ask.keys['second']}", gone="session 2")
+
+
+def everything(run: Run) -> None:
+    async def main() -> None:
+        connectors = [{"port": 0}]
+        async with running_node(run.data, topics=TOPICS, connectors=connectors) as node:
+            base = f"http://127.0.0.1:{node.tcp_port}"
+            async with httpx.AsyncClient(base_url=base) as http:
+                run.resume()
+                ask = Requests(run, node, http)
+                for step in STEPS.values():
+                    await step(ask)
+                for scheme in SCHEMES:
+                    async with connect(f"{scheme}://127.0.0.1:{node.tcp_port}") as client:
+                        receipt = client.publish("b", f"by {scheme}", receipt=True)
+                        await ask.promised(receipt, now=f"message by {scheme}")
+                run.pause()
+
+    run.pause()
+    asyncio.run(main())
+
+
+def look(data: Path) -> Any:
+    """All facts."""
+    staged = list(data.glob("staging/*/*"))
+
+    async def shown(node: Node) -> list[str]:
+        messages = all_messages(node.bus.log)
+        facts = [f"topic {topic}" for topic in messages]
+        facts += [f"message {value}" for values in messages.values() for value in values]
+        facts += [f"consumer {one.group}" for one in node.services.consumers.views()]
+        facts += [f"staged {path.parent.name}" for path in staged]
+        for session in node.services.inboxes.sessions():
+            packs = await node.services.inboxes.collect(session, 0)
+            text = b"".join(json for _, json in packs).decode()
+            facts += [f"session {session.number}"]
+            facts += [f"{session.number} follows {topic}" for topic in session.follows]
+            for word in ("posted", "broadcast", "topic.deleted"):
+                facts += [f"{session.number} has {word}"] * text.count(word)
+        return sorted(facts)
+
+    return on_node(shown, data)
+
+
+def started(run: Run) -> None:
+    on_node(_nothing, run.data, topics=TOPICS)
+
+
+async def _nothing(node: Node) -> None: ...
+
+
+def start_again(run: Run) -> None:
+    on_node(_nothing, run.data)
+
+
+def check(crash: Crash) -> None:
+    latest = {fact: kind for kind, fact in crash.acknowledged}
+    for fact, kind in latest.items():
+        if kind != "may":
+            assert crash.seen.count(fact) == (kind == "is"), f"{fact}\n{crash}"
+
+
+def test_every_route_that_changes_something_has_a_step() -> None:
+    changing = {(one.method, one.path) for one in OPERATIONS if one.method != "GET"}
+    assert changing == set(STEPS)
+
+
+def test_an_answer_means_that_it_is_saved() -> None:
+    for crash in crashes(
+        everything, look, start=started, proceed=start_again, ends=("kill", "cut")
+    ):
+        check(crash)
