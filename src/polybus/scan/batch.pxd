@@ -25,6 +25,7 @@ cdef class Batch:
     cdef public int64_t epoch
     cdef public int64_t first_offset
     cdef public object stored
+    # Public, because in tests the loops also run uncompiled, on compiled batches.
     cdef public dict _encodings
 
     cdef void _begin(self, topic, buffer, array.array spans) noexcept
