@@ -22,6 +22,7 @@ VERBS = {
     "verify": "Check everything that a stopped bus has stored.",
     "compact": "Turn the journal of a stopped bus into history.",
     "bench": "Measure the bus and other brokers.",
+    "torture": "Harm a bus of its own, and check its promises.",
     "doctor": "Check whether this machine can run a bus.",
     "config": "Show or check the settings.",
 }

@@ -3,10 +3,11 @@
 0    The command did what it was asked. A command that runs until it is stopped (`serve`, `up`,
      `tail`) ends with 0 after Ctrl-C or SIGTERM.
 1    It failed: a Polybus error that is not about usage, or a bad result: `verify` found damage,
-     `doctor` found what keeps a bus from running, `replay` ended early, a pipeline failed.
+     `torture` found a broken promise, `doctor` found what keeps a bus from running, `replay` ended
+     early, a pipeline failed.
 2    Wrong usage: an option or argument that click refuses, a wrong setting, or a Polybus error
      whose code is in USAGE_CODES.
-143  `bench` was ended by SIGTERM.
+143  `bench` or `torture` was ended by SIGTERM.
 
 `up` ends with the exit code of the bus if the bus does not start.
 """

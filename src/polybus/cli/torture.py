@@ -1,0 +1,119 @@
+"""`polybus torture`: do the worst to a bus of its own, and check that it keeps its promises."""
+
+import random
+import re
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polybus.cli import exits
+from polybus.cli.output import echo_json, echo_table, progress_bar, say, shown
+from polybus.log.arrow_alone import leave_pandas_out
+from polybus.torture.campaign import FAULTS, Campaign
+from polybus.torture.report import INVARIANTS
+
+DEFAULT_S = 120.0
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(s|m|h|)", text)
+    if found is None:
+        raise click.BadParameter("write a time like 90s, 2m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _round(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    fault, _, number = text.partition(":")
+    if fault not in FAULTS or not re.fullmatch(r"[1-9]\d{0,8}", number):
+        raise click.BadParameter(f"write FAULT:NUMBER; faults are {', '.join(FAULTS)}")
+    return fault, int(number)
+
+
+def _count_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each fault: how often to do it."""
+    for name, fault in reversed(FAULTS.items()):
+        command = click.option(
+            f"--{name}", type=click.IntRange(1, 10**9), metavar="N", help=f"{fault.meaning}."
+        )(command)
+    return command
+
+
+@click.command("torture")
+@click.option("--for", "seconds", callback=_seconds, help="How long: 90s, 2m, 1h.  [default: 2m]")
+@_count_options
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Choose what to do; any if unset.")
+@click.option("--round", "one", callback=_round, metavar="FAULT:N", help="Run one round again.")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Where the buses store their data: a folder on the disk to try.  [default: temp folder]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def torture(
+    seconds: float | None,
+    seed: int | None,
+    one: tuple[str, int] | None,
+    folder: Path | None,
+    as_json: bool,
+    **counts: int | None,
+) -> None:
+    """Harm a bus of its own in every way, and check after each fault that it kept its promises.
+
+    It starts real buses on free ports and folders of its own; no other bus is touched. It ends
+    with a table: how often each fault was done, and how often each promise was broken. The exit
+    code is 1 if one was; the folder of that round stays, and the command to run it again is
+    printed.
+
+    \b
+    Examples:
+      polybus torture                          every fault in turn, two minutes
+      polybus torture --for 1h --folder /srv   an hour, on the disk of /srv
+      polybus torture --kills 1000             a number of one fault
+      polybus torture --seed 7 --round kills:3
+    """
+    chosen = {name: count for name, count in counts.items() if count is not None}
+    if sum((seconds is not None, bool(chosen), one is not None)) > 1:
+        raise click.UsageError("give only one of --for, --round and counts of faults")
+    # Leave through every `finally`, so that no bus stays behind.
+    signal.signal(signal.SIGTERM, exits.end_by_signal)
+    leave_pandas_out()
+    seed = random.randrange(2**32) if seed is None else seed
+    say(f"seed {seed}")
+    place = Path(tempfile.mkdtemp(prefix=f"polybus-torture-{seed}-", dir=folder))
+    with progress_bar("starting", hidden=as_json) as update:
+        campaign = Campaign(place, seed, lambda text: update(description=text))
+        if one is not None:
+            campaign.run_round(*one, FAULTS[one[0]].per_round)
+        elif chosen:
+            campaign.run_counts(chosen)
+        else:
+            campaign.run_for(seconds or DEFAULT_S, tuple(FAULTS))
+    if campaign.is_clean:
+        place.rmdir()
+    _show(campaign, as_json)
+    exits.end(good=campaign.is_clean)
+
+
+def _show(campaign: Campaign, as_json: bool) -> None:
+    if as_json:
+        keys = ("fault", "count", *INVARIANTS)
+        faults = [
+            dict(zip(keys, found.row(name), strict=True)) for name, found in campaign.totals.items()
+        ]
+        echo_json({"seed": campaign.seed, "faults": faults, "failures": campaign.failures})
+        return
+    rows = [found.row(name) for name, found in campaign.totals.items()]
+    echo_table(["fault", "count", *INVARIANTS], rows)
+    for text in campaign.failures:
+        click.echo(shown(text))

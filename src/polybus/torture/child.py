@@ -1,0 +1,163 @@
+"""A real bus in a process of its own, on a folder of its own, that can be ended in every way."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from polybus.client.http.connection import HttpConnection
+from polybus.client.options import ClientOptions, parse
+from polybus.errors import PolybusError
+from polybus.log.verify import VerifyReport, verify
+
+TOPICS = ("alpha", "beta", "queue")
+START_S_MAX = 30.0
+SETTINGS: dict[str, Any] = {
+    "topics": list(TOPICS[:2]),
+    "connectors": [
+        {"protocol": "tcp", "port": 0},
+        {"protocol": "udp", "port": 0, "speaks": "goms"},
+        {"protocol": "tcp", "port": 0, "speaks": "queue", "topic": TOPICS[2]},
+    ],
+    # Small, so that segments roll, hand-overs run and transactions have parts all the time.
+    "journal": {"segment-bytes-max": 1 << 16, "segment-age-s": 0.5, "handover-interval-s": 0.1},
+    "limits": {"transaction-part-bytes": 1 << 12},
+    "msgstream": {"heartbeat-s": 1},
+}
+_READY = re.compile(r"ready: tcp://127\.0\.0\.1:(\d+) udp://127\.0\.0\.1:(\d+) tcp://\S+:(\d+) ")
+
+
+class BusChild:
+    """One bus after the other on `folder`/data; their log lines go to `folder`/bus.log."""
+
+    def __init__(self, folder: Path, command: tuple[str, ...] = ("polybus.cli", "serve")) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.command = command
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = self.udp_port = self.queue_port = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._config = folder / "bus.json"
+        self._config.write_text(json.dumps(SETTINGS | {"data": str(self.data)}))
+        self._log = folder / "bus.log"
+
+    @property
+    def log_text(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def spawn(self) -> None:
+        """Start a bus and do not wait for it."""
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("POLYBUS_")}
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *self.command, "--config", str(self._config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=kept | {"PYTHONFAULTHANDLER": "1"},
+            )
+
+    async def start(self) -> bool:
+        """Start a bus; whether it is ready. It has ended if not."""
+        self.spawn()
+        assert self.process is not None and self.process.stdout is not None
+        read = asyncio.to_thread(self.process.stdout.readline)
+        with contextlib.suppress(TimeoutError):
+            found = _READY.search((await asyncio.wait_for(read, START_S_MAX)).decode())
+            if found is not None:
+                self.port, self.udp_port, self.queue_port = map(int, found.groups())
+                return True
+        self.kill()
+        return False
+
+    def signal(self, number: int) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self._reap()
+
+    async def stop(self) -> int:
+        """SIGTERM; the exit code, or -9 if it had to be killed."""
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            code = await asyncio.to_thread(self.process.wait, START_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = -signal.SIGKILL
+        self._reap()
+        return code
+
+    def _reap(self) -> None:
+        assert self.process is not None and self.process.stdout is not None
+        self.process.wait()
+        self.process.stdout.close()
+        self.process = None
+
+    def children(self) -> list[int]:
+        """The ids of the bus's own child processes: hand-overs."""
+        assert self.process is not None
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        ids = {int(one) for one in found.read_text().split()}
+        # Threads start processes too.
+        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                ids.update(int(one) for one in path.read_text().split())
+        return sorted(ids)
+
+    def memory_bytes(self) -> int:
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) << 10
+
+    def options(self, scheme: str = "http") -> ClientOptions:
+        port = self.queue_port if scheme == "queue" else self.port
+        address = parse(f"{scheme}://127.0.0.1:{port}")
+        return ClientOptions(address=address, reconnect=False, connect_timeout_s=5.0)
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """One HTTP call on a connection of its own. Raises PolybusError."""
+        content = b"" if body is None else json.dumps(body).encode()
+        connection = HttpConnection(self.options())
+        try:
+            answer = await connection.request(method, path, content, timeout_s=20.0)
+        finally:
+            connection.close()
+        return json.loads(answer) if answer[:1] in (b"{", b"[") else answer
+
+    async def messages(self, topic: str) -> tuple[int, list[tuple[int, str]]]:
+        """The epoch of a topic, and offset and text of all its messages. Raises PolybusError."""
+        found: list[tuple[int, str]] = []
+        offset = 0
+        while True:
+            path = f"/v1/topics/{topic}/messages?offset={offset}&limit=20000"
+            answer = await self.ask("GET", path)
+            some = answer["messages"]
+            found += [(one["offset"], one.get("text", "?")) for one in some]
+            if not some:
+                return answer["epoch"], found
+            offset = answer["next"]
+
+    async def verified(self) -> VerifyReport | str:
+        """What `polybus verify` says of the stopped bus; a text if it cannot."""
+        try:
+            return await asyncio.to_thread(verify, self.data)
+        except Exception as error:
+            # Whatever it raises is a finding.
+            return f"verify raised {type(error).__name__}: {error}"
+
+
+def shown(error: PolybusError) -> str:
+    return f"{error.code}: {error.text}"

@@ -1,0 +1,108 @@
+"""kill -9 at random moments: under load, during a start, in a hand-over, and of the hand-over."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+
+from polybus.torture.child import BusChild
+from polybus.torture.load import Load
+from polybus.torture.report import Findings
+
+MOMENTS = ("load", "load", "start", "hand-over", "hand-over process", "stopped")
+# Bookkeeping of sessions is saved every second: some kills come after that.
+LOAD_S = (0.3, 0.8, 2.5)
+HANDOVER_S_MAX = 1.5
+
+
+async def kill_round(folder: Path, chance: random.Random, count: int) -> Findings:
+    """Kill a bus `count` times on one folder; each bus is held against everything before it."""
+    findings = Findings()
+    child = BusChild(folder)
+    load = Load(child, chance, findings)
+    try:
+        for _ in range(count):
+            moment = chance.choice(MOMENTS)
+            if moment == "start":
+                child.spawn()
+                await asyncio.sleep(chance.uniform(0, 0.9))
+            elif not await child.start():
+                findings.violated("starts", f"no start; see {folder}/bus.log")
+                return findings
+            else:
+                await load.check()
+                await _load_until(moment, load, chance)
+            child.kill()
+            findings.count += 1
+            await check_files(child, findings)
+        await finish_round(child, load)
+    finally:
+        child.kill()
+    return findings
+
+
+async def _load_until(moment: str, load: Load, chance: random.Random) -> None:
+    """Run the load up to the moment, and leave the bus dead."""
+    running = asyncio.create_task(load.run())
+    await asyncio.sleep(chance.uniform(0.02, chance.choice(LOAD_S)))
+    child = load.child
+    if moment.startswith("hand-over"):
+        ids = await _handover(child)
+        await asyncio.sleep(chance.uniform(0, 0.1))
+        if moment == "hand-over process":
+            for number in ids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            await asyncio.sleep(chance.uniform(0, 0.3))
+    elif moment == "stopped":
+        child.signal(signal.SIGSTOP)
+        await asyncio.sleep(chance.uniform(0, 0.2))
+        child.signal(signal.SIGCONT)
+        await asyncio.sleep(chance.uniform(0, 0.2))
+    child.kill()
+    await running
+
+
+async def _handover(child: BusChild) -> list[int]:
+    """Wait for a hand-over process; its id, or nothing if none comes."""
+    for _ in range(round(HANDOVER_S_MAX / 0.01)):
+        if ids := child.children():
+            return ids
+        await asyncio.sleep(0.01)
+    return []
+
+
+async def check_files(child: BusChild, findings: Findings) -> None:
+    """The files of a bus that was not harmed are intact, and its log has no exception."""
+    if not child.data.exists():
+        return
+    report = await child.verified()
+    if isinstance(report, str):
+        findings.violated("verify", report)
+    elif not report.intact:
+        findings.violated("verify", f"damage after a kill: {report.damages[0]}")
+    check_log(child, findings)
+
+
+def check_log(child: BusChild, findings: Findings) -> None:
+    lines = child.log_text.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(("Traceback ", "Fatal Python error")):
+            end = next((one for one in lines[number + 1 :] if not one.startswith(" ")), line)
+            findings.violated("errors", f"in the bus's log: {end}")
+            return
+
+
+async def finish_round(child: BusChild, load: Load) -> None:
+    """One more bus without a fault: it has everything, and stops cleanly."""
+    findings = load.findings
+    if not await child.start():
+        findings.violated("starts", f"no start; see {child.folder}/bus.log")
+        return
+    await load.finish()
+    code = await child.stop()
+    if code != 0:
+        findings.violated("starts", f"exit code {code} after SIGTERM")
+    await check_files(child, findings)

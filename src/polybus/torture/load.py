@@ -1,0 +1,249 @@
+"""The load on a bus: writers on every protocol, a session, transactions, topics that come and go.
+
+It goes on until the bus dies or `stopping` is set. Everything that was promised is in the ledgers,
+which outlive the bus, and `Load.check` holds the next bus against them.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pyarrow as pa
+
+from polybus.client import connect
+from polybus.client.http.connection import HttpConnection
+from polybus.client.http.sources import PackSource, PollSource, WebSocketSource
+from polybus.errors import PolybusError
+from polybus.services.transactions.staging import SCHEMA
+from polybus.torture.child import TOPICS, BusChild, shown
+from polybus.torture.ledger import DIRECT, MessageLedger, SessionLedger
+from polybus.torture.report import Findings
+
+SCHEMES = ("boson", "boson+properties", "goms", "http", "queue")
+FOLLOWED = TOPICS[:2]
+WRITER_COUNT = 2
+DRAIN_S = 15.0
+PRODUCER = "torture"
+GONE = "gone"
+# The bus has died, or cannot store: the load ends, and the next bus is checked.
+_ENDED = (PolybusError, OSError, TimeoutError)
+
+
+class Load:
+    """What the clients of one data folder do and were promised, over many buses."""
+
+    def __init__(self, child: BusChild, chance: random.Random, findings: Findings) -> None:
+        self.child = child
+        self.findings = findings
+        self.messages = MessageLedger()
+        self._chance = chance
+        self.session: SessionLedger | None = None
+        self._batch = 0
+        self._transaction: dict[str, list[str]] = {}
+        self._gone = 0
+        self._deleted_topics: set[str] = set()
+        self._deleted_sessions: set[str] = set()
+        self.stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send until the bus dies or `stopping` is set."""
+        jobs: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            self._push, self._follow, self._transact, self._make_and_delete
+        ]  # fmt: skip
+        writers = [(scheme, number) for scheme in SCHEMES for number in range(WRITER_COUNT)]
+        try:
+            if self.session is None:
+                body = {"topics": list(FOLLOWED), "from": "earliest"}
+                answer = await self.child.ask("POST", "/v1/sessions", body)
+                self.session = SessionLedger(answer["sessionKey"], self.messages)
+        except _ENDED:
+            return
+        tasks = [asyncio.create_task(_until_ended(job)) for job in jobs]
+        for scheme, number in writers:
+            write = _bound(self._write, scheme, number)
+            tasks.append(asyncio.create_task(_until_ended(write)))
+        await asyncio.gather(*tasks)
+
+    async def _write(self, scheme: str, number: int) -> None:
+        writer = f"{scheme}{number}"
+        port = self.child.queue_port if scheme == "queue" else self.child.port
+        async with connect(f"{scheme}://127.0.0.1:{port}", reconnect=False) as client:
+            while not self.stopping.is_set():
+                topic = TOPICS[2] if scheme == "queue" else self._chance.choice(FOLLOWED)
+                values = self.messages.take(topic, writer, self._chance.randint(1, 20))
+                position = await client.publish_many(topic, values, receipt=scheme != "queue")
+                if position is not None:
+                    self.messages.receipt(topic, values, position.offset)
+                else:
+                    await client.flush()
+                    await asyncio.sleep(0.005)
+
+    # The session.
+
+    async def _push(self) -> None:
+        """Put packs of their own into the session."""
+        assert self.session is not None
+        connection = HttpConnection(self.child.options())
+        try:
+            while not self.stopping.is_set():
+                text = str(self.session.tried)
+                self.session.tried += 1
+                path = f"/v1/sessions/{self.session.key}/packs"
+                body = f'[["{DIRECT}",{text}]]'.encode()
+                await connection.request("POST", path, body, timeout_s=20.0)
+                self.session.pushed.add(text)
+                await asyncio.sleep(self._chance.uniform(0, 0.02))
+        finally:
+            connection.close()
+
+    async def _source(self) -> PackSource:
+        assert self.session is not None
+        if self._chance.random() < 0.7:
+            return await WebSocketSource.open(self.child.options("ws"), self.session.key)
+        return PollSource(self.child.options(), self.session.key, interval_s=0.01)
+
+    async def _follow(self) -> None:
+        """Read the session over many connections, and confirm some of what comes."""
+        assert self.session is not None
+        while not self.stopping.is_set():
+            source = await self._source()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._chance.uniform(0.02, 0.3)):
+                    while True:
+                        for pack in await source.receive():
+                            self.session.see(pack, self.findings)
+                            if pack.pack_id and self._chance.random() < 0.5:
+                                source.confirm(pack.pack_id)
+            await source.close()
+
+    async def _drain(self) -> None:
+        """Read the session until everything that it was promised has come."""
+        assert self.session is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                source = await WebSocketSource.open(self.child.options("ws"), self.session.key)
+                try:
+                    while self.session.missing(FOLLOWED):
+                        for pack in await source.receive():
+                            self.session.see(pack, self.findings)
+                            source.confirm(pack.pack_id)
+                finally:
+                    await source.close()
+        missing = self.session.missing(FOLLOWED)
+        if missing:
+            text = f"{len(missing)} messages never came, the first is {missing[0]}"
+            self.findings.violated("packs", text[:200])
+
+    # Transactions, and what is deleted.
+
+    async def _transact(self) -> None:
+        while not self.stopping.is_set():
+            await self._commit()
+            await asyncio.sleep(self._chance.uniform(0, 0.05))
+
+    async def _commit(self) -> None:
+        """The next transaction, or again the one whose answer did not come."""
+        if not self._transaction:
+            for topic in self._chance.sample(FOLLOWED, self._chance.randint(1, len(FOLLOWED))):
+                count = self._chance.choice((1, 3, 40))
+                self._transaction[topic] = self.messages.take(topic, "transaction", count)
+        file = f"{self._batch}-{'0' * 8}.arrows"
+        connection = HttpConnection(self.child.options())
+        try:
+            content = _staged(self._transaction)
+            path = f"/v1/staging/{PRODUCER}/{file}?end=true"
+            await connection.request("POST", path, content, timeout_s=20.0)
+            body = {"producer": PRODUCER, "query": "q", "batch": self._batch, "files": [file]}
+            await self.child.ask("POST", "/v1/commits", body)
+        finally:
+            connection.close()
+        for topic, values in self._transaction.items():
+            self.messages.receipt(topic, values, None)
+        self._batch += 1
+        self._transaction = {}
+
+    async def _make_and_delete(self) -> None:
+        while not self.stopping.is_set():
+            self._gone += 1
+            topic = f"{GONE}-{self._gone}"
+            await self.child.ask("POST", "/v1/topics", {"name": topic})
+            await self.child.ask("POST", f"/v1/topics/{topic}/messages", "going")
+            body = {"topics": [topic], "from": "earliest"}
+            key = (await self.child.ask("POST", "/v1/sessions", body))["sessionKey"]
+            await self.child.ask("DELETE", f"/v1/sessions/{key}")
+            self._deleted_sessions.add(key)
+            await self.child.ask("DELETE", f"/v1/topics/{topic}")
+            self._deleted_topics.add(topic)
+            await asyncio.sleep(self._chance.uniform(0, 0.1))
+
+    # Checks of a bus that has just started.
+
+    async def check(self) -> None:
+        """Hold what the bus has against the ledgers."""
+        try:
+            for topic in TOPICS:
+                self.messages.check(topic, (await self.child.messages(topic))[1], self.findings)
+            listed = await self.child.ask("GET", "/v1/topics")
+            names = {one["name"] for one in listed["topics"]}
+            for topic in sorted(self._deleted_topics & names):
+                self.findings.violated("deleted", f"topic {topic} is back")
+            for key in sorted(self._deleted_sessions):
+                await self._check_gone(key)
+        except _ENDED as error:
+            self.findings.violated("errors", f"the bus does not answer: {_told(error)}")
+
+    async def _check_gone(self, key: str) -> None:
+        try:
+            await self.child.ask("PUT", f"/v1/sessions/{key}/topics", {"topics": []})
+        except PolybusError as error:
+            if error.code != "session.unknown":
+                raise
+            return
+        self.findings.violated("deleted", f"session {key} is back")
+
+    async def finish(self) -> None:
+        """Finish what is open, then check everything that must come in the end."""
+        try:
+            if self._transaction:
+                await self._commit()
+        except _ENDED as error:
+            text = f"batch {self._batch} is refused after the restart: {_told(error)}"
+            self.findings.violated("transactions", text)
+        await self.check()
+        if self.session is not None:
+            try:
+                await self._drain()
+            except _ENDED as error:
+                self.findings.violated("packs", f"the session is not served: {_told(error)}")
+
+
+async def _until_ended(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with contextlib.suppress(*_ENDED):
+        await job()
+
+
+def _bound(
+    job: Callable[[str, int], Coroutine[Any, Any, None]], scheme: str, number: int
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    return lambda: job(scheme, number)
+
+
+def _told(error: BaseException) -> str:
+    return shown(error) if isinstance(error, PolybusError) else repr(error)
+
+
+def _staged(topics: dict[str, list[str]]) -> bytes:
+    """Messages as a staged file of a transaction."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for topic, values in topics.items():
+            for value in values:
+                columns = [[topic], [None], [value.encode()], [None]]
+                arrays = [
+                    pa.array(column, field.type)
+                    for column, field in zip(columns, SCHEMA, strict=True)
+                ]
+                writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+    return bytes(sink.getvalue())

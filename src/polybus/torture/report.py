@@ -1,0 +1,41 @@
+"""What a campaign counts: the faults done, and the promises that a fault broke."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+INVARIANTS = {
+    "starts": "the bus starts after every fault, and stops cleanly",
+    "lost": "every message with a receipt is there",
+    "order": "every message is there once, at its position, in the order of its writer",
+    "phantoms": "nothing is there that nobody sent",
+    "packs": "packs of sessions: no number is skipped or changes its meaning, nothing is missing",
+    "transactions": "a transaction is there once, as a whole, and may be asked for again",
+    "deleted": "deleted topics and sessions stay deleted",
+    "verify": "`polybus verify` finds no damage where there is none, and names what is lost",
+    "errors": "no unhandled exception in the bus's log, and a normal client is answered in 1 s",
+    "memory": "the bus's memory is within 64 MiB of its start",
+}
+TEXTS_MAX = 20
+TEXT_CHARACTERS_MAX = 500
+
+
+@dataclass
+class Findings:
+    """The result of some rounds: how often the fault was done, and each broken invariant."""
+
+    count: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
+    texts: list[str] = field(default_factory=list)
+
+    def violated(self, invariant: str, text: str) -> None:
+        assert invariant in INVARIANTS, invariant
+        self.broken[invariant] += 1
+        if len(self.texts) < TEXTS_MAX:
+            self.texts.append(f"{invariant}: {text[:TEXT_CHARACTERS_MAX]}")
+
+    def add(self, other: "Findings") -> None:
+        self.count += other.count
+        self.broken += other.broken
+
+    def row(self, fault: str) -> list[object]:
+        return [fault, self.count, *(self.broken[name] for name in INVARIANTS)]

@@ -1,0 +1,76 @@
+"""`polybus torture` on this machine: a short campaign keeps every promise, a broken one is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from polybus.cli.torture import torture as command
+from polybus.torture import campaign
+from polybus.torture.campaign import FAULTS, Campaign
+from polybus.torture.report import INVARIANTS, Findings
+
+SEED = 11
+SHORT = {"kills": 3}
+
+
+def torture(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "polybus.cli", "torture", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_short_campaign_finds_nothing(fault: str, tmp_path: Path) -> None:
+    count = SHORT[fault]
+    wanted = ["--seed", str(SEED), f"--{fault}", str(count), "--folder", str(tmp_path), "--json"]
+    ended = torture(*wanted)
+    told = json.loads(ended.stdout)
+    assert told["failures"] == [], ended.stdout
+    (row,) = told["faults"]
+    assert row["count"] >= count
+    assert all(row[name] == 0 for name in INVARIANTS)
+    assert ended.returncode == 0
+    assert f"seed {SEED}" in ended.stderr
+    assert list(tmp_path.iterdir()) == [], "a clean campaign leaves nothing behind"
+
+
+def test_a_broken_promise_names_the_command_that_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def bad(folder, chance, count):  # type: ignore[no-untyped-def]
+        folder.mkdir()
+        found = Findings(count=count)
+        found.violated("lost", f"message {chance.random()}")
+        return found
+
+    monkeypatch.setitem(FAULTS, "kills", campaign.Fault(bad, 10, "bad"))
+    said: list[str] = []
+    run = Campaign(tmp_path, 7, said.append)
+    run.run_counts({"kills": 12})
+    assert not run.is_clean
+    assert run.totals["kills"].row("kills")[:4] == ["kills", 12, 0, 2]
+    first, kept, again = run.failures[:3]
+    assert again == "again: polybus torture --seed 7 --round kills:1"
+    assert kept == f"kept: {tmp_path}/kills-1" and (tmp_path / "kills-1").is_dir()
+    repeated = Campaign(tmp_path, 7, said.append)
+    repeated.run_round("kills", 1, 10)
+    assert repeated.failures[0] == first
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--for", "soon"),
+        ("--round", "kills"),
+        ("--round", "tea:1"),
+        ("--for", "1s", "--kills", "1"),
+    ],
+)
+def test_wrong_options_are_refused(options: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(command, options).exit_code == 2
