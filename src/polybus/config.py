@@ -3,6 +3,11 @@
 goMS config files load unchanged (`topic-config`, `connectors` with `protocoll`). An unknown key is
 an error that names the key. Environment variables `POLYBUS_…` override the file; two underscores
 separate a group from its key: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`.
+
+SIGHUP makes `polybus serve` read its settings again. `topics` (new ones are created),
+`topic-config`, `retention`, `pipeline` and the files of certificates take effect. The bus names
+other keys that have changed in its log, and they keep their values until a restart. An invalid file
+changes nothing.
 """
 
 import os
@@ -330,6 +335,19 @@ def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None 
         raise ConfigError("config.invalid", _say(error)) from error
     check(config)
     return config
+
+
+def differences(before: Settings, after: Settings, group: str = "") -> list[str]:
+    """The keys whose values differ, as `limits.outbox-bytes-max`."""
+    found = []
+    for field in msgspec.structs.fields(before):
+        one, other = getattr(before, field.name), getattr(after, field.name)
+        key = group + field.encode_name
+        if isinstance(one, Settings) and isinstance(other, Settings):
+            found += differences(one, other, f"{key}.")
+        elif one != other:
+            found.append(key)
+    return found
 
 
 def check(config: Config) -> None:

@@ -129,14 +129,19 @@ def test_it_says_the_addresses_and_commands_that_work_as_they_stand(tmp_path: Pa
         assert up.interrupt() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_the_children_end_with_a_parent_that_is_killed(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_closed_terminal_ends_the_pipeline_then_the_bus(tmp_path: Path) -> None:
+    with running_up(tmp_path, behaviour={}) as up:
+        up.until_said(r"pipeline: ready after")
+        up.process.send_signal(signal.SIGHUP)
+        assert up.process.wait(TIMEOUT_S) == 0
+        assert up.notes[-1] == "end bus=there"
+
+
+def test_the_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with running_up(tmp_path, behaviour={}) as up:
         up.until_said(r"pipeline: ready after")
         children = [up.bus_pid, int(up.notes[0].split()[1])]
-        os.kill(up.process.pid, number)
+        up.process.kill()
         up.process.wait(TIMEOUT_S)
         deadline = time.monotonic() + TIMEOUT_S
         while not all(gone(pid) for pid in children):

@@ -1,6 +1,9 @@
 """The command line: `polybus VERB`. Each verb is a module or folder, imported when it is used."""
 
 import importlib
+import os
+import signal
+import sys
 from typing import Any
 
 import click
@@ -26,6 +29,8 @@ VERBS = {
     "doctor": "Check whether this machine can run a bus.",
     "config": "Show or check the settings.",
 }
+# These handle signals themselves once they have started.
+RUN_UNTIL_STOPPED = ("serve", "up")
 
 
 class LazyGroup(click.Group):
@@ -45,6 +50,12 @@ class LazyGroup(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 
+    def main(self, *given: Any, **named: Any) -> Any:
+        # Before anything large is imported. With arguments the caller is a program, not a shell.
+        if not given and "args" not in named and sys.argv[1:2] and sys.argv[1] in RUN_UNTIL_STOPPED:
+            end_quietly_until_started()
+        return super().main(*given, **named)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -52,6 +63,16 @@ class LazyGroup(click.Group):
             from polybus.cli.exits import failure
 
             raise failure(error) from error
+
+
+def end_quietly_until_started() -> None:
+    """End with 0 at once if a signal asks for it during the start; ignore a request to reload.
+
+    The data folder is then as after a kill, and a start accepts whatever a kill leaves.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @click.group(

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable
 
 import click
 import msgspec
@@ -18,7 +18,10 @@ from polybus.cli.options import config_option, data_option, load_config, port_op
 from polybus.client import Subscription, connect
 from polybus.config import PORT, Config
 from polybus.edges.node import Node
+from polybus.errors import PolybusError
 from polybus.log.arrow_alone import leave_pandas_out
+
+logger = logging.getLogger("polybus.server")
 
 # How long a thread may keep the interpreter while the event loop waits for it. With Python's
 # default of 5 ms the committer delays one message in a hundred.
@@ -63,7 +66,7 @@ def serve(
     """Run the bus: all protocols on one port, every message in the log.
 
     Prints one line with `ready` and its addresses when it accepts connections. SIGTERM or Ctrl-C
-    stops it cleanly.
+    stops it cleanly. SIGHUP reads the settings again.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
@@ -71,44 +74,63 @@ def serve(
         stream=sys.stderr,
     )
     leave_pandas_out()
-    config = load_config(data, config_path, topics)
-    if port is not None:
-        # A queue cannot be detected by its first bytes, so it needs a port of its own.
-        connectors = [
-            one if "queue" in one.protocols else msgspec.structs.replace(one, port=port)
-            for one in config.connectors
-        ]
-        config = msgspec.structs.replace(config, connectors=connectors)
-    configuration.check(config)
+
+    def read_config() -> Config:
+        config = load_config(data, config_path, topics)
+        if port is not None:
+            # A queue cannot be detected by its first bytes, so it needs a port of its own.
+            connectors = [
+                one if "queue" in one.protocols else msgspec.structs.replace(one, port=port)
+                for one in config.connectors
+            ]
+            config = msgspec.structs.replace(config, connectors=connectors)
+        configuration.check(config)
+        return config
+
+    node = Node(read_config())
     try:
         # Many small reads and writes cost less on uvloop.
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = asyncio.new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(config, demo=demo, stop_with_stdin=stop_with_stdin))
+        runner.run(_serve(node, read_config, demo=demo, stop_with_stdin=stop_with_stdin))
 
 
-async def _serve(config: Config, *, demo: bool, stop_with_stdin: bool) -> None:
+async def _serve(
+    node: Node, read_config: Callable[[], Config], *, demo: bool, stop_with_stdin: bool
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     if stop_with_stdin:
         threading.Thread(
             target=_await_stdin, args=(loop, stop), name="polybus-stdin", daemon=True
         ).start()
-    node = Node(config)
     await node.start()
+    # Until here a signal ends the process at once (polybus.cli).
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _reload, node, read_config)
     _calm_collector()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    print(f"polybus ready: {' '.join(node.addresses)} data={Path(config.data)}", flush=True)
+    print(f"polybus ready: {' '.join(node.addresses)} data={node.data}", flush=True)
     try:
         if demo:
             await _show_demo(node)
         await stop.wait()
     finally:
         await node.stop()
+
+
+def _reload(node: Node, read_config: Callable[[], Config]) -> None:
+    try:
+        restart = node.reload(read_config())
+    except PolybusError as error:
+        logger.error("the settings were not reloaded, the bus goes on: %s", error)
+    else:
+        logger.info("the settings were reloaded")
+        if restart:
+            logger.warning("settings that need a restart keep their values: %s", ", ".join(restart))
 
 
 def _await_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from polybus import config as configuration
 from polybus.bus.bus import Bus
-from polybus.config import Config, Connector
+from polybus.config import Config, Connector, DeclaredTopic, Tls
 from polybus.edges.admin import RunNote, load_or_make
 from polybus.edges.edge import BadPeers, Edge
 from polybus.edges.http.edge import HttpEdge
@@ -33,6 +37,8 @@ from polybus.services.memory import MemoryGate
 from polybus.services.services import Services
 
 BACKLOG = 4096
+RELOADED = ("topics", "topic_config", "retention", "pipeline")
+"""The settings that can change while the bus runs; the files of certificates can too."""
 OpenLog = Callable[[Config, LogCallbacks], Log]
 
 
@@ -60,6 +66,12 @@ def open_log(config: Config, callbacks: LogCallbacks | None = None) -> Log:
     )
 
 
+def settings_of(topic: DeclaredTopic) -> TopicSettings:
+    return TopicSettings(
+        retention_age_s=topic.retention.age_s, retention_bytes=topic.retention.bytes
+    )
+
+
 class Server:
     """Listens on every connector of one bus."""
 
@@ -69,6 +81,7 @@ class Server:
         self._tcp = tcp
         self._servers: list[asyncio.Server] = []
         self._udp_edges: list[UdpEdge] = []
+        self._certificates: list[tuple[Tls, ssl.SSLContext]] = []
 
     async def start(self) -> list[str]:
         """Listen on every connector; return the addresses, `tcp://127.0.0.1:55545` and so on.
@@ -94,7 +107,10 @@ class Server:
             edge = UdpEdge(self._edge, connector)
             self._udp_edges.append(edge)
             return f"udp://{connector.ip}:{await edge.listen()}"
-        tls = tls_context(connector.tls) if connector.tls is not None else None
+        tls = None
+        if connector.tls is not None:
+            tls = tls_context(connector.tls)
+            self._certificates.append((connector.tls, tls))
         connect = partial(Connection, self._tcp, connector, tls)
         server = await self._context.loop.create_server(
             connect, connector.ip, connector.port, backlog=BACKLOG
@@ -102,6 +118,13 @@ class Server:
         self._servers.append(server)
         bound: socket.socket = server.sockets[0]
         return f"tcp://{connector.ip}:{bound.getsockname()[1]}"
+
+    def reload_certificates(self) -> None:
+        """Read the certificates again, for connections from now on. Raises ConfigError."""
+        for settings, _ in self._certificates:
+            tls_context(settings)
+        for settings, context in self._certificates:
+            context.load_cert_chain(settings.cert, settings.key)
 
     async def listen_for_admin(self, path: Path) -> None:
         """Listen on a Unix socket that only the user of this process may open."""
@@ -167,7 +190,8 @@ class Node:
         )
         self._log = (self._open_log or open_log)(self.config, callbacks)
         try:
-            self._create_topics()
+            for topic in self._missing_topics():
+                self._log.create_topic(topic.name, settings_of(topic))
             self._build(loop)
             await self.services.start()
             self._http_edge.start()
@@ -181,14 +205,27 @@ class Node:
                 self._log.close()
             raise
 
-    def _create_topics(self) -> None:
+    def reload(self, config: Config) -> list[str]:
+        """Take over RELOADED settings and certificates; return the keys of others that differ.
+
+        Raises:
+            ConfigError: a certificate cannot be used; nothing has changed.
+            StorageError: a topic or file cannot be written; call again.
+        """
+        self.server.reload_certificates()
+        taken = {name: getattr(config, name) for name in RELOADED}
+        self.config = msgspec.structs.replace(self.config, **taken)
+        if isinstance(self._log, FileLog):
+            self._log.set_retention(config.retention)
+        self.services.consumers.retention = config.retention
+        for topic in self._missing_topics():
+            self.bus.create_topic(topic.name, settings_of(topic))
+        pipeline_settings.write(self.data, self.config)
+        return configuration.differences(self.config, config)
+
+    def _missing_topics(self) -> list[DeclaredTopic]:
         existing = set(self._log.topics())
-        for topic in self.config.topic_list():
-            if topic.name not in existing:
-                settings = TopicSettings(
-                    retention_age_s=topic.retention.age_s, retention_bytes=topic.retention.bytes
-                )
-                self._log.create_topic(topic.name, settings)
+        return [topic for topic in self.config.topic_list() if topic.name not in existing]
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         config, limits = self.config, self.config.limits

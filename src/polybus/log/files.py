@@ -229,6 +229,11 @@ class FileLog(LogOfTopics[TopicLog]):
                 return False
         return True
 
+    def set_retention(self, retention: config.Retention) -> None:
+        """Limits of topics without their own, from the next maintenance on."""
+        self._retention = retention
+        self._maintenance.retention_bytes = retention.bytes
+
     def apply_retention(self, now_us: int) -> None:
         settings = {topic: note.settings for topic, note in list(self._notes.items())}
         changed = retention.apply(

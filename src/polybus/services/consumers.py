@@ -273,7 +273,7 @@ class ConsumerBook(Consumers):
         super().__init__(context.log.bounds, context.clock_us, context.config.limits)
         self._events = context.events
         self._state = state
-        self._retention = context.config.retention
+        self.retention = context.config.retention
         self._is_restored = False
         self._changed: set[str] = set()
         self._saving = asyncio.Lock()
@@ -325,7 +325,7 @@ class ConsumerBook(Consumers):
 
     def held_from(self, topic: str) -> int | None:
         """The first offset that retention must keep; None if no consumer needs any. Thread-safe."""
-        if not self._retention.hold_for_consumers:
+        if not self.retention.hold_for_consumers:
             return None
         if not self._is_restored:
             return 0
@@ -333,7 +333,7 @@ class ConsumerBook(Consumers):
             epoch = self._bounds_of(topic).epoch
         except PolybusError:
             return None
-        seen_after_us = self._clock_us() - int(self._retention.hold_age_s * 1_000_000)
+        seen_after_us = self._clock_us() - int(self.retention.hold_age_s * 1_000_000)
         return self.needed_from(topic, epoch, seen_after_us=seen_after_us)
 
 

@@ -129,7 +129,8 @@ class Up:
     async def run(self) -> int:
         """Run until Ctrl-C, SIGTERM or the end of `--for`; return the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        # SIGHUP: the terminal was closed.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupt)
         try:
             return await self._run()

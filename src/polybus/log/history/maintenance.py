@@ -60,8 +60,7 @@ class Maintenance:
             *(sys.executable, "-m", "polybus.log.history.handover"),
             *("--data", str(log.data)),
         ]
-        if command is None and retention_bytes is not None:
-            self._command += ["--retention-bytes", str(retention_bytes)]
+        self.retention_bytes = retention_bytes
         self._clock_us = clock_us
         self._wake = threading.Event()
         self._stopping = False
@@ -122,8 +121,10 @@ class Maintenance:
         with self._child_lock:
             if self._stopping:
                 return
+            limit = self.retention_bytes
+            more = [] if limit is None else ["--retention-bytes", str(limit)]
             self._child = child = subprocess.Popen(
-                self._command,
+                [*self._command, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,124 @@
+"""Signals of a bus: the settings are read again while it runs, and a start can be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from warm_kit import WARM
+
+from polybus.config import Config
+from polybus.edges.node import Node
+from polybus.log.files import FileLog
+from polybus.testing import run_bus
+
+# Sends a signal to its own process at the first audit event that has the word in it, as
+# `import polybus.edges.node`, `open .../topic.json.tmp` or `socket.bind`.
+AT_AN_EVENT = """
+import os, runpy, sys
+number, moment = int(sys.argv[1]), sys.argv[2]
+del sys.argv[1:3]
+def hook(event, arguments):
+    global moment
+    if moment and moment in " ".join([event, *map(str, arguments)]):
+        moment = ""
+        os.kill(os.getpid(), number)
+sys.addaudithook(hook)
+runpy.run_module("polybus.cli", run_name="__main__", alter_sys=True)
+"""
+
+
+def environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith("POLYBUS_")}
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("__pycache__/serve.", signal.SIGTERM),
+        ("import polybus.edges.node", signal.SIGINT),
+        ("polybus.json.tmp", signal.SIGTERM),
+        ("news/topic.json.tmp", signal.SIGTERM),
+        ("os.mkdir", signal.SIGINT),
+        ("state.db", signal.SIGTERM),
+        ("socket.bind", signal.SIGTERM),
+        ("admin.sock", signal.SIGINT),
+        ("run.json", signal.SIGTERM),
+    ],
+)
+async def test_a_signal_during_the_start_ends_with_zero_and_leaves_a_folder_that_starts(
+    tmp_path: Path, moment: str, number: int
+) -> None:
+    imports = moment.startswith(("__pycache__", "import"))
+    program = AT_AN_EVENT if imports else WARM + AT_AN_EVENT
+    command = [sys.executable, "-c", program, str(int(number)), moment, "serve", "--port", "0"]
+    command += ["--data", str(tmp_path), "--topic", "news"]
+    ended = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, timeout=20, env=environment()
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    async with run_bus("news", data=str(tmp_path)) as node:
+        assert node.bus.log.topics()
+
+
+async def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
+    """What needs a restart is named; an invalid file changes nothing; the bus goes on."""
+    file = tmp_path / "polybus.json"
+    settings: dict[str, object] = {"topics": ["one"], "connectors": [{"port": 0}]}
+    file.write_text(json.dumps(settings))
+    data = tmp_path / "data"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "polybus.cli", "serve", "--config", str(file), "--data", str(data)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        async with asyncio.timeout(20):
+            assert b"ready" in await process.stdout.readline()
+            settings |= {"topics": ["one", "two"], "limits": {"connections-max": 7}}
+            file.write_text(json.dumps(settings))
+            process.send_signal(signal.SIGHUP)
+            line = await process.stderr.readline()
+            assert b"limits.connections-max" in line and b"topics" not in line
+            assert (data / "accounts/default/topics/two/topic.json").exists()
+            file.write_text(json.dumps(settings | {"topics": ["three"], "limits": {"nix": 1}}))
+            process.send_signal(signal.SIGHUP)
+            assert b"nix" in await process.stderr.readline()
+            assert not (data / "accounts/default/topics/three").exists()
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_reloaded_settings_apply_and_others_keep_their_values(tmp_path: Path) -> None:
+    async with run_bus("news", data=str(tmp_path)) as node:
+        changed: dict[str, object] = {
+            "retention": {"bytes": 5000, "hold-for-consumers": False},
+            "pipeline": {"gold": False},
+            "durability": "interval",
+            "topics": [{"name": "orders", "retention": {"age-s": 9}}],
+        }
+        restart = node.reload(reread(node, changed))
+        assert restart == ["durability"]
+        assert node.services.consumers.held_from("news") is None
+        log = node.bus.log
+        assert isinstance(log, FileLog)
+        assert log.settings("orders").retention_age_s == 9
+        assert b'"gold":false' in (tmp_path / "pipeline/settings.json").read_bytes()
+        assert node.config.durability == "fsync"
+
+
+def reread(node: Node, changed: dict[str, object]) -> Config:
+    return msgspec.convert(msgspec.to_builtins(node.config) | changed, Config)
