@@ -267,6 +267,9 @@ class Config(Settings, frozen=True):
 
     data: str = "./polybus-data"
     """The data directory. The bus creates it."""
+    group_access: bool = False
+    """Files and folders in `data` are for the bus's user alone (0600 and 0700). With `true` the
+    user's group may use them too, as far as the umask allows."""
     topic_config: str | None = None
     """Path of a file `{"topics": [...]}` with further topics, relative to the config file."""
     topics: list[str | DeclaredTopic] = []

@@ -203,6 +203,8 @@ admin.token: the call needs the administrator's token, which is missing or wrong
     → send `Authorization: Bearer` with the content of DATA/admin.token
 admin.token-file: DATA/admin.token is empty or too short
     → remove the file; the next start creates one
+admin.socket-folder: the folder for the socket of a long data path is not this user's alone
+    → remove it, or set TMPDIR to a folder of your own
 peer.too-slow: a peer left a message unfinished for too long → raise limits.message-timeout-s
 detect.unknown: the first bytes of a connection match no protocol of the connector
 tls.failed: a TLS handshake failed

@@ -15,8 +15,11 @@ def compact(config: Config, as_json: bool) -> None:
 
     Afterwards each topic consists of Parquet files only. A running bus does this by itself.
     """
+    from polybus.log import access
     from polybus.log.history.handover import compact as hand_over
 
-    segments = hand_over(existing_data(config), progress=None if as_json else say)
+    data = existing_data(config)
+    access.adopt(data)
+    segments = hand_over(data, progress=None if as_json else say)
     names = [segment.name for segment in segments]
     echo(as_json, {"segments": names}, f"{len(names)} journal segments became history")

@@ -19,6 +19,7 @@ from polybus.client import Subscription, connect
 from polybus.config import PORT, Config
 from polybus.edges.node import Node
 from polybus.errors import PolybusError
+from polybus.log import access
 from polybus.log.arrow_alone import leave_pandas_out
 
 logger = logging.getLogger("polybus.server")
@@ -88,6 +89,8 @@ def serve(
         return config
 
     node = Node(read_config())
+    access.prepare(node.data, group=node.config.group_access)
+    access.adopt(node.data)
     try:
         # Many small reads and writes cost less on uvloop.
         from uvloop import new_event_loop

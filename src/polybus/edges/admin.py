@@ -72,7 +72,7 @@ class RunNote:
             "http": _http_urls(connectors, addresses),
             "admin": str(self.socket),
         }
-        self._path.write_bytes(msgspec.json.encode(run))
+        replace_file(self._path, msgspec.json.encode(run))
 
     def remove(self) -> None:
         self.socket.unlink(missing_ok=True)

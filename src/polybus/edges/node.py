@@ -28,6 +28,7 @@ from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError
 from polybus.lake import settings as pipeline_settings
+from polybus.log import access
 from polybus.log.files import FileLog
 from polybus.log.interface import Log, LogCallbacks, TopicSettings
 from polybus.log.memory import MemoryLog
@@ -49,6 +50,7 @@ def clock_us() -> int:
 def open_log(config: Config, callbacks: LogCallbacks | None = None) -> Log:
     """The log that the settings ask for: in files, or in memory with its topics in files."""
     data = Path(config.data)
+    access.prepare(data, group=config.group_access)
     if config.durability == "memory":
         return MemoryLog(
             clock=clock_us,
@@ -128,7 +130,8 @@ class Server:
 
     async def listen_for_admin(self, path: Path) -> None:
         """Listen on a Unix socket that only the user of this process may open."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent != self._context.data.resolve():
+            access.prepare_socket_folder(path)
         connect = partial(Connection, self._tcp, Connector(speaks="http"), is_admin=True)
         before = os.umask(0o177)
         try:

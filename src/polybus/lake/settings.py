@@ -33,7 +33,7 @@ def write(data: Path, config: Config) -> None:
     settings = PipelineSettings(pipeline=config.pipeline, topics=declared)
     path = data / PATH
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Disk().make_folder(path.parent)
         replace_file(path, msgspec.json.encode(settings), Disk())
     except OSError as error:
         raise storage_error(error, f"cannot write {path}") from error

@@ -23,7 +23,7 @@ class DiskFile:
     def __init__(self, path: Path, mode: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._path = path
-        self._descriptor = os.open(path, flags, mode)
+        self._descriptor = os.open(path, flags, mode & _mode_of(path.parent))
         self._dropped_bytes = 0
 
     def append(self, data: Buffer) -> None:
@@ -72,8 +72,8 @@ class DiskFile:
 class Disk:
     """Files and folders. A created, renamed or removed name is durable after `sync_folder`."""
 
-    def open(self, path: Path, mode: int = 0o644) -> DiskFile:
-        """Open for appending; create a missing file with this mode."""
+    def open(self, path: Path, mode: int = 0o660) -> DiskFile:
+        """Open for appending; create a missing file with this mode, or less as in its folder."""
         return DiskFile(path, mode)
 
     def rename(self, source: Path, target: Path) -> None:
@@ -87,7 +87,7 @@ class Disk:
         if path.is_dir():
             return
         self.make_folder(path.parent)
-        path.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True, mode=_mode_of(path.parent))
         self.sync_folder(path.parent)
 
     def remove_folder(self, path: Path) -> None:
@@ -106,7 +106,8 @@ class FileLock:
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         """Take the lock. Raises BlockingIOError if another process holds it."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o660 & _mode_of(path.parent))
         try:
             mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             fcntl.flock(self._descriptor, mode | fcntl.LOCK_NB)
@@ -135,8 +136,13 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def _mode_of(folder: Path) -> int:
+    """What users may do in a folder, others than its owner and group left out."""
+    return folder.stat().st_mode & 0o770
+
+
 def replace_file(
-    path: Path, content: bytes, disk: Disk | None = None, *, mode: int = 0o644
+    path: Path, content: bytes, disk: Disk | None = None, *, mode: int = 0o660
 ) -> None:
     """Replace a small file atomically: after a crash it has the old content or the new.
 

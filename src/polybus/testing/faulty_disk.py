@@ -165,7 +165,7 @@ class FaultyDisk(Disk):
 
     # The Disk.
 
-    def open(self, path: Path, mode: int = 0o644) -> FaultyFile:
+    def open(self, path: Path, mode: int = 0o660) -> FaultyFile:
         with self.lock:
             self.check("open")
             if not path.exists():

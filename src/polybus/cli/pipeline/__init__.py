@@ -171,9 +171,11 @@ def run(
     failed, problem, done or stopped. The exit code is 1 if a pipeline did not start or a flow
     failed.
     """
+    from polybus.log import access
     from polybus.spark.pipelines.running.driver import Supervisor
 
     options = _options(names, given, continuous=continuous, reset=reset)
+    access.adopt(options.data)
     display = RunDisplay()
     with contextlib.closing(display):
         supervisor = Supervisor(options, echo_json if as_json else display.show)

@@ -32,7 +32,7 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log import layout
+from polybus.log import access, layout
 from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
@@ -241,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--retention-bytes", type=int)
     options = parser.parse_args(arguments)
+    access.adopt(options.data)
     os.nice(19)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

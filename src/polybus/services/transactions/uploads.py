@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from polybus.errors import UsageError
-from polybus.log.disk import sync_path
+from polybus.log.disk import Disk, sync_path
 from polybus.log.topics import storage_error
 from polybus.services.transactions import staging
 
@@ -121,10 +121,10 @@ class Upload:
 
 def _opened(path: Path) -> IO[bytes]:
     for _ in range(TRIES):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Disk().make_folder(path.parent)
         # A sweep removes a producer's folder when it is empty, perhaps just now.
         with contextlib.suppress(FileNotFoundError):
-            return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+            return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
     raise FileNotFoundError(path)
 
 

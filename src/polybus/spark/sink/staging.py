@@ -29,7 +29,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from polybus import names
 from polybus.errors import UsageError
-from polybus.log.disk import sync_path
+from polybus.log.disk import Disk, sync_path
 from polybus.log.topics import storage_error
 from polybus.services.transactions.staging import SCHEMA, extra_weight, staging_folder
 from polybus.spark.location import BusLocation
@@ -218,7 +218,7 @@ def stage(
 
 def _created(path: Path) -> IO[bytes]:
     for _ in range(_CREATE_ATTEMPTS):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Disk().make_folder(path.parent)
         # The bus removes the empty folder of a producer, perhaps at this moment.
         with contextlib.suppress(FileNotFoundError):
             return path.open("xb")

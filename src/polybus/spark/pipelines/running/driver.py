@@ -43,6 +43,7 @@ import msgspec
 from polybus.client.http import blocking as bus_http
 from polybus.client.retry import Backoff
 from polybus.errors import PolybusError, UsageError
+from polybus.log import access
 from polybus.spark.causes import is_transient
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowRunner
@@ -354,6 +355,7 @@ def stop_with_input(stop: Callable[[], None]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
+    access.adopt(options.data)
     lines = os.fdopen(os.dup(1), "wb", buffering=0)
     # What Spark or a user's file prints must not come between the events.
     os.dup2(2, 1)

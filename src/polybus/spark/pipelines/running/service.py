@@ -34,8 +34,8 @@ import pyarrow as pa
 
 from polybus.client.http import blocking as http
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log import layout
-from polybus.log.disk import FileLock
+from polybus.log import access, layout
+from polybus.log.disk import Disk, FileLock
 from polybus.processes import is_alive
 
 REQUEST_BYTES_MAX = 1 << 20
@@ -151,7 +151,11 @@ class Service(socketserver.ThreadingUnixStreamServer):
         self.free_connections = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self.stop_pipeline = stop
         self.run_sql = run_sql
-        self.socket_path.parent.mkdir(parents=True, exist_ok=True)
+        own = folder(data.resolve())
+        if self.socket_path.parent == own:
+            Disk().make_folder(own)
+        else:
+            access.prepare_socket_folder(self.socket_path)
         self.socket_path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:

@@ -1,0 +1,76 @@
+"""Who may open the files of a data folder: its owner and, with `group-access`, its group.
+
+The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and everything below it,
+DATA last, so that a start that was killed meanwhile begins again. Files and folders get the modes
+of their parents (log/disk.py), and a process takes its umask from DATA (`adopt`), for files that
+libraries and Spark write.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from polybus.errors import StorageError
+from polybus.log.layout import admin_token_path
+from polybus.log.topics import storage_error
+
+logger = logging.getLogger("polybus.log")
+
+OWNER, GROUP = 0o700, 0o770
+
+
+def prepare(data: Path, *, group: bool) -> None:
+    """Create the folder, or correct the modes of an existing one. Raises StorageError."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    wanted = (GROUP & ~umask | OWNER) if group else OWNER
+    try:
+        data.parent.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=wanted, exist_ok=True)
+        if data.stat().st_mode & 0o777 != wanted:
+            _correct(data, wanted)
+    except OSError as error:
+        raise storage_error(error, f"cannot open {data}") from error
+
+
+def adopt(data: Path) -> None:
+    """Let this process, and those that it starts, create files as the folder's mode says."""
+    data.parent.mkdir(parents=True, exist_ok=True)
+    data.mkdir(mode=OWNER, exist_ok=True)
+    os.umask(~data.stat().st_mode & 0o777)
+
+
+def prepare_socket_folder(socket: Path) -> None:
+    """Create the folder of a socket, or make sure that only this user can have put things there.
+
+    Its path may be in a folder for all users (`layout.socket_path`). Raises StorageError.
+    """
+    folder = socket.parent
+    try:
+        folder.mkdir(mode=OWNER, exist_ok=True)
+        found = folder.lstat()
+        if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            text = f"{folder} is not a folder that only this user can write to"
+            raise StorageError("admin.socket-folder", text)
+        if found.st_mode & 0o077:
+            folder.chmod(OWNER)
+    except OSError as error:
+        raise storage_error(error, f"cannot use {folder}") from error
+
+
+def _correct(data: Path, wanted: int) -> None:
+    foreign = 0
+    for folder, _, files in os.walk(data, topdown=False):
+        paths = [(Path(folder) / name, wanted & 0o666) for name in files]
+        for path, mode in [*paths, (Path(folder), wanted)]:
+            try:
+                if path.is_file() and not path.is_symlink():
+                    path.chmod(0o600 if path == admin_token_path(data) else mode)
+                elif path.is_dir():
+                    path.chmod(mode)
+            except OSError:
+                # Removed meanwhile, or of another user.
+                foreign += path.exists()
+    if foreign:
+        text = "%s: the modes of %d files and folders could not be corrected; chown or chmod them"
+        logger.warning(text, data, foreign)
