@@ -13,6 +13,8 @@ from http_kit import http_bus, raw, recv
 from raw_http_kit import assert_untouched, two_sessions
 from websockets.exceptions import ConnectionClosed
 
+from polybus.testing import ScriptedPeer
+
 UNSET = b'{"0":[["session.unset","noSession"]]}'
 
 
@@ -220,3 +222,27 @@ async def test_a_pack_as_deep_as_allowed_is_delivered_and_one_deeper_is_not() ->
 
         assert statuses == [202, 400]
         assert len(await http.packs(key)) == 1
+
+
+# Heads
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /msgstream HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
+        (b"GET /healthz\r\n\r\n", 505),
+        (b"GET /healthz HTTP/0.9\r\nHost: a\r\n\r\n", 505),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 200),
+    ],
+)
+async def test_a_request_has_one_host_and_a_version(head: bytes, status: int) -> None:
+    """HTTP/1.0 had no Host."""
+    async with http_bus() as http, ScriptedPeer(http.node.tcp_port) as peer:
+        await peer.send(head)
+        said = await peer.read_to_end()
+        assert said.startswith(b"HTTP/1.1 %d " % status), said

@@ -81,6 +81,23 @@ def test_a_connection_must_speak_and_show_what() -> None:
     assert assembly.overdue() == [silent, slow]
 
 
+def test_no_step_of_a_detection_gets_more_time() -> None:
+    """Bytes of TLS, of the first head of HTTP inside it: ten seconds for all."""
+    assembly, clock = pool()
+    sender = Sender()
+    assembly.connected(sender)
+    for step in range(5):
+        clock.now_s = step * 2
+        assembly.detecting(sender)
+    first = assembly.deadline_s(sender)
+    assembly.update(sender, 0, 0, completed=True)
+    assembly.detecting(sender, no_later_s=first)
+    clock.now_s = 9.5
+    assert assembly.overdue() == []
+    clock.now_s = 9.9
+    assert assembly.overdue() == [sender]
+
+
 def test_a_full_pool_lets_one_go_on_and_then_the_next() -> None:
     assembly, _ = pool()
     first, second, third = Sender(), Sender(), Sender()

@@ -7,6 +7,7 @@ heads, bodies, pipelines and their time here.
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
@@ -30,6 +31,7 @@ DRAIN_S = 3.0
 PIPELINE_MAX = 100
 HEAD_TOO_LARGE = "the headers are too large (head-bytes-max)"
 READING_GATE = "http"
+HTTP_VERSIONS = ("1.0", "1.1")
 
 
 class ParserStopped(Exception):
@@ -56,6 +58,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_bytes = 0
         self._in_head = False
+        # The first head began with the bytes that showed the protocol.
+        self._first_head_s = self._assembly.deadline_s(connection)
         self.refusal = (400, "http.invalid", "this is not an HTTP request")
 
     # The parser calls these
@@ -64,7 +68,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
-        self._assembly.detecting(self._connection)
+        self._assembly.detecting(self._connection, no_later_s=self._first_head_s)
+        self._first_head_s = math.inf
         if len(self.pipeline) > PIPELINE_MAX:
             self._stop(503, "http.too-many-requests", f"over {PIPELINE_MAX} requests at once")
 
@@ -81,6 +86,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        if version not in HTTP_VERSIONS:
+            self._stop(505, "http.invalid", f"HTTP/{version} is not supported; use HTTP/1.1")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and version == "1.1"):
+            self._stop(400, "http.invalid", "a request has one header Host")
         self._in_head = False
         # Expect a body. Without one the message is complete at once.
         self._body_bytes = 1

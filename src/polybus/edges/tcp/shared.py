@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import resource
 import sys
 from collections import deque
@@ -18,7 +19,9 @@ from polybus.edges.tcp.outbox import Outboxes
 from polybus.edges.tcp.pace import Pace
 
 TICK_S = 0.1
-TICKS_PER_OVERDUE_CHECK = 10
+TICKS_PER_OVERDUE_CHECK = 2
+# Of a time in which something must be there: the check comes up to two ticks late.
+PROMPT = 0.98
 LAST_WORD_S = 5.0
 FREE_BYTES = 64 << 10
 RATE_LEAST = 1 << 10
@@ -66,9 +69,16 @@ class Assembly:
         """Expect a first byte."""
         self._deadlines[connection] = self._clock_s() + SILENT_S
 
-    def detecting(self, connection: Assembling) -> None:
-        """Its first byte has arrived: expect it to show its protocol."""
-        self._deadlines[connection] = self._clock_s() + self._limits.detect_timeout_s
+    def detecting(self, connection: Assembling, *, no_later_s: float = math.inf) -> None:
+        """Its first byte has arrived: expect it to show its protocol, or a whole head of HTTP.
+
+        A further step of it, as TLS inside, does not get more time.
+        """
+        deadline_s = self._clock_s() + PROMPT * self._limits.detect_timeout_s
+        self._deadlines[connection] = min(deadline_s, no_later_s, self.deadline_s(connection))
+
+    def deadline_s(self, connection: Assembling) -> float:
+        return self._deadlines.get(connection, math.inf)
 
     def update(self, connection: Assembling, before: int, now: int, *, completed: bool) -> None:
         """Its unfinished message grew from `before` to `now` bytes; `completed`: one has ended."""
