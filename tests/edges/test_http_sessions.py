@@ -175,6 +175,20 @@ async def test_a_session_may_begin_in_the_past() -> None:
         assert values(await http.packs(some)) == [3, 4]
 
 
+async def test_a_session_that_begins_at_a_position_of_a_deleted_topic_is_told() -> None:
+    async with http_bus("news") as http:
+        await http.publish("news", b"1", b"2", b"3")
+        epoch = http.node.bus.log.bounds("news").epoch
+        key = await http.open_session("news", **{"from": f"{epoch - 1}:7"})
+
+        packs = await http.packs(key)
+
+        gone = {"topic": "news", "position": f"{epoch - 1}:7", "count": 0}
+        assert packs.pop("0") == [["session.overflow", gone]]
+        assert values(packs) == [1, 2, 3]
+        assert "0" not in await http.packs(key), "once"
+
+
 async def test_a_long_past_comes_piece_by_piece_as_it_is_confirmed() -> None:
     async with http_bus("news") as http:
         body = b"".join(b'{"value":%d}\n' % number for number in range(50_000))

@@ -16,7 +16,7 @@ from polybus.services.sessions.saving import Saver
 from polybus.services.sessions.session import Session
 from polybus.services.state import StateDb
 from polybus.wire.msgstream import EMPTY_PACK
-from polybus.wire.positions import Latest, parse_start
+from polybus.wire.positions import Latest, Position, Start, parse_start
 
 KEY_BYTES = 24
 SWEEP_S = 1.0
@@ -87,7 +87,8 @@ class Inboxes:
         limit = self._settings.sessions_max
         if len(self._sessions) >= limit:
             raise UsageError("session.too-many", f"there are {limit} sessions (sessions-max)")
-        places = await self._places(self._canonical(topics), start)
+        where = parse_start(start)
+        places = await self._places(self._canonical(topics), where)
         key = _new_key()
         digest = _digest(key)
         self._last_number += 1
@@ -96,6 +97,8 @@ class Inboxes:
         session.contact(self._loop.time())
         for feed, offset in places:
             session.follow(self._feeds.join(feed, offset))
+            if isinstance(where, Position):
+                session.note_start(feed, where, offset)
         self._sessions[digest] = session
         try:
             await self._saver.save([session])
@@ -122,7 +125,7 @@ class Inboxes:
         """
         wanted = self._canonical(topics)
         others = [topic for topic in wanted if topic not in session.follows]
-        places = await self._places(others, "latest")
+        places = await self._places(others, Latest())
         session.cut()
         for topic in [one for one in session.follows if one not in wanted]:
             self._unfollow(session, topic)
@@ -137,14 +140,8 @@ class Inboxes:
             raise UsageError("request.too-many-topics", text)
         return list(dict.fromkeys(names.canonical(topic) for topic in topics))
 
-    async def _places(self, topics: Sequence[str], start: str) -> list[tuple[Feed, int]]:
-        """The feed of each topic, and the first offset in it.
-
-        Raises:
-            UsageError: `topic.unknown`.
-            PeerError: `position.invalid`.
-        """
-        where = parse_start(start)
+    async def _places(self, topics: Sequence[str], where: Start) -> list[tuple[Feed, int]]:
+        """The feed of each topic, and the first offset in it. Raises UsageError `topic.unknown`."""
         offsets = {}
         if not isinstance(where, Latest):
             for topic in topics:

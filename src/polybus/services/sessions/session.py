@@ -23,8 +23,9 @@ from heapq import merge
 from typing import NamedTuple
 
 from polybus.config import Msgstream
-from polybus.services.sessions.feeds import BEHIND, EMPTY, Content, Follow, Receiver
+from polybus.services.sessions.feeds import BEHIND, EMPTY, Content, Feed, Follow, Receiver
 from polybus.wire.msgstream import EMPTY_PACK, OVERFLOW, encode_notice
+from polybus.wire.positions import Position
 
 # How far a session that catches up with the log runs ahead of its client's confirmations.
 CATCH_UP_BYTES_MAX = 4 << 20
@@ -190,6 +191,14 @@ class Session:
         feed = follow.feed
         self._note_lost(feed.topic, feed.epoch, follow.offset, start - follow.offset)
         follow.offset = start
+
+    def note_start(self, feed: Feed, asked: Position, offset: int) -> None:
+        """The session begins at `offset`: a notice says what of the position asked for is gone."""
+        if asked.epoch != feed.epoch:
+            # How much the topic had before it was deleted is not known.
+            self._note_lost(feed.topic, asked.epoch, asked.offset, 0)
+        elif offset > asked.offset:
+            self._note_lost(feed.topic, feed.epoch, asked.offset, offset - asked.offset)
 
     def wants_catch_up(self) -> Follow | None:
         """A topic to read from the log; None if there is none or the session has no room."""
