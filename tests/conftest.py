@@ -54,6 +54,7 @@ SLOW_FILES = (
     "test_queue_connector.py",
     "test_queue_connector_peers.py",
     "test_reader_moving.py",
+    "test_state_damage.py",
     "test_torture.py",
     "test_warm.py",
 )

@@ -154,7 +154,11 @@ session.too-many: there are too many sessions → raise msgstream.sessions-max
 session.overflow: a notice, in pack 0: a session was full and lost its oldest messages
     → confirm packs, or raise msgstream.session-packs-max and session-bytes-max
 session.unset: a notice, in pack 0: the session does not exist → create another
-state.failed: state.db cannot be written → check the disk of the data folder
+state.failed: state.db cannot be read or written → check the disk of the data folder
+state.damaged: a part of state.db was damaged and is given up; the damaged file is beside it as
+    state.db.damaged-N
+    → clients of lost sessions open new ones; lost consumers report again; a lost producer needs
+    takeOver
 
 # Queues
 queue.limit: a limit of the queue framework is invalid

@@ -33,6 +33,7 @@ from disk_kit import End, Tree, WatchedDisk
 
 from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.verify import verify
+from polybus.services.state_rows import verify_state
 
 ENDS: tuple[End, ...] = ("kill", "cut", "torn")
 LOOK_S = 20
@@ -246,6 +247,7 @@ def _as_json(shown: Any) -> Any:
 def _verify(data: Path) -> None:
     report = verify(data)
     assert report.intact, f"verify: {[str(one) for one in report.damages]}"
+    assert verify_state(data) == []
 
 
 def lay_out(tree: Tree, data: Path) -> None:

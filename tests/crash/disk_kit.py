@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 End = Literal["kill", "cut", "torn"]
 Tree = dict[str, bytes | None]
 """Paths below the folder, each with its content; None for a folder."""
-READS = ("SELECT", "PRAGMA JOURNAL_MODE", "PRAGMA SYNCHRONOUS", "BEGIN")
+READS = ("SELECT", "PRAGMA JOURNAL_MODE", "PRAGMA SYNCHRONOUS", "PRAGMA QUICK_CHECK", "BEGIN")
 ENDS_TRANSACTION = ("COMMIT", "ROLLBACK", "close")
 _OS = {name: getattr(os, name) for name in dir(os)}
 _OPEN = io.open

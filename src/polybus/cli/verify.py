@@ -15,10 +15,13 @@ from polybus.config import Config
 def verify(config: Config, as_json: bool) -> None:
     """Check everything that a stopped bus has stored: exit 0 if it is intact, 1 if not.
 
-    Each damage is a line with the topic, the file and the offsets that are lost.
+    Each damage is a line with the topic, the file and the offsets that are lost; or, in state.db,
+    the session, pack, consumer or producer.
     """
     # Slow to import: Arrow and Parquet.
+    from polybus.log.verify import Damage
     from polybus.log.verify import verify as check
+    from polybus.services.state_rows import NAME, verify_state
 
     folder = existing_data(config)
     with progress_bar("checking", hidden=as_json) as update:
@@ -27,6 +30,8 @@ def verify(config: Config, as_json: bool) -> None:
             update(description=what[:40], completed=done_bytes, total=total_bytes)
 
         report = check(folder, progress=progress)
+        for one in verify_state(folder, fsync=config.durability == "fsync"):
+            report.add(Damage(file=NAME, reason=str(one)))
     if as_json:
         echo_json({"intact": report.intact} | msgspec.to_builtins(report))
         exits.end(good=report.intact)

@@ -22,6 +22,7 @@ from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds
 from polybus.services.context import Context
 from polybus.services.state import StateDb, of_stopped_bus
+from polybus.services.state_rows import summed
 
 logger = logging.getLogger("polybus.consumers")
 
@@ -30,7 +31,7 @@ ERROR_CHARACTERS_MAX = 2000
 POSITIONS_MAX = 50_000
 """Of all consumers together."""
 READ = "SELECT name, note FROM consumers"
-INSERT = "INSERT OR REPLACE INTO consumers VALUES (?, ?)"
+INSERT = "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?)"
 DELETE = "DELETE FROM consumers WHERE name = ?"
 
 Text = Annotated[str, msgspec.Meta(max_length=255)]
@@ -302,6 +303,15 @@ class ConsumerBook(Consumers):
             super().forget(group)
         self._changed.add(group)
 
+    def _has_lost_some(self, after_us: int) -> bool:
+        """Whether damage has hidden a position since then: nothing tells what may be removed."""
+        return any(
+            damage.kind in ("", "consumer")
+            and damage.name not in self._consumers
+            and damage.time_s * 1_000_000 > after_us
+            for damage in self._state.damages
+        )
+
     async def save(self) -> None:
         """Wait until every report so far is on disk.
 
@@ -314,7 +324,8 @@ class ConsumerBook(Consumers):
             if not changed:
                 return
             kept = self._consumers
-            rows = [(group, msgspec.json.encode(kept[group])) for group in changed & kept.keys()]
+            known = changed & kept.keys()
+            rows = [summed(group, msgspec.json.encode(kept[group])) for group in known]
             gone = [(group,) for group in changed - kept.keys()]
             try:
                 await asyncio.shield(self._state.write([(INSERT, rows), (DELETE, gone)]))
@@ -334,6 +345,8 @@ class ConsumerBook(Consumers):
         except PolybusError:
             return None
         seen_after_us = self._clock_us() - int(self.retention.hold_age_s * 1_000_000)
+        if self._has_lost_some(seen_after_us):
+            return 0
         return self.needed_from(topic, epoch, seen_after_us=seen_after_us)
 
 

@@ -2,7 +2,8 @@
 
 One thread reads and writes. Each save is one transaction, so a crash leaves all of it or nothing,
 and SQLite's own recovery accepts every prefix of its writes. With `durability = "fsync"` a save
-survives a power cut when its future is done, else the end of the process.
+survives a power cut when its future is done, else the end of the process. Rows have checksums: what
+a start finds damaged is set aside (state_rows.py), and the services go on without it.
 
 Rows refer to each other (packs to sessions and direct packs) only within one transaction's order:
 a direct pack is inserted before the packs that refer to it, and deleted with the last of them.
@@ -13,7 +14,6 @@ the log is the truth. What the log no longer has, or does not have yet, is dropp
 import asyncio
 import contextlib
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,28 +22,15 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from polybus.errors import StorageError
+from polybus.services.state_rows import FORMAT, NAME, StateDamage, open_or_renew
 
 logger = logging.getLogger("polybus.state")
 T = TypeVar("T")
-NAME = "state.db"
-FORMAT = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (
-    number INTEGER PRIMARY KEY, digest BLOB NOT NULL, ttl_s REAL NOT NULL,
-    next_id INTEGER NOT NULL, mark INTEGER NOT NULL, follows BLOB NOT NULL, lost BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS packs (
-    session INTEGER NOT NULL, id INTEGER NOT NULL, topic TEXT NOT NULL, epoch INTEGER NOT NULL,
-    first_offset INTEGER NOT NULL, count INTEGER NOT NULL, value_bytes INTEGER NOT NULL,
-    direct INTEGER NOT NULL, PRIMARY KEY (session, id)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS direct (number INTEGER PRIMARY KEY, json BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS consumers (name TEXT PRIMARY KEY, note BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS producers (name TEXT PRIMARY KEY, json BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS producers_read (
-    id INTEGER PRIMARY KEY CHECK (id = 0), epoch INTEGER NOT NULL, next_offset INTEGER NOT NULL);
-"""
 PROBE = f"PRAGMA user_version = {FORMAT}"
 """Writes what is there already."""
 PROBE_S = 1.0
+DAMAGED = "state.damaged"
+DAMAGES_LOGGED_MAX = 20
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters: a tuple for one execution, a list of tuples for one each."""
@@ -60,6 +47,8 @@ class StateDb:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-state")
         self._closed = False
         self._probe: asyncio.TimerHandle | None = None
+        self.damages: list[StateDamage] = []
+        """What this start and those of the last weeks have lost."""
         self.error: StorageError | None = None
         """Why the last write failed; None once writing works again."""
 
@@ -115,24 +104,22 @@ class StateDb:
     async def _call(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise StorageError("state.failed", f"{self._path}: {error}") from error
 
     # On the thread
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Session keys are not in it, but messages are.
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+        found = open_or_renew(self._path, fsync=self._fsync)
+        for damage in found[-DAMAGES_LOGGED_MAX:]:
+            logger.error("%s: %s: %s", DAMAGED, self._path, damage)
+        if len(found) > DAMAGES_LOGGED_MAX:
+            logger.error("%s: %s: %d damages in all", DAMAGED, self._path, len(found))
         self._db = db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > FORMAT:
-            text = f"{self._path} has format {version}; this version knows {FORMAT}"
-            raise StorageError("log.format", text)
-        db.executescript(SCHEMA)
-        db.execute(PROBE)
+        self.damages = [StateDamage(*row) for row in db.execute("SELECT * FROM damages")]
 
     def _write(self, statements: Iterable[Statement]) -> None:
         db = self._db
@@ -166,7 +153,6 @@ def of_stopped_bus(data: Path) -> Iterator[sqlite3.Connection | None]:
     try:
         url = f"file:{quote(str(path))}?mode=rw"
         with contextlib.closing(sqlite3.connect(url, uri=True, isolation_level=None)) as db:
-            db.executescript(SCHEMA)
             yield db
     except sqlite3.Error as error:
         raise StorageError("state.failed", f"{path}: {error}") from error

@@ -1,5 +1,6 @@
 """/healthz, /readyz, and /metrics in Prometheus' text format."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
@@ -82,6 +83,9 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     by_code = [({"code": code}, float(count)) for code, count in sorted(errors.items())]
     yield "errors_total", "counter", "Errors by code.", by_code
     yield from _consumers(state)
+    damages = Counter(one.kind or "file" for one in state.state_db.damages)
+    lost: list[Sample] = [({"kind": kind}, count) for kind, count in sorted(damages.items())]
+    yield "state_damages", "gauge", "What state.db has lost by damage, for 30 days.", lost
     healthy = float(state.storage_error is None)
     yield "storage_healthy", "gauge", "1 while the log and state.db take writes.", [({}, healthy)]
 

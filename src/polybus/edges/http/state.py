@@ -46,7 +46,7 @@ class HttpState:
         self.loop = edge.context.loop
         self.inboxes = services.inboxes
         self.consumers = services.consumers
-        self._state_db = services.state
+        self.state_db = services.state
         self.transactions = services.transactions
         self.token = token
         self.count_connections = count_connections
@@ -58,7 +58,7 @@ class HttpState:
     @property
     def storage_error(self) -> StorageError | None:
         """Why the log or state.db takes no writes."""
-        return self.context.durability.error or self._state_db.error
+        return self.context.durability.error or self.state_db.error
 
     def delivered(self, topic: Topic) -> dict[str, Flow]:
         """What was delivered of a topic since the bus started, by protocol."""

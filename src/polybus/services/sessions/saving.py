@@ -6,8 +6,8 @@ Order of writes: everything of one save is one transaction of state.db, and a pa
 shown only after a save has raised the session's mark above it (write-ahead). A restart restores the
 last save: topics with their offsets, packs by their place in the log, direct packs with their
 content, and losses that no notice has reported. Messages of the log that came later are numbered
-anew from the saved offsets. A direct pack whose content is missing is left out; its number stays
-in use.
+anew from the saved offsets. A pack that is missing or has lost its content, because state.db was
+damaged, is empty, and a notice counts it.
 
 State.db may be ahead of the log, which loses unsynced messages in a crash, and behind it when a
 topic was deleted. So a restart corrects the sessions by the log: a pack of lost messages is empty,
@@ -27,6 +27,7 @@ from polybus.errors import StorageError
 from polybus.services.sessions.feeds import EMPTY, Content, Feeds, direct
 from polybus.services.sessions.session import LostMessages, Session, SessionChanges
 from polybus.services.state import StateDb, Statement
+from polybus.services.state_rows import checksum, session_sum, summed
 
 logger = logging.getLogger("polybus.sessions")
 
@@ -41,11 +42,13 @@ SAVE_SESSIONS = """
 INSERT OR REPLACE INTO sessions
 SELECT json_extract(value, '$[0]'), substr(?2, key * 16 + 1, 16), json_extract(value, '$[1]'),
     json_extract(value, '$[2]'), json_extract(value, '$[3]'),
-    CAST(json_extract(value, '$[4]') AS BLOB), CAST(json_extract(value, '$[5]') AS BLOB)
+    CAST(json_extract(value, '$[4]') AS BLOB), CAST(json_extract(value, '$[5]') AS BLOB),
+    json_extract(value, '$[6]'), json_extract(value, '$[7]'), substr(?3, key * 8 + 1, 8)
 FROM json_each(?1)"""
 SAVE_PACKS = f"""
 INSERT OR REPLACE INTO packs
-SELECT {", ".join(f"json_extract(value, '$[{column}]')" for column in range(8))} FROM json_each(?)
+SELECT {", ".join(f"json_extract(value, '$[{column}]')" for column in range(8))},
+    substr(?2, key * 8 + 1, 8) FROM json_each(?1)
 """
 # `{}` is a condition on the ids of a session's packs, by the number beside the session's.
 DELETE_PACKS = """
@@ -54,18 +57,23 @@ DELETE FROM packs WHERE (session, id) IN (
     ON packs.session = json_extract(gone.value, '$[0]')
     AND packs.id {} json_extract(gone.value, '$[1]'))"""
 DELETE_EVERY = "DELETE FROM {} IN (SELECT value FROM json_each(?))"
+DELETE_ORPHANS = "DELETE FROM packs WHERE session NOT IN (SELECT number FROM sessions)"
 DELETE_UNUSED = "DELETE FROM direct WHERE number NOT IN (SELECT direct FROM packs WHERE direct)"
 READ_PACKS = "SELECT * FROM packs ORDER BY session, id"
 
 PackRow = tuple[Any, ...]
-"""session, id, topic, epoch, first_offset, count, value_bytes, direct"""
+"""session, id, topic, epoch, first_offset, count, value_bytes, direct, checksum"""
 
 
 def statements(changes: SessionChanges) -> Iterator[Statement]:
     """The writes in their order; state.db takes them one by one, on its own thread."""
-    direct = [(content.order, content.json) for content in changes.direct]
-    yield "INSERT OR REPLACE INTO direct VALUES (?, ?)", direct
-    yield SAVE_SESSIONS, (_json(changes.rows), b"".join(changes.digests))
+    direct = [summed(content.order, content.json) for content in changes.direct]
+    yield "INSERT OR REPLACE INTO direct VALUES (?, ?, ?)", direct
+    sums = [
+        session_sum((row[0], digest, *row[1:]))
+        for row, digest in zip(changes.rows, changes.digests, strict=True)
+    ]
+    yield SAVE_SESSIONS, (_json(changes.rows), b"".join(changes.digests), b"".join(sums))
     yield DELETE_PACKS.format("<"), (_json(changes.first),)
     yield DELETE_PACKS.format(">="), (_json(changes.renumbered),)
     yield DELETE_PACKS.format("="), (_json(changes.confirmed),)
@@ -74,7 +82,7 @@ def statements(changes: SessionChanges) -> Iterator[Statement]:
         + (0 if one.topic else one.order,)
         for place, one in changes.fresh
     ]
-    yield SAVE_PACKS, (_json(packs),)
+    yield SAVE_PACKS, (_json(packs), b"".join([checksum(pack) for pack in packs]))
     yield DELETE_EVERY.format("sessions WHERE number"), (_json(changes.ended),)
     yield DELETE_EVERY.format("packs WHERE session"), (_json(changes.ended),)
     yield DELETE_EVERY.format("direct WHERE number"), (_json(changes.direct_gone),)
@@ -109,8 +117,8 @@ class Saver:
         Raises:
             StorageError: they could not be read, or a correction could not be saved.
         """
-        await self._state.write([(DELETE_UNUSED, ())])
-        for number, json in await self._state.read("SELECT * FROM direct"):
+        await self._state.write([(DELETE_ORPHANS, ()), (DELETE_UNUSED, ())])
+        for number, json in await self._state.read("SELECT number, json FROM direct"):
             self._direct[number] = direct(json, order=number)
         feeds.last_order = max(self._direct, default=0)
         packs: dict[int, list[PackRow]] = {}
@@ -132,7 +140,7 @@ class Saver:
         self, session: Session, row: list[Any], packs: list[PackRow], feeds: Feeds
     ) -> bool:
         """Fill the session; return whether the log has less than was saved."""
-        next_id, mark, follows, lost = row
+        next_id, mark, follows, lost, first_id, count, _ = row
         deleted = []
         is_corrected = False
         for topic, epoch, offset in msgspec.json.decode(follows):
@@ -146,6 +154,11 @@ class Saver:
         contents = {pack[1]: self._content(pack, feeds) for pack in packs}
         is_corrected |= any(contents[pack[1]].count < pack[5] for pack in packs)
         session.restore(contents, next_id=next_id, mark=mark)
+        missing = count - len(packs) + sum(self._is_lost(pack) for pack in packs)
+        if missing > 0:
+            logger.error("session %d has lost %d packs (state.damaged)", session.number, missing)
+            session.lose(missing, first_id)
+            is_corrected = True
         for topic in deleted:
             session.add(feeds.deletion_notice(topic))
         if is_corrected:
@@ -153,15 +166,16 @@ class Saver:
         return is_corrected
 
     def _content(self, pack: PackRow, feeds: Feeds) -> Content:
-        session, number, topic, epoch, first_offset, count, value_bytes, stored_as = pack
+        topic, epoch, first_offset, count, value_bytes, stored_as, _ = pack[2:]
         if topic:
             content = Content(topic, epoch, first_offset, count, value_bytes)
             content.count = feeds.stored(content)
             return content if content.count else EMPTY
-        if stored_as and stored_as not in self._direct:
-            # Its number stays in use: a client may wait for it.
-            logger.warning("pack %d of session %d is lost", number, session)
+        # The number of a lost one stays in use: a client may wait for it.
         return self._direct.get(stored_as, EMPTY)
+
+    def _is_lost(self, pack: PackRow) -> bool:
+        return pack[7] and pack[7] not in self._direct
 
     def touch(self, session: Session) -> None:
         """The session changed: save it soon."""

@@ -62,7 +62,8 @@ class SessionChanges:
     """What one save of sessions writes.
 
     Attributes:
-        rows: number, time to live, next number, mark, topics with epoch and offset, losses.
+        rows: number, time to live, next number, mark, topics with epoch and offset, losses, the
+            first pack's number and the number of packs.
         digests: those of the rows' keys.
         first: packs below these are gone.
         renumbered: packs from these on have other numbers now.
@@ -375,7 +376,8 @@ class Session:
         me, first = self.number, self._first_id
         follows = [(one.feed.topic, one.feed.epoch, one.offset) for one in self.follows.values()]
         lost = list(self.lost.values())
-        changes.rows.append((me, self.ttl_s, self.next_id, mark, follows, lost))
+        row = (me, self.ttl_s, self.next_id, mark, follows, lost, first, self.pack_count)
+        changes.rows.append(row)
         changes.digests.append(self.digest)
         changes.first.append((me, first))
         if self._rewrite_from:
@@ -415,3 +417,15 @@ class Session:
         self._trim()
         self._saved_to = next_id
         self._is_changed = False
+
+    def lose(self, count: int, first_id: int) -> None:
+        """So many of the restored packs, from this number on, are damaged: send a notice.
+
+        Nothing tells which: every number without a pack is sent as an empty one.
+        """
+        first = min(first_id, self._first_id)
+        missing = [EMPTY] * (self._first_id - first)
+        self._packs = [*missing, *(EMPTY if one is None else one for one in self._packs)]
+        self._first_id = first
+        self.pack_count = len(self._packs)
+        self._note_lost("", 0, 0, count)

@@ -12,7 +12,8 @@ Order of writes, and what a start does when a crash came after each:
    same key and gets the recorded result (idempotent).
 4. The staged files are deleted. Files that a crash left are deleted with the producer's next batch.
 5. state.db gets the producers' last transactions and the offset of `$commits` up to which they
-   count. It holds only durable records; a start reads the records after that offset from the log.
+   count. It holds only durable records; a start reads the records after that offset from the log,
+   or all of them if state.db was damaged.
 
 Between parts the loop does other work, and publishing waits while memory is short.
 """
@@ -36,6 +37,7 @@ from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.context import Context
 from polybus.services.state import StateDb
+from polybus.services.state_rows import summed
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import (
     TOPIC,
@@ -54,6 +56,7 @@ T = TypeVar("T")
 
 TICK_S = 60.0
 STAGED_AGE_S = 86_400.0
+LOST_QUERY = "unknown (state.db was damaged)"
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
@@ -101,14 +104,12 @@ class Transactions:
             "SELECT epoch, next_offset FROM producers_read"
         ):
             self._saved = (epoch, offset)
-        try:
-            for (row,) in await self._state.read("SELECT json FROM producers"):
-                producer = msgspec.json.decode(row, type=Producer)
-                self._producers[producer.name] = producer
-        except msgspec.DecodeError as error:
-            raise StorageError("state.failed", f"state.db, producers: {error}") from error
+        for (row,) in await self._state.read("SELECT json FROM producers"):
+            producer = msgspec.json.decode(row, type=Producer)
+            self._producers[producer.name] = producer
         try:
             await self._read_records()
+            self._refuse_lost()
         except StorageError as error:
             # Damaged history does not freeze the topic. Without its records a transaction could be
             # done twice, and a sweep could delete files that an unknown intent still needs.
@@ -157,6 +158,13 @@ class Transactions:
                         logger.error("%s, offset %d: not a valid record: %s", TOPIC, at, error)
                 offset = batch.last_offset + 1
 
+    def _refuse_lost(self) -> None:
+        """A producer that neither state.db nor the log knows any more must take its name over."""
+        for damage in self._state.damages:
+            if damage.kind == "producer" and damage.name and damage.name not in self._producers:
+                logger.error("producer %s has lost its last batch (state.damaged)", damage.name)
+                self._producers[damage.name] = Producer(name=damage.name, query=LOST_QUERY)
+
     async def _keep_house(self) -> None:
         while True:
             try:
@@ -177,11 +185,11 @@ class Transactions:
         # Only durable records: a crash could still remove the others from the log.
         if read_to == self._saved or self._bus.log.durable < self._last_ticket:
             return
-        rows = [(one.name, msgspec.json.encode(one)) for one in self._producers.values()]
+        rows = [summed(one.name, msgspec.json.encode(one)) for one in self._producers.values()]
         statements = [
             ("DELETE FROM producers", ()),
-            ("INSERT INTO producers VALUES (?, ?)", rows),
-            ("INSERT OR REPLACE INTO producers_read VALUES (0, ?, ?)", read_to),
+            ("INSERT INTO producers VALUES (?, ?, ?)", rows),
+            ("INSERT OR REPLACE INTO producers_read VALUES (?, ?, ?, ?)", summed(0, *read_to)),
         ]
         await self._state.write(statements)
         self._saved = read_to

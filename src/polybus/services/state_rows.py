@@ -1,0 +1,359 @@
+"""The rows of state.db: their checksums, and what is left of a file that is damaged.
+
+Every row ends with a checksum of its values. A start, and `verify`, read all rows and let SQLite
+check the structure of the file. What is intact of a damaged file goes into a new one; the old one
+is kept as `state.db.damaged-N`. A file of an older format, without checksums, is renewed likewise.
+
+Order of writes: the new file is made whole beside the old one, the old one gets its other name, and
+one rename puts the new one in its place. A start after a crash in between begins again.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import struct
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import xxhash
+
+from polybus.errors import StorageError
+from polybus.log.disk import sync_path
+
+NAME = "state.db"
+FORMAT = 2
+# A flipped bit in one of SQLite's two numbers is not taken for a newer version.
+APPLICATION_ID = 0x50420000
+ASIDE_MAX = 9
+DAMAGES_MAX = 1000
+DAMAGES_KEPT_S = 30 * 86_400
+WAL_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
+
+KEYS = {
+    "sessions": ("number",),
+    "packs": ("session", "id"),
+    "direct": ("number",),
+    "consumers": ("name",),
+    "producers": ("name",),
+    "producers_read": ("id",),
+}
+SCHEMA = """
+CREATE TABLE sessions (
+    number INTEGER PRIMARY KEY, digest BLOB NOT NULL, ttl_s REAL NOT NULL,
+    next_id INTEGER NOT NULL, mark INTEGER NOT NULL, follows BLOB NOT NULL, lost BLOB NOT NULL,
+    first_id INTEGER NOT NULL, packs INTEGER NOT NULL, sum BLOB NOT NULL);
+CREATE TABLE packs (
+    session INTEGER NOT NULL, id INTEGER NOT NULL, topic TEXT NOT NULL, epoch INTEGER NOT NULL,
+    first_offset INTEGER NOT NULL, count INTEGER NOT NULL, value_bytes INTEGER NOT NULL,
+    direct INTEGER NOT NULL, sum BLOB NOT NULL, PRIMARY KEY (session, id)) WITHOUT ROWID;
+CREATE TABLE direct (number INTEGER PRIMARY KEY, json BLOB NOT NULL, sum BLOB NOT NULL);
+CREATE TABLE consumers (name TEXT PRIMARY KEY, note BLOB NOT NULL, sum BLOB NOT NULL);
+CREATE TABLE producers (name TEXT PRIMARY KEY, json BLOB NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE producers_read (
+    id INTEGER PRIMARY KEY CHECK (id = 0), epoch INTEGER NOT NULL, next_offset INTEGER NOT NULL,
+    sum BLOB NOT NULL);
+CREATE TABLE damages (
+    kind TEXT NOT NULL, name TEXT NOT NULL, reason TEXT NOT NULL, time_s REAL NOT NULL)
+"""
+COLUMNS = {"sessions": 10, "packs": 9, "direct": 3, "consumers": 3, "producers": 3}
+COLUMNS["producers_read"] = 4
+# What reading a damaged file raises: its tables' names may be no text any more.
+UNREADABLE = (sqlite3.Error, ValueError, OverflowError, MemoryError)
+DISK_CODES = {
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM),
+    sqlite3.SQLITE_IOERR,
+}
+
+Row = tuple[Any, ...]
+
+
+class StateDamage(NamedTuple):
+    """A row, or a part of the file, that was lost. `name` is empty if nothing tells which."""
+
+    kind: str
+    name: str
+    reason: str
+    time_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.reason}" if self.name else self.reason
+
+
+@dataclass(slots=True)
+class StateContent:
+    """What a file holds: its intact rows, and what is damaged."""
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    damages: list[StateDamage] = field(default_factory=list)
+    earlier: list[Row] = field(default_factory=list)
+    """Damages that earlier starts have found."""
+    is_current: bool = False
+
+
+def checksum(values: Sequence[Any]) -> bytes:
+    return bytes(xxhash.xxh3_64_digest(msgspec.msgpack.encode(values)))
+
+
+def summed(*values: Any) -> Row:
+    """A row: the values and their checksum."""
+    return (*values, checksum(values))
+
+
+def session_sum(row: Sequence[Any]) -> bytes:
+    """Of number, digest, time to live, next number, mark, topics, losses, first number, packs."""
+    number, digest, ttl_s, next_id, mark, follows, lost, *rest = row
+    # SQLite writes the JSON and the fraction in its own way.
+    return checksum((number, digest, round(ttl_s * 1000), next_id, mark, follows, lost, *rest))
+
+
+def _is_right(table: str, row: Row) -> bool:
+    try:
+        if table == "sessions":
+            parsed = [msgspec.json.decode(row[at]) for at in (5, 6)]
+            found = session_sum((*row[:5], *parsed, *row[7:-1]))
+        else:
+            found = checksum(row[:-1])
+        # Rows of format 1 have no checksum.
+        return len(row) < COLUMNS[table] or bool(found == row[-1])
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+# Reading everything
+
+
+def examine(path: Path, *, fsync: bool = True) -> StateContent:
+    """All rows of a file that nobody else uses, and what is damaged.
+
+    With `fsync` every save was synced, so that one which the write-ahead log has lost is a damage.
+
+    Raises:
+        StorageError: `log.format`, a newer version wrote it.
+    """
+    content = StateContent()
+    if not path.stat().st_size:
+        content.damages.append(StateDamage("", "", "the file is empty"))
+        return content
+    later = _commits_of(path.with_name(f"{NAME}-wal"))
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    # A name that is not UTF-8 makes its row's checksum wrong, and no other.
+    db.text_factory = lambda text: text.decode(errors="surrogateescape")
+    with contextlib.closing(db):
+        try:
+            _check_format(db, path, content)
+            read_frames = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+            for (line,) in db.execute("PRAGMA quick_check(10)"):
+                if line != "ok":
+                    content.damages.append(StateDamage("", "", str(line)))
+            content.earlier = _earlier(db)
+        except UNREADABLE as error:
+            _check_disk(error)
+            content.damages.append(StateDamage("", "", str(error)))
+            read_frames = None
+        for table in KEYS:
+            _read_table(db, table, content)
+    lost = [at for at in later if at >= max(read_frames or 0, 0)]
+    if fsync and read_frames is not None and len(lost) > 1:
+        _give_sessions_up(content, f"its last {len(lost)} saves are damaged (state.db-wal)")
+    damaged = {damage.kind for damage in content.damages}
+    if damaged & {"", "producer", "producers_read"}:
+        # The log has all records: read them again from its beginning.
+        content.rows["producers_read"] = []
+    return content
+
+
+def _check_disk(error: BaseException) -> None:
+    """Raise an error of the disk: it says nothing about the file."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in DISK_CODES and code != sqlite3.SQLITE_IOERR_SHORT_READ:
+        raise error
+
+
+def _check_format(db: sqlite3.Connection, path: Path, content: StateContent) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    marked = db.execute("PRAGMA application_id").fetchone()[0]
+    if version > FORMAT and marked == APPLICATION_ID | version:
+        text = f"{path} has format {version}; this version knows {FORMAT}"
+        raise StorageError("log.format", text)
+    content.is_current = version == FORMAT and marked == APPLICATION_ID | FORMAT
+    if not content.is_current and (version, marked) != (1, 0):
+        content.damages.append(StateDamage("", "", "the head of the file is damaged"))
+
+
+def _earlier(db: sqlite3.Connection) -> list[Row]:
+    found = db.execute("SELECT name FROM sqlite_master WHERE name = 'damages'").fetchall()
+    # These rows have no checksum: leave out what is none of them.
+    types = "typeof(kind) || typeof(name) || typeof(reason) || typeof(time_s)"
+    query = f"SELECT * FROM damages WHERE {types} = 'texttexttextreal'"
+    rows = db.execute(query).fetchall() if found else []
+    return [row for row in rows if "".join(row[:3]).isprintable()]
+
+
+def _read_table(db: sqlite3.Connection, table: str, content: StateContent) -> None:
+    keys = KEYS[table]
+    rows: dict[Row, Row] = {}
+    problem = ""
+    # From both ends, to get around a page that cannot be read.
+    for order in ("ASC", "DESC"):
+        wanted = ", ".join(f"{key} {order}" for key in keys)
+        try:
+            for row in db.execute(f"SELECT * FROM {table} ORDER BY {wanted}"):
+                rows[row[: len(keys)]] = row
+            break
+        except UNREADABLE as error:
+            _check_disk(error)
+            problem = str(error)
+    kind = table if table == "producers_read" else table.removesuffix("s")
+    if problem:
+        content.damages.append(StateDamage(kind, "", f"{table} cannot be read: {problem}"))
+    intact = content.rows[table] = []
+    for key, row in rows.items():
+        if _is_right(table, row):
+            intact.append(row)
+        else:
+            name = " of session ".join(str(one) for one in reversed(key))
+            printable = name.encode(errors="backslashreplace").decode()
+            content.damages.append(StateDamage(kind, printable, "its checksum is wrong"))
+
+
+def _give_sessions_up(content: StateContent, reason: str) -> None:
+    """Numbers that a client has seen might be given to other messages."""
+    for row in content.rows["sessions"]:
+        content.damages.append(StateDamage("session", str(row[0]), reason))
+    content.damages.append(StateDamage("consumer", "", f"consumers: {reason}"))
+    for table in ("sessions", "packs", "direct"):
+        content.rows[table] = []
+
+
+def _commits_of(wal: Path) -> list[int]:
+    """The numbers of the frames, from 0, that end a save in a write-ahead log."""
+    try:
+        file = wal.open("rb")
+    except FileNotFoundError:
+        return []
+    commits = []
+    with file:
+        header = file.read(WAL_HEADER_BYTES)
+        if len(header) < WAL_HEADER_BYTES:
+            return []
+        page_bytes = struct.unpack_from(">I", header, 8)[0]
+        salts = header[16:24]
+        number = 0
+        while len(frame := file.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
+            if frame[8:16] != salts:
+                # Of an earlier use of the file.
+                break
+            if any(frame[4:8]):
+                commits.append(number)
+            number += 1
+            file.seek(page_bytes, os.SEEK_CUR)
+    return commits
+
+
+# A new file
+
+
+def open_or_renew(path: Path, *, fsync: bool) -> list[StateDamage]:
+    """Make sure that the file is there, intact and current; return what was lost of it.
+
+    Raises:
+        StorageError: `log.format`.
+        sqlite3.Error, OSError: the disk fails.
+    """
+    for leftover in path.parent.glob(f"{NAME}.new*"):
+        leftover.unlink()
+    if not path.exists():
+        _make(path, StateContent())
+        return []
+    content = examine(path, fsync=fsync)
+    if content.damages:
+        aside = _set_aside(path)
+        found = [one._replace(time_s=time.time()) for one in content.damages]
+        content.damages = [*found, StateDamage("", aside.name, "has the damaged file")]
+        content.earlier += found
+        _make(path, content)
+    elif not content.is_current:
+        _make(path, content)
+    return content.damages
+
+
+def _make(path: Path, content: StateContent) -> None:
+    """Make a file of these rows, and put it in the place of another."""
+    new = path.with_name(f"{NAME}.new")
+    # Session keys are not in it, but messages are.
+    os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
+    db = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
+    with contextlib.closing(db):
+        db.execute("BEGIN")
+        for statement in SCHEMA.split(";"):
+            db.execute(statement)
+        for table, rows in _with_sums(content.rows):
+            marks = ", ".join("?" * COLUMNS[table])
+            db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+        kept = [row for row in content.earlier if row[3] > time.time() - DAMAGES_KEPT_S]
+        db.executemany("INSERT INTO damages VALUES (?, ?, ?, ?)", kept[-DAMAGES_MAX:])
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID | FORMAT}")
+        db.execute(f"PRAGMA user_version = {FORMAT}")
+        db.execute("COMMIT")
+    for suffix in ("-wal", "-shm"):
+        # SQLite would apply it to the new file.
+        path.with_name(NAME + suffix).unlink(missing_ok=True)
+    sync_path(new)
+    os.replace(new, path)
+    sync_path(path.parent)
+
+
+def _with_sums(rows: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of each table; those of format 1 get what they lack."""
+    counts = Counter(row[0] for row in rows.get("packs", ()))
+    first = {row[0]: row[1] for row in reversed(rows.get("packs", ()))}
+    for table, found in rows.items():
+        width = COLUMNS[table]
+        for at, row in enumerate(found):
+            if len(row) == width:
+                continue
+            if table == "sessions":
+                values = (*row, first.get(row[0], row[3]), counts[row[0]])
+                parsed = [msgspec.json.decode(row[one]) for one in (5, 6)]
+                total = session_sum((*row[:5], *parsed, *values[7:]))
+                found[at] = (*values, total)
+            else:
+                found[at] = summed(*row)
+        yield table, found
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a damaged file another name beside its own; the last name is used again and again."""
+    names = [path.with_name(f"{NAME}.damaged-{number}") for number in range(1, ASIDE_MAX + 1)]
+    aside = next((one for one in names if not one.exists()), names[-1])
+    for suffix in ("", "-wal"):
+        source, target = path.with_name(NAME + suffix), aside.with_name(aside.name + suffix)
+        target.unlink(missing_ok=True)
+        if source.exists():
+            try:
+                os.link(source, target)
+            except OSError:
+                # The file system has no hard links.
+                shutil.copyfile(source, target)
+    return aside
+
+
+def verify_state(data: Path, *, fsync: bool = True) -> list[StateDamage]:
+    """What is damaged in the state.db of a stopped bus. Nothing is changed; it reads a copy.
+
+    Raises:
+        StorageError: `log.format`.
+    """
+    with tempfile.TemporaryDirectory(prefix="polybus-verify-") as folder:
+        copy = Path(folder) / NAME
+        for suffix in ("", "-wal"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(data / (NAME + suffix), Path(folder) / (NAME + suffix))
+        return examine(copy, fsync=fsync).damages if copy.exists() else []

@@ -1,0 +1,278 @@
+"""A damaged state.db: the bus starts, what is lost is named, and nothing else is affected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from polybus.batch import Batch
+from polybus.config import Config
+from polybus.edges.node import Node
+from polybus.errors import StorageError, UsageError
+from polybus.services.consumers import ConsumerPosition, Report
+from polybus.services.state_rows import KEYS, examine, open_or_renew, verify_state
+from polybus.services.transactions.commits import TransactionKey
+from polybus.services.transactions.transactions import CommitRequest
+
+FLIPS = 800
+HELLO = b'[["direct","hello"]]'
+
+
+def on_bus(data: Path, work: Callable[[Node], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        raw = {"data": str(data), "connectors": [], "topics": ["a"], "system": {"events": False}}
+        node = Node(msgspec.convert(raw, Config))
+        await node.start()
+        try:
+            return await work(node)
+        finally:
+            await node.stop()
+
+    return asyncio.run(run())
+
+
+async def fill(node: Node) -> None:
+    """Three sessions with packs of a topic and direct ones, three consumers, three producers."""
+    inboxes = node.services.inboxes
+    sessions = []
+    for number in range(3):
+        session = inboxes.find(await inboxes.create(["a"], None, "latest"))
+        assert session is not None
+        sessions.append(session)
+        await inboxes.post([session], b'[["direct","own %d"]]' % number)
+    await inboxes.broadcast(HELLO)
+    node.bus.commit([Batch.of("a", [b'"m"'])], urgent=True)
+    await node.context.durability.wait()
+    for session in sessions:
+        await inboxes.collect(session, 0)
+    epoch = node.bus.log.bounds("a").epoch
+    for name in ("one", "two", "three"):
+        at = {"a": ConsumerPosition(epoch=epoch, offset=1)}
+        node.services.consumers.report(name, Report(positions=at))
+        wanted = CommitRequest(TransactionKey(name, "query", 4), [], gaps=True)
+        await node.services.transactions.commit(wanted, is_admin=False)
+    await node.services.consumers.save()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("filled") / "data"
+    on_bus(data, fill)
+    return data
+
+
+@pytest.fixture
+def data(filled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled, tmp_path / "data"))
+
+
+async def shown(node: Node) -> dict[str, Any]:
+    """What each session, consumer and producer has."""
+    found: dict[str, Any] = {}
+    for session in node.services.inboxes.sessions():
+        packs = await node.services.inboxes.collect(session, 0)
+        found[f"session {session.number}"] = [json for _, json in packs]
+    for one in node.services.consumers.views():
+        found[f"consumer {one.group}"] = [topic.offset for topic in one.topics]
+    for producer in node.services.transactions._producers.values():
+        found[f"producer {producer.name}"] = (producer.query, producer.batch)
+    return found
+
+
+def change(data: Path, sql: str) -> None:
+    with contextlib.closing(sqlite3.connect(data / "state.db")) as db:
+        assert db.execute(sql).rowcount > 0
+        db.commit()
+
+
+def edited(content: bytes, seed: int) -> Iterator[tuple[str, bytes]]:
+    """Flips of one byte, mostly where there is something; cuts; zeroed pages."""
+    chance = random.Random(seed)
+    used = [at for at, byte in enumerate(content) if byte]
+    for _ in range(FLIPS):
+        at = chance.choice(used) if chance.random() < 0.9 else chance.randrange(len(content))
+        flipped = content[at] ^ 1 << chance.randrange(8)
+        yield f"byte {at}", content[:at] + bytes([flipped]) + content[at + 1 :]
+    for size in (0, 1, 99, 100, 4095, 4096, 5000, 8192, len(content) - 4096, len(content) - 1):
+        yield f"cut to {size}", content[:size]
+    for at in range(0, len(content), 4096):
+        yield f"zeros at {at}", content[:at] + bytes(4096) + content[at + 4096 :]
+    yield "text", b"no database " * 1000
+
+
+def test_no_damage_goes_unnoticed_and_none_keeps_the_file_from_opening(data: Path) -> None:
+    path = data / "state.db"
+    content = path.read_bytes()
+    whole = examine(path).rows
+    noticed = 0
+    for what, damaged in edited(content, seed=7):
+        path.write_bytes(damaged)
+        named = verify_state(data)
+        assert path.read_bytes() == damaged, what
+        lost = open_or_renew(path, fsync=True)
+        assert bool(lost) == bool(named), f"{what}: {lost} {named}"
+        assert verify_state(data) == [], what
+        left = examine(path)
+        for table in KEYS:
+            assert set(left.rows[table]) <= set(whole[table]), f"{what}: {table}"
+            if not named:
+                assert left.rows[table] == whole[table], f"{what}: {table}"
+        noticed += bool(named)
+    assert noticed > FLIPS / 4
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_bus_starts_on_any_damaged_file(data: Path, number: int) -> None:
+    whole = on_bus(data, shown)
+    path = data / "state.db"
+    cases = list(edited(path.read_bytes(), seed=number))
+    path.write_bytes(cases[-number][1] if number % 2 else cases[number][1])
+    found = on_bus(data, shown)
+    for name, packs in found.items():
+        if name.startswith("session"):
+            given = {one for one in packs if one.startswith(b'[["direct"')}
+            assert given <= set(whole[name]), name
+
+
+def test_flipped_content_of_a_direct_pack_is_never_delivered(data: Path) -> None:
+    whole = on_bus(data, shown)
+    path = data / "state.db"
+    path.write_bytes(path.read_bytes().replace(HELLO, HELLO.replace(b"hello", b"lello")))
+    assert [str(one) for one in verify_state(data)] == ["direct 4: its checksum is wrong"]
+    found = on_bus(data, shown)
+    for name, packs in whole.items():
+        if not name.startswith("session"):
+            assert found[name] == packs
+            continue
+        assert b"lello" not in b"".join(found[name])
+        notice, *rest = found[name]
+        assert b'"session.overflow"' in notice and b'"count":1' in notice
+        assert [one for one in rest if one != b"[]"] == [one for one in packs if one != HELLO]
+    assert (data / "state.db.damaged-1").exists()
+    # The notice was given: the loss is told once.
+    assert on_bus(data, shown)["session 1"] == found["session 1"][1:]
+
+
+@pytest.mark.parametrize(
+    ("sql", "lost", "named"),
+    [
+        ("UPDATE sessions SET mark = 0 WHERE number = 2", "session 2", "session 2"),
+        ("UPDATE sessions SET digest = x'00' WHERE number = 2", "session 2", "session 2"),
+        ("UPDATE sessions SET follows = 'no json' WHERE number = 2", "session 2", "session 2"),
+        ("UPDATE consumers SET note = '{}' WHERE name = 'two'", "consumer two", "consumer two"),
+    ],
+)
+def test_damage_is_confined_to_the_one_that_it_concerns(
+    data: Path, sql: str, lost: str, named: str
+) -> None:
+    whole = on_bus(data, shown)
+    change(data, sql)
+    assert [str(one) for one in verify_state(data)] == [f"{named}: its checksum is wrong"]
+    found = on_bus(data, shown)
+    assert found == {name: one for name, one in whole.items() if name != lost}
+
+
+def test_a_damaged_pack_leaves_a_notice_and_no_gap_in_the_numbers(data: Path) -> None:
+    change(data, "UPDATE packs SET count = 7 WHERE session = 2 AND id = 1")
+    assert [str(one) for one in verify_state(data)] == [
+        "pack 1 of session 2: its checksum is wrong"
+    ]
+
+    async def look(node: Node) -> Any:
+        inboxes = node.services.inboxes
+        sessions = {one.number: one for one in inboxes.sessions()}
+        return [await inboxes.collect(sessions[number], 0) for number in (1, 2)]
+
+    first, second = on_bus(data, look)
+    assert [number for number, _ in second] == [0, *(number for number, _ in first)]
+    assert second[0][1].count(b'"count":1') == 1
+    assert [json for _, json in second[2:]] == [json for _, json in first[1:]]
+
+
+def test_retention_waits_for_a_consumer_whose_position_is_damaged(data: Path) -> None:
+    change(data, "UPDATE consumers SET note = '{}' WHERE name = 'two'")
+
+    async def held(node: Node) -> list[int | None]:
+        consumers = node.services.consumers
+        before = consumers.held_from("a")
+        at = {"a": ConsumerPosition(epoch=node.bus.log.bounds("a").epoch, offset=1)}
+        consumers.report("two", Report(positions=at))
+        await consumers.save()
+        return [before, consumers.held_from("a")]
+
+    assert on_bus(data, held) == [0, 1]
+
+
+def test_a_damaged_producer_is_read_from_the_log_again(data: Path) -> None:
+    whole = on_bus(data, shown)
+    change(data, "UPDATE producers SET json = '{}' WHERE name = 'two'")
+    assert [str(one) for one in verify_state(data)] == ["producer two: its checksum is wrong"]
+    assert on_bus(data, shown) == whole
+
+
+def test_a_producer_that_the_log_has_forgotten_too_repeats_nothing_in_silence(data: Path) -> None:
+    change(data, "INSERT INTO producers VALUES ('old', '{}', x'00')")
+
+    async def commit(node: Node) -> None:
+        wanted = CommitRequest(TransactionKey("old", "query", 4), [], gaps=True)
+        with pytest.raises(UsageError) as caught:
+            await node.services.transactions.commit(wanted, is_admin=False)
+        assert caught.value.code == "commit.query"
+
+    on_bus(data, commit)
+    on_bus(data, commit)
+
+
+def test_saves_that_are_damaged_in_the_write_ahead_log_are_noticed(data: Path) -> None:
+    path, wal = data / "state.db", data / "state.db-wal"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for number in range(3):
+            db.execute("UPDATE sessions SET mark = ? WHERE number = 1", (number,))
+        # As a kill leaves them.
+        files = (path.read_bytes(), wal.read_bytes())
+    wal.unlink(missing_ok=True)
+    flipped = files[1][:100] + bytes([files[1][100] ^ 1]) + files[1][101:]
+    path.write_bytes(files[0])
+    wal.write_bytes(flipped)
+    assert "session 1: its last 3 saves" in str(verify_state(data)[0])
+    found = on_bus(data, shown)
+    assert not any(name.startswith("session") for name in found)
+    assert len([name for name in found if name.startswith("consumer")]) == 3
+
+
+def test_a_file_of_format_1_gets_checksums(data: Path) -> None:
+    whole = on_bus(data, shown)
+    with contextlib.closing(sqlite3.connect(data / "state.db", isolation_level=None)) as db:
+        for column in ("sum", "packs", "first_id"):
+            db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
+        for table in KEYS:
+            if table != "sessions":
+                db.execute(f"ALTER TABLE {table} DROP COLUMN sum")
+        db.execute("DROP TABLE damages")
+        db.execute("PRAGMA user_version = 1")
+        db.execute("PRAGMA application_id = 0")
+    assert verify_state(data) == []
+    assert on_bus(data, shown) == whole
+    change(data, "UPDATE direct SET json = 'other'")
+    assert len(verify_state(data)) == 4
+    assert not (data / "state.db.damaged-1").exists()
+
+
+def test_a_newer_format_is_refused_and_left_as_it_is(data: Path) -> None:
+    with contextlib.closing(sqlite3.connect(data / "state.db")) as db:
+        db.execute("PRAGMA user_version = 3")
+        db.execute(f"PRAGMA application_id = {0x50420003}")
+    before = (data / "state.db").read_bytes()
+    with pytest.raises(StorageError) as caught:
+        on_bus(data, shown)
+    assert caught.value.code == "log.format"
+    assert (data / "state.db").read_bytes() == before
