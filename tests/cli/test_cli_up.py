@@ -340,7 +340,9 @@ def test_plain_lines_have_all_figures_and_each_alert_once(
     alert, first, second = capsys.readouterr().out.splitlines()
     assert alert == "alert: news is loud"
     for line in (first, second):
-        assert "in 12 (3/s) · flows 1/2 running, lag 4 · tables silver=9 · alerts 1" in line
+        assert (
+            "in 12 (3/s) · flows 1/2 running, 1 failing, lag 4 · tables silver=9 · alerts 1" in line
+        )
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,16 @@ def test_without_a_terminal_only_changes_are_shown(capsys: pytest.CaptureFixture
     assert lines[5].split() == "shop.orders failed 12 3.0 - 310 no [luck]".split()
 
 
+def test_the_status_tells_a_flow_that_fails_from_one_that_is_idle(tmp_path: Path) -> None:
+    idle = {**FLOW, "lag": 0}
+    failed = {**FLOW, "flow": "bills", "state": "failed", "error": "date out of range", "lag": 7}
+    retried = {**failed, "flow": "sums", "state": "waiting"}
+    service.write_status(tmp_path, "done", flows=[idle, failed, retried], problems=[])
+    shown = CliRunner().invoke(main, ["pipeline", "status", "--data", str(tmp_path)])
+    assert ": 2 of 3 flows failing" in shown.stdout.splitlines()[0]
+    assert "shop.bills   failed     12     3.0    7       310  date out of range" in shown.stdout
+
+
 def test_the_status_of_a_killed_run_is_killed(tmp_path: Path) -> None:
     assert service.read_status(tmp_path) is None
     warned = {**FLOW, "warning": "log.damaged: topic 'red' is left out"}

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from log_kit import opened_log
 
+from polybus.batch import Batch
 from polybus.spark.checkpoint import Checkpoint, local_checkpoint
+from polybus.spark.pipelines.flows import FlowProgress
 from polybus.spark.pipelines.standard.batches import PlannedRows, planned_rows
 
 
@@ -43,6 +46,25 @@ def test_a_batch_is_unfinished_until_it_has_a_commit(tmp_path: Path) -> None:
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "0").touch()
     assert checkpoint.unfinished_batch() is None
+
+
+def test_a_flow_that_fails_in_its_first_batch_lags_by_all_messages(tmp_path: Path) -> None:
+    log = opened_log(tmp_path / "data", lambda: 1)
+    for topic in ("a", "b"):
+        log.create_topic(topic)
+        log.append(Batch.of(topic, [b"x"] * 5))
+    log.close()
+    (tmp_path / "commits").mkdir()
+    write_plan(tmp_path, 0, a=(1, 2), b=(1, 5))
+    failed, later = FlowProgress(), FlowProgress()
+    failed.take_begun(Checkpoint(tmp_path))
+    failed.update_lag(tmp_path / "data")
+    assert failed.lag == 10, "the batch has not been processed"
+    (tmp_path / "commits" / "0").touch()
+    write_plan(tmp_path, 1, a=(1, 4), b=(1, 5))
+    later.take_begun(Checkpoint(tmp_path))
+    later.update_lag(tmp_path / "data")
+    assert later.lag == 3
 
 
 def test_the_query_id_is_created_once(tmp_path: Path) -> None:

@@ -309,3 +309,12 @@ def test_a_test_bus_restarts_on_its_port_after_a_kill(bus: RunningBus) -> None:
     bus.kill()
     bus.start()
     assert bus.port == port
+
+
+def test_the_short_name_is_the_function_whether_or_not_the_package_is_imported(spark: Any) -> None:
+    program = "import polybus.spark as s; print(s.session.__name__, callable(s.session))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.split()[1] == b"True"
+    import polybus.spark
+
+    assert polybus.spark.session(app="tests") is spark  # type: ignore[operator]

@@ -17,7 +17,6 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -27,7 +26,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
-from polybus.log.history.parquet import timestamp_us_of
 
 ROW_GROUP_ROWS = 128 << 10
 SPARK_TYPE = b"spark.type"
@@ -193,7 +191,8 @@ def _ranges(footer: Any) -> dict[str, tuple[int, int]]:
     for index in wanted:
         name = footer.schema.column(index).name
         ends = [
-            _ends(footer.row_group(group).column(index)) for group in range(footer.num_row_groups)
+            _ends(footer.row_group(group).column(index), footer.schema.column(index))
+            for group in range(footer.num_row_groups)
         ]
         known = [one for one in ends if one is not None]
         if known and len(known) == len(ends):
@@ -209,13 +208,21 @@ def _worth_a_range(column: Any) -> bool:
     return bool(column.logical_type.type == "TIMESTAMP")
 
 
-def _ends(chunk: Any) -> tuple[int, int] | None:
+def _ends(chunk: Any, column: Any) -> tuple[int, int] | None:
+    """The smallest and the largest value; timestamps in microseconds, however far from today."""
     statistics = chunk.statistics
     if statistics is None or not statistics.has_min_max:
         return None
-    low, high = statistics.min, statistics.max
-    if isinstance(low, datetime):
-        if low.tzinfo is None:
-            return None
-        return timestamp_us_of(low), timestamp_us_of(high)
-    return int(low), int(high)
+    # As numbers: Parquet and Spark have times that Python's datetime cannot hold.
+    low, high = int(statistics.min_raw), int(statistics.max_raw)
+    if column.name == "offset":
+        return low, high
+    kind = json.loads(column.logical_type.to_json())
+    if not kind["isAdjustedToUTC"]:
+        return None
+    match kind["timeUnit"]:
+        case "milliseconds":
+            return low * 1000, high * 1000
+        case "nanoseconds":
+            return low // 1000, high // 1000
+    return low, high

@@ -10,6 +10,7 @@ from typing import Any
 _MODULES = {
     "publish": "polybus.spark.sink",
     "register_views": "polybus.spark.views",
+    "session": "polybus.spark.session",
     "table": "polybus.spark.views",
     "upsert": "polybus.spark.sink",
 }

@@ -13,7 +13,7 @@ import msgspec
 from polybus.cli.exits import end
 from polybus.cli.options import F, data_option, existing_data, json_option, load_config
 from polybus.cli.output import echo_json, echo_table
-from polybus.cli.pipeline.display import RunDisplay, flow_rows
+from polybus.cli.pipeline.display import RunDisplay, flow_rows, is_failing
 from polybus.errors import PolybusError, UsageError
 
 STOP_TIMEOUT_S = 30.0
@@ -195,7 +195,9 @@ def status(data: str | None, as_json: bool) -> None:
         echo_json({"state": state, **found})
         return
     since = f" at {found['time']}" if "time" in found else ""
-    click.echo(f"{state}{since}")
+    failing = sum(map(is_failing, found.get("flows", [])))
+    failing_text = f": {failing} of {len(found['flows'])} flows failing" if failing else ""
+    click.echo(f"{state}{since}{failing_text}")
     if found.get("flows"):
         echo_table(*flow_rows(found["flows"]))
     for flow in found.get("flows", []):

@@ -1,5 +1,6 @@
 """What `polybus pipeline run` shows: a live table in a terminal, else a line per change."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +30,11 @@ def flow_rows(flows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[o
         for flow in flows
     ]
     return COLUMNS, rows
+
+
+def is_failing(flow: Mapping[str, Any]) -> bool:
+    """Whether a flow has failed, or is tried again after an error: it is not idle."""
+    return flow.get("state") == "failed" or bool(flow.get("error"))
 
 
 class RunDisplay:

@@ -21,7 +21,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from polybus.cli.output import table_lines
-from polybus.cli.pipeline.display import flow_table
+from polybus.cli.pipeline.display import flow_table, is_failing
 from polybus.cli.up.demo import ORDERS, BusPorts
 from polybus.client import connect
 from polybus.client.http.blocking import request_json
@@ -208,7 +208,9 @@ def summary(figures: Figures) -> str:
     if figures.flows:
         running = sum(_is_running(flow) for flow in figures.flows)
         lag = sum(flow.get("lag") or 0 for flow in figures.flows)
-        parts.append(f"flows {running}/{len(figures.flows)} running, lag {lag}")
+        failing = sum(map(is_failing, figures.flows))
+        failing_text = f", {failing} failing" if failing else ""
+        parts.append(f"flows {running}/{len(figures.flows)} running{failing_text}, lag {lag}")
     if figures.tables:
         rows = " ".join(f"{name}={count}" for name, count in figures.tables.items())
         parts.append(f"tables {rows}")

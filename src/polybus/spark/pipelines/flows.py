@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause, is_transient
-from polybus.spark.checkpoint import our_offset
+from polybus.spark.checkpoint import Checkpoint, our_offset
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.sessions import use_in_thread
 
@@ -100,6 +100,18 @@ class FlowProgress:
                 self._reported_lag = behind + (self._reported_lag or 0)
         self.warning = damage_warning(damaged) if damaged else None
 
+    def take_begun(self, checkpoint: Checkpoint) -> None:
+        """Where the batch begins that a flow cannot finish, if it has finished none yet."""
+        begun = checkpoint.unfinished_batch()
+        end = None if begun is None else checkpoint.planned_end(begun)
+        if begun is None or end is None or self._positions:
+            return
+        before = checkpoint.planned_end(begun - 1)
+        known = {} if before is None else before.topics
+        for topic, at in end.topics.items():
+            start = known[topic].offset if topic in known else 0
+            self._positions[topic] = start if at.begin is None else at.begin
+
     def update_lag(self, log: Path | None) -> None:
         """Compare the positions with the log in a folder; without it, with what Spark reported."""
         from polybus.log.reading.reader import LogReader
@@ -110,7 +122,8 @@ class FlowProgress:
                 reader, lag = LogReader(log), 0
                 for topic, position in self._positions.items():
                     with contextlib.suppress(PolybusError):  # deleted, or damaged
-                        lag += max(0, reader.bounds(topic).stop - position)
+                        held = reader.bounds(topic)
+                        lag += max(0, held.stop - max(held.start, position))
         self.lag = lag
 
 
@@ -279,6 +292,7 @@ class FlowRunner:
             try:
                 is_stream = self._run_once(run)
             except Exception as error:
+                run.figures.take_begun(Checkpoint(run.checkpoint))
                 pause_s = self._pause_after(run, error)
                 is_final = pause_s is None and not self._stopping.is_set()
                 self._set_state(run, "failed" if is_final else "waiting", clean_cause(error))

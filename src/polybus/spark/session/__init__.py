@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from polybus.errors import PolybusError
 from polybus.spark import shipping
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 MASTER = "local[2,3]"
 """Two threads; a failed task is tried three times, as on a cluster."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class _CallableSession(ModuleType):
+    """Makes `polybus.spark.session()` the function, although the package has the same name."""
+
+    def __call__(self, **options: Any) -> SparkSession:
+        return session(**options)
+
+
+sys.modules[__name__].__class__ = _CallableSession
 
 # The JVM of this process: PySpark accepts only one.
 _jvms: list[Jvm] = []

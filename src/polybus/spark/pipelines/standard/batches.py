@@ -3,8 +3,8 @@
 `decode` adds each micro-batch to every table exactly once. The order of writes for batch N, whose
 plan is synced first:
 
-    standard-settings.json (if the settings changed) → silver → quarantine → recent_ids → traffic
-    → top_senders → deliveries
+    standard-settings.json (if the settings changed) → standard-aside.json (if decoding raised)
+    → silver → quarantine → recent_ids → traffic → top_senders → deliveries
 
 Spark runs a batch again after a failure, with the same messages, and it then passes through the
 same order. Every table stores the last batch of its writer in the same commit as the rows and
@@ -43,7 +43,8 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
-from polybus.spark.pipelines.standard import decode, gold
+from polybus.spark.pipelines.standard import aside, decode, gold
+from polybus.spark.pipelines.standard.aside import SetAside
 from polybus.spark.pipelines.standard.watch import Watch
 from polybus.spark.session.connect import is_connect
 from polybus.spark.tables import commit_staged, stage
@@ -61,6 +62,7 @@ EVENTS = "$events"
 SETTINGS_FILE = "standard-settings.json"
 SMALL_ROWS = 20_000
 """A smaller batch is one task, and one file."""
+QUARANTINED = (*decode.QUARANTINE_COLUMNS, "CURRENT_TIMESTAMP() AS quarantined_at")
 FACT_COLUMNS = ["topic", "epoch", "offset", "timestamp", "protocol", "sender"]
 
 
@@ -161,9 +163,8 @@ class StandardBatches:
         """Decode, store and count; returns how often this read the batch."""
         if self._decoded is None or self._decoded[0] != settings:
             self._decoded = settings, decode.columns(settings)
-        messages = frame.where(f"topic <> '{EVENTS}'").selectExpr("*", *self._decoded[1])
-        decoded = messages.where("reason IS NULL").select(*decode.SILVER_COLUMNS)
-        good = stage(decoded, self._silver, ())
+        raw = frame.where(f"topic <> '{EVENTS}'")
+        good, bad, kept = self._stage(raw, batch_id)
         facts = read_facts(self._silver, good, "bytes", "late", "message_id")
         has_id = pc.is_valid(facts["message_id"])
         is_duplicate = np.zeros(facts.num_rows, dtype=bool)
@@ -172,12 +173,12 @@ class StandardBatches:
             ids = self._ids.of(with_id)
             flags = self._ids.duplicates(ids, batch_id, watermark_s=watermark_s)
             is_duplicate[np.flatnonzero(has_id)] = flags
-        kept = without(self._silver, good, is_duplicate)
+        unique = without(self._silver, good, is_duplicate)
         writer = self._arguments[1]
-        commit_staged(self._silver, kept, writer=writer, batch_id=batch_id)
+        commit_staged(self._silver, unique, writer=writer, batch_id=batch_id)
         parts = [gold.facts_of(facts, duplicate=is_duplicate)]
         if plan.messages is None or plan.messages > facts.num_rows:
-            parts.append(self._add_quarantined(messages, batch_id))
+            parts.append(self._add_quarantined(kept, bad, batch_id))
         if with_id.num_rows:
             ids_max = settings.pipeline.ids_max
             self._ids.remember(ids, batch_id, watermark_s=watermark_s, ids_max=ids_max)
@@ -188,12 +189,47 @@ class StandardBatches:
             self._senders.add(gold.senders_of(counted), writer=writer, batch_id=batch_id)
         return len(parts)
 
-    def _add_quarantined(self, messages: DataFrame, batch_id: int) -> pa.Table:
+    def _decode(self, raw: DataFrame) -> DataFrame:
+        assert self._decoded is not None
+        return raw.selectExpr("*", *self._decoded[1])
+
+    def _stage(
+        self, raw: DataFrame, batch_id: int
+    ) -> tuple[list[FileNote], list[FileNote], DataFrame]:
+        """Write messages to files of silver, and those that make it raise to files of quarantine.
+
+        Returns both, and all messages but those that raise.
+        """
+        data, writer, _, _ = self._arguments
+
+        def stage_good(part: DataFrame) -> list[FileNote]:
+            decoded = self._decode(part).where("reason IS NULL").select(*decode.SILVER_COLUMNS)
+            return stage(decoded, self._silver, ())
+
+        left_out = aside.stored(data, writer, batch_id)
+        if not left_out.ranges:
+            try:
+                return stage_good(raw), [], raw
+            except Exception as error:
+                # What the batch has put into silver stays there, so that it can no longer change.
+                has_batch = self._silver.last_batch(writer) == batch_id
+                if has_batch or aside.is_of_surroundings(error):
+                    raise
+            good, found = aside.stage_apart(raw, stage_good)
+            left_out = SetAside(writer, batch_id, found)
+        else:
+            good = stage_good(raw.where(f"NOT ({left_out.condition})"))
+        if not left_out.ranges:
+            return good, [], raw
+        unread = raw.where(left_out.condition).selectExpr("*", f"{left_out.reason} AS reason")
+        bad = stage(unread.selectExpr(*QUARANTINED), self._quarantine, ())
+        left_out.save(data)
+        return good, bad, raw.where(f"NOT ({left_out.condition})")
+
+    def _add_quarantined(self, raw: DataFrame, notes: list[FileNote], batch_id: int) -> pa.Table:
         """Store messages that cannot be decoded in quarantine; returns their facts."""
-        bad = messages.where("reason IS NOT NULL").selectExpr(
-            *decode.QUARANTINE_COLUMNS, "CURRENT_TIMESTAMP() AS quarantined_at"
-        )
-        notes = stage(bad, self._quarantine, ())
+        bad = self._decode(raw).where("reason IS NOT NULL").selectExpr(*QUARANTINED)
+        notes = [*notes, *stage(bad, self._quarantine, ())]
         facts = read_facts(self._quarantine, notes, "value")
         commit_staged(self._quarantine, notes, writer=self._arguments[1], batch_id=batch_id)
         size = pc.fill_null(pc.binary_length(facts["value"]), 0)

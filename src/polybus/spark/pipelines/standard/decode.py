@@ -40,6 +40,8 @@ MESSAGE_COLUMNS = (
 )
 TEXT = "CAST(value AS STRING)"
 DECLARED = "the topic is declared as JSON, but the value"
+# What Python's datetime holds in every time zone, in microseconds: year 1 to 9999 less a day.
+TIMES_US = (-62_135_510_400_000_000, 253_402_214_400_000_000)
 NOT_JSON = "is not valid JSON, or has a duplicate key"
 
 
@@ -70,7 +72,9 @@ def columns(settings: PipelineSettings) -> list[str]:
         "CASE WHEN payload IS NOT NULL THEN 'json' "
         "WHEN bytes = 0 AND SIZE(headers) > 0 THEN 'properties' "
         "WHEN is_text THEN 'text' ELSE 'binary' END AS format",
-        f"COALESCE({time_of('event_time_text')}, timestamp) AS event_time",
+        f"{time_of('event_time_text')} AS told_time",
+        f"IF(UNIX_MICROS(told_time) BETWEEN {TIMES_US[0]} AND {TIMES_US[1]}, told_time, timestamp) "
+        "AS event_time",
         f"IF(format = 'text', {TEXT}, NULL) AS text",
         "IF(format = 'binary', value, NULL) AS binary",
         "TRANSFORM_VALUES(headers, (name, content) -> COALESCE("

@@ -1,0 +1,113 @@
+"""Messages that make decoding raise: they are found, and set aside into quarantine.
+
+decode.py has a reason for all that it cannot decode, so nothing here runs for a usual batch. It is
+the last resort: an error of Spark or of Arrow that a message causes must not stop the flow. The
+batch is staged in halves, and a half that fails in halves again, until single messages fail.
+
+Two checks show that the messages are the cause. Before, staging no message at all must succeed.
+After, the messages that were set aside must be staged for quarantine, as raw bytes. A full disk, a
+JVM that has ended or a damaged log fails one of the checks, and then the batch.
+
+What a batch sets aside is stored before its first commit. A batch that runs again sets aside the
+same messages, so that none is in both tables or in neither.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from polybus.errors import PolybusError
+from polybus.lake.files import FileNote
+from polybus.log.disk import replace_file
+from polybus.spark.causes import clean_cause, is_transient
+from polybus.spark.pipelines.standard.decode import literal
+
+FILE = "standard-aside.json"
+FOUND_MAX = 100
+"""After so many finds in a batch, a half that fails is set aside as a whole."""
+REASON_CHARS_MAX = 500
+PLACE = ("topic", "epoch", "offset")
+Stage = Callable[[DataFrame], list[FileNote]]
+
+
+class AsideRange(msgspec.Struct, frozen=True):
+    """Messages from `first` to `last`, both included, in the order of topic, epoch and offset."""
+
+    first: tuple[str, int, int]
+    last: tuple[str, int, int]
+    reason: str
+
+    @property
+    def condition(self) -> str:
+        first, last = (f"STRUCT({literal(t)}, {e}L, {o}L)" for t, e, o in (self.first, self.last))
+        return f"STRUCT({', '.join(PLACE)}) BETWEEN {first} AND {last}"
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """What a writer's batch sets aside; mostly nothing."""
+
+    writer: str
+    batch: int
+    ranges: tuple[AsideRange, ...] = ()
+
+    @property
+    def condition(self) -> str:
+        return " OR ".join(f"({one.condition})" for one in self.ranges) or "false"
+
+    @property
+    def reason(self) -> str:
+        cases = [f"WHEN {one.condition} THEN {literal(one.reason)}" for one in self.ranges]
+        return f"CASE {' '.join(cases)} END"
+
+    def save(self, data: Path) -> None:
+        replace_file(data / "pipeline" / FILE, msgspec.json.encode(self))
+
+
+def stored(data: Path, writer: str, batch_id: int) -> SetAside:
+    """What the batch set aside when it ran before."""
+    nothing = SetAside(writer, batch_id)
+    try:
+        found = msgspec.json.decode((data / "pipeline" / FILE).read_bytes(), type=SetAside)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return nothing
+    return found if (found.writer, found.batch) == (writer, batch_id) else nothing
+
+
+def is_of_surroundings(error: Exception) -> bool:
+    """Whether the disk, the log or a process is to blame, as far as the error tells."""
+    return isinstance(error, PolybusError) or is_transient(error)
+
+
+def stage_apart(frame: DataFrame, stage: Stage) -> tuple[list[FileNote], tuple[AsideRange, ...]]:
+    """Stage the messages that can be staged; the others are set aside, with what they raised.
+
+    Raises what staging no message, or reading where the messages are, raises.
+    """
+    notes = stage(frame.where("false"))
+    order = [(name, "ascending") for name in PLACE]
+    places = frame.select(*PLACE).toArrow().sort_by(order)
+
+    def place(row: int) -> tuple[str, int, int]:
+        topic, epoch, offset = (places[name][row].as_py() for name in PLACE)
+        return topic, epoch, offset
+
+    found: list[AsideRange] = []
+    waiting = [(0, places.num_rows)]
+    while waiting:
+        first, stop = waiting.pop()
+        part = AsideRange(place(first), place(stop - 1), "")
+        try:
+            notes += stage(frame.where(part.condition))
+        except Exception as error:
+            if is_of_surroundings(error):
+                raise
+            if stop - first > 1 and len(found) < FOUND_MAX:
+                middle = (first + stop) // 2
+                waiting += [(middle, stop), (first, middle)]
+                continue
+            others = f" together with {stop - first - 1} others" if stop - first > 1 else ""
+            reason = f"cannot be processed{others}: {clean_cause(error)}"[:REASON_CHARS_MAX]
+            found.append(msgspec.structs.replace(part, reason=reason))
+    return notes, tuple(found)
