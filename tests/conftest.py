@@ -36,6 +36,7 @@ SLOW_FILES = (
     "test_commits_delivery.py",
     "test_commits_refused.py",
     "test_consumers.py",
+    "test_cycles.py",
     "test_duck.py",
     "test_events.py",
     "test_every_pair.py",

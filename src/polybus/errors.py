@@ -32,6 +32,14 @@ class PolybusError(Exception):
         """
         return copy.copy(self)
 
+    def bare(self) -> Self:
+        """The error without its frames, to be kept.
+
+        A kept error refers to the frames it passed, and one of them often to whatever keeps it.
+        """
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
+
 
 class PeerError(PolybusError):
     """A peer broke its protocol.

@@ -35,7 +35,6 @@ class UdpPeer(Peer):
         # How many bytes of answers it may get: for the current datagram, and in total.
         self.allowance_now: int | None = None
         self.allowance = 0
-        self.translator = GomsTranslator(edge.edge, self, edge.connector)
 
     def send(
         self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
@@ -63,7 +62,8 @@ class UdpEdge(asyncio.DatagramProtocol):
         self._loop = edge.context.loop
         self._limits = edge.context.config.limits
         self.connector = connector
-        self._peers: dict[Address, UdpPeer] = {}
+        # Peers do not refer to their translators, which refer to them.
+        self._peers: dict[Address, tuple[UdpPeer, GomsTranslator]] = {}
         self._transport: asyncio.DatagramTransport | None = None
         self._stopping = False
         self._paused = False
@@ -97,18 +97,19 @@ class UdpEdge(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: Address) -> None:
         if self._stopping:
             return
-        peer = self._peers.get(addr)
-        if peer is None:
+        known = self._peers.get(addr)
+        if known is None:
             if len(self._peers) >= self._limits.udp_peers_max:
                 self.edge.bad_peers.note(
                     addr[0], "goms", "udp.too-many", "too many addresses (udp-peers-max)"
                 )
                 return
-            peer = self._peers[addr] = UdpPeer(self, addr)
+            new = UdpPeer(self, addr)
+            known = self._peers[addr] = new, GomsTranslator(self.edge, new, self.connector)
+        peer, translator = known
         peer.heard_s = self._loop.time()
         peer.allowance += len(data)
         peer.allowance_now = len(data)
-        translator = peer.translator
         for event in decode_datagram(data, self._limits):
             translator.handle(event)
         peer.allowance_now = None
@@ -149,13 +150,13 @@ class UdpEdge(asyncio.DatagramProtocol):
             self._transport.sendto(b"".join(packet), address)
 
     def forget(self, address: Address) -> None:
-        peer = self._peers.pop(address, None)
-        if peer is not None:
-            peer.translator.leave_all()
+        known = self._peers.pop(address, None)
+        if known is not None:
+            known[1].leave_all()
 
     def _forget_idle(self) -> None:
         self._sweep = self._loop.call_later(SWEEP_S, self._forget_idle)
         oldest = self._loop.time() - self._limits.udp_idle_s
-        for address, peer in list(self._peers.items()):
+        for address, (peer, _) in list(self._peers.items()):
             if peer.heard_s < oldest:
                 self.forget(address)

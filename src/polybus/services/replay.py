@@ -78,7 +78,7 @@ async def replay(
                 target.flush()
             await target.drained()
     except PolybusError as failure:
-        error = failure
+        error = failure.bare()
     except OSError as failure:
         text = f"topic {topic!r} cannot be read: {failure.strerror}"
         error = StorageError("log.failed", text)

@@ -287,7 +287,7 @@ class BosonCodec:
                     check_receipt_id(receipt_id)
                 topic = self._topics.get(raw_topic) or self._topic(raw_topic)
             except PeerError as error:
-                self._parts_refused = error
+                self._parts_refused = error.bare()
                 if len(receipt_id) > RECEIPT_ID_BYTES_MAX:
                     receipt_id = b""
         event = self._parts.add(flag, topic, content, receipt_id, headers)

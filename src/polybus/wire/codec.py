@@ -55,6 +55,9 @@ class Bad:
 
     error: PeerError
 
+    def __post_init__(self) -> None:
+        self.error.bare()
+
 
 E = TypeVar("E")
 

@@ -111,11 +111,9 @@ class GomsCodec(ObjectStream[GomsRequest]):
     """Requests of a client. Plain sends are `Publish` events, all others `Send`."""
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__(
-            limits, plain=b"send", gathered=Publish, decode=self._request, steps_max=STEPS_MAX
-        )
+        super().__init__(limits, plain=b"send", gathered=Publish, steps_max=STEPS_MAX)
 
-    def _request(self, text: Buffer) -> GomsRequest:
+    def _decode(self, text: Buffer) -> GomsRequest:
         found = objects.fields_of(text)
         messagetype = objects.messagetype_of(found)
         if messagetype == "send":
@@ -151,9 +149,9 @@ class GomsClientCodec(ObjectStream[GomsAnswer]):
     """Answers of a server. Plain messages are `Deliver` events, all others `Message`."""
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__(limits, plain=b"message", gathered=Deliver, decode=self._answer)
+        super().__init__(limits, plain=b"message", gathered=Deliver)
 
-    def _answer(self, text: Buffer) -> GomsAnswer:
+    def _decode(self, text: Buffer) -> GomsAnswer:
         found = objects.fields_of(text)
         messagetype = objects.messagetype_of(found)
         if messagetype == "message":

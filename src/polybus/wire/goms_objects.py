@@ -92,14 +92,12 @@ class ObjectStream(Generic[E]):
         *,
         plain: bytes,
         gathered: Callable[[list[Batch]], E],
-        decode: Callable[[Buffer], E],
         steps_max: int = sys.maxsize,
     ) -> None:
         self._steps_max = steps_max
         self._limits = limits
         self._plain = plain
         self._gathered = gathered
-        self._decode = decode
         self._object_bytes_max = object_bytes_max(limits)
         self._scanner = scan.ObjectScanner(limits.json_depth_max)
         self._held = bytearray()
@@ -110,6 +108,10 @@ class ObjectStream(Generic[E]):
         self._ended = False
         self._backlog = b""
         self.backlog = False
+
+    def _decode(self, text: Buffer) -> E:
+        """Decode one object. Raises PeerError, not final."""
+        raise NotImplementedError
 
     @property
     def unfinished_bytes(self) -> int:
@@ -228,8 +230,6 @@ class ObjectStream(Generic[E]):
                 raise peer_error(Code.NOT_AN_OBJECT, "the object is not UTF-8")
             events.append(self._decode(memoryview(data)[begin:end]))
         except PeerError as error:
-            # Drop the traceback: a flood of errors must not keep the stack frames alive.
-            error.__cause__ = error.__context__ = error.__traceback__ = None
             events.append(Bad(error))
 
     def _skip_line(self, data: Buffer, at: int) -> int:

@@ -8,7 +8,7 @@ heads, bodies, pipelines and their time here.
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -22,10 +22,11 @@ from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
 from polybus.edges.http.state import HttpState
+from polybus.edges.http.upper import Upper
 from polybus.edges.http.websocket import Frames, WebSocketPeer
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
-from polybus.edges.tcp.outbox import Outbox
+from polybus.edges.tcp.outbox import DroppedMessages, Outbox
 
 DRAIN_S = 3.0
 PIPELINE_MAX = 100
@@ -33,12 +34,14 @@ HEAD_TOO_LARGE = "the headers are too large (head-bytes-max)"
 READING_GATE = "http"
 HTTP_VERSIONS = ("1.0", "1.1")
 
+OverflowCall = Callable[[DroppedMessages], None]
+
 
 class ParserStopped(Exception):
     """Stops the parser; `HttpProtocol.refusal` says why."""
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol, Upper):
     """One connection's requests. A request that breaks a limit is answered, then closed."""
 
     def __init__(
@@ -125,6 +128,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._forget_body()
         super().connection_lost(exc)
 
+    def let_go(self) -> None:
+        self._unset_keepalive_if_required()
+        # uvicorn's own attributes that refer back to this.
+        self.parser = self.cycle = None  # type: ignore[assignment]
+        self.pipeline.clear()
+
     def _forget_body(self) -> None:
         before, self._body_bytes = self._body_bytes, 0
         self._assembly.update(self._connection, before, 0, completed=True)
@@ -162,10 +171,11 @@ class HttpOutbox(Outbox):
     short, a peer that does not read is disconnected; a session keeps what is not confirmed.
     """
 
-    def __init__(self, http: "HttpTranslator") -> None:
-        connection = http.connection
-        super().__init__(connection.tcp.outboxes, connection.write_now, lambda lost: self._let_go())
-        self._http = http
+    def __init__(
+        self, connection: Connection, codec: "HttpCodec", on_overflow: OverflowCall
+    ) -> None:
+        super().__init__(connection.tcp.outboxes, connection.write_now, on_overflow)
+        self._codec = codec
 
     def put(self, data: Buffer) -> None:
         """Write at once: the caller stops while it is paused."""
@@ -174,33 +184,28 @@ class HttpOutbox(Outbox):
         else:
             self._put(data)
 
-    def _let_go(self) -> None:
-        # Close at once, so that its memory counts as free.
-        self.close()
-        self._http.abort()
-
     def pause(self) -> None:
         super().pause()
-        self._http.upper.pause_writing()
+        self._codec.upper.pause_writing()
 
     def resume(self) -> None:
         super().resume()
         if not self.closed:
-            self._http.upper.resume_writing()
+            self._codec.upper.resume_writing()
 
 
 class HttpCodec:
-    """Hands bytes to uvicorn's parser; it returns no events."""
+    """Hands bytes to what is above it, uvicorn's protocol or a WebSocket; it returns no events."""
 
     backlog = False
     unfinished_bytes = 0
 
-    def __init__(self, http: "HttpTranslator") -> None:
-        self._http = http
+    def __init__(self, upper: Upper) -> None:
+        self.upper = upper
 
     def receive(self, data: Buffer) -> list[Any]:
         if data:
-            self._http.upper.data_received(bytes(data))
+            self.upper.data_received(bytes(data))
         return []
 
     def take_carry(self) -> bytes:
@@ -214,21 +219,22 @@ class HttpTranslator(Translator):
     """One HTTP peer: a translator below, a transport above."""
 
     protocol: ClassVar[str] = "http"
+    codec: HttpCodec
 
-    def __init__(self, edge: Edge, connection: Connection, upper: asyncio.Protocol) -> None:
+    def __init__(self, edge: Edge, connection: Connection, upper: Upper) -> None:
         super().__init__(edge, connection)
         self.connection = connection
-        self.codec = HttpCodec(self)
+        self.codec = HttpCodec(upper)
         self._lost = False
-        self.upper = upper
-        self._outbox = connection.outbox = HttpOutbox(self)
-        self.upper.connection_made(cast(asyncio.Transport, self))
+        self._outbox = HttpOutbox(connection, self.codec, self._on_overflow)
+        connection.outbox = self._outbox
+        upper.connection_made(cast(asyncio.Transport, self))
 
     # The connection calls these
 
     def send_error(self, code: str, text: str) -> None:
         """The connection is closing: the peer was too slow, or a layer failed."""
-        refuse = getattr(self.upper, "refuse", None)
+        refuse = getattr(self.codec.upper, "refuse", None)
         if refuse is not None:
             refuse(408, code, text)
 
@@ -236,7 +242,16 @@ class HttpTranslator(Translator):
         """The connection is lost."""
         if not self._lost:
             self._lost = True
-            self.upper.connection_lost(None)
+            self.codec.upper.connection_lost(None)
+
+    def let_go(self) -> None:
+        upper, self.codec.upper = self.codec.upper, Upper()
+        upper.let_go()
+
+    def _on_overflow(self, lost: DroppedMessages) -> None:
+        # Close at once, so that its memory counts as free.
+        self._outbox.close()
+        self.abort()
 
     # uvicorn, and the WebSocket, call these as on an asyncio transport
 
@@ -270,8 +285,12 @@ class HttpTranslator(Translator):
             return self.connection.tls or default
         return self.connection.transport.get_extra_info(name, default)
 
-    def set_protocol(self, protocol: asyncio.Protocol) -> None:
-        self.upper = protocol
+    def set_protocol(self, protocol: Upper) -> None:
+        upper, self.codec.upper = self.codec.upper, protocol
+        upper.let_go()
+        if self._lost:
+            # It closed the connection, as it refused the handshake, while another was above.
+            protocol.connection_lost(None)
 
 
 class HttpEdge:

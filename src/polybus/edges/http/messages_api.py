@@ -85,7 +85,7 @@ class RequestPublisher(Publisher):
         else:
             ticket = bus.publish([batch], self)
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.again()
         if wait:
             await self._context.durability.wait(ticket)
 

@@ -23,6 +23,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from polybus.edges.http.state import HttpState
+from polybus.edges.http.upper import Upper
 from polybus.errors import StorageError
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
@@ -69,7 +70,7 @@ class Frames:
         return found[0]
 
 
-class WebSocketPeer(asyncio.Protocol):
+class WebSocketPeer(Upper):
     """One WebSocket and the session it is for. Implements feeds.Receiver."""
 
     def __init__(self, state: HttpState, frames: Frames) -> None:
@@ -88,6 +89,7 @@ class WebSocketPeer(asyncio.Protocol):
         self._between_frames = False
         self.awaits_pong = False
         self._waiting_bytes = 0
+        self._closing: asyncio.TimerHandle | None = None
 
     # The connection calls these
 
@@ -99,7 +101,16 @@ class WebSocketPeer(asyncio.Protocol):
         self._state.websockets.discard(self)
         if self._collecting is not None:
             self._collecting.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
         self._leave()
+
+    def let_go(self) -> None:
+        # The library's parser is a generator that refers to its protocol, and so do errors.
+        self._ws.parser.close()
+        for error in (self._ws.parser_exc, self._ws.handshake_exc):
+            if error is not None:
+                error.__traceback__ = error.__context__ = error.__cause__ = None
 
     def data_received(self, data: bytes) -> None:
         if self._between_frames and self._session is not None:
@@ -244,9 +255,11 @@ class WebSocketPeer(asyncio.Protocol):
                 self._transport.write(data)
             else:
                 self._transport.close()
+        if self._closing is not None or self._transport.is_closing():
+            return
         if self._ws.close_expected():
             # Give the peer time to close first.
-            self._state.loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
+            self._closing = self._state.loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
 
     def ping(self) -> None:
         """Check that the peer is alive; abort the connection of one that is not."""

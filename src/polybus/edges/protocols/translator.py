@@ -261,6 +261,9 @@ class Translator(Subscriber):
             self._everything = False
             self.bus.unsubscribe_new(self)
 
+    def let_go(self) -> None:
+        """The connection is lost: refer to nothing else that refers to this."""
+
     # Replays call these
 
     def flush(self) -> None:

@@ -153,8 +153,13 @@ class Connection(Stream):
         if self.translator is not None:
             self.translator.codec.close()
             self.translator.leave_all()
+            self.translator.let_go()
+            self.translator = None
         self._count_unfinished(0)
-        self.outbox.close()
+        self._carry = self._head = b""
+        self._pieces = None
+        self._layers = None
+        self._forget_stream()
         self.tcp.forget(self)
 
     # Reading

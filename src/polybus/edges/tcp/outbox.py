@@ -309,6 +309,11 @@ class Outbox:
         self.release_waiters()
         self._release_drains()
 
+    def forget_peer(self) -> None:
+        """The connection is lost: refer to it no more, since it refers to this."""
+        self.close()
+        self._write = self._on_overflow = _nobody
+
     def _write_pieces(self, *, held: bool) -> None:
         pending = self._pending
         bytes_max = SLOW_WRITE_BYTES if held else WRITE_BYTES
@@ -354,3 +359,7 @@ class Outbox:
         if self.bytes > 2 * self._limit and not any(self._batches):
             # Only replies are left, and the peer reads none of them.
             self._on_overflow(self.drop_all())
+
+
+def _nobody(_: object) -> None:
+    """Stands for a peer that is gone."""

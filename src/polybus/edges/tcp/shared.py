@@ -149,6 +149,8 @@ class OpenConnection(Assembling, Protocol):
 
     def abort(self) -> None: ...
 
+    def later(self, delay_s: float, call: Callable[[], None]) -> None: ...
+
     def stop_reading(self) -> None: ...
 
 
@@ -245,7 +247,7 @@ class TcpShared:
         if connection.translator is None:
             connection.close()
             return
-        self.loop.call_later(LAST_WORD_S, connection.close)
+        connection.later(LAST_WORD_S, connection.close)
         self.context.bus.when_durable(lambda _: connection.close())
 
     def stop_reading(self) -> None:

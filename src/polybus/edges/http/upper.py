@@ -1,0 +1,10 @@
+"""What is above an HTTP connection: requests, or a WebSocket, or nothing when it is lost."""
+
+import asyncio
+
+
+class Upper(asyncio.Protocol):
+    """Takes the bytes of an HTTP connection. As it is here, it ignores them."""
+
+    def let_go(self) -> None:
+        """The connection is lost, or another takes its bytes: end cycles with what this uses."""
