@@ -23,6 +23,8 @@ VERBS = {
     "sql": "Query topics and tables with SQL.",
     "replay": "Publish history or quarantined messages again.",
     "verify": "Check everything that a stopped bus has stored.",
+    "backup": "Copy the data folder of a running or stopped bus.",
+    "restore": "Make a data folder from a backup.",
     "compact": "Turn the journal of a stopped bus into history.",
     "bench": "Measure the bus and other brokers.",
     "torture": "Harm a bus of its own, and check its promises.",

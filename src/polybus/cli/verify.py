@@ -1,5 +1,8 @@
 """`polybus verify`: check the files of a stopped bus."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
 import click
 import msgspec
 
@@ -7,6 +10,9 @@ from polybus.cli import exits
 from polybus.cli.options import existing_data, json_option, settings_options
 from polybus.cli.output import echo_json, progress_bar
 from polybus.config import Config
+
+if TYPE_CHECKING:
+    from polybus.log.verify import VerifyReport
 
 
 @click.command(epilog="Example: polybus verify --data /var/lib/polybus")
@@ -18,13 +24,17 @@ def verify(config: Config, as_json: bool) -> None:
     Each damage is a line with the topic, the file and the offsets that are lost; or, in state.db,
     the session, pack, consumer or producer.
     """
+    end_with(checked(existing_data(config), config, quiet=as_json), as_json=as_json)
+
+
+def checked(folder: Path, config: Config, *, quiet: bool) -> "VerifyReport":
+    """Verify a folder, with a progress bar."""
     # Slow to import: Arrow and Parquet.
     from polybus.log.verify import Damage
     from polybus.log.verify import verify as check
     from polybus.services.state_rows import NAME, verify_state
 
-    folder = existing_data(config)
-    with progress_bar("checking", hidden=as_json) as update:
+    with progress_bar("checking", hidden=quiet) as update:
 
         def progress(what: str, done_bytes: int, total_bytes: int) -> None:
             update(description=what[:40], completed=done_bytes, total=total_bytes)
@@ -32,6 +42,11 @@ def verify(config: Config, as_json: bool) -> None:
         report = check(folder, progress=progress)
         for one in verify_state(folder, fsync=config.durability == "fsync"):
             report.add(Damage(file=NAME, reason=str(one)))
+    return report
+
+
+def end_with(report: "VerifyReport", *, as_json: bool) -> NoReturn:
+    """Print the result, and end with 0 if the folder is intact, else 1."""
     if as_json:
         echo_json({"intact": report.intact} | msgspec.to_builtins(report))
         exits.end(good=report.intact)

@@ -1,0 +1,274 @@
+"""A consistent copy of a data folder, of a running or a stopped bus, and the way back.
+
+Each part is copied before the parts that it refers to, so that the copy never refers to what it
+lacks. What it has beyond that is what a crash leaves too, and a start accepts it:
+
+1. Spark's checkpoints and the tables, only while no pipeline runs. They refer to offsets.
+2. state.db, through SQLite's backup. Packs and producers refer to the log.
+3. Staged files, again after the journal: an intent in the journal refers to them.
+4. The journal. A sealed segment does not change any more. Of the last one the copy has a prefix,
+   with everything that had a receipt when the copy began; recovery cuts off the rest.
+5. The topics. A topic exists before the journal has a row of it. Hand-over and retention wait for
+   `history.lock`, which is held throughout: so a segment that the bus deletes meanwhile is in the
+   manifests already, and no manifest changes.
+6. polybus.json: a folder without it is not a whole backup.
+
+Files that never change again are hard links where the file system allows it.
+"""
+
+import contextlib
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from polybus.errors import BusyError, StorageError, UsageError
+from polybus.log import layout
+from polybus.log.disk import Disk, FileLock, sync_path
+from polybus.log.history.manifest import HistoryLock
+from polybus.log.journal.recovery import recover
+from polybus.log.journal.segment import Segment
+from polybus.log.topics import epoch_of, read_data_note, storage_error
+from polybus.services.state_rows import NAME as STATE
+
+WAIT_S = 600.0
+POLL_S = 0.2
+TRIES = 3
+NOTE = "polybus.json"
+IMMUTABLE = (".parquet",)
+# Of a running process, or being written.
+LEFT_OUT = ("lock", "history.lock", "run.json", "trash", "scratch", "_staging", "status.json")
+LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
+
+
+def backup(data: Path, target: Path, *, tables: bool = True) -> None:
+    """Copy a data folder to a new or empty folder, durably. The caller verifies the copy.
+
+    Raises:
+        UsageError: `backup.target`, the target cannot be used; `pipeline.running`, the tables
+            change at the moment; `log.no-data`.
+        BusyError: a hand-over has not ended in WAIT_S.
+        StorageError: a file cannot be read or written.
+    """
+    if read_data_note(data) is None:
+        raise UsageError("log.no-data", f"{data} is not a data folder")
+    _make_target(data, target)
+    copy = _Copy(data, target)
+    try:
+        if tables:
+            with _no_pipeline(data):
+                copy.tree("pipeline")
+                copy.tree("tables")
+        with _history_lock(data):
+            _copy_state(data, target)
+            copy.tree("staging", link=True)
+            copy.journal()
+            copy.tree("staging", link=True)
+            copy.accounts()
+        copy.root_files()
+        copy.sync()
+        copy.file(data / NOTE)
+        sync_path(target)
+    except OSError as error:
+        raise storage_error(error, f"cannot copy {data} to {target}") from error
+
+
+def restore(source: Path, data: Path) -> None:
+    """Copy a backup to a new or empty folder, durably. The caller verifies both.
+
+    Raises:
+        UsageError: `backup.target`; `backup.incomplete`, the source is not a whole backup.
+        StorageError: a file cannot be read or written.
+    """
+    check_whole(source)
+    _make_target(source, data)
+    copy = _Copy(source, data)
+    try:
+        for folder in sorted(path for path in source.iterdir() if path.is_dir()):
+            copy.tree(folder.name, link=False)
+        copy.root_files(with_state=True)
+        copy.sync()
+        copy.file(source / NOTE)
+        sync_path(data)
+    except OSError as error:
+        raise storage_error(error, f"cannot copy {source} to {data}") from error
+
+
+def check_whole(source: Path) -> None:
+    """Raises UsageError `backup.incomplete`."""
+    if read_data_note(source) is None:
+        text = f"{source} has no {NOTE}: it is no backup, or one that did not end"
+        raise UsageError("backup.incomplete", text)
+
+
+class _Copy:
+    """Copies files of one folder to the same places in another."""
+
+    def __init__(self, data: Path, target: Path) -> None:
+        self._data = data
+        self._target = target
+
+    def file(self, path: Path, *, link: bool = False, size: int | None = None) -> None:
+        """Copy a file, or its first `size` bytes; replaces an earlier copy."""
+        target = self._target / path.relative_to(self._data)
+        Disk().make_folder(target.parent)
+        target.unlink(missing_ok=True)
+        if link:
+            try:
+                os.link(path, target)
+            except OSError as error:
+                if error.errno not in NO_LINK:
+                    raise
+            else:
+                return
+        with path.open("rb") as source:
+            mode = os.fstat(source.fileno()).st_mode & 0o777
+            left = os.fstat(source.fileno()).st_size if size is None else size
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o660)
+            with os.fdopen(descriptor, "wb") as copied:
+                while left and (piece := source.read(min(left, 1 << 20))):
+                    copied.write(piece)
+                    left -= len(piece)
+                copied.flush()
+                os.fsync(copied.fileno())
+
+    def tree(self, name: str, *, link: bool | None = None) -> None:
+        """Copy a folder; `link`: whether its files never change, by default as their names say."""
+        for path in _files(self._data / name):
+            is_final = path.suffix in IMMUTABLE if link is None else link
+            # Staged files, logs and the like may go meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                self.file(path, link=is_final)
+
+    def journal(self) -> None:
+        for path in layout.segments(self._data):
+            index = layout.index_path(path)
+            try:
+                # Its index first: it must not list commits that the copy of the segment lacks.
+                with contextlib.suppress(FileNotFoundError):
+                    self.file(index)
+                self.file(path, link=Segment(path).sealed)
+            except FileNotFoundError:
+                # Handed over meanwhile.
+                (self._target / index.relative_to(self._data)).unlink(missing_ok=True)
+        Disk().make_folder(layout.journal_folder(self._target))
+        # Cuts off what was being written, and makes the index of the last segment.
+        recover(self._target, Disk())
+
+    def accounts(self) -> None:
+        topics = layout.topics_folder(self._data)
+        for path in _files(self._data / "accounts"):
+            if topics not in path.parents:
+                self.file(path)
+        Disk().make_folder(layout.topics_folder(self._target))
+        for folder in sorted(topics.iterdir()) if topics.is_dir() else []:
+            self._topic(folder)
+
+    def _topic(self, folder: Path) -> None:
+        """Copy a topic, unless it is deleted meanwhile."""
+        for _ in range(TRIES):
+            before = _epoch(folder)
+            try:
+                for path in _files(folder):
+                    self.file(path, link=path.suffix in IMMUTABLE)
+            except FileNotFoundError:
+                if _epoch(folder) == before is not None:
+                    raise
+            if _epoch(folder) == before:
+                return
+            Disk().remove_folder(self._target / folder.relative_to(self._data))
+
+    def root_files(self, *, with_state: bool = False) -> None:
+        for path in sorted(self._data.iterdir()):
+            is_state = path.name.startswith(STATE)
+            if _is_kept(path) and path.is_file() and path.name != NOTE:
+                if with_state or not is_state:
+                    self.file(path)
+
+    def sync(self) -> None:
+        """Make the names of all files durable."""
+        for folder, _, _ in os.walk(self._target, topdown=False):
+            sync_path(Path(folder))
+
+
+def _epoch(folder: Path) -> int | None:
+    try:
+        return epoch_of(folder)
+    except StorageError:
+        return -1  # Damaged: the copy is as damaged, and `verify` says so.
+
+
+def _is_kept(path: Path) -> bool:
+    return path.name not in LEFT_OUT and not path.name.endswith(LEFT_OUT_ENDS)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The regular files below a folder; a missing one has none."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if _is_kept(Path(name)))
+        for name in sorted(names):
+            path = Path(parent) / name
+            if _is_kept(path) and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _make_target(data: Path, target: Path) -> None:
+    if target.resolve().is_relative_to(data.resolve()):
+        raise UsageError("backup.target", f"{target} is inside {data}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.mkdir(mode=0o700, exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError("backup.target", f"{target} is not empty")
+    except OSError as error:
+        raise storage_error(error, f"cannot create {target}") from error
+
+
+def _copy_state(data: Path, target: Path) -> None:
+    path = data / STATE
+    if not path.exists():
+        return
+    os.close(os.open(target / STATE, os.O_CREAT | os.O_RDWR, 0o600))
+    try:
+        url = f"file:{quote(str(path))}?mode=rw"
+        with (
+            contextlib.closing(sqlite3.connect(url, uri=True)) as source,
+            contextlib.closing(sqlite3.connect(target / STATE)) as copied,
+        ):
+            source.backup(copied)
+            # One file, without a log of its own beside it.
+            copied.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.Error as error:
+        raise StorageError("state.failed", f"{path}: {error}") from error
+    sync_path(target / STATE)
+
+
+@contextlib.contextmanager
+def _no_pipeline(data: Path) -> Iterator[None]:
+    path = data / "pipeline" / "lock"
+    if not path.exists():
+        yield
+        return
+    try:
+        lock = FileLock(path)
+    except BlockingIOError as error:
+        text = "a pipeline writes the tables: stop it, or leave the tables out (--no-tables)"
+        raise UsageError("pipeline.running", text) from error
+    with lock:
+        yield
+
+
+def _history_lock(data: Path) -> HistoryLock:
+    """Wait for the end of a hand-over."""
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return HistoryLock(data)
+        except BusyError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(POLL_S)

@@ -1,0 +1,146 @@
+"""Backups of a running bus under load, with hand-overs all the time, and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from sim_kit import FramesPublisher, GomsPublisher, Publisher, check, served, stored
+
+from polybus.cli.backup import backup
+from polybus.cli.restore import restore
+from polybus.errors import UsageError
+from polybus.log.disk import FileLock
+from polybus.log.verify import verify
+from polybus.services import backup as backups
+from polybus.testing import run_bus
+
+CONFIG = """
+topics = ["red", "blue"]
+[journal]
+segment-age-s = 0.05
+handover-interval-s = 0.1
+"""
+
+
+async def polybus(*arguments: str) -> tuple[int, str]:
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("POLYBUS_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "polybus.cli", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=clean,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+def wait_for_history(data: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not any(data.rglob("*.parquet")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def linked(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink > 1]
+
+
+@pytest.mark.slow
+async def test_a_backup_under_load_has_every_receipted_message_once(tmp_path: Path) -> None:
+    config = tmp_path / "polybus.toml"
+    config.write_text(CONFIG)
+    data = tmp_path / "data"
+    publishers: list[Publisher] = [FramesPublisher("frames"), GomsPublisher("goms")]
+    known: list[list[Publisher]] = []
+    async with served(data, "--config", str(config)) as bus:
+        load = [asyncio.create_task(one.run(bus.port)) for one in publishers]
+        await asyncio.to_thread(wait_for_history, data)
+        for number in range(2):
+            receipted = [dict(one.receipts) for one in publishers]
+            code, said = await polybus("backup", str(tmp_path / f"{number}"), "--data", str(data))
+            assert code == 0, said
+            known.append([copy.copy(one) for one in publishers])
+            for one, receipts in zip(known[-1], receipted, strict=True):
+                one.receipts = receipts
+        assert await bus.terminate() == 0
+        await asyncio.gather(*load)
+    assert linked(tmp_path / "0")
+    for number, expected in enumerate(known):
+        assert all(one.receipts for one in expected)
+        restored = tmp_path / f"restored-{number}"
+        code, said = await polybus("restore", str(tmp_path / f"{number}"), "--data", str(restored))
+        assert code == 0, said
+        assert not linked(restored)
+        check(expected, stored(restored))
+
+
+async def test_a_backup_has_sessions_the_token_and_topics(tmp_path: Path) -> None:
+    data, folder, restored = tmp_path / "data", tmp_path / "backup", tmp_path / "restored"
+    async with run_bus("news", data=str(data)) as node:
+        key = await node.http.inboxes.create([], ttl_s=600.0, start="latest")
+        await asyncio.to_thread(backups.backup, data, folder)
+    backups.restore(folder, restored)
+    assert (restored / "admin.token").read_bytes() == (data / "admin.token").read_bytes()
+    modes = {path.stat().st_mode & 0o077 for path in [restored, *restored.rglob("*")]}
+    assert modes == {0}
+    async with run_bus(data=str(restored)) as node:
+        assert "news" in node.bus.log.topics()
+        assert node.http.inboxes.find(key) is not None
+
+
+async def test_what_cannot_be_a_backup_is_refused(tmp_path: Path) -> None:
+    data, full = tmp_path / "data", tmp_path / "full"
+    async with run_bus("news", data=str(data)):
+        pass
+    full.mkdir()
+    (full / "note").touch()
+    for target in (full, data / "inside"):
+        assert refusal(backup, target, data) == "backup.target"
+    good = tmp_path / "good"
+    backups.backup(data, good)
+    assert refusal(restore, good, full) == "backup.target"
+    (good / "polybus.json").unlink()
+    assert refusal(restore, good, tmp_path / "new") == "backup.incomplete"
+
+
+def refusal(verb: click.Command, folder: Path, data: Path) -> str:
+    ended = CliRunner().invoke(verb, [str(folder), "--data", str(data)])
+    assert isinstance(ended.exception, UsageError), ended.output
+    return ended.exception.code
+
+
+async def test_a_damaged_backup_is_not_restored(tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "backup"
+    async with run_bus("news", data=str(data)):
+        pass
+    backups.backup(data, folder)
+    (folder / "accounts/default/topics/news/manifest.json").write_text("{}")
+    code, said = await polybus("restore", str(folder), "--data", str(tmp_path / "new"))
+    assert code == 1 and "manifest.json" in said
+    assert not (tmp_path / "new").exists()
+
+
+async def test_tables_wait_for_the_end_of_the_pipeline_or_are_left_out(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with run_bus("news", data=str(data)):
+        pass
+    (data / "tables/silver").mkdir(parents=True)
+    (data / "tables/silver/1.parquet").write_bytes(b"rows")
+    with FileLock(data / "pipeline/lock"):
+        with pytest.raises(UsageError) as refused:
+            backups.backup(data, tmp_path / "1")
+        assert refused.value.code == "pipeline.running"
+        backups.backup(data, tmp_path / "2", tables=False)
+    backups.backup(data, tmp_path / "3")
+    assert not (tmp_path / "2/tables").exists()
+    assert (tmp_path / "3/tables/silver/1.parquet").read_bytes() == b"rows"
+    assert verify(tmp_path / "3").intact
