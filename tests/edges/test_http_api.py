@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pyarrow as pa
 import pytest
 from http_kit import http_bus
 from websockets.asyncio.client import connect
 
 from polybus.bus.topic import Topic
+from polybus.edges.http import messages_api
 from polybus.log.files import FileLog
+from polybus.log.journal.message import rows_of
 from polybus.testing import ScriptedPeer, run_bus
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -125,6 +128,26 @@ async def test_lines_of_json_are_many_messages() -> None:
         assert third["value"] == "text"
         assert fourth["value"] is None
         assert read["next"] == 4
+
+
+async def test_messages_in_memory_are_read_as_those_on_disk_and_not_through_arrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with http_bus("news") as http:
+        line = b'{"value": [1], "key": {"base64": "/w=="}, "headers": {"h": "v"}}'
+        await http.client.post("/v1/topics/news/messages", content=line, headers=NDJSON)
+        await http.publish("news", b"text", b"\xff")
+        batches = http.node.bus.log.read("news", 0)
+        stored = [one.slice(0, len(one)) for one in batches]
+        for one in stored:
+            one.stored = rows_of(one)
+        monkeypatch.setattr(messages_api, "rows_of", None)
+
+        read = (await http.client.get("/v1/topics/news/messages")).json()["messages"]
+
+        assert len(batches) == 3 and all(one.stored is None for one in batches)
+        expected = [message for one in stored for message in messages_api.stored_messages(one)]
+        assert read == msgspec.json.decode(msgspec.json.encode(expected))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import io
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -165,6 +166,7 @@ WAIT_S_MAX = 60.0
 PIECE_BYTES = 1 << 20
 JSON_BYTES_MAX = 16 << 20
 _OFFSET_MAX = (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - written with a Z
 
 
 class FetchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -318,7 +320,7 @@ def _json(log: Log, topic: str, epoch: int, where: tuple[int, int]) -> bytes:
     size = 0
     for piece in _pieces(log, topic, epoch, offset, stop):
         for batch in piece:
-            messages += _stored(batch)
+            messages += stored_messages(batch)
             following = batch.last_offset + 1
             size += batch.value_bytes
         if size > JSON_BYTES_MAX:
@@ -326,14 +328,24 @@ def _json(log: Log, topic: str, epoch: int, where: tuple[int, int]) -> bytes:
     return msgspec.json.encode(Messages(topic, epoch, messages, following))
 
 
-def _stored(batch: Batch) -> Iterator[StoredMessage]:
-    rows = rows_of(batch)
-    times = rows.column("timestamp").cast(pa.timestamp("us")).cast(pa.string()).to_pylist()
-    columns = (rows.column(name).to_pylist() for name in ("offset", "key", "headers", "protocol"))
-    found = zip(times, batch.values(), *columns, strict=True)
-    for time, value, offset, key, headers, protocol in found:
-        named = {name: _text(one) for name, one in headers or ()}
-        message = StoredMessage(offset, f"{time.replace(' ', 'T')}Z", _text(key), named, protocol)
+def stored_messages(batch: Batch) -> Iterator[StoredMessage]:
+    rows = batch.stored
+    if rows is None:
+        # Not through Arrow: messages that were published one by one are a batch each.
+        time = _EPOCH + timedelta(microseconds=batch.timestamp_us)
+        times = [time.isoformat(timespec="microseconds")] * len(batch)
+        protocols = [batch.protocol] * len(batch)
+    else:
+        times = rows.column("timestamp").cast(pa.timestamp("us")).cast(pa.string()).to_pylist()
+        protocols = rows.column("protocol").to_pylist()
+    nothing = [None] * len(batch)
+    columns = (times, protocols, batch.keys or nothing, batch.headers or nothing)
+    for offset, (value, time_text, protocol, key, headers) in enumerate(
+        zip(batch.values(), *columns, strict=True), batch.first_offset
+    ):
+        named = {name: _text(one) for name, one in (headers or {}).items()}
+        timestamp = f"{time_text.replace(' ', 'T')}Z"
+        message = StoredMessage(offset, timestamp, _text(key), named, protocol)
         text = _text(value)
         if not isinstance(text, str):
             message.base64 = text["base64"]
