@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,32 @@ def test_a_refused_report_is_not_sent_again(news: RunningBus) -> None:
     assert reporter.flush(20)
     assert consumers(news) == {}
     reporter.close()
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_report_that_the_bus_has_is_not_sent_again_with_the_next_one(
+    is_settled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent: list[dict[str, Any]] = []
+    begun, answered = threading.Event(), threading.Event()
+
+    def send(_: Reporter, group: str, report: dict[str, Any]) -> bool:
+        sent.append(report)
+        begun.set()
+        return answered.wait(10) and (is_settled or len(sent) > 1)
+
+    monkeypatch.setattr(Reporter, "_send", send)
+    monkeypatch.setattr("polybus.spark.listener.RETRY_S", 0.01)
+    reporter = Reporter(data=tmp_path)
+    reporter.put("etl", {"last-error": "broken"})
+    assert begun.wait(10)
+    reporter.put("etl", {"rows-per-s": 5.0})
+    answered.set()
+    assert reporter.flush(10)
+    reporter.close()
+
+    repeated = {} if is_settled else {"last-error": "broken"}
+    assert sent == [{"last-error": "broken"}, {**repeated, "rows-per-s": 5.0}]
 
 
 def test_the_oldest_reports_are_dropped_when_too_many_wait(tmp_path: Path) -> None:

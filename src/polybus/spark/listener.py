@@ -129,6 +129,7 @@ class Reporter:
         given = {"data": data, "url": None if data else url, "token": token}
         self._options = {name: str(value) for name, value in given.items() if value is not None}
         self._waiting: dict[str, Report] = {}
+        self._sending: Report | None = None
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_failing = False
@@ -138,7 +139,9 @@ class Reporter:
     def put(self, group: str, report: Report) -> None:
         """Send a report soon. Fields that it lacks keep the values of the last report."""
         with self._changed:
-            self._waiting[group] = self._waiting.pop(group, {}) | report
+            before = self._waiting.pop(group, {})
+            # What is on its way is not sent again: the bus would take an old error for a new one.
+            self._waiting[group] = report if before is self._sending else before | report
             while len(self._waiting) > WAITING_MAX:
                 self._waiting.pop(next(iter(self._waiting)))
                 self.dropped += 1
@@ -163,12 +166,15 @@ class Reporter:
                 if self._is_closed:
                     return
                 group, report = next(iter(self._waiting.items()))
+                self._sending = report
             is_settled = self._send(group, report)
             with self._changed:
+                self._sending = None
+                # Another report may have arrived meanwhile, which is newer.
                 if not is_settled:
+                    self._waiting[group] = report | self._waiting.get(group, {})
                     self._changed.wait_for(lambda: self._is_closed, RETRY_S)
                 elif self._waiting.get(group) is report:
-                    # Otherwise a newer one arrived meanwhile.
                     del self._waiting[group]
                 self._changed.notify_all()
 
