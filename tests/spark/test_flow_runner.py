@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from spark_kit import eventually
 
 from polybus.errors import PolybusError
+from polybus.log.interface import Bounds
 from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.flows import FlowContext, FlowRunner, PipelineFlow
+from polybus.spark.pipelines.flows import FlowContext, FlowProgress, FlowRunner, PipelineFlow
 
 Take = Callable[[Any, int], None]
 
@@ -181,3 +184,39 @@ def test_only_offsets_of_our_source_are_positions() -> None:
     assert ours is not None and ours.topics["news"].offset == 7
     for other in ('{"logOffset": 3}', "12", None, "no JSON"):
         assert our_offset(other) is None
+
+
+class NewestBatch(dict[str, Any]):
+    """A batch as Spark reports it, with its one source at offset 1 of some topics."""
+
+    numInputRows = 1
+
+    def __init__(self, *topics: str) -> None:
+        places = {topic: {"epoch": 1, "offset": 1} for topic in topics}
+        end = json.dumps({"group": "", "topics": places})
+        sources = [{"endOffset": end, "latestOffset": end}]
+        super().__init__(batchId=len(topics), sources=sources, batchDuration=5)
+
+
+def test_a_batch_may_bring_more_topics_while_the_lag_is_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = FlowProgress()
+
+    def take(*topics: str) -> None:
+        busy = {"isTriggerActive": True, "isDataAvailable": True}
+        batch = NewestBatch(*topics)
+        figures.update(SimpleNamespace(lastProgress=batch, recentProgress=[batch], status=busy))
+
+    def bounds(topic: str) -> Bounds:
+        # As the thread of the flow does, at any moment.
+        take("news", "sport")
+        return Bounds(1, 0, 4)
+
+    log = SimpleNamespace(bounds=bounds)
+    monkeypatch.setattr("polybus.log.reading.reader.LogReader", lambda data: log)
+    take("news")
+    figures.update_lag(tmp_path)
+    assert figures.lag == 3
+    figures.update_lag(tmp_path)
+    assert figures.lag == 6

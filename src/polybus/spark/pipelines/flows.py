@@ -120,7 +120,8 @@ class FlowProgress:
         if log is not None and self._positions:
             with contextlib.suppress(PolybusError):  # the folder has no log
                 reader, lag = LogReader(log), 0
-                for topic, position in self._positions.items():
+                # A copy: the flow's own thread may take a batch with more topics meanwhile.
+                for topic, position in list(self._positions.items()):
                     with contextlib.suppress(PolybusError):  # deleted, or damaged
                         held = reader.bounds(topic)
                         lag += max(0, held.stop - max(held.start, position))
