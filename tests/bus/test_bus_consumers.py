@@ -46,6 +46,29 @@ def test_lag_counts_what_can_still_be_read_and_names_what_cannot(
     assert (found.lag, found.data_loss, found.lost) == (lag, loss, lost)
 
 
+def test_the_largest_lag_of_each_topic_costs_one_look_at_its_bounds() -> None:
+    asked: list[str] = []
+
+    def noted(topic: str) -> Bounds:
+        asked.append(topic)
+        return bounds_of(topic)
+
+    book = Consumers(noted, lambda: 1_000, Limits())
+    assert book.lags() == {}
+    places = {"news": ConsumerPosition(5, 25), "olds": ConsumerPosition(1, 2)}
+    book.report("ahead", Report(positions=places))
+    book.report("behind", at(12))
+    book.report("between", at(20))
+    for _ in range(2):
+        asked.clear()
+        assert book.lags() == {"news": 18, "olds": 0}
+        assert sorted(asked) == ["news", "olds"]
+    book.report("behind", at(30, epoch=4))
+    assert book.lags()["news"] == 20
+    book.forget("behind")
+    assert book.lags() == {"news": 10, "olds": 0}
+
+
 def test_a_report_changes_only_what_it_names() -> None:
     book = consumers()
     book.report(

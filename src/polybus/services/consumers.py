@@ -148,6 +148,9 @@ class Consumers:
         # Replaced, never mutated: retention reads them on its own thread. `_saved` is on disk.
         self._consumers: Mapping[str, Consumer] = {}
         self._saved: Mapping[str, Consumer] = {}
+        # Of these consumers, the position with the lowest offset by topic and epoch.
+        self._lowest: tuple[Mapping[str, Consumer], dict[str, dict[int, ConsumerPosition]]]
+        self._lowest = (self._consumers, {})
 
     def restore(self, rows: Iterable[tuple[str, bytes]]) -> None:
         """Take over state.db's rows; log and leave out a row that cannot be read."""
@@ -245,12 +248,24 @@ class Consumers:
         return found
 
     def lags(self) -> dict[str, int]:
-        """The largest lag of any consumer, by topic."""
-        largest: dict[str, int] = {}
-        for consumer in self.views():
-            for one in consumer.topics:
-                largest[one.topic] = max(one.lag or 0, largest.get(one.topic, 0))
-        return largest
+        """The largest lag of any consumer, by topic.
+
+        Spark asks for it with the bounds of all topics, many times a second: so consumers are only
+        looked at if one has reported, and then each topic costs one comparison.
+        """
+        consumers, lowest = self._lowest
+        if consumers is not self._consumers:
+            lowest = {}
+            for consumer in self._consumers.values():
+                for topic, at in consumer.positions.items():
+                    found = lowest.setdefault(topic, {})
+                    if at.epoch not in found or at.offset < found[at.epoch].offset:
+                        found[at.epoch] = at
+            self._lowest = (self._consumers, lowest)
+        return {
+            topic: max(lag_of(topic, at, self._bounds_of).lag or 0 for at in found.values())
+            for topic, found in lowest.items()
+        }
 
     def needed_from(self, topic: str, epoch: int, *, seen_after_us: int) -> int | None:
         """The first offset that any consumer seen since then still needs; None if none does.
