@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from polybus.cli.torture import torture as command
-from polybus.torture import campaign
+from polybus.torture import campaign, flips
 from polybus.torture.campaign import FAULTS, Campaign
 from polybus.torture.report import INVARIANTS, Findings
 
 SEED = 11
-SHORT = {"kills": 3}
+SHORT = {"kills": 3, "frames": 2000}
+# Every kind of file of the log; `flips` harms those beside it, too.
+LOG_FILE = re.compile(r"journal/|history/.*parquet$")
 
 
 def torture(*options: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +30,7 @@ def torture(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", SHORT)
 def test_a_short_campaign_finds_nothing(fault: str, tmp_path: Path) -> None:
     count = SHORT[fault]
     wanted = ["--seed", str(SEED), f"--{fault}", str(count), "--folder", str(tmp_path), "--json"]
@@ -38,6 +43,23 @@ def test_a_short_campaign_finds_nothing(fault: str, tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert f"seed {SEED}" in ended.stderr
     assert list(tmp_path.iterdir()) == [], "a clean campaign leaves nothing behind"
+
+
+@pytest.mark.timeout(120)
+def test_harm_to_the_log_is_named_and_never_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = flips.kinds
+
+    def of_the_log(data: Path) -> dict[str, list[Path]]:
+        found = everything(data)
+        assert {"journal/N.arrows", "journal/N.index", "state.db"} <= found.keys()
+        return {kind: paths for kind, paths in found.items() if LOG_FILE.search(kind)}
+
+    monkeypatch.setattr(flips, "kinds", of_the_log)
+    found = asyncio.run(flips.flip_round(tmp_path / "round", random.Random(SEED), 4))
+    assert found.texts == []
+    assert found.count == 4
 
 
 def test_a_broken_promise_names_the_command_that_repeats_it(

@@ -79,7 +79,7 @@ def torture(
     Examples:
       polybus torture                          every fault in turn, two minutes
       polybus torture --for 1h --folder /srv   an hour, on the disk of /srv
-      polybus torture --kills 1000             a number of one fault
+      polybus torture --kills 1000 --flips 500 a number of some faults
       polybus torture --seed 7 --round kills:3
     """
     chosen = {name: count for name, count in counts.items() if count is not None}

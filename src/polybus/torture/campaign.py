@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polybus.torture.flips import flip_round
+from polybus.torture.fuzz import fuzz_round
 from polybus.torture.kills import kill_round
 from polybus.torture.report import Findings
 
@@ -30,7 +32,9 @@ class Fault:
 
 
 FAULTS = {
-    "kills": Fault(kill_round, 10, "kill -9 under load, during starts and hand-overs"),
+    "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs"),
+    "flips": Fault(flip_round, 20, "Flips, cuts, zeros and removals in the files of a stopped bus"),
+    "frames": Fault(fuzz_round, 8000, "Mutated frames for each parser of a live bus"),
 }
 
 

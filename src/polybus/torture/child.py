@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class BusChild:
         self.data = folder / "data"
         self.command = command
         self.process: subprocess.Popen[bytes] | None = None
+        self._orphans: list[int] = []
         self.port = self.udp_port = self.queue_port = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "bus.json"
@@ -81,10 +83,16 @@ class BusChild:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """kill -9, and wait until it is gone; its hand-over may take some milliseconds more."""
         if self.process is not None:
+            self._orphans = self.children()
             self.process.kill()
             self._reap()
+
+    def await_orphans(self) -> None:
+        """Wait until the hand-over of a killed bus has noticed its end."""
+        while any(Path(f"/proc/{one}").exists() for one in self._orphans):
+            time.sleep(0.01)
 
     async def stop(self) -> int:
         """SIGTERM; the exit code, or -9 if it had to be killed."""
@@ -107,9 +115,7 @@ class BusChild:
     def children(self) -> list[int]:
         """The ids of the bus's own child processes: hand-overs."""
         assert self.process is not None
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        ids = {int(one) for one in found.read_text().split()}
-        # Threads start processes too.
+        ids: set[int] = set()
         for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 ids.update(int(one) for one in path.read_text().split())
@@ -153,6 +159,7 @@ class BusChild:
     async def verified(self) -> VerifyReport | str:
         """What `polybus verify` says of the stopped bus; a text if it cannot."""
         try:
+            await asyncio.to_thread(self.await_orphans)
             return await asyncio.to_thread(verify, self.data)
         except Exception as error:
             # Whatever it raises is a finding.

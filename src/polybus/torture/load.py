@@ -40,7 +40,7 @@ class Load:
         self.messages = MessageLedger()
         self._chance = chance
         self.session: SessionLedger | None = None
-        self._batch = 0
+        self.batch = 0
         self._transaction: dict[str, list[str]] = {}
         self._gone = 0
         self._deleted_topics: set[str] = set()
@@ -118,7 +118,7 @@ class Load:
                                 source.confirm(pack.pack_id)
             await source.close()
 
-    async def _drain(self) -> None:
+    async def drain(self, *, confirm: bool) -> None:
         """Read the session until everything that it was promised has come."""
         assert self.session is not None
         with contextlib.suppress(TimeoutError):
@@ -128,7 +128,8 @@ class Load:
                     while self.session.missing(FOLLOWED):
                         for pack in await source.receive():
                             self.session.see(pack, self.findings)
-                            source.confirm(pack.pack_id)
+                            if confirm and pack.pack_id:
+                                source.confirm(pack.pack_id)
                 finally:
                     await source.close()
         missing = self.session.missing(FOLLOWED)
@@ -149,19 +150,19 @@ class Load:
             for topic in self._chance.sample(FOLLOWED, self._chance.randint(1, len(FOLLOWED))):
                 count = self._chance.choice((1, 3, 40))
                 self._transaction[topic] = self.messages.take(topic, "transaction", count)
-        file = f"{self._batch}-{'0' * 8}.arrows"
+        file = f"{self.batch}-{'0' * 8}.arrows"
         connection = HttpConnection(self.child.options())
         try:
             content = _staged(self._transaction)
             path = f"/v1/staging/{PRODUCER}/{file}?end=true"
             await connection.request("POST", path, content, timeout_s=20.0)
-            body = {"producer": PRODUCER, "query": "q", "batch": self._batch, "files": [file]}
+            body = {"producer": PRODUCER, "query": "q", "batch": self.batch, "files": [file]}
             await self.child.ask("POST", "/v1/commits", body)
         finally:
             connection.close()
         for topic, values in self._transaction.items():
             self.messages.receipt(topic, values, None)
-        self._batch += 1
+        self.batch += 1
         self._transaction = {}
 
     async def _make_and_delete(self) -> None:
@@ -185,23 +186,24 @@ class Load:
         try:
             for topic in TOPICS:
                 self.messages.check(topic, (await self.child.messages(topic))[1], self.findings)
-            listed = await self.child.ask("GET", "/v1/topics")
-            names = {one["name"] for one in listed["topics"]}
-            for topic in sorted(self._deleted_topics & names):
-                self.findings.violated("deleted", f"topic {topic} is back")
-            for key in sorted(self._deleted_sessions):
-                await self._check_gone(key)
+            await self.check_deleted(self.child, self.findings)
         except _ENDED as error:
             self.findings.violated("errors", f"the bus does not answer: {_told(error)}")
 
-    async def _check_gone(self, key: str) -> None:
-        try:
-            await self.child.ask("PUT", f"/v1/sessions/{key}/topics", {"topics": []})
-        except PolybusError as error:
-            if error.code != "session.unknown":
-                raise
-            return
-        self.findings.violated("deleted", f"session {key} is back")
+    async def check_deleted(self, child: BusChild, findings: Findings) -> None:
+        """Deleted topics and sessions are gone. Raises PolybusError."""
+        listed = await child.ask("GET", "/v1/topics")
+        names = {one["name"] for one in listed["topics"]}
+        for topic in sorted(self._deleted_topics & names):
+            findings.violated("deleted", f"topic {topic} is back")
+        for key in sorted(self._deleted_sessions):
+            try:
+                await child.ask("PUT", f"/v1/sessions/{key}/topics", {"topics": []})
+            except PolybusError as error:
+                if error.code != "session.unknown":
+                    raise
+                continue
+            findings.violated("deleted", f"session {key} is back")
 
     async def finish(self) -> None:
         """Finish what is open, then check everything that must come in the end."""
@@ -209,12 +211,12 @@ class Load:
             if self._transaction:
                 await self._commit()
         except _ENDED as error:
-            text = f"batch {self._batch} is refused after the restart: {_told(error)}"
+            text = f"batch {self.batch} is refused after the restart: {_told(error)}"
             self.findings.violated("transactions", text)
         await self.check()
         if self.session is not None:
             try:
-                await self._drain()
+                await self.drain(confirm=True)
             except _ENDED as error:
                 self.findings.violated("packs", f"the session is not served: {_told(error)}")
 

@@ -1,0 +1,178 @@
+"""Valid frames of every parser, and what can be wrong with them.
+
+A frame is a list of parts: numbers of a known layout, and bytes. `mutated` changes some parts, so
+that the parser gets past the first bytes and into every branch behind a length, a flag or a name.
+"""
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import calcsize, pack
+from typing import Any
+
+from polybus.torture.child import TOPICS
+
+DEPTH = 2000
+NAMES = (*TOPICS, "", "$events", "nobody", "x" * 300, "Ä", "a/../b", "$subscribe", "$login", "*")
+CONTENTS = (b"", b"hello", b"{}", b"\xff\xfe", b"x" * 5000, b"alpha from=earliest", b"\0" * 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An integer with its layout on the wire, as `struct` names it."""
+
+    layout: str
+    value: int
+
+    def encode(self) -> bytes:
+        bits = 8 * calcsize(self.layout)
+        value = self.value % (1 << bits)
+        if self.layout[-1].islower() and value >= 1 << (bits - 1):
+            value -= 1 << bits
+        return pack(self.layout, value)
+
+
+Part = bytes | Number
+Frame = list[Part]
+
+
+def encoded(frame: Sequence[Part]) -> bytes:
+    return b"".join(part if isinstance(part, bytes) else part.encode() for part in frame)
+
+
+def mutated(frame: Frame, chance: random.Random) -> Frame:
+    """The frame with one to three faults."""
+    frame = list(frame)
+    for _ in range(chance.randint(1, 3)):
+        index = chance.randrange(len(frame))
+        part = frame[index]
+        fault = chance.random()
+        if fault < 0.08:
+            del frame[index]
+            if not frame:
+                return [b"\0"]
+        elif fault < 0.14:
+            frame.insert(index, chance.choice(frame))
+        elif isinstance(part, Number):
+            frame[index] = Number(part.layout, _wrong_number(part, chance))
+        else:
+            frame[index] = _wrong_bytes(part, chance)
+    return frame
+
+
+def _wrong_number(part: Number, chance: random.Random) -> int:
+    top = 1 << (8 * calcsize(part.layout))
+    near = (part.value - 1, part.value + 1, part.value * 2, 0, 1, -1)
+    far = (top // 2 - 1, top // 2, top - 1, (64 << 20) + 1, chance.randrange(top))
+    return chance.choice(near + far)
+
+
+def _wrong_bytes(part: bytes, chance: random.Random) -> bytes:
+    at = chance.randrange(len(part) + 1)
+    fault = chance.randrange(5)
+    if fault == 0:
+        return part[:at]
+    if fault == 1:
+        return part[:at] + chance.randbytes(chance.randint(1, 8)) + part[at:]
+    if fault == 2 and part:
+        changed = bytearray(part)
+        changed[at - 1] ^= 1 << chance.randrange(8)
+        return bytes(changed)
+    if fault == 3:
+        return chance.choice(NAMES).encode()
+    return chance.choice(CONTENTS)
+
+
+# Valid frames.
+
+
+def boson_frame(chance: random.Random) -> Frame:
+    topic = chance.choice((b"alpha", b"beta?receipt=1", b"$subscribe", b"$unsubscribe", b"$login"))
+    content = chance.choice(CONTENTS)
+    flag = chance.choice((0, 0, 0, 1, 2, 3))
+    return [
+        Number(">i", len(content)),
+        Number(">b", flag),
+        Number(">H", len(topic)),
+        topic,
+        content,
+    ]
+
+
+def boson_properties(chance: random.Random) -> Frame:
+    pairs = [(b"hbfv", b"\x3f\x80\x00\x00"), (b"topic", b"alpha"), (b"content", b"hello")]
+    pairs += chance.sample(
+        [(b"hbfr", b"7"), (b"hbff", b"1"), (b"hbfs", b"alpha"), (b"hbfu", b""), (b"x", b"y")], 2
+    )
+    frame: Frame = [Number(">i", len(pairs))]
+    for name, value in pairs:
+        frame += [Number(">H", len(name)), name, Number(">i", len(value)), value]
+    return frame
+
+
+def goms(chance: random.Random) -> Frame:
+    kind = chance.choice(("register", "send", "logout", "login", "close", "download", "?"))
+    fields: dict[str, Any] = {"messagetype": kind, "topics": ["alpha"], "data": "hello"}
+    fields |= chance.choice(({}, {"ack": True}, {"from": "earliest"}, {"headers": {"a": "b"}}))
+    if chance.random() < 0.5:
+        name = chance.choice(sorted(fields))
+        fields[name] = chance.choice((None, 1, [], {}, [[]], "x" * 300, 1e308, ["alpha"] * 2000))
+    frame: Frame = [b"{"]
+    for number, (name, value) in enumerate(fields.items()):
+        comma = b"," if number else b""
+        frame += [comma + json.dumps(name).encode(), b":", json.dumps(value).encode()]
+    if chance.random() < 0.05:
+        frame += [b',"deep":' + b"[" * DEPTH]
+    return [*frame, b"}", b"\n"]
+
+
+def queue(chance: random.Random) -> Frame:
+    content = chance.choice(CONTENTS)
+    return [Number(">i", len(content)), content]
+
+
+def gzipped(chance: random.Random) -> Frame:
+    content = b"".join(encoded(boson_frame(chance)) for _ in range(5))
+    packed = gzip.compress(content)
+    return [packed[:10], packed[10:-8], packed[-8:]]
+
+
+def http(chance: random.Random) -> Frame:
+    method = chance.choice((b"GET", b"POST", b"PUT", b"DELETE", b"OPTIONS"))
+    path = chance.choice(
+        (b"/v1/topics", b"/v1/topics/alpha/messages", b"/v1/sessions", b"/v1/commits", b"/metrics")
+        + (b"/v1/sessions/k/packs", b"/v1/broadcast", b"/msgstream", b"/v1/staging/p/0-12345678.a")
+    )
+    query = chance.choice((b"", b"?offset=0&limit=1", b"?time=2020-01-01", b"?sessionKey=k"))
+    body = chance.choice(
+        (b"", b"[]", b'{"name":"' + b"t" * 9 + b'"}', b'{"topics":["alpha"]}', b'[["a",1]]')
+        + (b'{"value":1}\n{"base64":"AA=="}\n', b"[" * DEPTH, b'{"batch":-1}')
+    )
+    kind = chance.choice((b"application/json", b"application/x-ndjson", b"text/plain"))
+    head = b"host: 127.0.0.1\r\ncontent-type: " + kind + b"\r\n"
+    length = str(len(body)).encode()
+    return [method, b" ", path, query, b" HTTP/1.1\r\n", head, b"content-length: ", length,
+            b"\r\n\r\n", body]  # fmt: skip
+
+
+def websocket(chance: random.Random) -> Frame:
+    """A frame from a client: final bit and opcode, masked length, mask, masked payload."""
+    payload = chance.choice((b"1,2,3", b"", b"9" * 120, b"\xff", b"0", b"-1"))
+    mask = chance.randbytes(4)
+    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
+    opcode = chance.choice((0, 1, 1, 1, 2, 8, 9, 10))
+    return [Number(">B", 0x80 | opcode), Number(">B", 0x80 | len(payload)), mask, masked]
+
+
+PARSERS: dict[str, Callable[[random.Random], Frame]] = {
+    "boson-frames": boson_frame,
+    "boson-properties": boson_properties,
+    "goms": goms,
+    "udp": goms,
+    "queue": queue,
+    "gzip": gzipped,
+    "http": http,
+    "websocket": websocket,
+}

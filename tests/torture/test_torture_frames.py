@@ -1,0 +1,52 @@
+"""Frames that are fuzzed begin as valid frames, the same as those of our own encoders."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from polybus.config import Limits
+from polybus.torture.frames import PARSERS, Number, boson_frame, encoded, goms, mutated, queue
+from polybus.wire import boson_frames
+from polybus.wire.goms import GomsCodec
+from polybus.wire.queue import QueueReader
+
+
+def test_a_boson_frame_is_that_of_the_encoder() -> None:
+    for seed in range(50):
+        length, flag, name_length, topic, content = boson_frame(random.Random(seed))
+        assert isinstance(topic, bytes) and isinstance(content, bytes)
+        assert isinstance(flag, Number)
+        frame = encoded([length, flag, name_length, topic, content])
+        assert frame == boson_frames.encode_frame(topic, content, flag.value)
+
+
+def test_every_queue_frame_is_read_as_a_message() -> None:
+    for seed in range(50):
+        codec = QueueReader(message_bytes_max=1 << 20)
+        assert len(codec.receive(encoded(queue(random.Random(seed))))) == 1
+
+
+def test_every_goms_line_without_a_fault_is_one_request() -> None:
+    whole = [encoded(goms(random.Random(seed))) for seed in range(50)]
+    for line in whole:
+        if b"[[" not in line:
+            assert len(GomsCodec(Limits()).receive(line)) == 1
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_seed_decides_the_faults(parser: str) -> None:
+    def frames() -> list[bytes]:
+        chance = random.Random(3)
+        return [encoded(mutated(PARSERS[parser](chance), chance)) for _ in range(100)]
+
+    made = frames()
+    assert made == frames()
+    assert len(set(made)) > 50
+
+
+def test_a_number_takes_any_value_that_its_layout_can_hold() -> None:
+    assert Number(">i", -1).encode() == b"\xff\xff\xff\xff"
+    assert Number(">i", 1 << 31).encode() == b"\x80\x00\x00\x00"
+    assert Number(">B", 257).encode() == b"\x01"
