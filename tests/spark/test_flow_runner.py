@@ -163,6 +163,8 @@ def test_causes_have_no_java_stack_trace() -> None:
     assert clean_cause(python) == "topic.unknown: there is no topic blue"
     java = "org.apache.spark.SparkException: [X.Y] It broke. SQLSTATE: 42000\n\tat a.B(C.java:1)"
     assert clean_cause(java) == "[X.Y] It broke."
+    missing = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: polybus. Is it there?"
+    assert "PYSPARK_PYTHON" in clean_cause(missing)
     assert is_transient("polybus.errors.PolybusError: client.unreachable: no bus")
     assert not is_transient("ValueError: the colour is wrong")
 

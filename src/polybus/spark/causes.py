@@ -24,6 +24,8 @@ _REST = re.compile(
 _PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: (.*))?$")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w+")
 _TEXT_MAX = 2000
+_NO_SOURCE = "Failed to find the data source: polybus"
+_NO_SOURCE_ADVICE = "Set PYSPARK_PYTHON to the Python that has Polybus, before Spark starts."
 _NO_CAUSE = "(no cause message)"
 
 
@@ -41,7 +43,8 @@ def clean_cause(error: BaseException | str) -> str:
         before, text = text, _PREFIX.sub("", text.strip())
     text = _REST.split(text)[0]
     text = re.sub(r";\n(?:'|[A-Z+]).*", "", text, flags=re.DOTALL)  # the logical plan
-    return " ".join(_SQL_STATE.sub("", text).split())[:_TEXT_MAX] or "no cause given"
+    text = " ".join(_SQL_STATE.sub("", text).split())[:_TEXT_MAX] or "no cause given"
+    return f"{text} {_NO_SOURCE_ADVICE}" if _NO_SOURCE in text else text
 
 
 def _python_error(text: str) -> str | None:
