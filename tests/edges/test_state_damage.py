@@ -13,9 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from polybus.batch import Batch
+from polybus.cli.verify import verify
 from polybus.config import Config
+from polybus.edges.http.metrics import render
 from polybus.edges.node import Node
 from polybus.errors import StorageError, UsageError
 from polybus.services.consumers import ConsumerPosition, Report
@@ -23,7 +26,7 @@ from polybus.services.state_rows import KEYS, examine, open_or_renew, verify_sta
 from polybus.services.transactions.commits import TransactionKey
 from polybus.services.transactions.transactions import CommitRequest
 
-FLIPS = 800
+FLIPS = 600
 HELLO = b'[["direct","hello"]]'
 
 
@@ -181,6 +184,19 @@ def test_damage_is_confined_to_the_one_that_it_concerns(
     assert found == {name: one for name, one in whole.items() if name != lost}
 
 
+def test_verify_and_the_metrics_name_what_is_lost(data: Path) -> None:
+    change(data, "UPDATE sessions SET mark = 0 WHERE number = 2")
+    result = CliRunner().invoke(verify, ["--data", str(data)])
+    assert result.exit_code == 1
+    assert "damaged: state.db: session 2: its checksum is wrong" in result.output
+
+    async def metrics(node: Node) -> str:
+        return render(node.http).decode()
+
+    assert 'polybus_state_damages{kind="session"} 1\n' in on_bus(data, metrics)
+    assert CliRunner().invoke(verify, ["--data", str(data)]).exit_code == 0
+
+
 def test_a_damaged_pack_leaves_a_notice_and_no_gap_in_the_numbers(data: Path) -> None:
     change(data, "UPDATE packs SET count = 7 WHERE session = 2 AND id = 1")
     assert [str(one) for one in verify_state(data)] == [
@@ -232,7 +248,8 @@ def test_a_producer_that_the_log_has_forgotten_too_repeats_nothing_in_silence(da
     on_bus(data, commit)
 
 
-def test_saves_that_are_damaged_in_the_write_ahead_log_are_noticed(data: Path) -> None:
+@pytest.mark.parametrize("at", [2, 9, 17, 22, 30, 40, 48, 100])
+def test_saves_that_are_damaged_in_the_write_ahead_log_are_noticed(data: Path, at: int) -> None:
     path, wal = data / "state.db", data / "state.db-wal"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         for number in range(3):
@@ -240,10 +257,10 @@ def test_saves_that_are_damaged_in_the_write_ahead_log_are_noticed(data: Path) -
         # As a kill leaves them.
         files = (path.read_bytes(), wal.read_bytes())
     wal.unlink(missing_ok=True)
-    flipped = files[1][:100] + bytes([files[1][100] ^ 1]) + files[1][101:]
+    flipped = files[1][:at] + bytes([files[1][at] ^ 1]) + files[1][at + 1 :]
     path.write_bytes(files[0])
     wal.write_bytes(flipped)
-    assert "session 1: its last 3 saves" in str(verify_state(data)[0])
+    assert "saves are damaged" in str(verify_state(data)[0])
     found = on_bus(data, shown)
     assert not any(name.startswith("session") for name in found)
     assert len([name for name in found if name.startswith("consumer")]) == 3

@@ -16,7 +16,7 @@ import struct
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,8 +97,12 @@ class StateContent:
     is_current: bool = False
 
 
+_encode = msgspec.msgpack.Encoder().encode
+_digest: Callable[[bytes], bytes] = xxhash.xxh3_64_digest
+
+
 def checksum(values: Sequence[Any]) -> bytes:
-    return bytes(xxhash.xxh3_64_digest(msgspec.msgpack.encode(values)))
+    return _digest(_encode(values))
 
 
 def summed(*values: Any) -> Row:
@@ -108,9 +112,8 @@ def summed(*values: Any) -> Row:
 
 def session_sum(row: Sequence[Any]) -> bytes:
     """Of number, digest, time to live, next number, mark, topics, losses, first number, packs."""
-    number, digest, ttl_s, next_id, mark, follows, lost, *rest = row
     # SQLite writes the JSON and the fraction in its own way.
-    return checksum((number, digest, round(ttl_s * 1000), next_id, mark, follows, lost, *rest))
+    return _digest(_encode((*row[:2], round(row[2] * 1000), *row[3:])))
 
 
 def _is_right(table: str, row: Row) -> bool:
@@ -241,20 +244,31 @@ def _commits_of(wal: Path) -> list[int]:
     commits = []
     with file:
         header = file.read(WAL_HEADER_BYTES)
-        if len(header) < WAL_HEADER_BYTES:
+        if len(header) < WAL_HEADER_BYTES or not any(header):
             return []
+        if not _is_wal_header(header):
+            # It is one sector, so no write was cut short: everything behind it is lost.
+            return [0, 1]
         page_bytes = struct.unpack_from(">I", header, 8)[0]
         salts = header[16:24]
         number = 0
         while len(frame := file.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
-            if frame[8:16] != salts:
-                # Of an earlier use of the file.
-                break
-            if any(frame[4:8]):
+            # Frames of an earlier use of the file have other salts.
+            if frame[8:16] == salts and any(frame[4:8]):
                 commits.append(number)
             number += 1
             file.seek(page_bytes, os.SEEK_CUR)
     return commits
+
+
+def _is_wal_header(header: bytes) -> bool:
+    """Whether the checksum of SQLite's file format is right."""
+    words = struct.unpack(">6I" if header[3] & 1 else "<6I", header[:24])
+    first = second = 0
+    for one, other in zip(words[::2], words[1::2], strict=True):
+        first = first + one + second & 0xFFFFFFFF
+        second = second + other + first & 0xFFFFFFFF
+    return struct.unpack(">2I", header[24:]) == (first, second)
 
 
 # A new file

@@ -82,7 +82,7 @@ def statements(changes: SessionChanges) -> Iterator[Statement]:
         + (0 if one.topic else one.order,)
         for place, one in changes.fresh
     ]
-    yield SAVE_PACKS, (_json(packs), b"".join([checksum(pack) for pack in packs]))
+    yield SAVE_PACKS, (_json(packs), b"".join(map(checksum, packs)))
     yield DELETE_EVERY.format("sessions WHERE number"), (_json(changes.ended),)
     yield DELETE_EVERY.format("packs WHERE session"), (_json(changes.ended),)
     yield DELETE_EVERY.format("direct WHERE number"), (_json(changes.direct_gone),)
