@@ -19,6 +19,7 @@ from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import LogCallbacks
+from polybus.log.journal import floor as floors
 from polybus.log.journal.committer import Committer
 from polybus.log.journal.recovery import recover, restore, settle_orphans
 from polybus.log.journal.segment import delete_segments
@@ -90,6 +91,13 @@ class FileLog(LogOfTopics[TopicLog]):
         recovered = recover(self.data, self._disk)
         restore(self._topics, recovered)
         settle_orphans(self._topics, self.data, self._disk)
+        floor = floors.load(self.data)
+        for log in self._topics.values():
+            lost = floors.missing(log.name, log.epoch, log.stop, floor)
+            if lost is not None:
+                reason = "they left the journal, and history does not have them"
+                log.freeze(f"offsets {lost[0]} to {lost[1]}: {reason}")
+                logger.error("%s", log.frozen)
         self._shared.sealed = [segment.path for segment in recovered.segments if segment.sealed]
         live = recovered.live
         writer = None if live is None else live.writer(self._disk)

@@ -19,6 +19,7 @@ from polybus.log.columns import TopicRows
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
+from polybus.log.journal import floor as floors
 from polybus.log.journal.commit import HEAD
 from polybus.log.journal.recovery import torn_from
 from polybus.log.journal.segment import CommitEntry, Segment, SegmentScan, read_index, read_rows
@@ -135,9 +136,23 @@ class _Check:
             self._checked(f"journal segment {path.name}", path.stat().st_size)
         for path in layout.orphan_indexes(self._data):
             self._check_orphan(path)
+        self._check_floor()
         if self._abandoned:
             self._note(f"{self._abandoned} messages of deleted topics are still in the journal")
         return self._report
+
+    def _check_floor(self) -> None:
+        floor = floors.load(self._data)
+        for topic in floor:
+            state = self._topics.get(names.folder_of(topic))
+            if state is None or state.epoch is None or state.handed_over is None:
+                continue
+            stop = max(state.stop, state.handed_over)
+            lost = floors.missing(topic, state.epoch, stop, floor)
+            if lost is not None:
+                file = layout.journal_folder(self._data) / floors.NAME
+                reason = "they left the journal, and history does not have them"
+                self._damaged(file, reason, topic, lost)
 
     def _checked(self, what: str, size: int) -> None:
         self._report.bytes += size

@@ -29,6 +29,7 @@ from polybus.errors import BusyError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.disk import Disk, FileLock, sync_path
 from polybus.log.history.manifest import HistoryLock
+from polybus.log.journal.floor import NAME as FLOOR
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import Segment
 from polybus.log.topics import epoch_of, read_data_note, storage_error
@@ -155,6 +156,8 @@ class _Copy:
             except FileNotFoundError:
                 # Handed over meanwhile.
                 (self._target / index.relative_to(self._data)).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.file(layout.journal_folder(self._data) / FLOOR)
         Disk().make_folder(layout.journal_folder(self._target))
         # Cuts off what was being written, and makes the index of the last segment.
         recover(self._target, Disk())

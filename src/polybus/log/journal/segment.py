@@ -27,6 +27,7 @@ from polybus.errors import StorageError
 from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
 from polybus.log.journal import commit as commits
+from polybus.log.journal import floor as floors
 from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitNote, Damaged
 from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.layout import index_path
@@ -405,6 +406,11 @@ class SegmentWriter:
 def delete_segments(segments: Iterable[Path], disk: Disk | None = None) -> None:
     """Delete segments that are handed over, each with its index."""
     disk = disk or Disk()
+    segments = [segment for segment in segments if segment.exists()]
+    if segments:
+        entries = [entry for segment in segments for entry in Segment(segment).entries]
+        rows = [rows for entry in entries for rows in entry.topics]
+        floors.lift(segments[0].parent.parent, rows, disk)
     for segment in segments:
         # The segment first: recovery deletes an index without a segment, but would index a segment.
         disk.unlink(segment)
