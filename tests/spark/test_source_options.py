@@ -138,7 +138,7 @@ def test_an_invalid_value_names_its_option(given: dict[str, str]) -> None:
     assert f"option {next(iter(given))}:" in error.text
 
 
-@pytest.mark.parametrize(("wrong", "code"), [("minPartitions", "invalid"), ("colums", "unknown")])
+@pytest.mark.parametrize(("wrong", "code"), [("minPartitions", "invalid"), ("topics", "unknown")])
 def test_a_mistake_is_reported_when_spark_asks_for_the_schema(wrong: str, code: str) -> None:
     with pytest.raises(UsageError) as caught:
         PolybusDataSource({"subscribe": "news", wrong: "0"}).schema()
