@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -357,6 +359,37 @@ def several(run: Run) -> None:
 def test_a_direct_pack_of_several_sessions_goes_with_the_last_of_them() -> None:
     for crash in crashes(several, look, start=started, proceed=go_on, ends=("kill", "cut")):
         assert all(len(packs) <= 2 for packs, _ in crash.seen.values()), crash
+
+
+def with_damaged_rows(run: Run) -> None:
+    """Two sessions with two direct packs each; one of the first and all of the second damaged."""
+
+    async def work(client: Client) -> None:
+        for number in (1, 2):
+            await client.open("a")
+            await client.post(f"whole {number}")
+            await client.post(f"damaged {number}")
+
+    with_client(Run(run.data), work)
+    with contextlib.closing(sqlite3.connect(run.data / "state.db")) as db:
+        db.execute("UPDATE direct SET json = 'other' WHERE number = 2")
+        db.execute("UPDATE sessions SET mark = 1000 WHERE number = 2")
+        db.commit()
+
+
+def start_and_stop(run: Run) -> None:
+    look(run.data)
+
+
+def test_a_start_that_sets_damaged_rows_aside_may_be_killed() -> None:
+    for crash in crashes(
+        *(start_and_stop, look),
+        start=with_damaged_rows,
+        ends=("kill", "cut"),
+        verified=False,
+    ):
+        assert list(crash.seen.values()) == [[[[1, '[["direct","whole 1"]]']], ["a"]]], crash
+        assert crash.end == crash.seen, crash
 
 
 def lose_a_segment(data: Path) -> None:
