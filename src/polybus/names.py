@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from urllib.parse import unquote
 
 from polybus.errors import UsageError
 
@@ -54,3 +55,9 @@ def folder_of(name: str) -> str:
         digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         return f"{escaped[: _FOLDER_BYTES_MAX - 40]}%%{digest}"
     return escaped
+
+
+def topic_in(folder: str) -> str:
+    """The topic of a folder; the folder's own name if it is shortened and does not tell."""
+    name = unquote(folder)
+    return name if folder_of(name) == folder else folder

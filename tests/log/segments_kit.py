@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from polybus.batch import Batch
-from polybus.log import layout
+from polybus.log import checked_json, layout
 from polybus.log.disk import Disk
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.segment import CommitEntry, Segment, SegmentWriter, read_rows
+from polybus.log.topics import DataNote, TopicNote
 
 DAY_US = 86_400_000_000
 NOON_US = 20_000 * DAY_US + DAY_US // 2
@@ -24,9 +24,21 @@ NOON_US = 20_000 * DAY_US + DAY_US // 2
 def make_topic(data: Path, name: str, *, epoch: int = 1) -> Path:
     folder = layout.topic_folder(data, name)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"name": name, "epoch": epoch, "created": "2024-10-04T12:00:00Z", "settings": {}}
-    (folder / "topic.json").write_bytes(msgspec.json.encode(content))
+    write_note(folder, name, epoch)
+    (data / "polybus.json").write_bytes(checked_json.encode(DataNote(layout.FORMAT)))
     return folder
+
+
+def bury_topic(data: Path, name: str, *, epoch: int = 1) -> None:
+    """Leave in the trash what the deletion of a topic leaves there."""
+    aside = layout.tombstone_folder(layout.topic_folder(data, name), epoch)
+    aside.mkdir(parents=True)
+    write_note(aside, name, epoch)
+
+
+def write_note(folder: Path, name: str, epoch: int) -> None:
+    note = TopicNote(name, epoch, "2024-10-04T12:00:00Z")
+    (folder / "topic.json").write_bytes(checked_json.encode(note))
 
 
 def rows_batch(

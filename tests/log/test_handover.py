@@ -10,6 +10,7 @@ import pytest
 from segments_kit import (
     DAY_US,
     NOON_US,
+    bury_topic,
     expected_values,
     history_of,
     make_segment,
@@ -173,10 +174,13 @@ def test_rows_of_a_deleted_or_recreated_topic_are_left_behind(tmp_path: Path) ->
         tmp_path,
         1,
         [
-            [rows_batch("news", 0, 10, epoch=1), rows_batch("gone", 0, 5)],
+            [rows_batch("news", 0, 10, epoch=1), rows_batch("gone", 0, 5, epoch=3)],
             [rows_batch("news", 0, 3, epoch=2)],
         ],
     )
+    bury_topic(tmp_path, "news", epoch=1)
+    assert hand_over(tmp_path) == [], "nothing proves that the other topic was deleted"
+    bury_topic(tmp_path, "gone", epoch=3)
     assert hand_over(tmp_path) == [segment]
     table = read_history(history_of(tmp_path, "news"))
     assert table.column("value").to_pylist() == expected_values("news", 3, epoch=2)
@@ -189,6 +193,10 @@ def test_the_files_of_an_older_epoch_go(tmp_path: Path) -> None:
     delete_segments(hand_over(tmp_path))
     make_topic(tmp_path, "news", epoch=2)
     make_segment(tmp_path, 2, [[rows_batch("news", 0, 3, epoch=2)]])
+    before = parquet_files(folder)
+    hand_over(tmp_path)
+    assert parquet_files(folder) == before, "nothing proves that their topic was deleted"
+    bury_topic(tmp_path, "news", epoch=1)
     hand_over(tmp_path)
     assert [path.name for path in parquet_files(folder)] == [f"{0:020d}-{2:020d}.parquet"]
 
@@ -201,7 +209,8 @@ def test_a_topic_deleted_at_work_does_not_come_back(
     real = parquet.FileWriter.flush
 
     def flush_after_delete(writer: parquet.FileWriter) -> None:
-        folder.rename(tmp_path / "trash")
+        (tmp_path / "trash").mkdir()
+        folder.rename(tmp_path / "trash" / "1")
         real(writer)
 
     monkeypatch.setattr(parquet.FileWriter, "flush", flush_after_delete)

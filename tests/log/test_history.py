@@ -10,6 +10,7 @@ import pytest
 from segments_kit import (
     DAY_US,
     NOON_US,
+    bury_topic,
     expected_values,
     history_of,
     make_segment,
@@ -138,6 +139,9 @@ def test_an_offset_that_retention_removed_is_said_to_be_unknown(tmp_path: Path) 
 def test_the_history_of_an_older_epoch_is_not_shown(tmp_path: Path) -> None:
     history_of_1000(tmp_path)
     make_topic(tmp_path, "news", epoch=2)
+    with pytest.raises(StorageError, match="it has epoch 1, topic.json has 2"):
+        history_of(tmp_path, "news")
+    bury_topic(tmp_path, "news", epoch=1)
     history = history_of(tmp_path, "news")
     assert (history.start, history.handed_over) == (0, 0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from segments_kit import DAY_US, NOON_US, make_segment, make_topic, rows_batch
+from segments_kit import DAY_US, NOON_US, bury_topic, make_segment, make_topic, rows_batch
 
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
@@ -201,10 +201,13 @@ def test_rows_of_deleted_and_recreated_topics_are_no_damage(tmp_path: Path) -> N
     make_topic(tmp_path, "news", epoch=2)
     batches = [
         rows_batch("news", 0, 10, epoch=1),
-        rows_batch("gone", 5, 5),
+        rows_batch("gone", 5, 5, epoch=3),
         rows_batch("news", 0, 3, epoch=2),
     ]
     make_segment(tmp_path, 1, [batches])
+    assert verify(tmp_path).damage_count == 2, "nothing proves the deletions"
+    bury_topic(tmp_path, "news", epoch=1)
+    bury_topic(tmp_path, "gone", epoch=3)
     report = verify(tmp_path)
     assert (report.intact, report.messages) == (True, 3)
     assert "15 messages" in report.notes[0]

@@ -105,9 +105,15 @@ class FileLock:
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
-        """Take the lock. Raises BlockingIOError if another process holds it."""
+        """Take the lock. Raises BlockingIOError if another process holds it; OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o660 & _mode_of(path.parent))
+        try:
+            self._descriptor = os.open(path, flags, 0o660 & _mode_of(path.parent))
+        except OSError:
+            # In a folder that can only be read: whoever only reads can lock a file that exists.
+            if not shared:
+                raise
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             fcntl.flock(self._descriptor, mode | fcntl.LOCK_NB)

@@ -14,18 +14,39 @@ from typing import Literal
 from polybus import config, scan
 from polybus.batch import Batch
 from polybus.errors import StorageError
+from polybus.log import layout
 from polybus.log.disk import Disk
 from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
+from polybus.log.history.manifest import NAME as MANIFEST
+from polybus.log.history.manifest import is_lost
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import floor as floors
-from polybus.log.journal.committer import Committer
-from polybus.log.journal.recovery import recover, restore, settle_orphans
+from polybus.log.journal.committer import NEVER, Committer
+from polybus.log.journal.recovery import (
+    Recovered,
+    orphan_keys,
+    recover,
+    restore,
+    settle_orphans,
+)
 from polybus.log.journal.segment import delete_segments
-from polybus.log.layout import journal_folder, topic_folder
+from polybus.log.layout import (
+    first_commit_of,
+    journal_folder,
+    topic_folder,
+    trash_folder,
+)
 from polybus.log.topic_log import LogShared, TopicLog
-from polybus.log.topics import LogOfTopics, TopicNote, opened_data, unknown
+from polybus.log.topics import (
+    WHAT_TO_DO,
+    LogOfTopics,
+    TopicNote,
+    opened_data,
+    unknown,
+    was_deleted,
+)
 
 logger = logging.getLogger("polybus.log")
 
@@ -60,6 +81,8 @@ class FileLog(LogOfTopics[TopicLog]):
         self.data = data
         self._callbacks = callbacks or LogCallbacks()
         self._retention = retention
+        self._tombstones: dict[int, int] = {}
+        """The epoch of each, and a commit from which on the journal has no row of its topic."""
         self._shared = LogShared(self._topics)
         self._journal = Committer(
             journal_folder(data),
@@ -89,8 +112,13 @@ class FileLog(LogOfTopics[TopicLog]):
         for folder in (self.data.parent, self.data, journal_folder(self.data)):
             self._disk.sync_folder(folder)
         recovered = recover(self.data, self._disk)
-        restore(self._topics, recovered)
+        self._settle_strays(recovered)
         settle_orphans(self._topics, self.data, self._disk)
+        for log in self._topics.values():
+            if log.history is not None and log.places.start != 0 and is_lost(log.history.folder):
+                path = log.history.folder / MANIFEST
+                log.freeze(f"{path}: is missing; {WHAT_TO_DO}")
+                logger.error("log.damaged: topic %r is frozen: %s: is missing", log.name, path)
         floor = floors.load(self.data)
         for log in self._topics.values():
             lost = floors.missing(log.name, log.epoch, log.stop, floor)
@@ -104,14 +132,72 @@ class FileLog(LogOfTopics[TopicLog]):
         self._journal.start(recovered.next_commit, writer)
 
     def _opened(self, note: TopicNote) -> TopicLog:
+        history = None
         try:
             history = TopicHistory(topic_folder(self.data, note.name))
+            history.check_files()
         except StorageError as error:
-            logger.error("%s", error.text)
-            log = TopicLog(note.name, note.epoch, None, self._shared)
-            log.freeze(error.text)
+            log = TopicLog(note.name, note.epoch, history, self._shared)
+            if note.name not in self._damaged:
+                logger.error("%s: topic %r is frozen: %s", error.code, note.name, error.text)
+                log.freeze(error.text)
             return log
         return TopicLog(note.name, note.epoch, history, self._shared)
+
+    def _settle_strays(self, recovered: Recovered) -> None:
+        """Find rows of no topic, and what they are: of a deleted topic, or of one that is lost."""
+        strays = restore(self._topics, recovered)
+        orphans = orphan_keys(self.data)
+        found = strays | {key for key in orphans if not self._is_open(*key)}
+        deleted_max, self._epoch_max = (
+            self._epoch_max,
+            max([self._epoch_max, *[epoch for _, epoch in found]]),
+        )
+        for topic, epoch in sorted(found):
+            if was_deleted(topic_folder(self.data, topic), epoch):
+                continue
+            if self._is_old and epoch <= deleted_max and self._is_older(topic, epoch):
+                self._bury(self.data, topic, epoch)
+                continue
+            reason = f"the journal has its rows with epoch {epoch}, but there is no topic.json"
+            if topic in self._notes:
+                reason = f"the journal has rows with epoch {epoch}, topic.json another"
+            logger.error("log.damaged: topic %r: %s; %s", topic, reason, WHAT_TO_DO)
+            self._strays.setdefault(topic, []).append(epoch)
+            if topic not in self._notes:
+                self._damaged[topic] = f"{reason}; {WHAT_TO_DO}"
+                self._notes[topic] = TopicNote(topic, epoch, "")
+                self._topics[topic] = TopicLog(topic, epoch, None, self._shared)
+            if not self._is_older(topic, epoch):
+                self._topics[topic].freeze(f"{reason}; {WHAT_TO_DO}")
+        if self._is_old:
+            self._is_old = False
+            self._write_data_note(self.data)
+        # Rows of unknown topics may be in what is damaged or missing, so every tombstone stays.
+        is_whole = not orphans and not any(segment.holes for segment in recovered.segments)
+        for path in trash_folder(self.data).glob("*"):
+            epoch = int(path.name)
+            self._tombstones[epoch] = recovered.next_commit if is_whole else NEVER
+            if is_whole and epoch not in {epoch for _, epoch in strays}:
+                self._drop_tombstone(epoch)
+
+    def _is_open(self, topic: str, epoch: int) -> bool:
+        return topic in self._topics and self._topics[topic].epoch == epoch
+
+    def _is_older(self, topic: str, epoch: int) -> bool:
+        """Whether rows are of a topic before the present one, if there is one."""
+        log = self._topics.get(topic)
+        return log is None or (topic not in self._damaged and epoch < log.epoch)
+
+    def _buried(self, topic: str, epoch: int) -> None:
+        log = self._topics.get(topic)
+        self._tombstones[epoch] = self._journal.commits_stop
+        if log is not None and log.epoch == epoch and log.frozen is None and not log.stop:
+            self._drop_tombstone(epoch)  # It never had a message.
+
+    def _drop_tombstone(self, epoch: int) -> None:
+        self._tombstones.pop(epoch, None)
+        self._disk.remove_folder(trash_folder(self.data) / str(epoch))
 
     # The Log.
 
@@ -226,6 +312,10 @@ class FileLog(LogOfTopics[TopicLog]):
         for segment in done:
             self._shared.forget(segment)
         delete_segments(done, self._disk)
+        oldest = [first_commit_of(segment) for segment in layout.segments(self.data)[:1]]
+        for epoch, stop in list(self._tombstones.items()):
+            if oldest and stop <= oldest[0]:
+                self._drop_tombstone(epoch)
 
     def _is_handed_over(self, segment: Path) -> bool:
         """Check every topic's manifest before the segment, perhaps the only copy, is deleted."""

@@ -1,6 +1,6 @@
 """The layout of a data directory, and the lock on it.
 
-DATA/polybus.json                                   format, largest epoch of a deleted topic
+DATA/polybus.json                                   format, largest epoch at the last deletion
 DATA/lock                                           held by the process that writes
 DATA/admin.token                                    the administrator's token, created by the bus
 DATA/journal/<first commit>.arrows, .index          the shared journal
@@ -8,7 +8,7 @@ DATA/staging/<producer>/<batch>-<unique>.arrows     staged and uncommitted rows 
 DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
                                      manifest.json  the history's files
                                      history/…      Parquet
-DATA/trash/                                         deleted topics until they are removed
+DATA/trash/<epoch>/topic.json                       a deleted topic whose rows the journal still has
 """
 
 import hashlib
@@ -53,6 +53,17 @@ def socket_path(wanted: Path) -> Path:
 
 def trash_folder(data: Path) -> Path:
     return data / "trash"
+
+
+def tombstone_folder(topic_folder: Path, epoch: int) -> Path:
+    """Where the topic of a folder is after its deletion."""
+    return trash_folder(topic_folder.parents[3]) / str(epoch)
+
+
+def leftovers(data: Path) -> list[Path]:
+    """Temporary files of a replacement that a crash interrupted."""
+    folders = (data, journal_folder(data), *topics_folder(data).glob("*"))
+    return [path for folder in folders for path in sorted(folder.glob("*.tmp"))]
 
 
 def segment_path(journal: Path, first_commit: int) -> Path:

@@ -130,6 +130,8 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
         log = self._topics.get(batch.topic)
         if log is None:
             raise unknown(batch.topic)
+        if log.frozen is not None:
+            raise log.frozen.again()
         if not batch.timestamp_us:
             batch.timestamp_us = self._clock()
         batch.epoch = log.epoch
@@ -143,7 +145,9 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
 
     def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
         for batch in batches:
-            self._log_of(batch.topic)
+            log = self._log_of(batch.topic)
+            if log.frozen is not None:
+                raise log.frozen.again()
         for batch in batches:
             self.append(batch)
         if urgent:

@@ -25,6 +25,7 @@ from polybus.log.journal.message import read_rows
 from polybus.log.journal.segment import CommitEntry, read_index, read_message
 from polybus.log.journal.topic_commits import CommitRows, TopicCommits
 from polybus.log.layout import index_path
+from polybus.log.topics import frozen_error
 
 logger = logging.getLogger("polybus.log")
 
@@ -121,8 +122,7 @@ class TopicLog(scan.TopicEnd):
 
     def freeze(self, reason: str) -> None:
         if self.frozen is None:
-            text = f"topic {self.name!r} is damaged and cannot be written: {reason}"
-            self.frozen = StorageError("log.frozen", text)
+            self.frozen = frozen_error(self.name, reason)
 
     def check(self, offset: int) -> int:
         """Return `stop` if the offset is within the bounds, else raise UsageError."""

@@ -1,31 +1,55 @@
-"""topic.json and polybus.json: which topics exist, with epoch and settings.
+"""topic.json and polybus.json: which topics exist, and which were deleted.
 
 Order of writes, each durable before the next:
 
 create   topic folder, topic.json.tmp, rename to topic.json. The topic exists from the rename on.
          The next start removes a folder with nothing but the temporary file.
-delete   polybus.json with the largest epoch so far, rename of the topic folder to DATA/trash,
-         removal. The topic is gone from the rename on; the next start empties the trash.
+delete   polybus.json with the largest epoch so far, rename of the topic folder to DATA/trash/EPOCH,
+         removal of everything in it but topic.json. The topic is gone from the rename on; the next
+         start goes on with the removal.
 
 A topic's epoch is larger than every epoch before it, and it is in topic.json before the journal has
-a message of it. So files and journal rows of an older topic of the same name are recognised and
-ignored.
+a message of it. So files and journal rows of an older topic of the same name are recognised.
+
+A topic.json in the trash is the proof that its topic was deleted (a tombstone). It stays until no
+journal segment has rows of the topic. Rows without a topic and without a tombstone are never
+deleted: their topic.json was lost, and a frozen topic takes its place, so that nobody creates
+another one over them. Earlier versions left no tombstones: in their data folders, recognised by a
+polybus.json without a checksum, the first start adds those of topics that were deleted before.
 """
 
 import datetime
 import errno
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from polybus import names
 from polybus.errors import StorageError, UsageError
+from polybus.log import checked_json
 from polybus.log.disk import Disk, replace_file
 from polybus.log.interface import Bounds, TopicSettings
-from polybus.log.layout import FORMAT, DataLock, topic_folder, topics_folder, trash_folder
+from polybus.log.layout import (
+    FORMAT,
+    DataLock,
+    leftovers,
+    orphan_indexes,
+    segments,
+    tombstone_folder,
+    topic_folder,
+    topics_folder,
+    trash_folder,
+)
+
+logger = logging.getLogger("polybus.log")
+
+_NOTE = "topic.json"
+WHAT_TO_DO = "restore the file from a backup, or run: polybus topics delete TOPIC --yes"
 
 
 class TopicNote(msgspec.Struct, frozen=True):
@@ -72,36 +96,70 @@ class LogOfTopics(ABC, Generic[S]):
         self._notes: dict[str, TopicNote] = {}
         self._topics: dict[str, S] = {}
         self._epoch_max = 0
+        self._damaged: dict[str, str] = {}
+        """Topics whose topic.json is lost or damaged, with the reason."""
+        self._strays: dict[str, list[int]] = {}
+        """Epochs of journal rows by topic, of which neither a topic nor a tombstone is known."""
+        self._is_old = False
+        """An earlier version wrote the folder, without tombstones."""
 
     @abstractmethod
     def _opened(self, note: TopicNote) -> S: ...
 
     def _load_notes(self, folder: Path) -> None:
-        """Read which topics there are.
+        """Read which topics there are; a damaged one is noted and frozen later.
 
-        Raises StorageError `log.format`, a newer version wrote the data; `log.damaged`, a
-        topic.json cannot be read.
+        Raises StorageError `log.format`, a newer version wrote the data.
         """
-        known = read_data_note(folder)
-        if known is None:
-            self._write_data_note(folder)
-        else:
-            self._epoch_max = known.epoch_max
         topics = topics_folder(folder)
         self._disk.make_folder(topics)
-        self._disk.remove_folder(trash_folder(folder))
-        for path in topics.iterdir():
+        self._load_data_note(folder)
+        for path in leftovers(folder):
+            self._disk.unlink(path)
+        self._tidy_trash(folder)
+        for path in sorted(topics.iterdir()):
             if is_unfinished(path):
                 self._disk.remove_folder(path)
-        for path in sorted(topics.glob("*/topic.json")):
-            note = read_topic_note(path.parent)
-            if note is not None:
-                self._notes[note.name] = note
-                self._epoch_max = max(self._epoch_max, note.epoch)
+            elif path.is_dir():
+                self._load_note(path)
+
+    def _load_data_note(self, folder: Path) -> None:
+        known = None
+        try:
+            known = read_data_note(folder)
+            if known is None and (segments(folder) or any(topics_folder(folder).glob("*/*.json"))):
+                raise StorageError("log.damaged", f"{folder / 'polybus.json'}: is missing")
+        except StorageError as error:
+            if error.code != "log.damaged":
+                raise
+            # All that it has is the largest epoch, and the clock is nearly always past that.
+            self._epoch_max = self._clock() // 1000
+            logger.error("%s: %s; it is written again", error.code, error.text)
+        if known is None:
+            self._write_data_note(folder)
+            return
+        self._epoch_max = known.epoch_max
+        self._is_old = not checked_json.is_checked((folder / "polybus.json").read_bytes())
+
+    def _load_note(self, folder: Path) -> None:
+        try:
+            note = read_topic_note(folder)
+            if note is None:
+                raise StorageError("log.damaged", f"{folder / _NOTE}: is missing")
+            if not checked_json.is_checked((folder / _NOTE).read_bytes()):
+                replace_file(folder / _NOTE, checked_json.encode(note), self._disk)
+        except StorageError as error:
+            note = TopicNote(names.topic_in(folder.name), 0, "")
+            self._damaged[note.name] = f"{error.text}; {WHAT_TO_DO}"
+            logger.error("%s: topic %r is frozen: %s", error.code, note.name, error.text)
+        self._notes[note.name] = note
+        self._epoch_max = max(self._epoch_max, note.epoch)
 
     def _open_topics(self) -> None:
         for topic, note in self._notes.items():
-            self._topics[topic] = self._opened(note)
+            log = self._topics[topic] = self._opened(note)
+            if topic in self._damaged:
+                log.frozen = frozen_error(topic, self._damaged[topic])
 
     def topics(self) -> list[str]:
         return list(self._topics)
@@ -121,7 +179,7 @@ class LogOfTopics(ABC, Generic[S]):
             folder = topic_folder(self._folder, topic)
             try:
                 self._disk.make_folder(folder)
-                replace_file(folder / "topic.json", msgspec.json.encode(note), self._disk)
+                replace_file(folder / _NOTE, checked_json.encode(note), self._disk)
             except OSError as error:
                 raise storage_error(error, f"cannot create topic {topic!r}") from error
         self._epoch_max = epoch
@@ -130,28 +188,72 @@ class LogOfTopics(ABC, Generic[S]):
         return Bounds(epoch, 0, 0)
 
     def delete_topic(self, topic: str) -> None:
-        epoch = self._log_of(topic).epoch
+        self._log_of(topic)
         if self._folder is not None:
             try:
-                self._remove_folder(self._folder, topic, epoch)
+                self._remove_folder(self._folder, topic)
             except OSError as error:
                 raise storage_error(error, f"cannot delete topic {topic!r}") from error
         del self._notes[topic]
         del self._topics[topic]
+        self._damaged.pop(topic, None)
 
-    def _remove_folder(self, data: Path, topic: str, epoch: int) -> None:
+    def _remove_folder(self, data: Path, topic: str) -> None:
         # The epoch first: a later topic of the same name must never get it again.
         self._write_data_note(data)
-        trash = trash_folder(data)
-        self._disk.make_folder(trash)
-        aside = trash / str(epoch)
-        self._disk.rename(topic_folder(data, topic), aside)
-        self._disk.sync_folder(topics_folder(data))
-        self._disk.remove_folder(aside)
+        folder = topic_folder(data, topic)
+        self._disk.make_folder(trash_folder(data))
+        # The file, because a log in memory gives its topics other epochs.
+        epoch = None
+        with suppress(StorageError):
+            epoch = epoch_of(folder)
+        if folder.exists():
+            aside = trash_folder(data) / ("damaged" if epoch is None else str(epoch))
+            self._disk.remove_folder(aside)
+            self._disk.rename(folder, aside)
+            for changed in (trash_folder(data), topics_folder(data)):
+                self._disk.sync_folder(changed)
+            if epoch is None:
+                self._disk.remove_folder(aside)
+            else:
+                self._strip(aside)
+                self._buried(topic, epoch)
+        for stray in self._strays.pop(topic, ()):
+            self._bury(data, topic, stray)
+
+    def _bury(self, data: Path, topic: str, epoch: int) -> None:
+        """Add the tombstone of a topic without topic.json."""
+        aside = tombstone_folder(topic_folder(data, topic), epoch)
+        self._disk.make_folder(aside)
+        replace_file(aside / _NOTE, checked_json.encode(TopicNote(topic, epoch, "")), self._disk)
+        self._buried(topic, epoch)
+
+    def _buried(self, topic: str, epoch: int) -> None:
+        """A tombstone was added. It is not needed without a journal."""
+        data = self._folder
+        if data is not None and not segments(data) and not orphan_indexes(data):
+            self._disk.remove_folder(trash_folder(data) / str(epoch))
+
+    def _tidy_trash(self, data: Path) -> None:
+        """Go on with deletions that a crash interrupted."""
+        for aside in sorted(trash_folder(data).glob("*")):
+            if aside.name.isdigit() and (aside / _NOTE).exists():
+                self._strip(aside)
+                self._epoch_max = max(self._epoch_max, int(aside.name))
+            else:
+                self._disk.remove_folder(aside)
+
+    def _strip(self, aside: Path) -> None:
+        for path in aside.iterdir():
+            if path.is_dir():
+                self._disk.remove_folder(path)
+            elif path.name != _NOTE:
+                self._disk.unlink(path)
 
     def _write_data_note(self, data: Path) -> None:
         note = DataNote(format=FORMAT, epoch_max=self._epoch_max)
-        replace_file(data / "polybus.json", msgspec.json.encode(note), self._disk)
+        content = msgspec.json.encode(note) if self._is_old else checked_json.encode(note)
+        replace_file(data / "polybus.json", content, self._disk)
 
     def bounds(self, topic: str) -> Bounds:
         log = self._log_of(topic)
@@ -193,11 +295,10 @@ def read_data_note(data: Path) -> DataNote | None:
     """
     path = data / "polybus.json"
     try:
-        note = msgspec.json.decode(path.read_bytes(), type=DataNote)
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except msgspec.DecodeError as error:
-        raise StorageError("log.damaged", f"{path}: {error}") from error
+    note = checked_json.decode(content, DataNote, path, accept_unchecked=True)
     if note.format != FORMAT:
         text = f"{path} has format {note.format}; this version reads format {FORMAT}"
         raise StorageError("log.format", text)
@@ -209,13 +310,31 @@ def read_topic_note(folder: Path) -> TopicNote | None:
 
     Raises StorageError `log.damaged`.
     """
-    path = folder / "topic.json"
+    note = _read_note(folder)
+    if note is not None and names.folder_of(note.name) != folder.name:
+        text = f"{folder / _NOTE}: it names topic {note.name!r}, which belongs in another folder"
+        raise StorageError("log.damaged", text)
+    return note
+
+
+def _read_note(folder: Path) -> TopicNote | None:
+    path = folder / _NOTE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=TopicNote)
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StorageError("log.damaged", f"{path}: {error}") from error
+    except OSError as error:
+        raise StorageError("log.damaged", f"{path}: {error.strerror}") from error
+    return checked_json.decode(content, TopicNote, path, accept_unchecked=True)
+
+
+def was_deleted(folder: Path, epoch: int) -> bool:
+    """Whether the trash proves that the topic of a folder, with this epoch, was deleted."""
+    try:
+        note = _read_note(tombstone_folder(folder, epoch))
+    except StorageError:
+        return False
+    return note is not None and note.epoch == epoch and names.folder_of(note.name) == folder.name
 
 
 def epoch_of(folder: Path) -> int | None:
@@ -231,6 +350,11 @@ def is_unfinished(folder: Path) -> bool:
 
 def unknown(topic: str) -> UsageError:
     return UsageError("topic.unknown", f"there is no topic {topic[:40]!r}")
+
+
+def frozen_error(topic: str, reason: str) -> StorageError:
+    text = f"topic {topic!r} is damaged and cannot be written: {reason}"
+    return StorageError("log.frozen", text)
 
 
 def storage_error(error: OSError, what: str) -> StorageError:

@@ -6,6 +6,7 @@ from a topic's start to its end exists once, in history or in the journal.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from polybus import names
 from polybus.errors import StorageError, UsageError
-from polybus.log import layout
+from polybus.log import checked_json, layout
 from polybus.log.columns import TopicRows
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
@@ -23,7 +24,7 @@ from polybus.log.journal import floor as floors
 from polybus.log.journal.commit import HEAD
 from polybus.log.journal.recovery import torn_from
 from polybus.log.journal.segment import CommitEntry, Segment, SegmentScan, read_index, read_rows
-from polybus.log.topics import is_unfinished, read_topic_note
+from polybus.log.topics import is_unfinished, read_data_note, read_topic_note, was_deleted
 
 DAMAGES_MAX = 10_000
 Progress = Callable[[str, int, int], None]
@@ -92,19 +93,27 @@ def verify(data: Path, *, progress: Progress | None = None) -> VerifyReport:
     """
     if not data.is_dir():
         raise UsageError("log.no-data", f"{data} is not a data directory")
-    with layout.DataLock(data, shared=True):
-        return _Check(data, progress).run()
+    check = _Check(data, progress)
+    try:
+        lock: AbstractContextManager[object] = layout.DataLock(data, shared=True)
+    except OSError as error:
+        text = f"{error.strerror}; while a bus runs on the folder, the result is not reliable"
+        check.note(f"{data / 'lock'} cannot be locked: {text}")
+        lock = nullcontext()
+    with lock:
+        return check.run()
 
 
 @dataclass(slots=True)
 class _CheckedTopic:
-    """A topic on disk: its history ends at `handed_over`, its journal so far at `stop`.
+    """A topic on disk: its history ends at `handed_over`, its journal has `first` to `stop`.
 
     `epoch` and `handed_over` are None if damage hides them.
     """
 
     epoch: int | None = None
     handed_over: int | None = None
+    first: int | None = None
     stop: int = 0
 
 
@@ -117,16 +126,21 @@ class _Check:
         self._report = VerifyReport()
         self._topics: dict[str, _CheckedTopic] = {}
         """By folder name."""
+        self._deleted: dict[tuple[str, int], bool] = {}
         self._abandoned = 0
+        self._is_old = False
         files = [*layout.segments(data)]
         files += layout.topics_folder(data).glob("*/history/*/*.parquet")
         self._total_bytes = sum(path.stat().st_size for path in files)
 
     def run(self) -> VerifyReport:
+        self._check_data_note()
+        for path in layout.leftovers(self._data):
+            self.note(f"{path}: a write was interrupted; the next start removes it")
         topics = layout.topics_folder(self._data)
         for folder in sorted(topics.iterdir()) if topics.is_dir() else []:
             if not folder.is_dir() or is_unfinished(folder):
-                self._note(f"{folder}: the creation of a topic was interrupted")
+                self.note(f"{folder}: the creation of a topic was interrupted")
             else:
                 self._topics[folder.name] = self._check_topic(folder)
         paths = layout.segments(self._data)
@@ -137,8 +151,13 @@ class _Check:
         for path in layout.orphan_indexes(self._data):
             self._check_orphan(path)
         self._check_floor()
+        for folder_name, state in self._topics.items():
+            folder = topics / folder_name
+            if state.epoch is not None and state.first != 0 and manifests.is_lost(folder):
+                topic = names.topic_in(folder_name)
+                self._damaged(folder / manifests.NAME, "is missing", topic)
         if self._abandoned:
-            self._note(f"{self._abandoned} messages of deleted topics are still in the journal")
+            self.note(f"{self._abandoned} messages of deleted topics are still in the journal")
         return self._report
 
     def _check_floor(self) -> None:
@@ -154,13 +173,37 @@ class _Check:
                 reason = "they left the journal, and history does not have them"
                 self._damaged(file, reason, topic, lost)
 
+    def _check_data_note(self) -> None:
+        path = self._data / "polybus.json"
+        try:
+            found = read_data_note(self._data)
+        except StorageError as error:
+            if error.code != "log.damaged":
+                raise
+            self._damaged(path, error.text)
+            return
+        if found is not None:
+            self._is_old = not checked_json.is_checked(path.read_bytes())
+        elif layout.segments(self._data) or any(layout.topics_folder(self._data).glob("*")):
+            self._damaged(path, "is missing")
+
+    def _was_deleted(self, rows: TopicRows, state: _CheckedTopic | None) -> bool:
+        """Whether rows of another epoch than the topic's are of one that was deleted before it."""
+        key = (rows.topic, rows.epoch)
+        if key not in self._deleted:
+            is_older = state is None or (state.epoch is not None and rows.epoch < state.epoch)
+            folder = layout.topic_folder(self._data, rows.topic)
+            # Earlier versions left no proof.
+            self._deleted[key] = (self._is_old and is_older) or was_deleted(folder, rows.epoch)
+        return self._deleted[key]
+
     def _checked(self, what: str, size: int) -> None:
         self._report.bytes += size
         if self._progress is not None:
             total_bytes = max(self._report.bytes, self._total_bytes)
             self._progress(what, self._report.bytes, total_bytes)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self._report.notes.append(text)
 
     def _damaged(
@@ -189,9 +232,6 @@ class _Check:
             self._damaged(note_file, "is missing")
             return state
         state.epoch = note.epoch
-        if names.folder_of(note.name) != folder.name:
-            reason = f"it names topic {note.name!r}, which belongs in another folder"
-            self._damaged(note_file, reason)
         try:
             manifest = manifests.load_for_epoch(folder, note.epoch)
         except StorageError as error:
@@ -213,7 +253,7 @@ class _Check:
         named = {file.path for file in manifest.files}
         for path in sorted(folder.glob("history/*/*.parquet")):
             if str(path.relative_to(folder)) not in named:
-                self._note(f"{path} is not in the manifest: a hand-over was interrupted")
+                self.note(f"{path} is not in the manifest: a hand-over was interrupted")
 
     # The journal.
 
@@ -224,13 +264,16 @@ class _Check:
         for rows in index.rows():
             state = self._topics.get(names.folder_of(rows.topic))
             last = rows.stop_offset - 1
-            if state is None or state.epoch != rows.epoch or last < (state.handed_over or 0):
+            if state is not None and state.epoch == rows.epoch:
+                if last < (state.handed_over or 0):
+                    continue
+            elif self._was_deleted(rows, state):
                 continue
             lost = True
             segment = path.with_suffix(layout.SEGMENT_SUFFIX).name
             self._damaged(segment, "is missing", rows.topic, (rows.first_offset, last))
         if not lost and index.is_complete:
-            self._note(f"{path.name}: a hand-over was interrupted; the next start removes it")
+            self.note(f"{path.name}: a hand-over was interrupted; the next start removes it")
         elif not lost:
             self._damaged(path.name, "its segment is missing")
 
@@ -242,14 +285,14 @@ class _Check:
         if segment.head is None and not (last and not index.entries and not scan.entries):
             self._damaged(path.name, "the head of the stream is damaged")
         if index.intact_bytes < index.file_bytes:
-            self._note(f"the index of {path.name} is damaged; the next start rebuilds it")
+            self.note(f"the index of {path.name} is damaged; the next start rebuilds it")
         if index.sealed and not scan.sealed and not scan.tail:
             self._damaged(path.name, "the end of the stream is missing")
         intact_bytes = segment.file_bytes
         if torn_at is not None:
             intact_bytes = torn_at
             text = f"an unfinished write from byte {torn_at} on; the next start cuts it"
-            self._note(f"{path.name}: {text}")
+            self.note(f"{path.name}: {text}")
         indexed = {entry.position: entry for entry in index.entries}
         # Bytes that are not a commit and not in the index, up to a torn write.
         for start, stop, reason in scan.all_holes():
@@ -300,15 +343,18 @@ class _Check:
     ) -> None:
         """Rows below the hand-over offset are served from history and do not count."""
         state = self._topics.get(names.folder_of(rows.topic))
-        if state is None or (state.epoch is not None and rows.epoch < state.epoch):
-            self._abandoned += rows.row_count
-            return
-        if state.epoch is None or state.handed_over is None:
+        if state is None or rows.epoch != state.epoch:
+            if self._was_deleted(rows, state):
+                self._abandoned += rows.row_count
+            elif state is None or state.epoch is not None:
+                known = "it has no" if state is None else f"epoch {state.epoch} is in its"
+                reason = f"epoch {rows.epoch} is in the journal, {known} topic.json"
+                self._damaged(path.name, reason, rows.topic, offsets)
+            return  # A damaged topic.json is reported already.
+        if state.first is None:
+            state.first = rows.first_offset
+        if state.handed_over is None:
             return  # Reported already, and nothing can be compared.
-        if rows.epoch > state.epoch:
-            reason = f"epoch {rows.epoch} is newer than topic.json's {state.epoch}"
-            self._damaged(path.name, reason, rows.topic, offsets)
-            return
         expected = max(state.stop, state.handed_over)
         if rows.first_offset > expected:
             gap = (expected, rows.first_offset - 1)

@@ -31,8 +31,7 @@ from polybus import names
 from polybus.errors import StorageError, UsageError
 from polybus.lake.duck import unknown_table
 from polybus.lake.table import LakeTable, open_table, table_names
-from polybus.log.history.manifest import Manifest
-from polybus.log.history.parquet import HISTORY
+from polybus.log.history.manifest import HISTORY, Manifest
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
 from polybus.spark.location import find_location

@@ -41,6 +41,7 @@ from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
 from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import CommitEntry, Segment, delete_segments, read_rows
+from polybus.log.topics import storage_error
 
 REPLACED_GRACE_S = 60.0
 _WINDOW_BYTES_MAX = 16 << 20
@@ -91,16 +92,19 @@ def hand_over(
 def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
     """Hand over the journal of a stopped bus; return the segments that were deleted.
 
-    Raises StorageError `log.locked`, a bus is running on this data directory; UsageError
-    `log.no-data`, there is no data directory.
+    Raises StorageError `log.locked`, a bus is running on this data directory; `log.full` or
+    `log.failed`; UsageError `log.no-data`, there is no data directory.
     """
     if not data.is_dir():
         raise UsageError("log.no-data", f"{data} is not a data directory")
-    with layout.DataLock(data):
-        _seal_journal(data)
-        segments = hand_over(data, progress=progress, grace_s=0.0)
-        delete_segments(segments)
-        return segments
+    try:
+        with layout.DataLock(data):
+            _seal_journal(data)
+            segments = hand_over(data, progress=progress, grace_s=0.0)
+            delete_segments(segments)
+            return segments
+    except OSError as error:
+        raise storage_error(error, f"cannot compact {data}") from error
 
 
 def _seal_journal(data: Path) -> None:

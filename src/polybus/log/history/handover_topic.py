@@ -18,7 +18,7 @@ from polybus.log.disk import Disk
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
-from polybus.log.topics import epoch_of, read_topic_note
+from polybus.log.topics import epoch_of, read_topic_note, was_deleted
 
 
 class TopicHandover:
@@ -39,6 +39,7 @@ class TopicHandover:
         self._writer: parquet.FileWriter | None = None
         self._files: list[HistoryFile] = []
         self._merged: HistoryFile | None = None
+        self._deleted: set[int] = set()
         self._old_epoch = False
         self._on_disk = False
         self._epoch: int | None = None
@@ -53,7 +54,7 @@ class TopicHandover:
                     # Retention removes whole files, so a few should fit.
                     self._file_bytes_max = min(self._file_bytes_max, limit // 4)
                 found = manifests.load(folder)
-                self._manifest = manifests.of_epoch(found, note.epoch)
+                self._manifest = manifests.of_epoch(folder, found, note.epoch)
                 self._on_disk = found is self._manifest
                 self._old_epoch = found is not None and not self._on_disk
         except StorageError as error:
@@ -75,7 +76,9 @@ class TopicHandover:
         """Whether the rows continue the topic's history; a gap before them stops the topic."""
         if self.problem is not None or self._epoch is None or self.has(rows):
             return False
-        if rows.epoch != self._epoch:
+        if rows.epoch < self._epoch:
+            return False  # Of a topic whose deletion nothing proves: they stay where they are.
+        if rows.epoch > self._epoch:
             self.stop(f"epoch {rows.epoch} in the journal, {self._epoch} in topic.json")
             return False
         if rows.first_offset > self._next:
@@ -84,12 +87,12 @@ class TopicHandover:
         return rows.stop_offset > self._next
 
     def has(self, rows: TopicRows) -> bool:
-        """Whether the rows are in history, or belong to an older epoch and are not needed."""
-        if self.problem is not None and self._epoch is None:
-            return False
-        if self._epoch is None or rows.epoch < self._epoch:
-            return True
-        return rows.epoch == self._epoch and rows.stop_offset <= self._manifest.handed_over
+        """Whether the rows are in history, or the trash proves that their topic was deleted."""
+        if rows.epoch == self._epoch:
+            return rows.stop_offset <= self._manifest.handed_over
+        if rows.epoch not in self._deleted and was_deleted(self._folder, rows.epoch):
+            self._deleted.add(rows.epoch)
+        return rows.epoch in self._deleted
 
     def stop(self, problem: str) -> None:
         """Hand over only the rows that were added so far."""
@@ -208,7 +211,7 @@ def sweep(folder: Path, manifest: Manifest, *, days: set[str] | None, grace_s: f
     only copy of its rows.
     """
     named = {file.path for file in manifest.files}
-    history = folder / parquet.HISTORY
+    history = folder / manifests.HISTORY
     if days is None:
         days = {path.name.removeprefix("date=") for path in history.glob("date=*")}
     for day in days:

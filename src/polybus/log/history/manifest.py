@@ -1,34 +1,34 @@
 """manifest.json: which Parquet files are a topic's history, and where the journal takes over.
 
 The manifest alone decides what history is: a file that it does not name does not count. It is
-replaced atomically, so a reader sees the history before or after a change. It ends with a checksum
-of itself, because a flipped digit in an offset would serve the wrong row.
+replaced atomically, so a reader sees the history before or after a change. Its checksum
+(log/checked_json.py) is there because a flipped digit in an offset would serve the wrong row.
 
 Order of writes: the files that a manifest names are durable before the manifest; files that it no
 longer names are removed after it. So a crash can leave files that no manifest names, which the next
 hand-over sweeps, but never a name without a file. A manifest of another epoch than topic.json's
-belongs to a deleted topic and counts as empty.
+counts as empty if the trash proves that this topic was deleted (log/topics.py), else as damage.
+
+The first hand-over makes the folder `history` before the manifest, and nothing removes it. So the
+folder without a manifest tells that one was lost, unless the journal has all rows from offset 0 on.
 
 Manifests have one writer at a time: the hand-over and retention hold `HistoryLock`. In one bus they
 run one after the other; the lock is for a hand-over process that outlives a killed bus.
 """
 
-import re
 from pathlib import Path
 
 import msgspec
-import xxhash
 
 from polybus.errors import BusyError, StorageError
+from polybus.log import checked_json
 from polybus.log.disk import FileLock, replace_file
-from polybus.log.topics import epoch_of
+from polybus.log.topics import epoch_of, was_deleted
 
 NAME = "manifest.json"
+HISTORY = "history"
 SMALL_FILE_BYTES = 16 << 20
 """The hand-over merges a day's last file below this size with the rows that follow it."""
-_BLANK = b"0" * 16
-_TAIL = re.compile(rb'"xxh3":"([0-9a-f]{16})"}\n\Z')
-_DIGITS_END = len(b'"}\n')
 
 
 class HistoryFile(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -51,7 +51,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     handed_over: int = 0
     start: int = 0
     files: tuple[HistoryFile, ...] = ()
-    xxh3: str = "0" * 16
 
     @property
     def bytes(self) -> int:
@@ -77,28 +76,32 @@ def load(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise StorageError("log.damaged", f"{path}: cannot be read: {error.strerror}") from error
-    tail = _TAIL.search(content)
-    if tail is None:
-        raise StorageError("log.damaged", f"{path}: truncated, or not a manifest")
-    blanked = content[: tail.start(1)] + _BLANK + content[tail.end(1) :]
-    if xxhash.xxh3_64_hexdigest(blanked).encode() != tail[1]:
-        raise StorageError("log.damaged", f"{path}: its checksum is wrong")
-    try:
-        manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise StorageError("log.damaged", f"{path}: {error}") from error
+    manifest = checked_json.decode(content, Manifest, path)
     check(manifest, path)
     return manifest
 
 
-def of_epoch(found: Manifest | None, epoch: int) -> Manifest:
-    """The manifest if it has this epoch, else an empty one: an older topic's is never used."""
-    return found if found is not None and found.epoch == epoch else Manifest(epoch=epoch)
+def of_epoch(folder: Path, found: Manifest | None, epoch: int) -> Manifest:
+    """The manifest if it has this epoch, else an empty one: a deleted topic's is never used.
+
+    Raises StorageError `log.damaged`, nothing proves that the other topic was deleted.
+    """
+    if found is None:
+        return Manifest(epoch=epoch)
+    if found.epoch != epoch and not was_deleted(folder, found.epoch):
+        text = f"{folder / NAME}: it has epoch {found.epoch}, topic.json has {epoch}"
+        raise StorageError("log.damaged", text)
+    return found if found.epoch == epoch else Manifest(epoch=epoch)
+
+
+def is_lost(folder: Path) -> bool:
+    """Whether the topic had a manifest, or the first hand-over of its rows was interrupted."""
+    return (folder / HISTORY).is_dir() and not (folder / NAME).exists()
 
 
 def load_for_epoch(folder: Path, epoch: int) -> Manifest:
     """The manifest as `load` and `of_epoch`."""
-    return of_epoch(load(folder), epoch)
+    return of_epoch(folder, load(folder), epoch)
 
 
 def load_current(folder: Path) -> Manifest | None:
@@ -128,11 +131,7 @@ def save(folder: Path, manifest: Manifest) -> None:
     After an OSError the old one is still in place, or the new one if only the last fsync failed.
     """
     check(manifest, folder / NAME)
-    blanked = msgspec.json.encode(msgspec.structs.replace(manifest, xxh3=_BLANK.decode())) + b"\n"
-    digits = xxhash.xxh3_64_hexdigest(blanked).encode()
-    at = len(blanked) - _DIGITS_END - len(_BLANK)
-    content = blanked[:at] + digits + blanked[at + len(_BLANK) :]
-    replace_file(folder / NAME, content)
+    replace_file(folder / NAME, checked_json.encode(manifest))
 
 
 class HistoryLock(FileLock):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from polybus.log.disk import Disk
-from polybus.log.history.manifest import HistoryFile
+from polybus.log.history.manifest import HISTORY, HistoryFile
 
 ROW_GROUP_ROWS = 128 << 10
 ROW_GROUP_BYTES = 32 << 20
@@ -26,7 +26,6 @@ FILE_BYTES_MAX = 64 << 20
 """A file of this size is closed. A reader verifies a whole file before it serves a row, so this
 bounds the cost of reading one message."""
 SCRATCH = "scratch"
-HISTORY = "history"
 _DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

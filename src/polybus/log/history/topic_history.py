@@ -10,6 +10,7 @@ comes back for the next megabyte would decode everything before it again. A cach
 readers open where they stopped.
 """
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -197,6 +198,25 @@ class TopicHistory:
     def reload(self) -> None:
         """Load the manifest again; on StorageError the snapshot stays as it was."""
         self.manifest = manifests.load_current(self.folder) or Manifest(epoch=0)
+
+    def check_files(self) -> None:
+        """Raise StorageError `log.damaged` if a file is missing or has another size."""
+        for _ in range(_RETRIES_MAX):
+            manifest = self.manifest
+            damage = next((found for found in map(self._missing, manifest.files) if found), None)
+            if damage is None:
+                return
+            # A hand-over that outlived its bus may have replaced the file meanwhile.
+            self.reload()
+            if self.manifest == manifest:
+                raise damage
+
+    def _missing(self, file: HistoryFile) -> StorageError | None:
+        try:
+            size = os.stat(self.folder / file.path).st_size
+        except OSError as error:
+            return self._damage(file, error.strerror or "is missing")
+        return None if size == file.bytes else self._damage(file, f"it has {size} bytes")
 
     def read(self, offset: int, *, bytes_max: int) -> pa.RecordBatch | None:
         """Rows from `offset` on, at least one, about `bytes_max`; None from `handed_over` on.

@@ -121,6 +121,13 @@ class Committer:
         return self._ticket
 
     @property
+    def commits_stop(self) -> int:
+        """A number above that of every commit that holds what was appended so far."""
+        # Before `_commit`: what is written meanwhile is then counted twice, not left out.
+        durable = self.durable
+        return self._commit + self._ticket - durable
+
+    @property
     def pending_bytes(self) -> int:
         return self._appended_bytes - self._released_bytes
 

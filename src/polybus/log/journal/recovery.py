@@ -39,10 +39,20 @@ from polybus.log.journal.segment import (
     encode_seal,
     read_index,
 )
-from polybus.log.layout import first_commit_of, index_path, orphan_indexes, segments
+from polybus.log.layout import (
+    first_commit_of,
+    index_path,
+    orphan_indexes,
+    segments,
+    topic_folder,
+)
 from polybus.log.topic_log import TopicLog
+from polybus.log.topics import was_deleted
 
 logger = logging.getLogger("polybus.log")
+
+TopicKey = tuple[str, int]
+"""A topic and its epoch."""
 
 
 class RecoveredSegment(Segment):
@@ -101,8 +111,12 @@ def recover(data: Path, disk: Disk) -> Recovered:
     return Recovered(found, next_commit, live, damage)
 
 
-def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
-    """Tell each topic where its messages are in the journal; freeze topics that miss any."""
+def restore(topics: dict[str, TopicLog], recovered: Recovered) -> set[TopicKey]:
+    """Tell each topic where its messages are in the journal; freeze topics that miss any.
+
+    Return the topics and epochs of rows that belong to none of the topics.
+    """
+    strays: set[TopicKey] = set()
     # Topics that may have had messages in damaged bytes; a later commit without a gap clears one.
     suspects: dict[str, str] = {}
     for segment in recovered.segments:
@@ -113,6 +127,7 @@ def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
             for rows in entry.topics:
                 log = topics.get(rows.topic)
                 if log is None or log.epoch != rows.epoch:
+                    strays.add((rows.topic, rows.epoch))
                     continue
                 end = rows.stop_offset
                 if end <= log.handed_over:
@@ -131,6 +146,13 @@ def restore(topics: dict[str, TopicLog], recovered: Recovered) -> None:
         log = topics.get(rows.topic)
         if log is not None and log.epoch == rows.epoch:
             log.freeze(error.text)
+    return strays
+
+
+def orphan_keys(data: Path) -> set[TopicKey]:
+    """The topics and epochs of rows whose segment is missing."""
+    indexes = [read_index(path) for path in orphan_indexes(data)]
+    return {(rows.topic, rows.epoch) for index in indexes for rows in index.rows()}
 
 
 def settle_orphans(topics: dict[str, TopicLog], data: Path, disk: Disk) -> None:
@@ -141,6 +163,7 @@ def settle_orphans(topics: dict[str, TopicLog], data: Path, disk: Disk) -> None:
         for rows in index.rows():
             log = topics.get(rows.topic)
             if log is None or log.epoch != rows.epoch:
+                lost |= not was_deleted(topic_folder(data, rows.topic), rows.epoch)
                 continue
             if rows.stop_offset > log.handed_over:
                 lost = True

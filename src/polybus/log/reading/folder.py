@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from polybus import names
+from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.history import manifest as manifests
 from polybus.log.history.manifest import Manifest
@@ -77,7 +78,7 @@ class TopicNotes:
         self._listed_at: _Seen | None = None
 
     def names(self, *, system: bool) -> list[str]:
-        """All topics, sorted. Raises StorageError `log.damaged`."""
+        """All topics, sorted. One with a damaged topic.json is among them; reading it raises."""
         try:
             status = os.stat(self._folder)
         except FileNotFoundError:
@@ -85,11 +86,18 @@ class TopicNotes:
         if _seen_in(status) != self._listed_at:
             with os.scandir(self._folder) as entries:
                 folders = [entry.name for entry in entries if entry.is_dir()]
-            notes = [self._of(folder).note.read() for folder in folders]
-            self._listed = sorted(note.name for note in notes if note is not None)
+            found = [self._name_in(folder) for folder in folders]
+            self._listed = sorted(name for name in found if name is not None)
             settled = time.time_ns() - status.st_mtime_ns > SETTLED_NS
-            self._listed_at = _seen_in(status) if settled and None not in notes else None
+            self._listed_at = _seen_in(status) if settled and None not in found else None
         return [name for name in self._listed if system or not names.is_reserved(name)]
+
+    def _name_in(self, folder: str) -> str | None:
+        try:
+            note = self._of(folder).note.read()
+        except StorageError:
+            return names.topic_in(folder)
+        return None if note is None else note.name
 
     def manifest(self, topic: str) -> Manifest:
         """The topic's manifest, empty if it is of an older topic.
@@ -100,7 +108,8 @@ class TopicNotes:
         note = files.note.read()
         if note is None:
             raise unknown(topic)
-        return manifests.of_epoch(files.manifest.read(), note.epoch)
+        folder = self._folder / names.folder_of(topic)
+        return manifests.of_epoch(folder, files.manifest.read(), note.epoch)
 
     def _of(self, folder_name: str) -> _TopicFiles:
         found = self._files.get(folder_name)
