@@ -140,9 +140,10 @@ def check(data: Path, expected: Messages, what: str) -> None:
             assert values == whole[: len(values)], f"{what}: {topic} has {values}"
             if len(values) < len(whole):
                 assert values == whole[:-1] and what.split(":")[0].endswith(".arrows"), what
-        lost = expected.keys() - found.keys()
+        # An empty topic without topic.json looks like one whose creation was cut short.
+        lost = {topic for topic in expected.keys() - found.keys() if expected[topic]}
         assert not lost or named, f"{what}: {lost} lost, and verify says intact"
-        assert lost <= log.frozen.keys() | lost and "gone" not in found, what
+        assert "gone" not in found, what
         for topic in log.frozen:
             with pytest.raises(PolybusError):
                 log.create_topic(topic)
