@@ -226,8 +226,9 @@ def test_an_old_folder_gets_checksums_and_tombstones(data: Path) -> None:
 
 def test_a_lost_manifest_freezes_its_topic(data: Path) -> None:
     (folder_of(data, "old") / MANIFEST).unlink()
-    [damage] = verify(data).damages
-    assert (damage.topic, damage.reason) == ("old", "is missing")
+    found = verify(data).damages
+    assert {damage.topic for damage in found} == {"old"}
+    assert "is missing" in [damage.reason for damage in found]
     log = opened(data)
     assert list(log.frozen) == ["old"]
     log.close()
