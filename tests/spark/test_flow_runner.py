@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from spark_kit import eventually
 
 from polybus.errors import PolybusError
 from polybus.log.interface import Bounds
-from polybus.spark.causes import clean_cause, is_transient
+from polybus.spark.causes import BriefError, brief_errors, clean_cause, is_transient
 from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext, FlowProgress, FlowRunner, PipelineFlow
@@ -167,6 +169,20 @@ def test_causes_have_no_java_stack_trace() -> None:
     assert "PYSPARK_PYTHON" in clean_cause(missing)
     assert is_transient("polybus.errors.PolybusError: client.unreachable: no bus")
     assert not is_transient("ValueError: the colour is wrong")
+
+
+def test_an_error_of_the_jvm_reaches_spark_without_its_stack_trace() -> None:
+    stack = "\n\tat a.B(C.java:1)" * 1000
+    with pytest.raises(BriefError) as caught, brief_errors():
+        raise Py4JError(f"An error occurred while calling o1.parquet.\n: X: it broke{stack}")
+    said = "".join(traceback.format_exception(caught.value))
+    assert len(said) < 2000 and clean_cause(said) == "X: it broke"
+    with pytest.raises(BriefError) as caught, brief_errors():
+        raise Py4JError(f"An error occurred while calling o1.parquet.\n: Y: z{stack}Broken pipe")
+    assert is_transient(caught.value)
+    with pytest.raises(BriefError, match=r"Py4JJavaError: An error .*java\.lang\.Interrupted"):
+        with brief_errors():
+            raise Py4JError(f"An error{stack}Caused by: java.lang.InterruptedException{stack}")
 
 
 def test_a_cause_without_a_message_is_its_java_class() -> None:

@@ -1,6 +1,8 @@
 """The cause of a failure in a streaming query, as one short text without the Java stack trace."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 from polybus.errors import PolybusError
 
@@ -24,6 +26,9 @@ _REST = re.compile(
 _PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: (.*))?$")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w+")
 _TEXT_MAX = 2000
+_STOPPED = re.compile(
+    r"java\.(?:lang\.Interrupted|io\.InterruptedIO|nio\.channels\.ClosedByInterrupt)Exception"
+)
 _NO_SOURCE = "Failed to find the data source: polybus"
 _NO_SOURCE_ADVICE = "Set PYSPARK_PYTHON to the Python that has Polybus, before Spark starts."
 _NO_CAUSE = "(no cause message)"
@@ -64,6 +69,32 @@ def _python_error(text: str) -> str | None:
         short = name.rpartition(".")[2]
         return f"{short}: {_SQL_STATE.sub('', message)}" if message else short
     return None
+
+
+class BriefError(Exception):
+    """An error of the JVM without its stack trace."""
+
+
+@contextlib.contextmanager
+def brief_errors() -> Iterator[None]:
+    """Raise an error of the JVM in a function for `foreachBatch` as one short text.
+
+    Spark searches the text of the function's error with a regular expression that recurses for
+    every character of a Java stack trace (StreamExecution.PROXY_ERROR). A long one overflows the
+    stack of the query's thread, and the query then ends as if it had not failed.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except Py4JError as error:
+        text, passing = clean_cause(error), _TRANSIENT.search(_with_cause(error))
+        if passing is not None and not is_transient(text):
+            text = f"{text} ({passing[0]})"
+        if stopped := _STOPPED.search(str(error)):
+            # What Spark looks for, to tell a query that is stopped from one that fails.
+            text = f"py4j.protocol.Py4JJavaError: An error occurred while calling: {stopped[0]}"
+        raise BriefError(text) from None
 
 
 def is_transient(error: BaseException | str) -> bool:

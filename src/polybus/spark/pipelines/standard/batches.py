@@ -41,6 +41,7 @@ from polybus.lake.files import FileNote, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import replace_file
+from polybus.spark.causes import brief_errors
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
 from polybus.spark.pipelines.standard import aside, decode, gold
@@ -126,6 +127,10 @@ class StandardBatches:
         return StandardBatches, self._arguments
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        with brief_errors():
+            self._add(frame, batch_id)
+
+    def _add(self, frame: DataFrame, batch_id: int) -> None:
         _, writer, checkpoint, _ = self._arguments
         plan = PlannedRows() if checkpoint is None else _synced_plan(checkpoint, batch_id)
         settings = self._settings_of(batch_id)
