@@ -47,8 +47,6 @@ MODULE_OPTIONS = (
 MEMORY_OPTIONS = (
     "-XX:+UseSerialGC",
     "-Xms256m",
-    # Spark's rules and the compiler of its generated code recurse, and 1 MiB was not always enough.
-    "-Xss4m",
     "-XX:MaxDirectMemorySize=256m",
     "-XX:MaxMetaspaceSize=256m",
     "-XX:ReservedCodeCacheSize=128m",
