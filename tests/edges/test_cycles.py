@@ -197,8 +197,8 @@ def hanging(bus: Bus, request: bytes) -> None:
             sock.recv(1)
 
 
-def empty_session(bus: Bus) -> str:
-    made = bus.request("/v1/sessions", LAST, method="POST", body="{}")
+def new_session(bus: Bus, body: str = "{}") -> str:
+    made = bus.request("/v1/sessions", LAST, method="POST", body=body)
     said = talk(bus.tcp, made)
     return str(json.loads(said.partition(b"\r\n\r\n")[2])["sessionKey"])
 
@@ -227,7 +227,7 @@ def two_websockets(bus: Bus) -> None:
 
 
 def ended_session(bus: Bus) -> None:
-    key = empty_session(bus)
+    key = new_session(bus)
     with open_socket(bus.tcp) as sock:
         sock.sendall(bus.upgrade(key))
         sock.recv(1 << 16)
@@ -240,6 +240,7 @@ def ws_frame(opcode: int, data: bytes, *, fin: int = 0x80) -> bytes:
     return bytes([opcode | fin]) + size + bytes(4) + data
 
 
+BEHIND = '{"topics":["large"],"from":"earliest"}'
 Scenario = Callable[[Bus], object]
 SCENARIOS: dict[str, Scenario] = {
     "nothing said": lambda bus: talk(bus.tcp, b""),
@@ -323,10 +324,17 @@ SCENARIOS: dict[str, Scenario] = {
     "sessions": ended_session,
     "poll": lambda bus: talk(bus.tcp, bus.poll("shortpolling"), until=b'"1":'),
     "poll, long": lambda bus: talk(bus.tcp, bus.poll("longpolling"), until=b'"1":'),
-    "poll, hanging": lambda bus: hanging(bus, bus.poll("longpolling", empty_session(bus))),
+    "poll, hanging": lambda bus: hanging(bus, bus.poll("longpolling", new_session(bus))),
     "poll, unknown session": lambda bus: talk(bus.tcp, bus.poll("longpolling", "none")),
     "websocket": lambda bus: websocket(bus, ws_frame(8, b"\x03\xe8")),
     "websocket, broken off": lambda bus: reset(bus.tcp, bus.upgrade(), b'"1":'),
+    # Its packs are not in memory: the bus reads the log for them.
+    "websocket, broken off early": lambda bus: reset(
+        bus.tcp, bus.upgrade(new_session(bus, BEHIND)), b"101"
+    ),
+    "poll, broken off early": lambda bus: reset(
+        bus.tcp, bus.poll("longpolling", new_session(bus, BEHIND)), b""
+    ),
     "websocket, no goodbye": lambda bus: websocket(bus),
     "websocket, bad": lambda bus: [
         websocket(bus, *frames)
@@ -365,8 +373,7 @@ def world() -> Iterator[World]:
 
 
 def prepare(bus: Bus) -> None:
-    made = bus.request("/v1/sessions", LAST, method="POST", body='{"topics":["news"]}')
-    bus.key = json.loads(talk(bus.tcp, made).partition(b"\r\n\r\n")[2])["sessionKey"]
+    bus.key = new_session(bus, '{"topics":["news"]}')
     talk(bus.tcp, frame("news?receipt=1", b"first"), until=b"$receipt")
     for _ in range(8):
         talk(bus.tcp, frame("large?receipt=1", bytes(1 << 20)), until=b"$receipt")

@@ -101,6 +101,8 @@ class WebSocketPeer(Upper):
         self._state.websockets.discard(self)
         if self._collecting is not None:
             self._collecting.cancel()
+            # Its error refers to a frame that refers to this.
+            self._collecting = None
         if self._closing is not None:
             self._closing.cancel()
         self._leave()
