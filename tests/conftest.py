@@ -52,6 +52,7 @@ SLOW_FILES = (
     "test_http_msgstream.py",
     "test_http_slow_peers.py",
     "test_lake_crash.py",
+    "test_metadata_damage.py",
     "test_queue_connector.py",
     "test_queue_connector_peers.py",
     "test_reader_moving.py",

@@ -20,6 +20,7 @@ from polybus.log.history.handover import compact, hand_over
 from polybus.log.history.manifest import NAME as MANIFEST
 from polybus.log.topics import was_deleted
 from polybus.log.verify import verify
+from polybus.services.backup import backup, restore
 
 Messages = dict[str, list[bytes]]
 
@@ -204,6 +205,15 @@ def test_tombstones_go_with_the_journal_rows_of_their_topics(data: Path) -> None
     log.delete_topic("unused")
     log.close()
     assert not list(trash.iterdir())
+
+
+def test_a_backup_has_the_tombstones_of_its_journal(data: Path) -> None:
+    backup(data, data.with_name("copy"))
+    restore(data.with_name("copy"), data.with_name("restored"))
+    assert verify(data.with_name("restored")).intact
+    log = opened(data.with_name("restored"))
+    assert not log.frozen
+    log.close()
 
 
 def test_an_old_folder_gets_checksums_and_tombstones(data: Path) -> None:

@@ -8,7 +8,8 @@ lacks. What it has beyond that is what a crash leaves too, and a start accepts i
 3. Staged files, again after the journal: an intent in the journal refers to them.
 4. The journal. A sealed segment does not change any more. Of the last one the copy has a prefix,
    with everything that had a receipt when the copy began; recovery cuts off the rest.
-5. The topics. A topic exists before the journal has a row of it. Hand-over and retention wait for
+5. The topics. A topic exists before the journal has a row of it, and the trash, copied before the
+   journal and after the topics, proves that others were deleted. Hand-over and retention wait for
    `history.lock`, which is held throughout: so a segment that the bus deletes meanwhile is in the
    manifests already, and no manifest changes.
 6. polybus.json: a folder without it is not a whole backup.
@@ -41,7 +42,7 @@ TRIES = 3
 NOTE = "polybus.json"
 IMMUTABLE = (".parquet",)
 # Of a running process, or being written.
-LEFT_OUT = ("lock", "history.lock", "run.json", "trash", "scratch", "_staging", "status.json")
+LEFT_OUT = ("lock", "history.lock", "run.json", "scratch", "_staging", "status.json")
 LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
@@ -67,9 +68,11 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
         with _history_lock(data):
             _copy_state(data, target)
             copy.tree("staging", link=True)
+            copy.tombstones()
             copy.journal()
             copy.tree("staging", link=True)
             copy.accounts()
+            copy.tombstones()
         copy.root_files()
         copy.sync()
         copy.file(data / NOTE)
@@ -136,6 +139,12 @@ class _Copy:
                     left -= len(piece)
                 copied.flush()
                 os.fsync(copied.fileno())
+
+    def tombstones(self) -> None:
+        """Copy the proofs that topics were deleted, of which the journal may have rows."""
+        for path in layout.trash_folder(self._data).glob("*/topic.json"):
+            with contextlib.suppress(FileNotFoundError):
+                self.file(path)
 
     def tree(self, name: str, *, link: bool | None = None) -> None:
         """Copy a folder; `link`: whether its files never change, by default as their names say."""
