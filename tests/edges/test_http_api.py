@@ -110,6 +110,22 @@ async def test_a_receipt_is_given_after_fsync_only() -> None:
         assert log.durable >= 1
 
 
+async def test_a_publish_waits_for_one_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with http_bus("news") as http:
+        bus = http.node.bus
+        settle, waiting = bus.settle, []
+
+        def noted(durable: int) -> None:
+            waiting.append(bus.receipts_waiting)
+            settle(durable)
+
+        monkeypatch.setattr(bus, "settle", noted)
+        await http.client.post("/v1/topics/news/messages", content=b"hello")
+
+        assert max(waiting) == 1
+        assert bus.receipts_waiting == 0
+
+
 async def test_lines_of_json_are_many_messages() -> None:
     async with http_bus("news") as http:
         lines = (

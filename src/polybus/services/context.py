@@ -43,7 +43,10 @@ class Durability:
         """
         if ticket is not None and ticket <= self._bus.log.durable:
             return
-        given = self.future(ticket)
+        await self.wait_for(self.future(ticket))
+
+    async def wait_for(self, given: asyncio.Future[None]) -> None:
+        """Wait for a receipt. Raises as `wait`."""
         while not given.done():
             await asyncio.wait([given], timeout=RECOVERY_S)
             if self.error is not None and not given.done():

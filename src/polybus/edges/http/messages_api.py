@@ -9,7 +9,7 @@ import contextlib
 import io
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -69,6 +69,7 @@ class RequestPublisher(Publisher):
         self._is_admin = is_admin
         self._sender = sender
         self._refusal: PolybusError | None = None
+        self._given: asyncio.Future[None] = state.loop.create_future()
 
     async def publish(self, batch: Batch, *, wait: bool) -> None:
         """Publish the batch; with `wait`, return when it is durable.
@@ -82,13 +83,17 @@ class RequestPublisher(Publisher):
             batch.receipt_ids = array("i", [0, 0] * len(batch))
         bus = self._context.bus
         if names.is_reserved(batch.topic) and self._is_admin:
-            ticket = bus.commit([batch], self.receipt)
+            bus.commit([batch], self.receipt)
         else:
-            ticket = bus.publish([batch], self)
+            bus.publish([batch], self)
         if self._refusal is not None:
             raise self._refusal.again()
         if wait:
-            await self._context.durability.wait(ticket)
+            await self._context.durability.wait_for(self._given)
+
+    def receipt(self, batches: Sequence[Batch]) -> None:
+        if not self._given.done():
+            self._given.set_result(None)
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._refusal = error
