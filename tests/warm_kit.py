@@ -60,18 +60,35 @@ class WarmParent:
             )
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
-        """Start a command and return its process id; it is a child of this process."""
+        """Start a command and return its process id; it is a child of this process.
+
+        Whatever interrupts it, a test's time limit for one, the next command gets another parent:
+        the rest of this one's answer would be taken for the next one's.
+        """
         with self._lock:
             _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 line = json.dumps(request).encode() + b"\n"
                 sent = socket.send_fds(self._asking, [line], streams)
                 self._asking.sendall(line[sent:])
-                answer = self._asking.recv(9, socket.MSG_WAITALL)
+                answer = b""
+                while len(answer) < 9 and (part := self._asking.recv(9 - len(answer))):
+                    answer += part
+            except BaseException:
+                self.forget()
+                raise
             finally:
                 _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        assert len(answer) == 9, "the warm parent has ended"
+        if len(answer) < 9:
+            self.forget()
+            raise AssertionError("the warm parent has ended")
         return int.from_bytes(answer[:8])
+
+    def forget(self) -> None:
+        with _parents_lock:
+            for modules in [key for key, parent in _parents.items() if parent is self]:
+                del _parents[modules]
+        self._asking.close()
 
 
 _parents: dict[tuple[str, ...], WarmParent] = {}
