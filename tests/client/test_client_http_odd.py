@@ -125,10 +125,9 @@ async def test_a_publish_that_a_web_server_answers_may_be_stored_or_not() -> Non
                     await c.publish("news", "x", receipt=True)
 
 
-async def never(_: Durability, ticket: int | None = None) -> None:
-    """Replaces `Durability.wait`: no ticket becomes durable."""
-    if ticket is not None:
-        await asyncio.Event().wait()
+async def never(_: Durability, given: asyncio.Future[None]) -> None:
+    """Replaces `Durability.wait_for`: nothing becomes durable."""
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
@@ -140,7 +139,7 @@ async def test_a_receipt_over_http_that_does_not_come_is_given_up(
     async with run_bus("news") as node:
         url = url_of(scheme, node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=1.5, on_error=errors.append) as c:
-            monkeypatch.setattr(Durability, "wait", never)
+            monkeypatch.setattr(Durability, "wait_for", never)
             with pytest.raises(PolybusError, match=r"no receipt for 1\.5 seconds") as caught:
                 async with asyncio.timeout(20):
                     await c.publish("news", "x", receipt=True, retry=retry)
@@ -156,12 +155,13 @@ async def test_a_receipt_over_http_is_not_given_up_while_the_message_is_on_its_w
 ) -> None:
     unsent = iter([9, 8, 7, 6, 6])
     monkeypatch.setattr(Link, "unsent_bytes", property(lambda _: next(unsent)))
-    monkeypatch.setattr(Durability, "wait", never)
     async with run_bus("news") as node:
         url = url_of("http", node.tcp_port)
         async with polybus.connect(url, receipt_timeout_s=0.01) as c:
+            monkeypatch.setattr(Durability, "wait_for", never)
             with pytest.raises(PolybusError, match="no receipt for 0.01 seconds"):
                 await c.publish("news", "x", receipt=True)
+            monkeypatch.undo()
     assert list(unsent) == []
 
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import pytest
@@ -51,6 +52,10 @@ CONNECTORS = [
     },
 ]
 NOT_HTTP = b"GET /\x00 HTTP/9.9\r\n\r\n"
+SERVING = (
+    *("polybus.edges.", "polybus.services.", "polybus.bus.", "polybus.wire.", "polybus.scan."),
+    *("polybus.errors.", "uvicorn.", "websockets.", "uvloop.", "asyncio.", "ssl."),
+)
 PARTS = (Connection, Outbox, Translator, Upper, UdpPeer)
 RESET = struct.pack("ii", 1, 0)
 # In a request: the bus closes after its answer.
@@ -408,10 +413,24 @@ def count_garbage(found: Counter[str]) -> int:
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     gc.set_debug(0)
-    found.update(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
+    found.update(filter(None, map(of_a_connection, gc.garbage)))
     gc.garbage.clear()
     gc.collect()
     return sum(isinstance(one, PARTS) for one in gc.get_objects())
+
+
+def of_a_connection(one: Any) -> str | None:
+    """The name of what a connection may have left; None for garbage of other threads.
+
+    A connection's cycle has an object or a frame of the bus in it, or of what it serves with.
+    """
+    if isinstance(one, TracebackType):
+        one = one.tb_frame
+    if isinstance(one, FrameType):
+        name = f"{one.f_globals.get('__name__')}.{one.f_code.co_name}"
+    else:
+        name = f"{getattr(one, '__module__', None)}.{type(one).__qualname__}"
+    return name if name.startswith(SERVING) else None
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
