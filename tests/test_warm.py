@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from warm_kit import WARM
 
 COMMAND = [sys.executable, "-m", "polybus.cli"]
 SERVE = [*COMMAND, "serve", "--port", "0"]
@@ -40,6 +42,17 @@ def test_it_has_its_own_streams_and_exit_code() -> None:
     wrong = subprocess.run([*COMMAND, "fly"], capture_output=True, check=False)
     assert (wrong.returncode, wrong.stdout) == (2, b"")
     assert b"fly" in wrong.stderr
+
+
+def test_commands_of_different_parents_start_at_the_same_time() -> None:
+    program = [sys.executable, "-c", f"{WARM}print('done')"]
+
+    def run(command: list[str]) -> int:
+        return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode
+
+    with ThreadPoolExecutor(4) as threads:
+        codes = [*threads.map(run, [[*COMMAND, "--version"], program] * 20)]
+    assert codes == [0] * 40
 
 
 def test_it_has_the_environment_that_it_was_given() -> None:

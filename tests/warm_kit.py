@@ -48,7 +48,6 @@ class WarmParent:
     """A process with some modules imported, which forks commands for this process."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self._lock = threading.Lock()
         self._asking, theirs = socket.socketpair()
         with theirs:
             # It ends when the socket closes, at the latest with this process.
@@ -65,7 +64,7 @@ class WarmParent:
         Whatever interrupts it, a test's time limit for one, the next command gets another parent:
         the rest of this one's answer would be taken for the next one's.
         """
-        with self._lock:
+        with _forking:
             _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 line = json.dumps(request).encode() + b"\n"
@@ -91,6 +90,8 @@ class WarmParent:
         self._asking.close()
 
 
+# One for all parents: whether orphans come to this process is a setting of the whole process.
+_forking = threading.Lock()
 _parents: dict[tuple[str, ...], WarmParent] = {}
 _parents_lock = threading.Lock()
 

@@ -23,6 +23,7 @@ import time
 from typing import Any, NamedTuple
 
 REQUEST_BYTES_MAX = 1 << 20
+ADOPTION_S = 20.0
 # What a Python that starts does with a signal that its parent does not ignore.
 AT_START: dict[int, Any] = {
     signal.SIGHUP: signal.SIG_DFL,
@@ -64,7 +65,11 @@ def serve(asking: socket.socket) -> Asked:
 def become(asked: Asked) -> None:
     """Take over everything that a process gets from the one that starts it."""
     request = asked.request
+    deadline = time.monotonic() + ADOPTION_S
     while os.getppid() != request["parent"]:
+        if time.monotonic() > deadline:
+            # Whoever asked was interrupted, or has ended.
+            os._exit(1)
         time.sleep(0.0005)
     if request["session"]:
         os.setsid()
