@@ -97,6 +97,24 @@ async def test_a_backup_has_sessions_the_token_and_topics(tmp_path: Path) -> Non
         assert node.http.inboxes.find(key) is not None
 
 
+async def test_a_name_may_be_that_of_a_file_which_a_backup_leaves_out(tmp_path: Path) -> None:
+    data, folder, restored = tmp_path / "data", tmp_path / "backup", tmp_path / "restored"
+    topics = {"lock", "run.json", "status.json", "scratch", "_staging", "a.tmp", "topic.json.tmp"}
+    async with run_bus(*topics, data=str(data)):
+        pass
+    for table in topics:
+        (data / "tables" / table / "_staging").mkdir(parents=True)
+        (data / "tables" / table / "1.parquet").write_bytes(b"rows")
+        (data / "tables" / table / "_staging/2.parquet").write_bytes(b"rows")
+    backups.backup(data, folder)
+    backups.restore(folder, restored)
+    assert verify(restored).intact
+    assert {path.parent.name for path in restored.glob("tables/*/1.parquet")} == topics
+    assert not [*restored.rglob("2.parquet")]
+    async with run_bus(data=str(restored)) as node:
+        assert topics <= set(node.bus.log.topics())
+
+
 async def test_what_cannot_be_a_backup_is_refused(tmp_path: Path) -> None:
     data, full = tmp_path / "data", tmp_path / "full"
     async with run_bus("news", data=str(data)):

@@ -78,6 +78,11 @@ def first_commit_of(segment: Path) -> int:
     return int(segment.stem)
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder, by name; a missing one has none."""
+    return sorted(path for path in folder.glob("*") if path.is_dir())
+
+
 def segments(data: Path) -> list[Path]:
     """All segment files of the journal, oldest first."""
     found = journal_folder(data).glob(f"*{SEGMENT_SUFFIX}")

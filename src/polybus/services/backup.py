@@ -41,9 +41,11 @@ POLL_S = 0.2
 TRIES = 3
 NOTE = "polybus.json"
 IMMUTABLE = (".parquet",)
-# Of a running process, or being written.
-LEFT_OUT = ("lock", "history.lock", "run.json", "scratch", "_staging", "status.json")
+# Files of a running process, or being written.
+LEFT_OUT = ("lock", "history.lock", "run.json", "status.json")
 LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
+# Folders of a topic or a table. A topic, a table or a flow may have any of these names itself.
+FOLDERS_LEFT_OUT = ("scratch", "_staging")
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
 
@@ -64,7 +66,8 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
         if tables:
             with _no_pipeline(data):
                 copy.tree("pipeline")
-                copy.tree("tables")
+                for table in layout.folders_in(data / "tables"):
+                    copy.tree(f"tables/{table.name}", without=FOLDERS_LEFT_OUT)
         with _history_lock(data):
             _copy_state(data, target)
             copy.tree("staging", link=True)
@@ -92,7 +95,7 @@ def restore(source: Path, data: Path) -> None:
     _make_target(source, data)
     copy = _Copy(source, data)
     try:
-        for folder in sorted(path for path in source.iterdir() if path.is_dir()):
+        for folder in layout.folders_in(source):
             copy.tree(folder.name, link=False)
         copy.root_files(with_state=True)
         copy.sync()
@@ -146,9 +149,9 @@ class _Copy:
             with contextlib.suppress(FileNotFoundError):
                 self.file(path)
 
-    def tree(self, name: str, *, link: bool | None = None) -> None:
+    def tree(self, name: str, *, link: bool | None = None, without: tuple[str, ...] = ()) -> None:
         """Copy a folder; `link`: whether its files never change, by default as their names say."""
-        for path in _files(self._data / name):
+        for path in _files(self._data / name, without):
             is_final = path.suffix in IMMUTABLE if link is None else link
             # Staged files, logs and the like may go meanwhile.
             with contextlib.suppress(FileNotFoundError):
@@ -177,7 +180,7 @@ class _Copy:
             if topics not in path.parents:
                 self.file(path)
         Disk().make_folder(layout.topics_folder(self._target))
-        for folder in sorted(topics.iterdir()) if topics.is_dir() else []:
+        for folder in layout.folders_in(topics):
             self._topic(folder)
 
     def _topic(self, folder: Path) -> None:
@@ -185,7 +188,7 @@ class _Copy:
         for _ in range(TRIES):
             before = _epoch(folder)
             try:
-                for path in _files(folder):
+                for path in _files(folder, FOLDERS_LEFT_OUT):
                     self.file(path, link=path.suffix in IMMUTABLE)
             except FileNotFoundError:
                 if _epoch(folder) == before is not None:
@@ -218,10 +221,10 @@ def _is_kept(path: Path) -> bool:
     return path.name not in LEFT_OUT and not path.name.endswith(LEFT_OUT_ENDS)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """The regular files below a folder; a missing one has none."""
+def _files(folder: Path, without: tuple[str, ...] = ()) -> Iterator[Path]:
+    """The regular files below a folder and its folders, but some; a missing one has none."""
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_kept(Path(name)))
+        folders[:] = sorted(name for name in folders if name not in without)
         for name in sorted(names):
             path = Path(parent) / name
             if _is_kept(path) and path.is_file() and not path.is_symlink():

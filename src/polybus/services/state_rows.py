@@ -83,7 +83,7 @@ class StateDamage(NamedTuple):
     time_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}: {self.reason}" if self.name else self.reason
+        return f"{self.kind} {self.name}: {self.reason}".lstrip() if self.name else self.reason
 
 
 @dataclass(slots=True)
