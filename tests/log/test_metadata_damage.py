@@ -262,6 +262,25 @@ def test_temporary_files_are_notes_and_go_with_the_next_start(data: Path) -> Non
     assert not any(path.exists() for path in left)
 
 
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "notes.txt", "12", "12.bak", "x.json", "copy.arrows"]
+)
+def test_files_of_somebody_else_in_any_folder_change_nothing(data: Path, name: str) -> None:
+    log = opened(data)
+    expected = messages(log)
+    log.close()
+    for folder in [data, *(path for path in data.rglob("*") if path.is_dir())]:
+        (folder / name).write_bytes(b"not ours")
+    assert verify(data).intact
+    log = opened(data)
+    assert messages(log) == expected
+    assert log.frozen == {}
+    log.delete_topic("new")
+    log.close()
+    compact(data)
+    assert verify(data).intact
+
+
 def test_a_folder_that_can_only_be_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 

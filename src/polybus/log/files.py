@@ -34,6 +34,7 @@ from polybus.log.journal.recovery import (
 from polybus.log.journal.segment import delete_segments
 from polybus.log.layout import (
     first_commit_of,
+    folders_in,
     journal_folder,
     topic_folder,
     trash_folder,
@@ -175,7 +176,7 @@ class FileLog(LogOfTopics[TopicLog]):
             self._write_data_note(self.data)
         # Rows of unknown topics may be in what is damaged or missing, so every tombstone stays.
         is_whole = not orphans and not any(segment.holes for segment in recovered.segments)
-        for path in trash_folder(self.data).glob("*"):
+        for path in folders_in(trash_folder(self.data)):
             epoch = int(path.name)
             self._tombstones[epoch] = recovered.next_commit if is_whole else NEVER
             if is_whole and epoch not in {epoch for _, epoch in strays}:

@@ -12,11 +12,11 @@ counts as missing, and the next deletion replaces it.
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import xxhash
 
+from polybus.errors import StorageError
+from polybus.log import checked_json
 from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk, replace_file
 from polybus.log.layout import journal_folder, topic_folder
@@ -29,22 +29,18 @@ Floor = dict[str, tuple[int, int]]
 
 
 class _FloorNote(msgspec.Struct, frozen=True):
-    topics: msgspec.Raw
-    xxh3: str
+    topics: Floor
 
 
 def load(data: Path) -> Floor:
     """The floor of a data folder; empty if there is none, or a damaged one."""
     path = journal_folder(data) / NAME
     try:
-        note = msgspec.json.decode(path.read_bytes(), type=_FloorNote)
-        if xxhash.xxh3_64_hexdigest(bytes(note.topics)) != note.xxh3:
-            raise ValueError("its checksum is wrong")
-        return msgspec.json.decode(note.topics, type=Floor)
+        return checked_json.decode(path.read_bytes(), _FloorNote, path).topics
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        logger.warning("%s: %s; the next hand-over replaces it", path, error)
+    except (OSError, StorageError) as error:
+        logger.warning("%s; the next hand-over replaces it", error)
         return {}
 
 
@@ -57,10 +53,8 @@ def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk) -> None:
     # Not those of deleted topics, or it would grow for ever.
     kept = {topic: at for topic, at in floor.items() if topic_folder(data, topic).is_dir()}
     if kept != before:
-        topics = msgspec.json.encode(kept)
-        note: dict[str, Any] = {"topics": msgspec.Raw(topics)}
-        note["xxh3"] = xxhash.xxh3_64_hexdigest(topics)
-        replace_file(journal_folder(data) / NAME, msgspec.json.encode(note), disk)
+        content = checked_json.encode(_FloorNote(kept))
+        replace_file(journal_folder(data) / NAME, content, disk)
 
 
 def missing(topic: str, epoch: int, stop: int, floor: Floor) -> tuple[int, int] | None:
