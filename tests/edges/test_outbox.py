@@ -284,7 +284,8 @@ class LedgerMachine(RuleBasedStateMachine):
         held: dict[int, int] = {}
         for peer in self.peers:
             if peer.outbox.paused:
-                waiting = [peer.outbox._written, *peer.outbox._pending]
+                pending = (data for data, _ in peer.outbox._pending)
+                waiting = [peer.outbox._written, *pending]
                 held |= {id(data): len(data) for data in waiting}
         assert self.outboxes.ledger.bytes == sum(held.values())
 

@@ -144,8 +144,7 @@ class Outbox:
         self._shared = outboxes
         self._ledger = outboxes.ledger
         self._limit = outboxes.bytes_max
-        self._pending: deque[Buffer] = deque()
-        self._batches: deque[Sequence[Batch]] = deque()
+        self._pending: deque[tuple[Buffer, Sequence[Batch]]] = deque()
         # Publishers that are held back, and replays that wait until the peer takes more.
         self._waiters: list[Holdable] = []
         self._drains: list[asyncio.Future[None]] = []
@@ -163,8 +162,7 @@ class Outbox:
         """Queue the bytes of batches, or of a reply; they go out at the end of the loop turn."""
         if self.closed:
             return
-        self._pending.append(data)
-        self._batches.append(batches)
+        self._pending.append((data, batches))
         self.bytes += len(data)
         if self.paused:
             self._ledger.hold(data)
@@ -203,8 +201,7 @@ class Outbox:
         if self.paused or self.closed or not pending:
             return
         if len(pending) == 1:
-            data = pending.popleft()
-            self._batches.clear()
+            data, _ = pending.popleft()
             self.bytes = 0
             self._put(data)
             return
@@ -224,7 +221,7 @@ class Outbox:
             self._ledger.hold(self._written)
             self._shared.congested.add(self)
             self.quiet_s = 0.0
-            for data in self._pending:
+            for data, _ in self._pending:
                 self._ledger.hold(data)
 
     def resume(self) -> None:
@@ -236,13 +233,12 @@ class Outbox:
         if self._lost.messages:
             # Report the drop before the messages that follow it.
             lost, self._lost = self._lost, DroppedMessages()
-            held, held_batches = self._pending, self._batches
-            self._pending, self._batches, self._scheduled = deque(), deque(), True
+            held = self._pending
+            self._pending, self._scheduled = deque(), True
             self._on_overflow(lost)
-            for data in self._pending:
+            for data, _ in self._pending:
                 self._ledger.hold(data)
             self._pending += held
-            self._batches += held_batches
             self._scheduled = False
         self._write_pieces(held=True)
         if not self.paused:
@@ -287,13 +283,11 @@ class Outbox:
 
     def drop_all(self) -> DroppedMessages:
         """Drop everything that waits, and return what it was."""
-        for batches in self._batches:
+        for data, batches in self._pending:
             self._lost.add(batches)
-        if self.paused:
-            for data in self._pending:
+            if self.paused:
                 self._ledger.release(data)
         self._pending.clear()
-        self._batches.clear()
         self.bytes = 0
         lost, self._lost = self._lost, DroppedMessages()
         return lost
@@ -321,10 +315,9 @@ class Outbox:
             piece: list[Buffer] = []
             piece_bytes = 0
             while pending and piece_bytes < bytes_max:
-                if held and piece and len(pending[0]) > bytes_max:
+                if held and piece and len(pending[0][0]) > bytes_max:
                     break
-                data = pending.popleft()
-                self._batches.popleft()
+                data, _ = pending.popleft()
                 piece_bytes += len(data)
                 piece.append(data)
                 if held:
@@ -333,7 +326,7 @@ class Outbox:
             self._put(self._shared.join(piece))
             if self.paused and held:
                 # pause() has counted the rest a second time.
-                for data in pending:
+                for data, _ in pending:
                     self._ledger.release(data)
 
     def _overflow(self) -> None:
@@ -344,19 +337,17 @@ class Outbox:
 
     def _drop_oldest(self) -> None:
         """Drop the oldest messages until the rest fits; receipts and errors are never dropped."""
-        replies: list[Buffer] = []
+        replies: list[tuple[Buffer, Sequence[Batch]]] = []
         while self.bytes > self._limit and len(self._pending) > 1:
-            data = self._pending.popleft()
-            batches = self._batches.popleft()
+            data, batches = self._pending.popleft()
             if not batches:
-                replies.append(data)
+                replies.append((data, batches))
                 continue
             self._lost.add(batches)
             self._ledger.release(data)
             self.bytes -= len(data)
         self._pending.extendleft(reversed(replies))
-        self._batches.extendleft(() for _ in replies)
-        if self.bytes > 2 * self._limit and not any(self._batches):
+        if self.bytes > 2 * self._limit and not any(batches for _, batches in self._pending):
             # Only replies are left, and the peer reads none of them.
             self._on_overflow(self.drop_all())
 
