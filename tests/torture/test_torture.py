@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,19 +34,59 @@ def torture(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", SHORT)
-def test_a_short_campaign_finds_nothing(fault: str, tmp_path: Path) -> None:
-    count = SHORT[fault]
-    wanted = ["--seed", str(SEED), f"--{fault}", str(count), "--folder", str(tmp_path), "--json"]
+def test_a_short_campaign_finds_nothing(tmp_path: Path) -> None:
+    counts = [text for fault, count in SHORT.items() for text in (f"--{fault}", str(count))]
+    wanted = ["--seed", str(SEED), *counts, "--jobs", "2", "--folder", str(tmp_path), "--json"]
     ended = torture(*wanted)
     told = json.loads(ended.stdout)
     assert told["failures"] == [], ended.stdout
-    (row,) = told["faults"]
-    assert row["count"] >= count
-    assert all(row[name] == 0 for name in INVARIANTS)
+    rows = {row["fault"]: row for row in told["faults"]}
+    assert rows.keys() == SHORT.keys()
+    for fault, count in SHORT.items():
+        assert rows[fault]["count"] >= count
+        assert all(rows[fault][name] == 0 for name in INVARIANTS)
     assert ended.returncode == 0
     assert f"seed {SEED}" in ended.stderr
     assert list(tmp_path.iterdir()) == [], "a clean campaign leaves nothing behind"
+
+
+def users(folder: Path) -> set[str]:
+    """The processes that have a file below the folder open."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(link).startswith(f"{folder}/"):
+                        found.add(process.name)
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_campaign_that_is_interrupted_leaves_no_bus_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    options = ["--seed", str(SEED), "--kills", "20", "--jobs", "2", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "polybus.cli", "torture", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as campaign:
+        # Both rounds have a bus.
+        while len({path.parents[1] for path in tmp_path.glob("*/*/data/lock")}) < 2:
+            assert campaign.poll() is None
+            time.sleep(0.01)
+        campaign.send_signal(number)
+        assert campaign.wait(30) == {signal.SIGINT: 1, signal.SIGTERM: 143}[number]
+        assert campaign.stdout is not None and b"Traceback" not in campaign.stdout.read()
+    # The hand-over of a killed bus notices it within some milliseconds.
+    while users(tmp_path):
+        time.sleep(0.01)
+
+
+def test_a_round_that_fails_itself_is_a_finding(tmp_path: Path) -> None:
+    run = Campaign(tmp_path, 7, lambda text: None, jobs=2)
+    run.run(iter([campaign.Round("tea", 1, 1)]))
+    assert run.totals["tea"].broken == {"errors": 1}
+    assert run.failures[-1] == "again: polybus torture --seed 7 --round tea:1"
 
 
 @pytest.mark.timeout(120)
@@ -81,7 +125,7 @@ def test_a_broken_promise_names_the_command_that_repeats_it(
     assert again == "again: polybus torture --seed 7 --round kills:1"
     assert kept == f"kept: {tmp_path}/kills-1" and (tmp_path / "kills-1").is_dir()
     repeated = Campaign(tmp_path, 7, said.append)
-    repeated.run_round("kills", 1, 10)
+    repeated.run(iter([campaign.Round("kills", 1, 10)]))
     assert repeated.failures[0] == first
 
 

@@ -1,5 +1,6 @@
 """`polybus torture`: do the worst to a bus of its own, and check that it keeps its promises."""
 
+import os
 import random
 import re
 import signal
@@ -13,7 +14,7 @@ import click
 from polybus.cli import exits
 from polybus.cli.output import echo_json, echo_table, progress_bar, say, shown
 from polybus.log.arrow_alone import leave_pandas_out
-from polybus.torture.campaign import FAULTS, Campaign
+from polybus.torture.campaign import FAULTS, Campaign, Round
 from polybus.torture.report import INVARIANTS
 
 DEFAULT_S = 120.0
@@ -59,12 +60,20 @@ def _count_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Where the buses store their data: a folder on the disk to try.  [default: temp folder]",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=lambda: len(os.sched_getaffinity(0)),
+    metavar="N",
+    help="Rounds at a time.  [default: one a core]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def torture(
     seconds: float | None,
     seed: int | None,
     one: tuple[str, int] | None,
     folder: Path | None,
+    jobs: int,
     as_json: bool,
     **counts: int | None,
 ) -> None:
@@ -92,9 +101,9 @@ def torture(
     say(f"seed {seed}")
     place = Path(tempfile.mkdtemp(prefix=f"polybus-torture-{seed}-", dir=folder))
     with progress_bar("starting", hidden=as_json) as update:
-        campaign = Campaign(place, seed, lambda text: update(description=text))
+        campaign = Campaign(place, seed, lambda text: update(description=text), jobs)
         if one is not None:
-            campaign.run_round(*one, FAULTS[one[0]].per_round)
+            campaign.run(iter([Round(*one, FAULTS[one[0]].per_round)]))
         elif chosen:
             campaign.run_counts(chosen)
         else:

@@ -1,15 +1,20 @@
 """A campaign: rounds of faults, each with a folder and a seed of its own, and their findings.
 
-A round depends on nothing but its seed and its number, so it can be run again alone. The seed
+A round depends on nothing but its seed and its number, so it can be run again alone, and rounds
+run at the same time. The seed
 decides what is done and in which order; how far the bus is at that moment is up to the machine.
 """
 
 import asyncio
 import random
 import shutil
+import signal
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from polybus.torture.flips import flip_round
 from polybus.torture.fuzz import fuzz_round
 from polybus.torture.kills import kill_round
 from polybus.torture.report import Findings
+from polybus.torture.warm import processes
 
 RoundRun = Callable[[Path, random.Random, int], Coroutine[Any, Any, Findings]]
 Tell = Callable[[str], None]
@@ -29,6 +35,15 @@ class Fault:
     run: RoundRun
     per_round: int
     meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Some faults of one kind, on a folder of their own."""
+
+    fault: str
+    number: int
+    count: int
 
 
 FAULTS = {
@@ -45,6 +60,7 @@ class Campaign:
     folder: Path
     seed: int
     tell: Tell
+    jobs: int = 1
     totals: dict[str, Findings] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -54,34 +70,105 @@ class Campaign:
 
     def run_counts(self, counts: dict[str, int]) -> None:
         """Do each fault as often as stated."""
-        for fault, wanted in counts.items():
-            done = number = 0
-            while done < wanted:
-                number += 1
-                found = self.run_round(fault, number, min(FAULTS[fault].per_round, wanted - done))
-                # A round that ends early is not repeated, or a bus that never starts would be.
-                done += max(found.count, 1)
+        self.run(
+            Round(fault, done // FAULTS[fault].per_round + 1, min(step, wanted - done))
+            for fault, wanted in counts.items()
+            for step in [FAULTS[fault].per_round]
+            for done in range(0, wanted, step)
+        )
 
     def run_for(self, seconds: float, faults: tuple[str, ...]) -> None:
-        """Do all faults in turn until the time is up; the last round is finished."""
-        end_s = time.monotonic() + seconds
-        number = 0
-        while time.monotonic() < end_s:
-            number += 1
-            for fault in faults:
-                if time.monotonic() < end_s:
-                    self.run_round(fault, number, FAULTS[fault].per_round)
+        """Do all faults in turn until the time is up; rounds that have begun are finished."""
+        self.run(_until(time.monotonic() + seconds, faults))
 
-    def run_round(self, fault: str, number: int, count: int) -> Findings:
-        folder = self.folder / f"{fault}-{number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        chance = random.Random(f"{self.seed} {fault} {number}")
-        self.tell(f"{fault}, round {number}, {sum(one.count for one in self.totals.values())} done")
-        found = asyncio.run(FAULTS[fault].run(folder, chance, count))
-        self.totals.setdefault(fault, Findings()).add(found)
+    def run(self, rounds: Iterator[Round]) -> None:
+        """Run rounds, as many at a time as there are jobs; a single job in this process."""
+        if self.jobs == 1:
+            for one in rounds:
+                self._tell([one])
+                self._note(one, perform(self.folder, self.seed, one))
+            return
+        running: dict[Connection, tuple[BaseProcess, Round]] = {}
+        try:
+            while True:
+                while len(running) >= self.jobs:
+                    self._collect(running)
+                following = next(rounds, None)
+                if following is None:
+                    break
+                reader, writer = processes.Pipe(duplex=False)
+                with writer:
+                    arguments = (writer, self.folder, self.seed, following)
+                    started = processes.Process(target=_perform_and_send, args=arguments)
+                    started.start()
+                running[reader] = (started, following)
+                self._tell([one for _, one in running.values()])
+            while running:
+                self._collect(running)
+        finally:
+            for process, _ in running.values():
+                process.terminate()
+            for process, _ in running.values():
+                process.join()
+
+    def _collect(self, running: dict[Connection, tuple[BaseProcess, Round]]) -> None:
+        """Wait until a round ends, and take its findings."""
+        for reader in wait(list(running)):
+            assert isinstance(reader, Connection)
+            process, one = running[reader]
+            try:
+                found = reader.recv()
+            except EOFError:
+                found = Findings()
+                found.violated("errors", "the round itself failed: see its traceback above")
+            process.join()
+            reader.close()
+            del running[reader]
+            self._note(one, found)
+
+    def _tell(self, rounds: list[Round]) -> None:
+        names = ", ".join(f"{one.fault}:{one.number}" for one in rounds)
+        self.tell(f"{sum(one.count for one in self.totals.values())} done; running {names}")
+
+    def _note(self, one: Round, found: Findings) -> None:
+        self.totals.setdefault(one.fault, Findings()).add(found)
         if found.broken:
-            again = f"polybus torture --seed {self.seed} --round {fault}:{number}"
-            self.failures += [*found.texts, f"kept: {folder}", f"again: {again}"]
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-        return found
+            name = f"{one.fault}:{one.number}"
+            self.failures += [
+                *found.texts,
+                f"kept: {_folder(self.folder, one)}",
+                f"again: polybus torture --seed {self.seed} --round {name}",
+            ]
+
+
+def _until(end_s: float, faults: tuple[str, ...]) -> Iterator[Round]:
+    number = 0
+    while True:
+        number += 1
+        for fault in faults:
+            if time.monotonic() >= end_s:
+                return
+            yield Round(fault, number, FAULTS[fault].per_round)
+
+
+def _folder(place: Path, one: Round) -> Path:
+    return place / f"{one.fault}-{one.number}"
+
+
+def perform(place: Path, seed: int, one: Round) -> Findings:
+    """Run one round."""
+    folder = _folder(place, one)
+    shutil.rmtree(folder, ignore_errors=True)
+    chance = random.Random(f"{seed} {one.fault} {one.number}")
+    found = asyncio.run(FAULTS[one.fault].run(folder, chance, one.count))
+    if not found.broken:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _perform_and_send(result: Connection, place: Path, seed: int, one: Round) -> None:
+    """Runs in a process of its own. Leaves through every `finally`, so that no bus stays behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # Ctrl-C reaches all processes of a terminal: the one that began this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    result.send(perform(place, seed, one))

@@ -16,6 +16,7 @@ from polybus.client.http.connection import HttpConnection
 from polybus.client.options import ClientOptions, parse
 from polybus.errors import PolybusError
 from polybus.log.verify import VerifyReport, verify
+from polybus.torture.warm import WarmProcess
 
 TOPICS = ("alpha", "beta", "queue")
 START_S_MAX = 30.0
@@ -37,37 +38,42 @@ _READY = re.compile(r"ready: tcp://127\.0\.0\.1:(\d+) udp://127\.0\.0\.1:(\d+) t
 class BusChild:
     """One bus after the other on `folder`/data; their log lines go to `folder`/bus.log."""
 
-    def __init__(self, folder: Path, command: tuple[str, ...] = ("polybus.cli", "serve")) -> None:
+    def __init__(self, folder: Path, *, handovers: bool = True) -> None:
         self.folder = folder
         self.data = folder / "data"
-        self.command = command
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._orphans: list[int] = []
         self.port = self.udp_port = self.queue_port = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "bus.json"
-        self._config.write_text(json.dumps(SETTINGS | {"data": str(self.data)}))
+        settings = SETTINGS | {"data": str(self.data)}
+        if not handovers:
+            settings["journal"] = SETTINGS["journal"] | {"handover-interval-s": 3600}
+        self._config.write_text(json.dumps(settings))
         self._log = folder / "bus.log"
 
     @property
     def log_text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def spawn(self) -> None:
-        """Start a bus and do not wait for it."""
+    def spawn(self, *, warm: bool = False) -> None:
+        """Start a bus and do not wait for it; a warm one has imported everything already."""
+        if warm:
+            self.process = WarmProcess(self._config, self._log)
+            return
         kept = {name: text for name, text in os.environ.items() if not name.startswith("POLYBUS_")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *self.command, "--config", str(self._config)],
+                [sys.executable, "-m", "polybus.cli", "serve", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=kept | {"PYTHONFAULTHANDLER": "1"},
             )
 
-    async def start(self) -> bool:
+    async def start(self, *, warm: bool = True) -> bool:
         """Start a bus; whether it is ready. It has ended if not."""
-        self.spawn()
+        self.spawn(warm=warm)
         assert self.process is not None and self.process.stdout is not None
         read = asyncio.to_thread(self.process.stdout.readline)
         with contextlib.suppress(TimeoutError):

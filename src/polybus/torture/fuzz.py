@@ -33,7 +33,7 @@ async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Finding
     findings = Findings()
     child = BusChild(folder)
     try:
-        if not await child.start():
+        if not await child.start(warm=False):
             findings.violated("starts", f"no start; see {folder}/bus.log")
             return findings
         body = {"topics": ["alpha"]}
