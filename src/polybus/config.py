@@ -230,7 +230,7 @@ class Pipeline(Settings, frozen=True):
     ids_max: int = 1_000_000
     """Remembered message ids, whatever their age."""
     value_bytes_max: int = 16 << 20
-    """Larger values are quarantined instead of decoded."""
+    """Larger values are quarantined, as their first 1,024 bytes, instead of decoded."""
     batch_rows_max: int = 100_000
     """Messages in one micro-batch."""
     alert_factor: float = 4.0

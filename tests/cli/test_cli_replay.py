@@ -213,7 +213,7 @@ def test_there_is_a_clear_error_where_there_is_no_log(tmp_path: Path) -> None:
 # Dead letters
 
 
-def quarantine(data: Path, *rows: tuple[str, int, bytes, str]) -> None:
+def quarantine(data: Path, *rows: tuple[str, int, bytes, str], cut: bool | None = None) -> None:
     table = pa.table(
         {
             "topic": [topic for topic, *_ in rows],
@@ -229,6 +229,8 @@ def quarantine(data: Path, *rows: tuple[str, int, bytes, str]) -> None:
             "quarantined_at": pa.array([0] * len(rows), pa.timestamp("us", "UTC")),
         }
     )
+    if cut is not None:
+        table = table.append_column("cut", pa.array([cut] * len(rows)))
     open_table(data, "quarantine").append(table, writer="test", batch_id=None)
 
 
@@ -280,6 +282,20 @@ def test_dead_letters_go_back_once_with_the_place_they_were_at(tmp_path: Path) -
         quarantine(tmp_path, ("news", 5, b"x", "late"))
         done = run(*dead[:2], "--rate", "5/s", "--data", str(tmp_path))
         assert (done.returncode, done.stdout) == (0, b"put 1 of 1 dead letters back\n")
+
+
+def test_a_letter_of_which_only_the_beginning_is_there_is_told_and_not_published(
+    tmp_path: Path,
+) -> None:
+    with serve(tmp_path, "news") as bus:
+        quarantine(tmp_path, ("news", 1, b"1", "of an older version"))
+        quarantine(tmp_path, ("news", 2, b"2", "why"), cut=False)
+        quarantine(tmp_path, ("news", 4, b"4", "large"), ("news", 3, b"3", "large"), cut=True)
+        done = run("replay", "--dead-letters", "--data", str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, b"put 2 of 2 dead letters back\n")
+        assert b"2 more are over value-bytes-max" in done.stderr
+        assert b"polybus replay news --from 3 --to 4 --into news" in done.stderr
+        assert values(bus, "news") == [1, 2]
 
 
 def test_a_dead_letter_whose_topic_is_gone_stays(tmp_path: Path) -> None:

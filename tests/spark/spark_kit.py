@@ -89,6 +89,11 @@ class RunningBus:
             self.stop()
         self.start()
 
+    def reconfigure(self, **settings: Any) -> None:
+        """Restart with other settings, in kebab-case."""
+        self._settings |= settings
+        self.restart()
+
     def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None
         assert process is not None, "the bus does not run"

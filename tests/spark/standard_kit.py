@@ -13,7 +13,7 @@ from polybus.config import Config, DeclaredTopic, Pipeline
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard.batches import StandardBatches
-from polybus.spark.source.options import arrow_schema, spark_schema
+from polybus.spark.source.options import COLUMNS, VALUE_BYTES, arrow_schema, spark_schema
 
 EPOCH = 7
 NOON = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)
@@ -48,11 +48,19 @@ class Topics:
             "protocol": protocol,
             "sender": sender,
             "epoch": EPOCH,
+            "value_bytes": len(_bytes(value)),
         }
 
 
 def _bytes(text: bytes | str) -> bytes:
     return text.encode() if isinstance(text, str) else text
+
+
+def frame_of(spark: Any, messages: Sequence[dict[str, Any]]) -> Any:
+    """Messages as the pipeline's source gives them."""
+    columns = (*COLUMNS, VALUE_BYTES)
+    table = pa.Table.from_pylist(list(messages), schema=arrow_schema(columns))
+    return spark.createDataFrame(table, schema=spark_schema(columns))
 
 
 class Pipe:
@@ -75,8 +83,7 @@ class Pipe:
         self.batches = StandardBatches(self.data, "standard.decode:test", begun=begun)
 
     def run(self, batch_id: int, messages: Sequence[dict[str, Any]]) -> None:
-        table = pa.Table.from_pylist(list(messages), schema=arrow_schema())
-        self.batches(self.spark.createDataFrame(table, schema=spark_schema()), batch_id)
+        self.batches(frame_of(self.spark, messages), batch_id)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """The table's rows by Arrow, sorted; empty if it is not there."""

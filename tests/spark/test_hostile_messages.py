@@ -15,7 +15,7 @@ from polybus.client import connect
 from polybus.lake.table import LakeTable, open_table
 from polybus.spark import tables
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.flows import FlowRunner
+from polybus.spark.pipelines.flows import FlowProgress, FlowRunner
 from polybus.spark.pipelines.standard import aside, batches, decode
 from polybus.spark.pipelines.standard.batches import flows
 from polybus.spark.views import collect
@@ -267,3 +267,73 @@ def test_no_message_is_blamed_for_a_table_that_cannot_be_written(
     assert pipe.rows("quarantine", "offset") == []
     pipe.run(0, batch)
     assert pipe.rows("silver", "offset") == [(0,)]
+
+
+def decode_all(spark: Any, bus: RunningBus) -> FlowProgress:
+    """One pass of the flow `decode`."""
+    runner = FlowRunner(spark, BusLocation(bus.data), continuous=False)
+    runner.start(flows(bus.data)[0])
+    assert runner.wait(150), runner.progress()
+    return runner.progress()[0]
+
+
+def test_quarantine_has_only_the_beginning_of_a_large_value(
+    spark: Any, tmp_path: Path, raising: None
+) -> None:
+    """Quarantined with a reason, or because it raises: the log has the whole value."""
+    pipe, topics = Pipe(spark, tmp_path, value_bytes_max=2000), Topics()
+    values = ["x" * 5000, "poison" * 1000, "{" * 1500, "good"]
+    pipe.run(0, [topics.message("a", value) for value in values])
+    found = pipe.rows("quarantine", "offset", "bytes", "cut", "value")
+    assert found == [
+        (0, 5000, True, b"x" * 1024),
+        (1, 6000, True, b"poison" * 170 + b"pois"),
+        (2, 1500, False, b"{" * 1500),
+    ]
+    assert pipe.rows("traffic", "messages", "bytes", "quarantined") == [(4, 12_504, 3)]
+
+
+@pytest.mark.parametrize(("first", "then"), [(1000, 9000), (9000, 1000)])
+def test_a_batch_keeps_its_limit_of_values_whatever_is_configured_meanwhile(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, then: int
+) -> None:
+    """A value between the two limits is in one table, once."""
+
+    def commit(self: LakeTable, *arguments: Any, **options: Any) -> bool:
+        done = real_commit(self, *arguments, **options)
+        if self.name == "silver":
+            raise ZeroDivisionError
+        return done
+
+    real_commit = LakeTable.commit
+    with running_bus(tmp_path, ["t"]) as bus:
+        bus.publish("t", ["x" * 5000, "y" * 10_000, "good"])
+        with monkeypatch.context() as patched:
+            patched.setattr(LakeTable, "commit", commit)
+            bus.reconfigure(pipeline={"value-bytes-max": first})
+            assert decode_all(spark, bus).state == "failed"
+        bus.reconfigure(pipeline={"value-bytes-max": then})
+        assert decode_all(spark, bus).state == "done"
+        bus.publish("t", ["x" * 5000])
+        assert decode_all(spark, bus).state == "done"
+    small = [0] if first > 5000 else []
+    later = [3] if then > 5000 else []
+    everything = {("t", offset) for offset in range(4)}
+    assert places(bus.data, "silver") == [("t", offset) for offset in sorted([*small, 2, *later])]
+    assert set(places(bus.data, "quarantine")) == everything - set(places(bus.data, "silver"))
+    assert len(places(bus.data, "quarantine")) == 2
+
+
+def test_values_of_the_largest_size_do_not_exceed_the_memory_of_java(
+    spark: Any, tmp_path: Path
+) -> None:
+    """12 values of 60 MB in a batch; what quarantine has of them is small."""
+    with running_bus(tmp_path, ["t"]) as bus:
+        for _ in range(12):
+            bus.publish("t", [b"\xff" * 60_000_000])
+        bus.publish("t", ["good"])
+        assert decode_all(spark, bus).state == "done"
+    table = open_table(bus.data, "quarantine")
+    assert table.read()["bytes"].to_pylist() == [60_000_000] * 12
+    assert sum(file.stat().st_size for file in table.files()) < 1_000_000
+    assert places(bus.data, "silver") == [("t", 12)]

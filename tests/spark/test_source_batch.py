@@ -165,6 +165,21 @@ def test_a_value_too_large_for_spark_is_refused_with_its_offset(
     assert read(written, columns="topic,offset,timestamp") == [0, 1, 2]
 
 
+def test_large_values_are_cut_if_the_option_says_so_and_their_size_is_told(
+    written: WrittenLog,
+) -> None:
+    for size in (10, 3000, 2000, 100_000):
+        written.append("news", 1, size=size)
+    columns = "offset,value,value_bytes"
+    reader = batch(written, columns=columns, maxValueBytes="2000", failOnLargeValue="false")
+    table = rows_of(reader, reader.partitions())
+    assert [len(value) for value in table["value"].to_pylist()] == [10, 1024, 2000, 1024]
+    assert table["value_bytes"].to_pylist() == [10, 3000, 2000, 100_000]
+    assert "value_bytes" not in COLUMNS
+    reader = batch(written, columns="value_bytes", failOnLargeValue="false")
+    assert rows_of(reader, reader.partitions()).to_pylist()[3] == {"value_bytes": 100_000}
+
+
 def test_large_values_come_in_batches_of_bounded_size(written: WrittenLog) -> None:
     written.append("news", 20, size=1 << 20)
     reader = batch(written)

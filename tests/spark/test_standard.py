@@ -7,9 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from standard_kit import EPOCH, NOON, Pipe, Topics
+from standard_kit import EPOCH, NOON, Pipe, Topics, frame_of
 
 from polybus.config import DeclaredTopic
 from polybus.errors import UsageError
@@ -17,7 +16,6 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.pipelines.standard.decode import schema_fields
-from polybus.spark.source.options import arrow_schema, spark_schema
 from polybus.spark.views import collect
 
 ORDERS = DeclaredTopic(
@@ -201,8 +199,7 @@ def test_batches_for_spark_connect_are_created_on_the_server(spark: Any, tmp_pat
     there = pickle.loads(sent)
     for batch_id in range(2):
         (checkpoint / "offsets" / str(batch_id)).touch()
-        rows = pa.Table.from_pylist([topics.message("t", "x")], schema=arrow_schema())
-        there(spark.createDataFrame(rows, schema=spark_schema()), batch_id)
+        there(frame_of(spark, [topics.message("t", "x")]), batch_id)
     assert sorted(open_table(tmp_path, "silver").read()["offset"].to_pylist()) == [0, 1]
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from standard_kit import NOON, Topics
+from standard_kit import NOON, Topics, frame_of
 
 from polybus.config import Config, Pipeline, load
 from polybus.errors import ConfigError, PolybusError, UsageError
@@ -22,7 +22,6 @@ from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import gold, watch
 from polybus.spark.pipelines.standard.batches import check_tables, writer_of
-from polybus.spark.source.options import arrow_schema, spark_schema
 
 MINUTE = datetime.timedelta(minutes=1)
 NOON_US = int(NOON.timestamp() * 1e6)
@@ -274,8 +273,7 @@ def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
     table = gold.deliveries_table(tmp_path)
 
     def run(batch_id: int, *messages: dict[str, Any]) -> None:
-        rows = pa.Table.from_pylist(list(messages), schema=arrow_schema())
-        events = gold.events_of(spark.createDataFrame(rows, schema=spark_schema()))
+        events = gold.events_of(frame_of(spark, messages))
         table.add(gold.deliveries_of(events), writer="w", batch_id=batch_id)
 
     other = {"kind": "delivered", "session": "s2", "count": 1, "messages": 9, "waiting": 1}

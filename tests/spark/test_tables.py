@@ -332,3 +332,15 @@ def test_a_stream_into_a_table_is_exactly_once_across_restarts(
         except Exception as error:
             assert failing, error
     assert offsets(tables.read(spark, lake)) == list(range(300))
+
+
+def test_a_writer_notices_large_rows_before_they_fill_its_memory(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet would look at the size of a row group only after 100 rows."""
+    monkeypatch.setitem(tables._WRITE_OPTIONS, "parquet.block.size", str(1 << 20))
+    values = [random.Random(number).randbytes(200_000) for number in range(40)]
+    rows = spark.createDataFrame([(value,) for value in values], "value BINARY").coalesce(1)
+    table = open_table(tmp_path, "large")
+    (note,) = tables.stage(rows, table, ())
+    assert pq.read_metadata(table.path / note.file.path).num_row_groups >= 4

@@ -47,6 +47,8 @@ _WRITE_OPTIONS = {
     "compression": "zstd",
     "mapreduce.fileoutputcommitter.algorithm.version": "2",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Look at the size of a row group after each row at first, not after 100: those may be 1.6 GB.
+    "parquet.page.size.row.check.min": "1",
 }
 
 

@@ -1,8 +1,9 @@
 """`polybus replay --dead-letters`: publish quarantined messages to their topics again, each once.
 
-The lake table `quarantine` holds the messages with their raw bytes; the table `replayed` records
-which were published again. Order of writes: a message is published first and recorded afterwards.
-After a crash in between it is published twice; its header `replayed-from` identifies the copy.
+The lake table `quarantine` holds the messages with their raw bytes; of large ones (`cut`) it holds
+the beginning only, and these are left out. The table `replayed` records which were published again.
+Order of writes: a message is published first and recorded afterwards. After a crash in between it
+is published twice; its header `replayed-from` identifies the copy.
 """
 
 import time
@@ -27,7 +28,7 @@ from polybus.lake.table import open_table
 
 ORIGIN = "replayed-from"
 IDENTITY = ["topic", "epoch", "offset"]
-COLUMNS = [*IDENTITY, "key", "value", "headers", "reason"]
+COLUMNS = [*IDENTITY, "key", "value", "headers", "reason", "cut"]
 ROWS_MAX = 1000
 # Each part is a write to the table `replayed`, so a part is at most one second of messages.
 PART_S = 1.0
@@ -48,6 +49,13 @@ def replay_dead_letters(
     """Raises UsageError `client.unreachable`, or the error that ended it."""
     counts = letters.counts()
     total = counts.total()
+    if letters.cut and not as_json:
+        topic, _, offset = min(letters.cut)
+        say(
+            f"{len(letters.cut)} more are over value-bytes-max: the table has only their "
+            f"beginning, the log has all (polybus replay {topic} --from {offset} "
+            f"--to {offset + 1} --into {topic} publishes the first of them)"
+        )
     if dry_run:
         _print_counts(counts, as_json)
         return
@@ -87,11 +95,13 @@ class DeadLetters:
         self._replayed = open_table(data, "replayed")
         self._topic = None if topic is None else topic.lower()
         self._reason = reason
+        self.cut: set[tuple[str, int, int]] = set()
+        """Where the messages are that cannot be published from the table."""
 
     def counts(self) -> Counter[tuple[str, str]]:
         """The number of messages by topic and reason."""
         counts: Counter[tuple[str, str]] = Counter()
-        for rows in self.rows([*IDENTITY, "reason"]):
+        for rows in self.rows([*IDENTITY, "reason", "cut"]):
             pairs = (rows.column(name).to_pylist() for name in ("topic", "reason"))
             counts.update(zip(*pairs, strict=True))
         return counts
@@ -139,6 +149,10 @@ class DeadLetters:
         if self._reason is not None:
             found = pc.match_substring(rows.column("reason"), self._reason, ignore_case=True)
             rows = rows.filter(pc.fill_null(found, False))
+        if "cut" in rows.column_names:  # not in files of older versions
+            is_cut = pc.fill_null(rows.column("cut"), False)
+            self.cut.update(_identities(rows.filter(is_cut)))
+            rows = rows.filter(pc.invert(is_cut))
         if done and rows.num_rows:
             rows = rows.filter(pa.array([one not in done for one in _identities(rows)]))
         return rows

@@ -31,14 +31,20 @@ _COLUMNS = {
     "protocol": (T.StringType(), pa.string()),
     "sender": (T.StringType(), pa.string()),
     "epoch": (T.LongType(), pa.int64()),
+    "value_bytes": (T.LongType(), pa.int64()),
 }
-COLUMNS = tuple(_COLUMNS)
+VALUE_BYTES = "value_bytes"
+"""The size of the value in the log, which tells a value that was cut. Only the option `columns`
+selects it: the other columns are those of Kafka's source and a few more of the log."""
+COLUMNS = tuple(name for name in _COLUMNS if name != VALUE_BYTES)
 CONSTANT = ("topic", "partition", "epoch")
 """The columns that have one value for all rows of a topic, and are not read from the log."""
 PARTITION = 0
 """A topic has one order of messages, so it has one partition."""
 VALUE_BYTES_MAX = 64 << 20
 """A larger value would not fit in the memory of a session of the default size."""
+CUT_BYTES = 1024
+"""What is left of a value that is cut; a smaller one is not cut, whatever the limit is."""
 TRIGGER_DELAY_MS = 15 * 60 * 1000
 _TRIGGERS = {"stream_only": "only a stream has triggers"}
 _HOLDS = {"stream_only": "only a stream can hold a topic in place"}
@@ -81,10 +87,10 @@ def _is_latest(text: str) -> bool:
 def _columns(text: str) -> tuple[str, ...]:
     """The columns to read, in the order of the schema."""
     wanted = {name.lower() for name in values.listed(text)}
-    unknown = sorted(wanted - set(COLUMNS))
+    unknown = sorted(wanted - set(_COLUMNS))
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a column; the columns are {', '.join(COLUMNS)}")
-    return tuple(name for name in COLUMNS if name in wanted)
+        raise ValueError(f"{unknown[0]!r} is not a column; the columns are {', '.join(_COLUMNS)}")
+    return tuple(name for name in _COLUMNS if name in wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +118,7 @@ class SourceOptions:
     columns: tuple[str, ...] = option("columns", _columns, COLUMNS)
     push_filters: bool = option("pushFilters", values.boolean, False, **_FILTERS)
     value_bytes_max: int = option("maxValueBytes", values.number, VALUE_BYTES_MAX)
+    fail_on_large_value: bool = option("failOnLargeValue", values.boolean, True)
 
     def matches(self, topic: str) -> bool:
         """Whether the options select a topic."""

@@ -21,7 +21,14 @@ from pyspark.sql.datasource import InputPartition
 from polybus.errors import UsageError
 from polybus.log.reading.pieces import Piece, ReadPlan
 from polybus.spark import origin
-from polybus.spark.source.options import CONSTANT, PARTITION, SourceOptions, arrow_schema
+from polybus.spark.source.options import (
+    CONSTANT,
+    CUT_BYTES,
+    PARTITION,
+    VALUE_BYTES,
+    SourceOptions,
+    arrow_schema,
+)
 from polybus.spark.source.positions import DataLoss
 
 ROWS_MIN = 20_000
@@ -116,8 +123,10 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
     log = origin.open_origin(options.location)
     loss = DataLoss(fail=options.fail_on_data_loss)
     schema = arrow_schema(options.columns)
-    unread = CONSTANT if options.headers else (*CONSTANT, "headers")
+    unread = (*CONSTANT, VALUE_BYTES, *(() if options.headers else ("headers",)))
     stored = [name for name in options.columns if name not in unread]
+    if VALUE_BYTES in options.columns and "value" not in stored:
+        stored.append("value")
     if "offset" not in stored and ("value" in stored or not stored):
         stored.append("offset")  # For errors about values, or because no other column is read.
     for plan in partition.plans:
@@ -128,7 +137,7 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
             bytes_max=origin.BATCH_BYTES_MAX,
             lost=lambda error: loss.note(error.text),
         ):
-            _check_values(rows, plan, options.value_bytes_max)
+            rows = _bounded(rows, plan, options)
             arrays = [_column(field.name, rows, plan, field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -141,15 +150,29 @@ def _column(name: str, rows: pa.RecordBatch, plan: ReadPlan, kind: pa.DataType) 
     return pa.repeat(pa.scalar(constants.get(name), kind), rows.num_rows)
 
 
-def _check_values(rows: pa.RecordBatch, plan: ReadPlan, bytes_max: int) -> None:
-    """Refuse a value that does not fit in Spark's memory: an overflow there ends the session."""
-    if rows.nbytes <= bytes_max or "value" not in rows.schema.names:
-        return
-    sizes = pc.binary_length(rows.column("value"))
-    if (pc.max(sizes).as_py() or 0) <= bytes_max:
-        return
-    row = pc.index(pc.greater(sizes, bytes_max), True).as_py()
+def _bounded(rows: pa.RecordBatch, plan: ReadPlan, options: SourceOptions) -> pa.RecordBatch:
+    """Refuse or cut a value that does not fit in Spark's memory: an overflow there ends the JVM."""
+    if "value" not in rows.schema.names:
+        return rows
+    sizes, bytes_max = pc.binary_length(rows.column("value")), options.value_bytes_max
+    if rows.nbytes > bytes_max and (pc.max(sizes).as_py() or 0) > bytes_max:
+        is_large = pc.greater(sizes, bytes_max)
+        if options.fail_on_large_value:
+            raise _too_large(rows, plan, pc.index(is_large, True).as_py(), bytes_max)
+        kept = pc.binary_slice(rows.column("value"), 0, CUT_BYTES)
+        cut = pc.if_else(is_large, kept, rows.column("value"))
+        rows = rows.set_column(rows.schema.get_field_index("value"), "value", cut)
+    if VALUE_BYTES in options.columns:
+        rows = rows.append_column(VALUE_BYTES, sizes.cast(pa.int64()))
+    return rows
+
+
+def _too_large(rows: pa.RecordBatch, plan: ReadPlan, row: int, bytes_max: int) -> UsageError:
     where = f"topic {plan.topic!r}, offset {rows.column('offset')[row].as_py()}"
-    text = f"{where}: a value of {sizes[row].as_py()} bytes is over maxValueBytes ({bytes_max})"
-    advice = "give Spark more memory and raise the option, or leave the column out with columns"
-    raise UsageError("spark.value-too-large", f"{text}; {advice}")
+    size = len(rows.column("value")[row].as_buffer())
+    advice = (
+        "set failOnLargeValue to false for its beginning only, leave the column out with columns, "
+        "or give Spark more memory and raise maxValueBytes"
+    )
+    text = f"{where}: a value of {size} bytes is over maxValueBytes ({bytes_max}); {advice}"
+    return UsageError("spark.value-too-large", text)

@@ -14,7 +14,9 @@ again, is another writer.
 
 If a topic's schema changes between two runs of a batch, a message that the first run put into
 silver must not go to quarantine in the second. So new settings are stored before the first batch
-that uses them, and a batch that an earlier process began gets the stored ones.
+that uses them, and a batch that an earlier process began gets the stored ones. The source cuts
+values over a limit that is fixed when the query starts (`cut_over`), so the stored limit of values
+is never larger.
 
 The cost of a batch is mostly its number of Spark jobs, so most batches have one: it decodes the
 messages and writes them as files of silver that are not yet part of the table. Only if these have
@@ -48,6 +50,7 @@ from polybus.spark.pipelines.standard import aside, decode, gold
 from polybus.spark.pipelines.standard.aside import SetAside
 from polybus.spark.pipelines.standard.watch import Watch
 from polybus.spark.session.connect import is_connect
+from polybus.spark.source.options import COLUMNS, VALUE_BYTES, VALUE_BYTES_MAX
 from polybus.spark.tables import commit_staged, stage
 
 GROUP = "standard"
@@ -63,7 +66,6 @@ EVENTS = "$events"
 SETTINGS_FILE = "standard-settings.json"
 SMALL_ROWS = 20_000
 """A smaller batch is one task, and one file."""
-QUARANTINED = (*decode.QUARANTINE_COLUMNS, "CURRENT_TIMESTAMP() AS quarantined_at")
 FACT_COLUMNS = ["topic", "epoch", "offset", "timestamp", "protocol", "sender"]
 
 
@@ -95,6 +97,7 @@ class StandardBatches:
 
     Args:
         begun: the batch that an earlier process began and did not finish, if there is one.
+        cut_over: the source cuts larger values.
         scanned: called with the id of each batch and how often it was read.
     """
 
@@ -104,16 +107,12 @@ class StandardBatches:
         writer: str,
         checkpoint: Checkpoint | None = None,
         begun: int | None = None,
+        cut_over: int = VALUE_BYTES_MAX,
         scanned: Callable[[int, int], None] = lambda batch_id, times: None,
     ) -> None:
-        self._arguments = (data, writer, checkpoint, begun)
+        self._arguments = (data, writer, checkpoint, begun, cut_over)
         self._scanned = scanned
-        self._settings: PipelineSettings | None = None
-        try:
-            stored = (data / "pipeline" / SETTINGS_FILE).read_bytes()
-            self._settings = msgspec.json.decode(stored, type=PipelineSettings)
-        except (FileNotFoundError, msgspec.DecodeError):
-            pass
+        self._settings = _stored_settings(data)
         self._decoded: tuple[PipelineSettings, list[str]] | None = None
         self._silver = open_table(data, "silver")
         self._quarantine = open_table(data, "quarantine")
@@ -131,7 +130,7 @@ class StandardBatches:
             self._add(frame, batch_id)
 
     def _add(self, frame: DataFrame, batch_id: int) -> None:
-        _, writer, checkpoint, _ = self._arguments
+        _, writer, checkpoint, _, _ = self._arguments
         plan = PlannedRows() if checkpoint is None else _synced_plan(checkpoint, batch_id)
         settings = self._settings_of(batch_id)
         if plan.messages is not None and plan.messages + (plan.events or 0) < SMALL_ROWS:
@@ -151,10 +150,10 @@ class StandardBatches:
         Raises:
             StorageError: `pipeline.settings`, the bus's settings file cannot be read.
         """
-        data, _, _, begun = self._arguments
+        data, _, _, begun, cut_over = self._arguments
         if self._settings is not None and batch_id == begun:
-            return self._settings
-        newest = pipeline_settings.read(data)
+            return _with_limit(self._settings, cut_over)
+        newest = _with_limit(pipeline_settings.read(data), cut_over)
         if newest != self._settings:
             path = data / "pipeline" / SETTINGS_FILE
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +168,8 @@ class StandardBatches:
         if self._decoded is None or self._decoded[0] != settings:
             self._decoded = settings, decode.columns(settings)
         raw = frame.where(f"topic <> '{EVENTS}'")
-        good, bad, kept = self._stage(raw, batch_id)
+        limit = settings.pipeline.value_bytes_max
+        good, bad, kept = self._stage(raw, batch_id, limit)
         facts = read_facts(self._silver, good, "bytes", "late", "message_id")
         has_id = pc.is_valid(facts["message_id"])
         is_duplicate = np.zeros(facts.num_rows, dtype=bool)
@@ -183,7 +183,7 @@ class StandardBatches:
         commit_staged(self._silver, unique, writer=writer, batch_id=batch_id)
         parts = [gold.facts_of(facts, duplicate=is_duplicate)]
         if plan.messages is None or plan.messages > facts.num_rows:
-            parts.append(self._add_quarantined(kept, bad, batch_id))
+            parts.append(self._add_quarantined(kept, bad, batch_id, limit))
         if with_id.num_rows:
             ids_max = settings.pipeline.ids_max
             self._ids.remember(ids, batch_id, watermark_s=watermark_s, ids_max=ids_max)
@@ -199,13 +199,13 @@ class StandardBatches:
         return raw.selectExpr("*", *self._decoded[1])
 
     def _stage(
-        self, raw: DataFrame, batch_id: int
+        self, raw: DataFrame, batch_id: int, limit: int
     ) -> tuple[list[FileNote], list[FileNote], DataFrame]:
         """Write messages to files of silver, and those that make it raise to files of quarantine.
 
         Returns both, and all messages but those that raise.
         """
-        data, writer, _, _ = self._arguments
+        data, writer = self._arguments[:2]
 
         def stage_good(part: DataFrame) -> list[FileNote]:
             decoded = self._decode(part).where("reason IS NULL").select(*decode.SILVER_COLUMNS)
@@ -226,20 +226,45 @@ class StandardBatches:
             good = stage_good(raw.where(f"NOT ({left_out.condition})"))
         if not left_out.ranges:
             return good, [], raw
-        unread = raw.where(left_out.condition).selectExpr("*", f"{left_out.reason} AS reason")
-        bad = stage(unread.selectExpr(*QUARANTINED), self._quarantine, ())
+        unread = raw.where(left_out.condition)
+        unread = unread.selectExpr("*", decode.BYTES, f"{left_out.reason} AS reason")
+        bad = stage(unread.selectExpr(*decode.quarantined(limit)), self._quarantine, ())
         left_out.save(data)
         return good, bad, raw.where(f"NOT ({left_out.condition})")
 
-    def _add_quarantined(self, raw: DataFrame, notes: list[FileNote], batch_id: int) -> pa.Table:
+    def _add_quarantined(
+        self, raw: DataFrame, notes: list[FileNote], batch_id: int, limit: int
+    ) -> pa.Table:
         """Store messages that cannot be decoded in quarantine; returns their facts."""
-        bad = self._decode(raw).where("reason IS NOT NULL").selectExpr(*QUARANTINED)
+        bad = self._decode(raw).where("reason IS NOT NULL")
+        bad = bad.selectExpr(*decode.quarantined(limit))
         notes = [*notes, *stage(bad, self._quarantine, ())]
-        facts = read_facts(self._quarantine, notes, "value")
+        facts = read_facts(self._quarantine, notes, "bytes")
         commit_staged(self._quarantine, notes, writer=self._arguments[1], batch_id=batch_id)
-        size = pc.fill_null(pc.binary_length(facts["value"]), 0)
-        facts = facts.drop_columns(["value"]).append_column("bytes", size)
         return gold.facts_of(facts, quarantined=True)
+
+
+def _stored_settings(data: Path) -> PipelineSettings | None:
+    try:
+        stored = (data / "pipeline" / SETTINGS_FILE).read_bytes()
+        return msgspec.json.decode(stored, type=PipelineSettings)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _with_limit(settings: PipelineSettings, cut_over: int) -> PipelineSettings:
+    limit = min(settings.pipeline.value_bytes_max, cut_over)
+    pipeline = msgspec.structs.replace(settings.pipeline, value_bytes_max=limit)
+    return msgspec.structs.replace(settings, pipeline=pipeline)
+
+
+def cut_limit(data: Path, begun: int | None) -> int:
+    """The size over which the source cuts values: no batch of the query decodes a larger one."""
+    limit = pipeline_settings.read(data).pipeline.value_bytes_max
+    stored = _stored_settings(data)
+    if begun is not None and stored is not None:
+        limit = max(limit, stored.pipeline.value_bytes_max)
+    return min(limit, VALUE_BYTES_MAX)
 
 
 def _synced_plan(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
@@ -308,7 +333,8 @@ def start_decode(context: FlowContext) -> Any:
     if is_connect(context.spark):
         context.figures.rows = None  # nobody reports how often it reads a batch
     begun = checkpoint.unfinished_batch()
-    batches = StandardBatches(data, writer, checkpoint, begun, context.figures.scanned)
+    cut_over = cut_limit(data, begun)
+    batches = StandardBatches(data, writer, checkpoint, begun, cut_over, context.figures.scanned)
     options = {
         "subscribePattern": PATTERN,
         "startingOffsets": "earliest",
@@ -317,6 +343,9 @@ def start_decode(context: FlowContext) -> Any:
         # A topic that is deleted, recreated or damaged must not end the pipeline of all others.
         "failOnDataLoss": "false",
         "failOnDamage": "false",
+        "failOnLargeValue": "false",
+        "maxValueBytes": str(cut_over),
+        "columns": ",".join((*COLUMNS, VALUE_BYTES)),
         **context.bus.options(),
     }
     return (

@@ -20,6 +20,7 @@ from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import open_table
+from polybus.spark.source.options import CUT_BYTES
 from polybus.spark.tables import read
 
 ID_HEADER = "message-id"
@@ -30,8 +31,8 @@ SILVER_COLUMNS = (
     *("message_id", "bytes", "format", "payload", "text", "binary", "properties"),
 )
 QUARANTINE_COLUMNS = (
-    *("topic", "epoch", "offset", "timestamp", "protocol", "sender", "key", "value", "headers"),
-    "reason",
+    *("topic", "epoch", "offset", "timestamp", "protocol", "sender", "key", "value", "bytes"),
+    *("cut", "headers", "reason"),
 )
 VIEW_PREFIX = "silver."
 MESSAGE_COLUMNS = (
@@ -39,6 +40,7 @@ MESSAGE_COLUMNS = (
     *("message_id", "properties"),
 )
 TEXT = "CAST(value AS STRING)"
+BYTES = "COALESCE(value_bytes, 0) AS bytes"
 DECLARED = "the topic is declared as JSON, but the value"
 # What Python's datetime holds in every time zone, in microseconds: year 1 to 9999 less a day.
 TIMES_US = (-62_135_510_400_000_000, 253_402_214_400_000_000)
@@ -62,7 +64,7 @@ def columns(settings: PipelineSettings) -> list[str]:
     time = first_of(topics, lambda one: one.event_time, TIME_HEADER)
     return [
         f"{is_declared} AS is_declared",
-        "COALESCE(OCTET_LENGTH(value), 0) AS bytes",
+        BYTES,
         f"bytes <= {limit} AND IS_VALID_UTF8({TEXT}) AS is_text",
         f"is_text AND (is_declared OR {TEXT} RLIKE {begins}) AS meant_as_json",
         f"IF(meant_as_json, TRY_PARSE_JSON({TEXT}), NULL) AS payload",
@@ -81,6 +83,19 @@ def columns(settings: PipelineSettings) -> list[str]:
         "TRY_VALIDATE_UTF8(CAST(content AS STRING)), BASE64(content))) AS properties",
         f"event_time < timestamp - INTERVAL {settings.pipeline.watermark_s:.6f} SECOND AS late",
     ]
+
+
+def quarantined(limit: int) -> list[str]:
+    """Expressions for a row of quarantine, after `bytes` and `reason`.
+
+    Of a value over the limit it has the beginning only: Parquet's writer keeps many values in the
+    memory of the JVM. The log has the whole value.
+    """
+    is_cut = f"bytes > {max(limit, CUT_BYTES)}"
+    columns = {name: name for name in QUARANTINE_COLUMNS}
+    columns["value"] = f"IF({is_cut}, SUBSTRING(value, 1, {CUT_BYTES}), value) AS value"
+    columns["cut"] = f"{is_cut} AS cut"
+    return [*columns.values(), "CURRENT_TIMESTAMP() AS quarantined_at"]
 
 
 def literal(text: str) -> str:
