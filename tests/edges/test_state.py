@@ -110,3 +110,12 @@ async def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
             await state.write(statements(changes))
 
     assert [*(await save(tmp_path))] == [1]
+
+
+async def test_a_request_that_outlives_the_bus_is_told_so(tmp_path: Path) -> None:
+    state = StateDb(tmp_path, fsync=True)
+    await state.open()
+    await state.close()
+    with pytest.raises(StorageError) as caught:
+        await state.read("SELECT 1")
+    assert caught.value.code == "log.closed"

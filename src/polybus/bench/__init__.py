@@ -3,6 +3,7 @@
     scenarios   what is measured, compared with whom, and the targets
     brokers     how each broker is started and ended
     generator   compiles and calls the load generator (C, in `loadgen/`)
+    compiling   compiles C programs once
     measure     runs the brokers in turn and keeps every sample
     report      figures, ratios, targets, and the table of all benchmarks
     msgstream   sessions: the same for WebSockets and long polls

@@ -21,6 +21,7 @@ from polybus.edges.node import Node
 from polybus.errors import PolybusError
 from polybus.log import access
 from polybus.log.arrow_alone import leave_pandas_out
+from polybus.log.topics import storage_error
 
 logger = logging.getLogger("polybus.server")
 
@@ -89,15 +90,18 @@ def serve(
         return config
 
     node = Node(read_config())
-    access.prepare(node.data, group=node.config.group_access)
-    access.adopt(node.data)
     try:
         # Many small reads and writes cost less on uvloop.
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(node, read_config, demo=demo, stop_with_stdin=stop_with_stdin))
+    try:
+        access.prepare(node.data, group=node.config.group_access)
+        access.adopt(node.data)
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_serve(node, read_config, demo=demo, stop_with_stdin=stop_with_stdin))
+    except OSError as error:
+        raise storage_error(error, str(error.filename or node.data)) from error
 
 
 async def _serve(

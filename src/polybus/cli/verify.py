@@ -40,7 +40,7 @@ def checked(folder: Path, config: Config, *, quiet: bool) -> "VerifyReport":
             update(description=what[:40], completed=done_bytes, total=total_bytes)
 
         report = check(folder, progress=progress)
-        for one in verify_state(folder, fsync=config.durability == "fsync"):
+        for one in verify_state(folder, fsync=config.durability != "memory"):
             report.add(Damage(file=NAME, reason=str(one)))
     return report
 

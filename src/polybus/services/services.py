@@ -11,7 +11,7 @@ class Services:
     """Sessions, consumers and transactions over one state.db."""
 
     def __init__(self, context: Context) -> None:
-        fsync = context.config.durability == "fsync"
+        fsync = context.config.durability != "memory"
         self.state = StateDb(context.data, fsync=fsync)
         self.inboxes = Inboxes(context, self.state)
         self.consumers = ConsumerBook(context, self.state)

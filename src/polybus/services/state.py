@@ -1,8 +1,8 @@
 """DATA/state.db (SQLite, WAL): sessions, packs, consumers and producers.
 
 One thread reads and writes. Each save is one transaction, so a crash leaves all of it or nothing,
-and SQLite's own recovery accepts every prefix of its writes. With `durability = "fsync"` a save
-survives a power cut when its future is done, else the end of the process. Rows have checksums: what
+and SQLite's own recovery accepts every prefix of its writes. A save survives a power cut when its
+future is done; with `durability = "memory"` only the end of the process. Rows have checksums: what
 a start finds damaged is set aside (state_rows.py), and the services go on without it.
 
 Rows refer to each other (packs to sessions and direct packs) only within one transaction's order:
@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from polybus.errors import StorageError
 from polybus.services.state_rows import FORMAT, NAME, StateDamage, open_or_renew
+from polybus.services.threads import in_thread
 
 logger = logging.getLogger("polybus.state")
 T = TypeVar("T")
@@ -103,7 +104,7 @@ class StateDb:
 
     async def _call(self, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await in_thread(self._thread, work)
         except (sqlite3.Error, OSError) as error:
             raise StorageError("state.failed", f"{self._path}: {error}") from error
 

@@ -18,11 +18,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from polybus.torture.clock import clock_round
 from polybus.torture.flips import flip_round
 from polybus.torture.fuzz import fuzz_round
 from polybus.torture.kills import kill_round
+from polybus.torture.outages import outage_round
+from polybus.torture.power import cut_round
 from polybus.torture.report import Findings
 from polybus.torture.warm import processes
+from polybus.torture.writes import write_kill_round
 
 RoundRun = Callable[[Path, random.Random, int], Coroutine[Any, Any, Findings]]
 Tell = Callable[[str], None]
@@ -48,6 +52,10 @@ class Round:
 
 FAULTS = {
     "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs"),
+    "writes": Fault(write_kill_round, 10, "Kills (-9) before or in the middle of exact writes"),
+    "cuts": Fault(cut_round, 5, "Power cuts that lose what was not synced"),
+    "errors": Fault(outage_round, 10, "I/O errors and full disks for every kind of file"),
+    "clock": Fault(clock_round, 10, "Jumps of the clock, by minutes to decades"),
     "flips": Fault(flip_round, 20, "Flips, cuts, zeros and removals in the files of a stopped bus"),
     "frames": Fault(fuzz_round, 8000, "Mutated frames for each parser of a live bus"),
 }

@@ -38,18 +38,27 @@ _READY = re.compile(r"ready: tcp://127\.0\.0\.1:(\d+) udp://127\.0\.0\.1:(\d+) t
 class BusChild:
     """One bus after the other on `folder`/data; their log lines go to `folder`/bus.log."""
 
-    def __init__(self, folder: Path, *, handovers: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        handovers: bool = True,
+        settings: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """`settings` and `environment` are added to those of every bus."""
         self.folder = folder
+        self._environment = environment or {}
         self.data = folder / "data"
         self.process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._orphans: list[int] = []
         self.port = self.udp_port = self.queue_port = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "bus.json"
-        settings = SETTINGS | {"data": str(self.data)}
+        chosen = SETTINGS | {"data": str(self.data)} | (settings or {})
         if not handovers:
-            settings["journal"] = SETTINGS["journal"] | {"handover-interval-s": 3600}
-        self._config.write_text(json.dumps(settings))
+            chosen["journal"] = SETTINGS["journal"] | {"handover-interval-s": 3600}
+        self._config.write_text(json.dumps(chosen))
         self._log = folder / "bus.log"
 
     @property
@@ -68,12 +77,17 @@ class BusChild:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=kept | {"PYTHONFAULTHANDLER": "1"},
+                env=kept | {"PYTHONFAULTHANDLER": "1"} | self._environment,
             )
 
     async def start(self, *, warm: bool = True) -> bool:
         """Start a bus; whether it is ready. It has ended if not."""
-        self.spawn(warm=warm)
+        # A warm one has the environment of this process.
+        self.spawn(warm=warm and not self._environment)
+        return await self.ready()
+
+    async def ready(self) -> bool:
+        """Wait for the bus that was spawned."""
         assert self.process is not None and self.process.stdout is not None
         read = asyncio.to_thread(self.process.stdout.readline)
         with contextlib.suppress(TimeoutError):
@@ -94,6 +108,16 @@ class BusChild:
             self._orphans = self.children()
             self.process.kill()
             self._reap()
+
+    def kill_all(self) -> None:
+        """kill -9 of the bus and of its hand-over."""
+        if self.process is not None:
+            ids = self.children()
+            self.kill()
+            for one in ids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+        self.await_orphans()
 
     def await_orphans(self) -> None:
         """Wait until the hand-over of a killed bus has noticed its end."""

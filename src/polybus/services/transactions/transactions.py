@@ -38,6 +38,7 @@ from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.context import Context
 from polybus.services.state import StateDb
 from polybus.services.state_rows import summed
+from polybus.services.threads import in_thread
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import (
     TOPIC,
@@ -376,7 +377,7 @@ class Transactions:
             raise UsageError("topic.reserved", text)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        return await in_thread(self._thread, work, *arguments)
 
     async def _room(self) -> None:
         """Wait until publishers may go on and the previous part is out of memory."""

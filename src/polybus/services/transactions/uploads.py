@@ -8,7 +8,6 @@ A file that is being committed must not change: it is checked as a whole, then r
 part. `StagingRoom` and `Upload` run on the threads of `Uploads`, the rest on the loop's thread.
 """
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -21,6 +20,7 @@ from typing import IO, Any, TypeVar
 from polybus.errors import UsageError
 from polybus.log.disk import Disk, sync_path
 from polybus.log.topics import storage_error
+from polybus.services.threads import in_thread
 from polybus.services.transactions import staging
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Uploads:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="polybus-staging")
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        return await in_thread(self._threads, work, *arguments)
 
     def is_committing(self, path: Path) -> bool:
         return path in self._committing

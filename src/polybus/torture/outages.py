@@ -1,0 +1,130 @@
+"""I/O errors: operations on one kind of file fail for a while, under load or during a start.
+
+The bus goes on without a restart. No receipt is given for what is not stored, and health turns
+green again by itself. A start may be refused while the disk fails, but not afterwards.
+"""
+
+import asyncio
+import errno
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+from polybus.errors import PolybusError
+from polybus.torture import control
+from polybus.torture.child import BusChild, shown
+from polybus.torture.control import Shim
+from polybus.torture.cuts import PowerCut
+from polybus.torture.kills import check_files, check_log, finish_round
+from polybus.torture.load import Load
+from polybus.torture.report import Findings
+
+FILES = (
+    *("journal/*.arrows", "journal/*.index", "journal", "journal/floor.json*", "journal/*"),
+    *("state.db*", "state.db", "state.db-w*", "staging/*", "trash*", "polybus.json*", "run.json*"),
+    *("accounts/*/topic.json*", "accounts/*/manifest.json*", "accounts/*/scratch*"),
+    *("accounts/*.parquet", "accounts/*/history*", "accounts/*", "*", "*"),
+)
+OPERATIONS = (
+    *(control.OPEN, control.WRITE, control.WRITE, control.SYNC, control.SYNC, control.NAME),
+    *(control.TRUNCATE, control.EVERY_OPERATION, control.EVERY_OPERATION),
+)
+ERRORS = (errno.EIO, errno.ENOSPC)
+HEALTHY_S_MAX = 10.0
+STARTS_OF_TEN = 2
+
+
+async def outage_round(folder: Path, chance: random.Random, count: int) -> Findings:
+    """Let the disk fail `count` times, then kill the bus or cut the power, and check everything."""
+    findings = Findings()
+    shim = Shim(folder, records=True)
+    child = BusChild(folder, environment=shim.environment)
+    load = Load(child, chance, findings)
+    power = PowerCut(shim)
+    try:
+        while findings.count < count and not findings.broken:
+            if chance.randrange(10) < STARTS_OF_TEN:
+                await _failing_start(load, shim, chance)
+            elif child.process is None and not await child.start():
+                findings.violated("starts", f"no start; see {folder}/bus.log")
+            else:
+                await _outage(load, shim, chance)
+            findings.count += 1
+            if chance.random() < 0.3:
+                # The next bus is held against everything before it.
+                child.kill_all()
+                if chance.random() < 0.5:
+                    await asyncio.to_thread(power.cut, chance)
+                await check_files(child, findings)
+        child.kill_all()
+        if not findings.broken:
+            await finish_round(child, load)
+    finally:
+        child.kill_all()
+    return findings
+
+
+def _fail(shim: Shim, chance: random.Random) -> str:
+    error, operations = chance.choice(ERRORS), chance.choice(OPERATIONS)
+    files = chance.choice(FILES)
+    after = chance.choice((0, 0, 1, 5, 50))
+    count = chance.choice((1, 2, 10, 1 << 40))
+    partial = chance.random() < 0.5
+    shim.fail(error, operations, files, after=after, count=count, partial=partial)
+    short = ", first a short write" if partial else ""
+    name = errno.errorcode[error]
+    return f"{name} for operations {operations} on {files}, {count} after {after}{short}"
+
+
+async def _failing_start(load: Load, shim: Shim, chance: random.Random) -> None:
+    child, findings = load.child, load.findings
+    child.kill_all()
+    child.spawn()
+    fault = _fail(shim, chance)
+    started = child.process
+    assert isinstance(started, subprocess.Popen)
+    if not await child.ready():
+        if started.returncode == -signal.SIGKILL:
+            findings.violated("starts", f"the start hangs: {fault}")
+        shim.heal()
+        if not await child.start():
+            findings.violated("starts", f"no start after the disk has recovered: {fault}")
+            return
+    shim.heal()
+    await _until_healthy(load, fault)
+    await load.check()
+    check_log(child, findings)
+
+
+async def _outage(load: Load, shim: Shim, chance: random.Random) -> None:
+    child, findings = load.child, load.findings
+    load.stopping.clear()
+    running = asyncio.create_task(load.run())
+    await asyncio.sleep(chance.uniform(0.02, 0.3))
+    fault = _fail(shim, chance)
+    await asyncio.sleep(chance.uniform(0.1, 0.8))
+    shim.heal()
+    await _until_healthy(load, fault)
+    load.stopping.set()
+    await running
+    await load.check()
+    assert isinstance(child.process, subprocess.Popen)
+    if child.process.poll() is not None:
+        findings.violated("starts", f"the bus has ended: {fault}")
+    check_log(child, findings)
+    findings.texts = [f"{text} ({fault})" for text in findings.texts]
+
+
+async def _until_healthy(load: Load, fault: str) -> None:
+    end_s = asyncio.get_running_loop().time() + HEALTHY_S_MAX
+    while True:
+        try:
+            await load.child.ask("GET", "/healthz")
+            return
+        except PolybusError as error:
+            if asyncio.get_running_loop().time() > end_s:
+                text = f"health stays red: {shown(error)} after {fault}"
+                load.findings.violated("errors", text)
+                return
+        await asyncio.sleep(0.05)

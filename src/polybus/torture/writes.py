@@ -1,0 +1,56 @@
+"""kill -9 before or in the middle of an exact write: of the start, under load, in a hand-over."""
+
+import asyncio
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+from polybus.torture.child import BusChild
+from polybus.torture.control import KILL_SELF, Shim
+from polybus.torture.kills import check_files, finish_round
+from polybus.torture.load import Load
+from polybus.torture.report import Findings
+
+# Writes, opens, renames …: a start does about a hundred, the load a thousand in a second.
+OPERATIONS = (60, 150, 1500, 4000)
+LOAD_S_MAX = 4.0
+
+
+async def write_kill_round(folder: Path, chance: random.Random, count: int) -> Findings:
+    """Kill a bus `count` times on one folder; each bus is held against everything before it."""
+    findings = Findings()
+    shim = Shim(folder)
+    child = BusChild(folder, environment=shim.environment)
+    load = Load(child, chance, findings)
+    try:
+        for _ in range(count):
+            child.spawn()
+            assert isinstance(child.process, subprocess.Popen)
+            # Else only the process that does the write ends; it may be the hand-over.
+            how = child.process.pid if chance.random() < 0.7 else KILL_SELF
+            wanted = chance.randint(1, chance.choice(OPERATIONS))
+            shim.end_before(wanted, how, torn=chance.random() < 0.5)
+            killed = child.process
+            if await child.ready():
+                await load.check()
+                await _load_until_dead(load)
+            elif killed.returncode != -signal.SIGKILL:
+                findings.violated("starts", f"no start; see {folder}/bus.log")
+                return findings
+            child.kill()
+            shim.reset()
+            findings.count += 1
+            if chance.random() < 0.5:
+                await check_files(child, findings)
+        await finish_round(child, load)
+    finally:
+        child.kill()
+    return findings
+
+
+async def _load_until_dead(load: Load) -> None:
+    running = asyncio.create_task(load.run())
+    await asyncio.wait([running], timeout=LOAD_S_MAX)
+    load.child.kill()
+    await running
