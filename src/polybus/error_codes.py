@@ -18,6 +18,8 @@ topic.invalid: the name is empty, too long or not printable → use a-z 0-9 . _ 
 topic.reserved: topics that begin with $ are reserved → use a name that does not begin with $
 topic.empty: a Boson message names no topic and the connector has no default-topic
     → name a topic, or set default-topic on the connector
+topic.damaged: a notice, in pack 0: a topic of the session is damaged; its place in it is kept
+    → polybus verify lists the damage
 topic.deleted: a topic you were subscribed to was deleted → subscribe again when it exists again
 topic.too-many: the bus has reached its limit of topics → delete some, or raise limits.topics-max
 

@@ -97,6 +97,23 @@ def test_nobody_is_asked_to_confirm_what_cannot_be_deleted(tmp_path: Path, runni
     assert done.stderr.startswith(b"polybus: topic.unknown: ")
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_a_system_topic_can_be_deleted_only_if_it_is_damaged(tmp_path: Path, running: bool) -> None:
+    with serve(tmp_path):
+        pass
+    delete = ("topics", "delete", "$commits", "--yes", "--data", str(tmp_path))
+    note = tmp_path / "accounts/default/topics/%24commits/topic.json"
+    with serve(tmp_path) if running else contextlib.nullcontext():
+        assert b"topic.reserved" in polybus(*delete).stderr
+    note.write_bytes(note.read_bytes().replace(b"1", b"2"))
+    assert polybus("verify", "--data", str(tmp_path)).returncode == 1
+    with serve(tmp_path) if running else contextlib.nullcontext():
+        assert polybus(*delete).returncode == 0
+    with serve(tmp_path):
+        pass
+    assert polybus("verify", "--data", str(tmp_path)).returncode == 0
+
+
 def test_a_second_bus_on_the_same_data_says_what_to_do(tmp_path: Path) -> None:
     with serve(tmp_path):
         done = polybus("serve", "--port", "0", "--data", str(tmp_path))

@@ -399,7 +399,7 @@ def lose_a_segment(data: Path) -> None:
         await client.receive()
 
     async def go_on_with_b(client: Client) -> None:
-        assert set(client.node.bus.log.frozen) >= {"a"}  # type: ignore[attr-defined]
+        assert set(client.node.bus.log.frozen) >= {"a"}
         assert client.reopen()
         assert list(client.session.follows) == ["a", "b"]
         await client.publish("b", "m2")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.torture.flips import Holdings, compare, harm, kinds
+from polybus.log.verify import Damage, VerifyReport
+from polybus.torture.flips import Holdings, NamedDamages, compare, harm, kinds
 from polybus.torture.report import Findings
 
 
@@ -16,30 +17,83 @@ def whole() -> Holdings:
     return Holdings(messages, {1: [("alpha", "a")], 2: [("direct", "1")]}, batch=4)
 
 
-def broken(stored: Holdings, *, named: bool) -> set[str]:
+def found(*damages: Damage, note: str = "") -> NamedDamages:
+    return NamedDamages(VerifyReport(damages=list(damages), notes=[note]))
+
+
+ALPHA = Damage(file="001.arrows", reason="commit 1: bad", topic="alpha", first=1, last=1)
+UNKNOWN = Damage(file="001.arrows", reason="bytes 3 to 9, topics unknown: bad")
+SESSION = Damage(file="state.db", reason="session 1: its checksum is wrong")
+PRODUCER = Damage(file="state.db", reason="producer torture: its checksum is wrong")
+
+
+def broken(stored: Holdings, named: NamedDamages, harmed: str = "journal/001.arrows") -> list[str]:
     findings = Findings()
-    compare(stored, whole(), named, findings)
-    return set(findings.broken)
+    compare(stored, whole(), named, harmed, findings)
+    return sorted(findings.broken)
 
 
 def test_what_is_missing_must_be_named() -> None:
-    assert broken(whole(), named=False) == set()
-    empty = Holdings({"alpha": [], "beta": []})
-    assert broken(empty, named=True) == set()
-    assert broken(empty, named=False) == {"verify", "packs", "transactions"}
+    assert broken(whole(), found()) == []
+    stored = whole()
+    stored.messages["alpha"] = [(0, "a")]
+    assert broken(stored, found()) == ["verify"]
+    assert broken(stored, found(ALPHA)) == []
+    assert broken(stored, found(UNKNOWN)) == []
+    assert broken(stored, found(note="an unfinished write from byte 3 on")) == []
+    stored.messages["alpha"] = [(1, "b")]
+    assert broken(stored, found(ALPHA)) == ["verify"], "another offset is missing"
+    assert broken(stored, found(SESSION)) == ["verify"], "something else is named"
+    stored.messages = {"alpha": [(0, "a"), (1, "b")], "beta": []}
+    assert broken(stored, found(ALPHA)) == ["verify"], "another topic is missing"
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_what_is_wrong_is_found_even_if_damage_is_named(named: bool) -> None:
+def test_a_lost_transaction_must_be_named() -> None:
+    stored = whole()
+    stored.batch = 3
+    assert broken(stored, found(ALPHA)) == ["transactions"]
+    assert broken(stored, found(PRODUCER), "state.db") == []
+    assert broken(stored, found(Damage(file="x", reason="bad", topic="$commits"))) == []
+
+
+def test_a_session_must_be_named_and_told() -> None:
+    stored = whole()
+    del stored.packs[2]
+    assert broken(stored, found(ALPHA)) == ["packs"], "it lost a pack of its own"
+    assert broken(stored, found(SESSION), "state.db") == ["packs"], "it was not told"
+    stored.notices = {("session.overflow", None)}
+    assert broken(stored, found(SESSION), "state.db") == []
+    stored.notices = {("session.unset", None)}
+    assert broken(stored, found(SESSION), "state.db") == []
+    stored = whole()
+    stored.packs[1] = []
+    stored.notices = {("session.overflow", "alpha")}
+    assert broken(stored, found(ALPHA)) == []
+    assert broken(stored, found()) == ["packs"]
+
+
+def test_damage_is_confined() -> None:
+    stored = whole()
+    stored.refused = {"alpha": "log.frozen"}
+    stored.messages["alpha"] = []
+    harmed = "accounts/default/topics/alpha/topic.json removed"
+    assert broken(stored, found(ALPHA), harmed) == []
+    assert broken(stored, found(), harmed) == ["verify"]
+    assert broken(stored, found(ALPHA), harmed.replace("alpha", "beta")) == ["verify"]
+    assert broken(stored, found(ALPHA), "state.db cut at byte 9") == ["verify"]
+
+
+@pytest.mark.parametrize("named", [found(ALPHA, UNKNOWN, SESSION, PRODUCER), found()])
+def test_what_is_wrong_is_found_even_if_damage_is_named(named: NamedDamages) -> None:
     stored = whole()
     stored.messages["alpha"] = [(0, "a"), (1, "B")]
-    assert broken(stored, named=named) == {"phantoms"}
+    assert broken(stored, named) == ["phantoms"]
     stored = whole()
     stored.packs = {1: [("direct", "1")], 2: [("direct", "1")], 3: [("alpha", "a")]}
-    assert broken(stored, named=named) == {"packs"}
+    assert broken(stored, named) == ["packs"]
     stored = whole()
     stored.packs[3] = [("alpha", "lello")]
-    assert broken(stored, named=named) == {"phantoms"}
+    assert broken(stored, named) == ["phantoms"]
 
 
 def test_harm_changes_one_file_of_any_kind(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Bus:
         # In ticket order: the journal is one, so they become due in that order.
         self._receipts: deque[tuple[int, Sequence[Batch], Give]] = deque()
         self.receipts_given = 0
+        self._system_settings = TopicSettings()
 
     # Topics
 
@@ -88,21 +89,27 @@ class Bus:
         Raises:
             StorageError: one cannot be created.
         """
+        self._system_settings = settings
         for name in names.SYSTEM_TOPICS:
             if name not in self._system:
                 self.log.create_topic(name, settings)
                 self._system[name] = Topic(name)
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str, *, is_admin: bool = False) -> None:
         """Remove a topic, its messages and its subscriptions.
+
+        An administrator may delete a system topic if it is damaged; an empty one takes its place.
 
         Raises:
             UsageError: `topic.unknown` or `topic.reserved`.
         """
-        if names.is_reserved(name):
-            raise UsageError("topic.reserved", f"'{name}' is a system topic; it cannot be deleted")
+        if names.is_reserved(name) and not (is_admin and name in self.log.frozen):
+            text = f"'{name}' is a system topic; only an administrator can delete it, if damaged"
+            raise UsageError("topic.reserved", text)
         self.log.delete_topic(name)
-        topic = self._topics.pop(name)
+        topic = self._system.pop(name) if names.is_reserved(name) else self._topics.pop(name)
+        if name in names.SYSTEM_TOPICS:
+            self.make_system_topics(self._system_settings)
         for subscriber in topic.subscribers:
             subscriber.topic_deleted(name)
 

@@ -108,15 +108,19 @@ def create(
 @settings_options
 @json_option
 def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
-    """Delete a topic with all its messages."""
+    """Delete a topic with all its messages; a system topic only if it is damaged."""
     topic = names.canonical(name)
-    if names.is_reserved(topic):
-        raise UsageError("topic.reserved", f"{topic}: system topics cannot be deleted")
+
+    def delete_offline(log: Log) -> None:
+        if names.is_reserved(topic) and topic not in log.frozen:
+            raise UsageError("topic.reserved", f"{topic}: a system topic that is not damaged")
+        log.delete_topic(topic)
+
     if not yes:
         # Ask for confirmation only of what can be done.
         _ask(config, lambda log: log.bounds(topic), "GET", _path(topic))
         click.confirm(f"Delete {name} and all its messages?", abort=True)
-    _ask(config, lambda log: log.delete_topic(topic), "DELETE", _path(topic))
+    _ask(config, delete_offline, "DELETE", _path(topic))
     echo(as_json, {"name": topic}, f"deleted {topic}")
 
 

@@ -30,19 +30,14 @@ def verify(config: Config, as_json: bool) -> None:
 def checked(folder: Path, config: Config, *, quiet: bool) -> "VerifyReport":
     """Verify a folder, with a progress bar."""
     # Slow to import: Arrow and Parquet.
-    from polybus.log.verify import Damage
-    from polybus.log.verify import verify as check
-    from polybus.services.state_rows import NAME, verify_state
+    from polybus.services.checking import verify as check
 
     with progress_bar("checking", hidden=quiet) as update:
 
         def progress(what: str, done_bytes: int, total_bytes: int) -> None:
             update(description=what[:40], completed=done_bytes, total=total_bytes)
 
-        report = check(folder, progress=progress)
-        for one in verify_state(folder, fsync=config.durability != "memory"):
-            report.add(Damage(file=NAME, reason=str(one)))
-    return report
+        return check(folder, fsync=config.durability != "memory", progress=progress)
 
 
 def end_with(report: "VerifyReport", *, as_json: bool) -> NoReturn:

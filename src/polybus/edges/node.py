@@ -189,6 +189,7 @@ class Node:
         callbacks = LogCallbacks(
             on_durable=lambda ticket: in_loop(self.context.durability.on_durable, ticket),
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
+            on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
             held_from=self._held_from,
         )
         self._log = (self._open_log or open_log)(self.config, callbacks)
@@ -197,6 +198,8 @@ class Node:
                 self._log.create_topic(topic.name, settings_of(topic))
             self._build(loop)
             await self.services.start()
+            for name in self._log.frozen:
+                self._tell_frozen(name)
             self._http_edge.start()
             self.addresses = await self.server.start()
             await self.server.listen_for_admin(self._run_note.socket)
@@ -277,6 +280,11 @@ class Node:
         self._events.close()
         await self.services.close()
         await asyncio.to_thread(self._log.close)
+
+    def _tell_frozen(self, topic: str) -> None:
+        error = self._log.frozen.get(topic)
+        if error is not None:
+            self._events.tell("topic-damaged", topic=topic, reason=error.text)
 
     def _held_from(self, topic: str) -> int | None:
         # Nothing is removed before the consumers are known.

@@ -101,6 +101,7 @@ class FileLog(LogOfTopics[TopicLog]):
         )
         with opened_data(data, self._disk) as self._lock:
             self._open()
+        self._shared.on_frozen = self._callbacks.on_frozen
         if maintenance:
             self._maintenance.start()
 
@@ -289,12 +290,6 @@ class FileLog(LogOfTopics[TopicLog]):
         """Why nothing can be appended at the moment, or None. The log retries by itself."""
         return self._journal.failure
 
-    @property
-    def frozen(self) -> dict[str, StorageError]:
-        """The damaged topics with the reasons."""
-        logs = list(self._topics.values())
-        return {log.name: log.frozen for log in logs if log.frozen is not None}
-
     def seal(self) -> None:
         """Seal the live segment, so that it can be handed over. Blocks like `sync`."""
         self._journal.seal()
@@ -334,7 +329,11 @@ class FileLog(LogOfTopics[TopicLog]):
         self._maintenance.retention_bytes = retention.bytes
 
     def apply_retention(self, now_us: int) -> None:
-        settings = {topic: note.settings for topic, note in list(self._notes.items())}
+        # A damaged topic keeps everything until it is repaired.
+        frozen = self.frozen
+        settings = {
+            topic: note.settings for topic, note in list(self._notes.items()) if topic not in frozen
+        }
         changed = retention.apply(
             self.data, settings, self._retention, now_us=now_us, held_from=self._callbacks.held_from
         )

@@ -49,12 +49,14 @@ class LogCallbacks:
     Attributes:
         on_durable: everything up to this ticket is durable.
         on_failed: a commit failed; its receipts are late at least.
+        on_frozen: a topic is found to be damaged after the log was opened.
         held_from: the first offset of a topic that a consumer still needs, or None. Retention
             keeps everything from there on.
     """
 
     on_durable: Callable[[int], None] = lambda ticket: None
     on_failed: Callable[[StorageError], None] = lambda error: None
+    on_frozen: Callable[[str], None] = lambda topic: None
     held_from: Callable[[str], int | None] = lambda topic: None
 
 
@@ -63,6 +65,13 @@ class Log(Protocol):
 
     def topics(self) -> Iterable[str]:
         """The names of all topics."""
+
+    @property
+    def frozen(self) -> dict[str, StorageError]:
+        """The damaged topics, which take no messages, with the reasons."""
+
+    def freeze(self, topic: str, reason: str) -> None:
+        """Let a topic that cannot be read take no messages. Raises UsageError `topic.unknown`."""
 
     def settings(self, topic: str) -> TopicSettings: ...
 

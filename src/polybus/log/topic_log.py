@@ -10,6 +10,7 @@ never finds a gap.
 import logging
 import threading
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ class LogShared:
         self.lock = threading.Lock()
         self.topics = topics
         self.sealed: list[Path] = []
+        self.on_frozen: Callable[[str], None] = lambda topic: None
         self._recent = RecentBatches(bytes_max=RECENT_BYTES_MAX)
         self._reread: LruCache[tuple[Path, int], pa.RecordBatch] = LruCache(REREAD_BYTES_MAX)
 
@@ -123,6 +125,7 @@ class TopicLog(scan.TopicEnd):
     def freeze(self, reason: str) -> None:
         if self.frozen is None:
             self.frozen = frozen_error(self.name, reason)
+            self._shared.on_frozen(self.name)
 
     def check(self, offset: int) -> int:
         """Return `stop` if the offset is within the bounds, else raise UsageError."""
@@ -152,7 +155,15 @@ class TopicLog(scan.TopicEnd):
         """At least one batch, from wherever the offset is."""
         for _ in range(_RETRIES_MAX):
             if self.history is not None and offset < self.history.handed_over:
-                rows = self.history.read(offset, bytes_max=bytes_max)
+                try:
+                    rows = self.history.read(offset, bytes_max=bytes_max)
+                except StorageError as error:
+                    if self.frozen is None:
+                        logger.error(
+                            "%s: topic %r is frozen: %s", error.code, self.name, error.text
+                        )
+                    self.freeze(error.text)
+                    raise
                 if rows is not None:
                     return [self._batch_of(rows, offset)]
             tail = self._tail_from(offset, stop)

@@ -164,6 +164,15 @@ class LogOfTopics(ABC, Generic[S]):
     def topics(self) -> list[str]:
         return list(self._topics)
 
+    @property
+    def frozen(self) -> dict[str, StorageError]:
+        found = {topic: log.frozen for topic, log in list(self._topics.items())}
+        return {topic: error for topic, error in found.items() if error is not None}
+
+    def freeze(self, topic: str, reason: str) -> None:
+        log = self._log_of(topic)
+        log.frozen = log.frozen or frozen_error(topic, reason)
+
     def settings(self, topic: str) -> TopicSettings:
         self._log_of(topic)
         return self._notes[topic].settings

@@ -226,10 +226,10 @@ class _Check:
         try:
             note = read_topic_note(folder)
         except StorageError as error:
-            self._damaged(note_file, error.text)
+            self._damaged(note_file, error.text, names.topic_in(folder.name))
             return state
         if note is None:
-            self._damaged(note_file, "is missing")
+            self._damaged(note_file, "is missing", names.topic_in(folder.name))
             return state
         state.epoch = note.epoch
         try:
@@ -335,7 +335,8 @@ class _Check:
         """Check the offsets of a topic's rows, in the order of the journal; report a damage."""
         offsets = (rows.first_offset, rows.stop_offset - 1)
         self._check_offsets(path, rows, offsets, intact=reason is None)
-        if reason is not None:
+        # Of a deleted topic nothing is lost.
+        if reason is not None and not self._deleted.get((rows.topic, rows.epoch)):
             self._damaged(path.name, f"commit {entry.commit}: {reason}", rows.topic, offsets)
 
     def _check_offsets(

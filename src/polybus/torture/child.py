@@ -15,7 +15,8 @@ from typing import Any
 from polybus.client.http.connection import HttpConnection
 from polybus.client.options import ClientOptions, parse
 from polybus.errors import PolybusError
-from polybus.log.verify import VerifyReport, verify
+from polybus.log.verify import VerifyReport
+from polybus.services.checking import verify
 from polybus.torture.warm import WarmProcess
 
 TOPICS = ("alpha", "beta", "queue")

@@ -1,7 +1,8 @@
 """Flips, cuts, zeros and removals in every kind of file of a stopped bus.
 
-Afterwards the bus must start. Either everything is there and right, or `verify` or the bus itself
-names the damage; nothing wrong is ever served.
+Afterwards the bus must start and serve nothing wrong. `verify` must name exactly what is missing:
+the topic and its offsets, the session's packs or the producer. What a file does not concern is
+complete, and a session is told what it misses.
 """
 
 import asyncio
@@ -14,10 +15,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from polybus import names
 from polybus.client.http.sources import WebSocketSource
 from polybus.errors import PolybusError
+from polybus.log.verify import VerifyReport
+from polybus.services.state_rows import NAME as STATE
+from polybus.services.transactions.commits import TOPIC as COMMITS
 from polybus.torture.child import TOPICS, BusChild, shown
 from polybus.torture.kills import check_log
+from polybus.torture.ledger import DIRECT
 from polybus.torture.load import PRODUCER, Load
 from polybus.torture.report import Findings
 
@@ -38,8 +44,37 @@ class Holdings:
     messages: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     packs: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     batch: int | None = None
-    refused: list[str] = field(default_factory=list)
-    """What the bus itself says that it cannot serve."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Topics that the bus refuses to serve, system topics too, with its reason."""
+    notices: set[tuple[str, str | None]] = field(default_factory=set)
+    """What the session was told, with the topic that it concerns."""
+
+
+class NamedDamages:
+    """What `verify` says of a folder."""
+
+    def __init__(self, report: VerifyReport) -> None:
+        self.notes = report.notes
+        self._log = [one for one in report.damages if one.file != STATE]
+        self._state = [one.reason.split()[0] for one in report.damages if one.file == STATE]
+        self.topics = {one.topic for one in self._log if one.topic is not None}
+        # Nothing tells whose messages were in damaged bytes of the journal.
+        self.has_unknown = any("topics unknown" in one.reason for one in self._log)
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self.topics or self.has_unknown
+
+    def has_offset(self, topic: str, offset: int) -> bool:
+        return self.has_unknown or any(
+            one.topic == topic
+            and (one.first is None or one.first <= offset <= (one.last or one.first))
+            for one in self._log
+        )
+
+    def has_state(self, *kinds: str) -> bool:
+        """Whether it names one of these, or a part of state.db that may have had some."""
+        others = {"session", "pack", "direct", "consumer", "producer"}
+        return any(kind in kinds or kind not in others for kind in self._state)
 
 
 async def flip_round(folder: Path, chance: random.Random, count: int) -> Findings:
@@ -137,12 +172,12 @@ async def _serve_copy(load: Load, name: str, harmed: str, expected: Holdings) ->
             findings.violated("starts", child.log_text[-300:].replace("\n", " | "))
             return stored
         stored = await _stored(child, load, expected)
-        named = bool(stored.refused) or isinstance(report, str) or not report.intact
+        named = NamedDamages(VerifyReport() if isinstance(report, str) else report)
         if harmed:
-            compare(stored, expected, named, findings)
-        elif named:
+            compare(stored, expected, named, harmed, findings)
+        elif stored.refused or isinstance(report, str) or not report.intact:
             findings.violated("verify", f"damage in an unharmed copy: {report} {stored.refused}")
-        await load.check_deleted(child, findings)
+        await load.check_deleted(child, findings, named.topics)
         code = await child.stop()
         if code != 0:
             findings.violated("starts", f"exit code {code} after SIGTERM")
@@ -162,12 +197,14 @@ async def _serve_copy(load: Load, name: str, harmed: str, expected: Holdings) ->
 async def _stored(child: BusChild, load: Load, expected: Holdings) -> Holdings:
     """Read everything. What the bus refuses is noted and left out."""
     stored = Holdings()
+    listed = (await child.ask("GET", "/v1/topics?system=true"))["topics"]
+    stored.refused = {one["name"]: one["damaged"] for one in listed if one.get("damaged")}
     for topic in TOPICS:
         stored.messages[topic] = []
         try:
             stored.messages[topic] = (await child.messages(topic))[1]
         except PolybusError as error:
-            stored.refused.append(f"{topic}: {shown(error)}")
+            stored.refused[topic] = shown(error)
     with contextlib.suppress(PolybusError):
         stored.batch = (await child.ask("GET", f"/v1/commits/{PRODUCER}"))["batch"]
     assert load.session is not None
@@ -178,24 +215,65 @@ async def _stored(child: BusChild, load: Load, expected: Holdings) -> Holdings:
             async with asyncio.timeout(PACKS_S_MAX):
                 while wanted - stored.packs.keys():
                     for pack in await source.receive():
-                        events = [(event.name, event.value.decode()) for event in pack.events]
                         if pack.pack_id:
+                            events = [(event.name, event.value.decode()) for event in pack.events]
                             stored.packs[pack.pack_id] = events
+                            continue
+                        for event in pack.events:
+                            about = event.data if event.raw[:1] == b"{" else {}
+                            stored.notices.add((event.name, about.get("topic")))
         finally:
             await source.close()
     return stored
 
 
-def compare(stored: Holdings, expected: Holdings, named: bool, findings: Findings) -> None:
-    """Nothing may be wrong, and what is missing must be `named`."""
+def owner_of(harmed: str) -> str | None:
+    """The topic to which a harmed file belongs; None if it belongs to none or to several."""
+    found = re.match(r"accounts/default/topics/([^/]+)/", harmed)
+    return None if found is None else names.topic_in(found[1])
+
+
+def compare(
+    stored: Holdings, expected: Holdings, named: NamedDamages, harmed: str, findings: Findings
+) -> None:
+    """Nothing may be wrong, and exactly what is missing must be `named`."""
+    owner = owner_of(harmed)
+    for topic in stored.refused.keys() | named.topics:
+        if owner not in (None, topic) or harmed.startswith(STATE):
+            findings.violated("verify", f"{topic} is damaged too: {stored.refused.get(topic)}")
+    for topic, reason in stored.refused.items():
+        if not named.has_topic(topic):
+            findings.violated("verify", f"{topic} is refused, and verify does not say so: {reason}")
     for topic, right in expected.messages.items():
-        known = dict(right)
-        for offset, text in stored.messages[topic]:
-            if known.get(offset) != text:
-                findings.violated("phantoms", f"{topic} {offset}: {text[:40]!r} is wrong")
-        missing = len(known) - len(stored.messages[topic])
-        if missing > 0 and not named:
-            findings.violated("verify", f"{missing} messages of {topic} are missing in silence")
+        _compare_topic(topic, stored, dict(right), named, findings)
+    _compare_packs(stored, expected, named, findings)
+    is_named = named.has_state("producer") or named.has_topic(COMMITS)
+    if stored.batch != expected.batch and not is_named:
+        text = f"the last batch is {stored.batch} and was {expected.batch}"
+        findings.violated("transactions", text)
+
+
+def _compare_topic(
+    topic: str, stored: Holdings, right: dict[int, str], named: NamedDamages, findings: Findings
+) -> None:
+    found = dict(stored.messages[topic])
+    for offset, text in found.items():
+        if right.get(offset) != text:
+            findings.violated("phantoms", f"{topic} {offset}: {text[:40]!r} is wrong")
+    missing = sorted(right.keys() - found.keys())
+    # Nothing tells a commit that a crash left without an index record from one that was cut short.
+    is_torn = any("an unfinished write" in note for note in named.notes)
+    if topic in stored.refused or (is_torn and missing[-1:] == sorted(right)[-1:]):
+        return
+    silent = [offset for offset in missing if not named.has_offset(topic, offset)]
+    if silent:
+        text = f"{len(silent)} messages of {topic} are missing in silence, {silent[0]} first"
+        findings.violated("verify", text)
+
+
+def _compare_packs(
+    stored: Holdings, expected: Holdings, named: NamedDamages, findings: Findings
+) -> None:
     sent = {event for events in expected.packs.values() for event in events}
     for number, events in stored.packs.items():
         before = expected.packs.get(number)
@@ -204,8 +282,12 @@ def compare(stored: Holdings, expected: Holdings, named: bool, findings: Finding
         elif not sent.issuperset(events):
             findings.violated("phantoms", f"pack {number} has what nobody sent")
     lost = sent - {event for events in stored.packs.values() for event in events}
-    if lost and not named:
-        findings.violated("packs", f"{len(lost)} events of the session are missing in silence")
-    if stored.batch != expected.batch and not named:
-        text = f"the last batch is {stored.batch} and was {expected.batch}"
-        findings.violated("transactions", text)
+    told = {topic for _, topic in stored.notices}
+    is_gone = ("session.unset", None) in stored.notices
+    for topic in sorted({topic for topic, _ in lost}):
+        is_named = named.has_state("session", "pack", "direct")
+        is_named |= topic != DIRECT and named.has_topic(topic)
+        if not is_named:
+            findings.violated("packs", f"events of {topic} are missing, and verify is silent")
+        if not is_gone and (None if topic == DIRECT else topic) not in told and None not in told:
+            findings.violated("packs", f"events of {topic} are missing, and the session is silent")

@@ -19,6 +19,7 @@ from polybus.errors import PeerError
 PROTOCOL: Final = "msgstream"
 UNSET: Final = "session.unset"
 OVERFLOW: Final = "session.overflow"
+DAMAGED: Final = "topic.damaged"
 SESSION_UNSET: Final = b'{"0":[["session.unset","noSession"]]}'
 EMPTY_PACK: Final = b"[]"
 PACK_MESSAGES_MAX: Final = 100_000

@@ -76,6 +76,7 @@ async def commit(call: Call, body: NewCommit) -> Committed:
 
 async def last_commit(call: Call) -> Committed:
     """The last transaction of a producer."""
+    await call.state.transactions.check_read()
     known = call.state.transactions.producer(call.path["producer"])
     return _committed(TransactionKey(known.name, known.query, known.batch), True, known.offsets)
 

@@ -13,6 +13,7 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 Text = Annotated[Response, str]
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
+DAMAGED_SHOWN_MAX = 100
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -25,10 +26,14 @@ async def healthz(call: Call) -> Text:
 
 
 async def readyz(call: Call) -> Text:
-    """Readiness: the bus accepts connections."""
+    """Readiness: the bus accepts connections. Lines after the first name damaged topics."""
     if call.state.stopping:
         return PlainTextResponse("stopping\n", 503)
-    return await healthz(call)
+    if call.state.storage_error is not None:
+        return await healthz(call)
+    damaged = list(call.state.bus.log.frozen.values())
+    lines = [f"{one.code}: {one.text}" for one in damaged[:DAMAGED_SHOWN_MAX]]
+    return PlainTextResponse("\n".join(["ok", *lines, ""]))
 
 
 async def metrics(call: Call) -> Text:
@@ -86,6 +91,8 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     damages = Counter(one.kind or "file" for one in state.state_db.damages)
     lost: list[Sample] = [({"kind": kind}, count) for kind, count in sorted(damages.items())]
     yield "state_damages", "gauge", "What state.db has lost by damage, for 30 days.", lost
+    frozen = float(len(bus.log.frozen))
+    yield "topics_damaged", "gauge", "Topics that are frozen because of damage.", [({}, frozen)]
     healthy = float(state.storage_error is None)
     yield "storage_healthy", "gauge", "1 while the log and state.db take writes.", [({}, healthy)]
 

@@ -120,6 +120,8 @@ class Feed(Subscriber):
         self.listeners: dict[Follow, Receiver] = {}
         # Whether its listeners will be woken.
         self.signalled = False
+        # Whether its messages cannot be read at the moment.
+        self.is_damaged = False
         self._feeds = feeds
 
     @property
@@ -253,6 +255,7 @@ class Feeds:
         except StorageError:
             # Damaged: the session keeps its place in it, and goes on with its other topics.
             feed = Feed(topic, epoch, offset, self)
+            feed.is_damaged = True
             self._bus.subscribe(topic, feed)
             return self.join(feed, offset)
         # A log in memory begins every topic anew, with a larger epoch than the one on disk. A topic
@@ -276,6 +279,10 @@ class Feeds:
     def trim(self) -> None:
         """Forget entries that every follower has passed, and feeds without followers."""
         for feed in list(self._feeds.values()):
+            if feed.is_damaged:
+                # Perhaps its file was restored: try again.
+                feed.is_damaged = False
+                self.wake(feed)
             if not feed.followers:
                 self._bus.unsubscribe(feed.topic, feed)
                 del self._feeds[feed.topic]

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from polybus import names
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.scan import Flow
 from polybus.services.context import Context
 from polybus.services.replay import resolve
@@ -234,7 +234,7 @@ class Inboxes:
         """The packs above a number; None if something must be read or saved first."""
         session.cut()
         self._touch(session)
-        if session.needs_mark() or session.lost or session.wants_catch_up() is not None:
+        if session.needs_mark() or session.has_notice or session.wants_catch_up() is not None:
             return None
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         packs = [(number, content.json) for number, content in shown if content.json is not None]
@@ -251,23 +251,46 @@ class Inboxes:
         """
         session.cut()
         await catch_up(self._log, self._feeds.cache, session)
-        if session.needs_mark():
-            await self._saver.save([session])
-        shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
+        shown = await self._readable(session, after)
         self._show(session, shown)
         packs: Packs = []
         for number, content in shown:
-            json = await json_of(self._log, self._feeds.cache, content)
+            try:
+                json = await json_of(self._log, self._feeds.cache, content)
+            except StorageError:
+                json = None
+                session.hold(content.topic)
             if json is None:
                 session.discard(number)
             packs.append((number, EMPTY_PACK if json is None else json))
-        if session.lost:
+        if session.has_notice:
             for lost in session.lost.values():
                 self.messages_lost += lost.messages
                 self._events.lost(session, lost.topic, lost.messages)
             packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
         self._touch(session)
         return packs
+
+    async def _readable(self, session: Session, after: int) -> list[tuple[int, Content]]:
+        """The packs to show; those of a damaged topic that no client has seen are held back.
+
+        Raises StorageError, the session could not be saved.
+        """
+        tried: set[Content] = set()
+        while True:
+            if session.needs_mark():
+                await self._saver.save([session])
+            shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
+            unseen = {content for number, content in shown if number > session.shown_to}
+            unread = {content for content in unseen - tried if content.json is None}
+            if not unread:
+                return shown
+            tried |= unread
+            for content in unread:
+                try:
+                    await json_of(self._log, self._feeds.cache, content)
+                except StorageError:
+                    session.hold(content.topic)
 
     def _touch(self, session: Session) -> None:
         if session.is_changed:

@@ -12,7 +12,7 @@ PIECE_BYTES = 256 << 10
 
 
 async def json_of(log: Log, cache: JsonCache, content: Content) -> bytes | None:
-    """A content's JSON; None if its messages are no longer in the log."""
+    """A content's JSON; None if its messages are no longer in the log. Raises StorageError."""
     if content.json is not None:
         return content.json
     json = await asyncio.to_thread(_read_all, log, content)
@@ -28,14 +28,19 @@ async def catch_up(log: Log, cache: JsonCache, session: Session) -> None:
             session.cut()
             continue
         feed, offset = follow.feed, follow.offset
-        content = await asyncio.to_thread(_read_next, log, follow, offset)
+        try:
+            content = await asyncio.to_thread(_read_next, log, follow, offset)
+            start = 0 if content is not None else log.bounds(feed.topic).start
+        except StorageError:
+            session.hold(feed.topic)
+            continue
         if session.follows.get(feed.topic) is not follow or follow.offset != offset:
             # Another request was faster, or the session no longer follows the topic.
             continue
         if content is None:
             # The messages that the session needs have expired: continue where the log begins.
-            start = max(log.bounds(feed.topic).start, offset + 1)
-            session.note_missing(follow, min(start, feed.stop_offset))
+            start = min(max(start, offset + 1), feed.stop_offset)
+            session.note_missing(follow, start)
             continue
         json, content.json = content.json, None
         if json is not None:
@@ -69,10 +74,13 @@ def _read_next(log: Log, follow: Follow, offset: int) -> Content | None:
 
 
 def _read(log: Log, wanted: Content, *, bytes_max: int) -> Content | None:
-    """The first of the wanted messages, with their JSON; None if the log does not have them."""
+    """The first of the wanted messages, with their JSON; None if the log does not have them.
+
+    Raises StorageError, they are damaged.
+    """
     try:
         batches = log.read(wanted.topic, wanted.first_offset, bytes_max=bytes_max)
-    except (UsageError, StorageError):
+    except UsageError:
         return None
     if not batches or batches[0].epoch != wanted.epoch:
         return None

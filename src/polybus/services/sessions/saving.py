@@ -161,6 +161,8 @@ class Saver:
             is_corrected = True
         for topic in deleted:
             session.add(feeds.deletion_notice(topic))
+        for topic in [one for one, follow in session.follows.items() if follow.feed.is_damaged]:
+            session.hold(topic)
         if is_corrected:
             session.save_failed()
         return is_corrected

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from polybus.config import Msgstream
 from polybus.services.sessions.feeds import BEHIND, EMPTY, Content, Feed, Follow, Receiver
-from polybus.wire.msgstream import EMPTY_PACK, OVERFLOW, encode_notice
+from polybus.wire.msgstream import DAMAGED, EMPTY_PACK, OVERFLOW, encode_notice
 from polybus.wire.positions import Position
 
 # How far a session that catches up with the log runs ahead of its client's confirmations.
@@ -94,6 +94,7 @@ class Session:
         receiver: the connection that gets its packs; `Inboxes` sets it.
         follows: its topics.
         lost: the losses that the client has not been notified of, by topic.
+        damaged: the topics that cannot be read, and whether the client was notified.
         shown_to: the last number that a client may have seen.
         pack_count: how many packs are not confirmed.
     """
@@ -105,6 +106,7 @@ class Session:
     receiver: Receiver | None = None
     follows: dict[str, Follow] = field(default_factory=dict)
     lost: dict[str, LostMessages] = field(default_factory=dict)
+    damaged: dict[str, bool] = field(default_factory=dict)
     shown_to: int = 0
     pack_count: int = 0
     value_bytes: int = 0
@@ -153,7 +155,30 @@ class Session:
 
     def unfollow(self, topic: str) -> None:
         self.follows.pop(topic, None)
+        self.damaged.pop(topic, None)
         self._is_changed = True
+
+    def hold(self, topic: str) -> None:
+        """A topic is damaged: stay where it is, with a notice, until it can be read again.
+
+        Packs of it that no client has seen are taken back, and come from the log later.
+        """
+        follow = self.follows.get(topic)
+        if follow is None:
+            return
+        follow.feed.is_damaged = True
+        self.damaged.setdefault(topic, False)
+        seen = max(0, self.shown_to + 1 - self._first_id)
+        unseen = self._packs[seen:]
+        place = (topic, follow.feed.epoch)
+        back = [one for one in unseen if one is not None and (one.topic, one.epoch) == place]
+        if back:
+            follow.offset, follow.index = back[0].first_offset, BEHIND
+            taken = set(back)
+            self._packs[seen:] = [one for one in unseen if one not in taken]
+            self.pack_count -= len(back)
+            self.value_bytes -= sum(one.value_bytes for one in back)
+            self._renumber()
 
     # Filling
 
@@ -185,6 +210,7 @@ class Session:
     def add_caught(self, follow: Follow, content: Content) -> None:
         """Take messages that were read from the log while catching up."""
         follow.offset = content.stop_offset
+        self.damaged.pop(content.topic, None)
         self._take([content])
 
     def note_missing(self, follow: Follow, start: int) -> None:
@@ -208,7 +234,8 @@ class Session:
         bytes_max = min(limits.session_bytes_max, CATCH_UP_BYTES_MAX)
         if self.pack_count >= packs_max or self.value_bytes >= bytes_max:
             return None
-        return next((one for one in self.follows.values() if one.index == BEHIND), None)
+        behind = (one for one in self.follows.values() if one.index == BEHIND)
+        return next((one for one in behind if not one.feed.is_damaged), None)
 
     def _take(self, fresh: list[Content]) -> None:
         self._packs += fresh
@@ -299,13 +326,18 @@ class Session:
         if index > unseen:
             # No client has seen these numbers: the packs behind move up to them.
             del packs[unseen:index]
-            self._rewrite_from = self._saved_to = min(self._saved_to, self.shown_to + 1)
-            self._mark = self.shown_to + 1
+            self._renumber()
         first = self._first_id
         self._trim()
         if min(index, unseen):
             start = first if self._gap is None else self._gap.start
             self._gap = range(start, first + min(index, unseen))
+
+    def _renumber(self) -> None:
+        """Packs that no client has seen have other numbers now."""
+        self._rewrite_from = self._saved_to = min(self._saved_to, self.shown_to + 1)
+        self._mark = self.shown_to + 1
+        self._is_changed = True
 
     def _note_lost(self, topic: str, epoch: int, offset: int, count: int) -> None:
         self._is_changed = True
@@ -345,12 +377,21 @@ class Session:
         """A client is being sent packs up to this number."""
         self.shown_to = max(self.shown_to, number)
 
+    @property
+    def has_notice(self) -> bool:
+        return bool(self.lost) or (bool(self.damaged) and not all(self.damaged.values()))
+
     def take_notice(self, after: int) -> list[tuple[int, bytes]]:
         """Pack "0", which reports losses, and empty packs for lost numbers above `after`."""
-        if not self.lost:
+        if not self.has_notice:
             return []
-        notice = b"[" + b",".join(lost.encode() for lost in self.lost.values()) + b"]"
-        packs = [(0, notice)]
+        notices = [lost.encode() for lost in self.lost.values()]
+        for topic in [one for one, is_told in self.damaged.items() if not is_told]:
+            follow = self.follows[topic]
+            position = f"{follow.feed.epoch}:{follow.offset}"
+            notices.append(encode_notice(DAMAGED, {"topic": topic, "position": position}))
+            self.damaged[topic] = True
+        packs = [(0, b"[" + b",".join(notices) + b"]")]
         if self._gap is not None:
             packs += [(number, EMPTY_PACK) for number in self._gap if number > after]
             self._gap = None

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 TICK_S = 60.0
 STAGED_AGE_S = 86_400.0
-LOST_QUERY = "unknown (state.db was damaged)"
+LOST_QUERY = "unknown (state.db or $commits was damaged)"
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
@@ -85,6 +85,7 @@ class Transactions:
         self._saved = (0, 0)
         # Why `$commits` could not be read at the start: `_producers` is then incomplete.
         self._unread: StorageError | None = None
+        self._reading = asyncio.Lock()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.uploads = Uploads(self._data, bytes_max=limits.staging_bytes_max)
         # One part at a time is in memory, of all producers together.
@@ -115,8 +116,10 @@ class Transactions:
             # Damaged history does not freeze the topic. Without its records a transaction could be
             # done twice, and a sweep could delete files that an unknown intent still needs.
             logger.error("%s: %s; nothing can be committed", TOPIC, error)
+            self._bus.log.freeze(TOPIC, error.text)
             self._unread = error
             return
+        self._unread = None
         for unfinished in self._producers.unfinished():
             key = unfinished.intent.key
             try:
@@ -140,14 +143,23 @@ class Transactions:
             # Nothing is lost: the next start reads the records from the log.
             logger.warning("%s", error)
 
-    def _check_read(self) -> None:
-        if self._unread is not None:
-            raise self._unread.again()
+    async def check_read(self) -> None:
+        """Raises StorageError, `$commits` could not be read."""
+        if self._unread is None:
+            return
+        async with self._reading:
+            if self._unread is not None:
+                if TOPIC in self._bus.log.frozen:
+                    raise self._unread.again()
+                # An administrator has deleted it, and an empty one is in its place.
+                await self.start()
 
     async def _read_records(self) -> None:
         bounds = self._bus.log.bounds(TOPIC)
         epoch, offset = self._saved
         offset = max(offset, bounds.start) if epoch == bounds.epoch else bounds.start
+        if 0 < epoch < bounds.epoch and self._context.config.durability != "memory":
+            self._doubt_all()
         while offset < bounds.stop:
             for batch in await asyncio.to_thread(self._bus.log.read, TOPIC, offset):
                 for at, value in enumerate(batch.values(), offset):
@@ -158,6 +170,12 @@ class Transactions:
                         # starting.
                         logger.error("%s, offset %d: not a valid record: %s", TOPIC, at, error)
                 offset = batch.last_offset + 1
+
+    def _doubt_all(self) -> None:
+        """The topic was replaced: what producers did after the last save is unknown."""
+        for one in self._producers.values():
+            logger.error("producer %s has lost its last batch (%s was damaged)", one.name, TOPIC)
+            one.query, one.unfinished = LOST_QUERY, None
 
     def _refuse_lost(self) -> None:
         """A producer that neither state.db nor the log knows any more must take its name over."""
@@ -198,8 +216,7 @@ class Transactions:
     # Queries
 
     def producer(self, name: str) -> Producer:
-        """Raises UsageError `commit.unknown`; StorageError, `$commits` could not be read."""
-        self._check_read()
+        """Raises UsageError `commit.unknown`."""
         known = self._producers.get(name)
         if known is None or known.batch < 0:
             raise UsageError("commit.unknown", f"producer {name[:40]!r} has committed nothing")
@@ -223,7 +240,7 @@ class Transactions:
             UsageError: refused, with nothing published.
             StorageError: it may or may not be published: ask again, with the same key.
         """
-        self._check_read()
+        await self.check_read()
         key = wanted.key
         lock = self._locks.setdefault(key.producer, asyncio.Lock())
         async with lock:
