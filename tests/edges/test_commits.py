@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,31 @@ async def test_run_json_says_where_http_is_spoken() -> None:
     async with http_bus("red") as http:
         run = json.loads((http.node.data / "run.json").read_text())
         assert run["http"] == [f"http://127.0.0.1:{http.node.tcp_port}"]
+
+
+async def test_a_disk_that_fails_after_the_commit_does_not_deny_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    async with http_bus("red") as http:
+        producer = Producer(http)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", failing)
+            assert not (await producer.done(0, {"red": [b"a"]}))["already"]
+        assert values_of(http.node.bus.log, "red") == [b"a"]
+
+
+async def test_an_error_of_the_disk_in_any_request_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def failing(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "a file")
+
+    async with http_bus("red") as http:
+        monkeypatch.setattr(http.node.services.transactions, "commit", failing)
+        answer = await http.client.post(
+            "/v1/commits", json={"producer": "spark", "query": "q", "batch": 0, "files": []}
+        )
+        assert (answer.status_code, answer.json()["code"]) == (503, "log.full")

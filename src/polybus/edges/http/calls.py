@@ -18,6 +18,7 @@ from polybus import names
 from polybus.bus.bus import unknown_topic
 from polybus.edges.http.state import HttpState
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
+from polybus.log.topics import storage_error
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import deeper_than
 
@@ -242,5 +243,7 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
             if not isinstance(error, UsageError):
                 state.bad_peers.note(call.client or "unknown", "http", error.code, error.text)
             return problem_of(error)
+        except OSError as error:
+            return problem_of(storage_error(error, str(error.filename or state.context.data)))
 
     return perform

@@ -291,7 +291,9 @@ def drop(data: Path, producer: str, *, batch_max: int) -> None:
     for path in _found(data, f"{producer}/*"):
         found = _FILE.fullmatch(path.name)
         if found is not None and int(found[1]) <= batch_max:
-            path.unlink(missing_ok=True)
+            # They are committed: a disk that fails now only delays their removal to a sweep.
+            with contextlib.suppress(OSError):
+                path.unlink()
     _remove_if_empty(staging_folder(data) / producer)
 
 
