@@ -61,7 +61,8 @@ log.locked: another process uses the data folder → stop the bus first (SIGTERM
 log.no-data: the data folder does not exist → set it with --data
 log.format: a newer version wrote the data → use that version or a newer one
 log.full: the disk is full; nothing more is stored → free space: the bus then continues
-log.failed: the disk failed; nothing more is stored → check the disk; the bus retries
+log.failed: the disk failed, or the system refused to open a file
+    → check the disk and the limit of open files; the bus retries
 log.closed: the bus is stopping → ask again when a bus runs
 log.damaged: stored data differs from what was written → polybus verify lists the damage
 log.frozen: the topic is damaged and read-only → polybus verify lists the damage

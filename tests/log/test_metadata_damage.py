@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,6 +261,24 @@ def test_temporary_files_are_notes_and_go_with_the_next_start(data: Path) -> Non
     assert report.intact and len([note for note in report.notes if ".tmp" in note]) == len(left)
     opened(data).close()
     assert not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize("topic", ["old", "new"])
+def test_a_file_that_the_system_does_not_open_is_not_damaged(data: Path, topic: str) -> None:
+    log = opened(data)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open(data, os.O_RDONLY)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="Too many open files") as raised:
+            log.read(topic, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert raised.value.code == "log.failed"
+    assert log.frozen == {}
+    assert len(messages(log)[topic]) == (2 if topic == "old" else 3)
+    log.close()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from polybus.log.journal.message import read_rows
 from polybus.log.journal.segment import CommitEntry, read_index, read_message
 from polybus.log.journal.topic_commits import CommitRows, TopicCommits
 from polybus.log.layout import index_path
-from polybus.log.topics import frozen_error
+from polybus.log.topics import frozen_error, storage_error
 
 logger = logging.getLogger("polybus.log")
 
@@ -141,10 +141,12 @@ class TopicLog(scan.TopicEnd):
         while offset < stop and bytes_max > 0:
             try:
                 batches = self._read_some(offset, stop, bytes_max=bytes_max)
-            except StorageError:
+            except (StorageError, OSError) as error:
                 # Serve what comes before the damage. A read that begins there raises.
                 if found:
                     break
+                if isinstance(error, OSError):
+                    raise storage_error(error, f"cannot read topic {self.name!r}") from error
                 raise
             found += batches
             offset = found[-1].last_offset + 1
@@ -158,11 +160,9 @@ class TopicLog(scan.TopicEnd):
                 try:
                     rows = self.history.read(offset, bytes_max=bytes_max)
                 except StorageError as error:
-                    if self.frozen is None:
-                        logger.error(
-                            "%s: topic %r is frozen: %s", error.code, self.name, error.text
-                        )
-                    self.freeze(error.text)
+                    if error.code == "log.damaged" and self.frozen is None:
+                        logger.error("log.damaged: topic %r is frozen: %s", self.name, error.text)
+                        self.freeze(error.text)
                     raise
                 if rows is not None:
                     return [self._batch_of(rows, offset)]

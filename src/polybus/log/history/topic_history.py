@@ -10,6 +10,7 @@ comes back for the next megabyte would decode everything before it again. A cach
 readers open where they stopped.
 """
 
+import errno
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.journal.cache import LruCache
 from polybus.log.journal.commit import Damaged
+from polybus.log.topics import storage_error
 
 T = TypeVar("T")
 _BATCH_BYTES_MIN = 256 << 10
@@ -105,6 +107,9 @@ def read_file(
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
+        # Too many open files, for one, say nothing about the content.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EIO):
+            raise storage_error(error, f"cannot read {path}") from error
         raise Damaged(str(error)) from error
 
 
