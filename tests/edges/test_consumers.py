@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from http_kit import Http, http_bus
 
+from polybus.edges.node import clock_us
 from polybus.log.files import FileLog
 from polybus.log.history.maintenance import Maintenance
+from polybus.services.consumers import ConsumerPosition, Report
 
 
 async def report(http: Http, group: str, offset: int, **fields: Any) -> None:
@@ -130,3 +132,16 @@ async def test_retention_waits_for_consumers_unless_told_otherwise(
         assert log.describe("news")["handed-over"] == 2
         log.apply_retention(time.time_ns() // 1000 + 1_000_000)
         assert (log.bounds("news").start == 0) is kept
+
+
+async def test_a_clock_that_jumps_does_not_end_what_a_consumer_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with http_bus("news") as http:
+        book = http.node.services.consumers
+        epoch = http.node.bus.log.bounds("news").epoch
+        book.report("reader", Report(positions={"news": ConsumerPosition(epoch, 0)}))
+        years_us = 10 * 365 * 86_400_000_000
+        for jump_us in (years_us, -years_us, 0):
+            monkeypatch.setattr(book, "_clock_us", lambda jump=jump_us: clock_us() + jump)
+            assert book.held_from("news") == 0

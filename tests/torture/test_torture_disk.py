@@ -14,7 +14,7 @@ import pytest
 from polybus.errors import PolybusError
 from polybus.torture.campaign import FAULTS
 from polybus.torture.child import BusChild
-from polybus.torture.control import EVERY_OPERATION, Shim
+from polybus.torture.control import EVERY_CHANGE, Shim
 from polybus.torture.cuts import PowerCut
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def test_a_short_round_finds_nothing(fault: str, tmp_path: Path) -> None:
 async def test_a_start_on_a_failing_disk_says_so(tmp_path: Path) -> None:
     shim = Shim(tmp_path)
     child = BusChild(tmp_path, environment=shim.environment)
-    shim.fail(errno.EIO, EVERY_OPERATION, "run.json*")
+    shim.fail(errno.EIO, EVERY_CHANGE, "run.json*")
     assert not await child.start()
     assert "log.failed" in child.log_text and "Traceback" not in child.log_text
     shim.heal()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.torture.control import CUT_POWER, EVERY_OPERATION, KILL_SELF, SYNC, WRITE, Shim
+from polybus.torture.control import CUT_POWER, EVERY_CHANGE, KILL_SELF, SYNC, WRITE, Shim
 from polybus.torture.cuts import BLOCK_BYTES, PowerCut, read_changes
 
 HEAD = """
@@ -225,7 +225,7 @@ def test_only_the_wall_clock_is_shifted(shim: Shim) -> None:
 
 
 def test_files_elsewhere_and_pipes_are_left_alone(shim: Shim, tmp_path: Path) -> None:
-    shim.fail(errno.EIO, EVERY_OPERATION, "*")
+    shim.fail(errno.EIO, EVERY_CHANGE, "*")
     elsewhere = tmp_path / "elsewhere"
     program = f"Path({str(elsewhere)!r}).write_bytes(b'1'); os.write(1, b'said')"
     assert run(shim, program).stdout == "said"

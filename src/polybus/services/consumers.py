@@ -10,6 +10,7 @@ consumer's position is then older than the true one, and its history is still th
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -291,6 +292,7 @@ class ConsumerBook(Consumers):
         self._state = state
         self.retention = context.config.retention
         self._is_restored = False
+        self._began_us, self._began_s = context.clock_us(), time.monotonic()
         self._changed: set[str] = set()
         self._saving = asyncio.Lock()
 
@@ -359,7 +361,10 @@ class ConsumerBook(Consumers):
             epoch = self._bounds_of(topic).epoch
         except PolybusError:
             return None
-        seen_after_us = self._clock_us() - int(self.retention.hold_age_s * 1_000_000)
+        # Never faster than time passes: a clock that jumps forward must not end what is held.
+        passed_us = int((time.monotonic() - self._began_s) * 1_000_000)
+        now_us = min(self._clock_us(), self._began_us + passed_us)
+        seen_after_us = now_us - int(self.retention.hold_age_s * 1_000_000)
         if self._has_lost_some(seen_after_us):
             return 0
         return self.needed_from(topic, epoch, seen_after_us=seen_after_us)

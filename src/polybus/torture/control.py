@@ -11,8 +11,8 @@ from polybus.bench import compiling
 SOURCE = Path(__file__).with_name("shim.c")
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wshadow", "-shared", "-fPIC")
 PATH_BYTES = 1024
-OPEN, WRITE, SYNC, NAME, TRUNCATE = 1, 2, 4, 8, 16
-EVERY_OPERATION = OPEN | WRITE | SYNC | NAME | TRUNCATE
+OPEN, WRITE, SYNC, NAME, TRUNCATE, READ = 1, 2, 4, 8, 16, 32
+EVERY_CHANGE = OPEN | WRITE | SYNC | NAME | TRUNCATE
 KILL_SELF, CUT_POWER = 0, -1
 
 
@@ -77,6 +77,11 @@ class Shim:
         control = self._control
         past = int(control.error_matches - control.error_after)
         return max(0, min(past, int(control.error_count)))
+
+    @property
+    def fails(self) -> int:
+        """Which operations fail, or failed before they were healed."""
+        return int(self._control.error_mask)
 
     def end_before(self, operation: int, how: int, *, torn: bool = False) -> None:
         """End when this many more changes were made; `how`: a process, KILL_SELF or CUT_POWER.

@@ -1,7 +1,8 @@
 """I/O errors: operations on one kind of file fail for a while, under load or during a start.
 
-The bus goes on without a restart. No receipt is given for what is not stored, and health turns
-green again by itself. A start may be refused while the disk fails, but not afterwards.
+The bus goes on without a restart, but what it could not read counts as damaged until the next. No
+receipt is given for what is not stored, and health turns green again by itself. A start may be
+refused while the disk fails, but not afterwards.
 """
 
 import asyncio
@@ -28,7 +29,8 @@ FILES = (
 )
 OPERATIONS = (
     *(control.OPEN, control.WRITE, control.WRITE, control.SYNC, control.SYNC, control.NAME),
-    *(control.TRUNCATE, control.EVERY_OPERATION, control.EVERY_OPERATION),
+    *(control.TRUNCATE, control.EVERY_CHANGE, control.EVERY_CHANGE),
+    *(control.READ, control.READ, control.READ | control.EVERY_CHANGE),
 )
 ERRORS = (errno.EIO, errno.ENOSPC)
 HEALTHY_S_MAX = 10.0
@@ -50,7 +52,8 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
                 findings.violated("starts", f"no start; see {folder}/bus.log")
             else:
                 await _outage(load, shim, chance)
-            findings.count += 1
+            # Nobody may have used the chosen files meanwhile.
+            findings.count += shim.failures > 0
             if chance.random() < 0.3:
                 # The next bus is held against everything before it.
                 child.kill_all()
@@ -84,14 +87,16 @@ async def _failing_start(load: Load, shim: Shim, chance: random.Random) -> None:
     fault = _fail(shim, chance)
     started = child.process
     assert isinstance(started, subprocess.Popen)
-    if not await child.ready():
+    if await child.ready():
+        shim.heal()
+        await _after_reads(load, shim, fault)
+    else:
         if started.returncode == -signal.SIGKILL:
             findings.violated("starts", f"the start hangs: {fault}")
         shim.heal()
         if not await child.start():
             findings.violated("starts", f"no start after the disk has recovered: {fault}")
             return
-    shim.heal()
     await _until_healthy(load, fault)
     await load.check()
     check_log(child, findings)
@@ -108,12 +113,21 @@ async def _outage(load: Load, shim: Shim, chance: random.Random) -> None:
     await _until_healthy(load, fault)
     load.stopping.set()
     await running
-    await load.check()
     assert isinstance(child.process, subprocess.Popen)
     if child.process.poll() is not None:
         findings.violated("starts", f"the bus has ended: {fault}")
+    await _after_reads(load, shim, fault)
+    await load.check()
     check_log(child, findings)
     findings.texts = [f"{text} ({fault})" for text in findings.texts]
+
+
+async def _after_reads(load: Load, shim: Shim, fault: str) -> None:
+    """What the bus could not read counts as damaged: only the next bus must have all of it."""
+    if shim.fails & control.READ:
+        load.child.kill_all()
+        if not await load.child.start():
+            load.findings.violated("starts", f"no start after the disk has recovered: {fault}")
 
 
 async def _until_healthy(load: Load, fault: str) -> None:

@@ -34,7 +34,7 @@
 #define DESCRIPTORS 65536
 #define LOG_DESCRIPTOR 900
 
-enum { OPEN = 1, WRITE = 2, SYNC = 4, NAME = 8, TRUNCATE = 16 };
+enum { OPEN = 1, WRITE = 2, SYNC = 4, NAME = 8, TRUNCATE = 16, READ = 32 };
 enum { KILL_SELF = 0, CUT_POWER = -1 };
 enum { GO_ON = 0, WRITE_PART = -1, WRITE_PART_AND_DIE = -2 };
 
@@ -138,15 +138,8 @@ static void end(void) {
     for (;;) pause();
 }
 
-/* Called before every change: GO_ON, an error number, or a part of a write. */
-static int before(int operation, int fd, const char *path) {
+static int fault_of(int operation, int fd, const char *path) {
     char found[PATH_BYTES];
-    if (ctl->off)
-        for (;;) pause();
-    if (++ctl->operations == ctl->end_at) {
-        if (!ctl->end_torn || operation != WRITE) end();
-        return WRITE_PART_AND_DIE;
-    }
     if (!ctl->error || !(ctl->error_mask & operation)) return GO_ON;
     if (!path) path = path_of(fd, found) ? found : "";
     if (strncmp(path, ctl->root, root_bytes)) return GO_ON;
@@ -154,6 +147,17 @@ static int before(int operation, int fd, const char *path) {
     int64_t match = ctl->error_matches++ - ctl->error_after;
     if (match < 0 || match >= ctl->error_count) return GO_ON;
     return match == 0 && ctl->error_partial && operation == WRITE ? WRITE_PART : (int)ctl->error;
+}
+
+/* Called before every change: GO_ON, an error number, or a part of a write. */
+static int before(int operation, int fd, const char *path) {
+    if (ctl->off)
+        for (;;) pause();
+    if (++ctl->operations == ctl->end_at) {
+        if (!ctl->end_torn || operation != WRITE) end();
+        return WRITE_PART_AND_DIE;
+    }
+    return fault_of(operation, fd, path);
 }
 
 static int failed(int error) {
@@ -206,7 +210,7 @@ static void note_bytes(int kind, const struct stat *status, int64_t offset, int6
         snprintf(grave, sizeof grave, "%s/%llu", ctl->graveyard, inode);
         int fd = (int)syscall(SYS_openat, AT_FDCWD, grave, O_RDONLY | O_CLOEXEC, 0);
         if (fd >= 0) {
-            bytes = pread(fd, old, (size_t)(stop - offset), offset);
+            bytes = syscall(SYS_pread64, fd, old, (size_t)(stop - offset), offset);
             syscall(SYS_close, fd);
         }
     }
@@ -313,6 +317,30 @@ ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t position) {
 }
 ssize_t pwritev64(int fd, const struct iovec *parts, int count, off_t position) {
     return write_any(fd, parts, count, position);
+}
+
+/* Reading changes nothing, and may fail. */
+
+static int cannot_read(int fd) {
+    struct stat status;
+    if (passes(fd) || !(ctl->error_mask & READ) || !is_ours(fd, &status)) return 0;
+    int error = S_ISREG(status.st_mode) ? fault_of(READ, fd, NULL) : 0;
+    return error ? failed(error) : 0;
+}
+ssize_t read(int fd, void *data, size_t bytes) {
+    return cannot_read(fd) ? -1 : syscall(SYS_read, fd, data, bytes);
+}
+ssize_t pread(int fd, void *data, size_t bytes, off_t position) {
+    return cannot_read(fd) ? -1 : syscall(SYS_pread64, fd, data, bytes, position);
+}
+ssize_t pread64(int fd, void *data, size_t bytes, off_t position) {
+    return pread(fd, data, bytes, position);
+}
+ssize_t readv(int fd, const struct iovec *parts, int count) {
+    return cannot_read(fd) ? -1 : syscall(SYS_readv, fd, parts, count);
+}
+ssize_t preadv(int fd, const struct iovec *parts, int count, off_t position) {
+    return cannot_read(fd) ? -1 : syscall(SYS_preadv, fd, parts, count, position, 0);
 }
 
 int ftruncate(int fd, off_t size) {
