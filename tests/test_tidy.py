@@ -210,6 +210,19 @@ def may_share_names(places: list[str]) -> bool:
     return all(re.match(r"polybus\.(scan|wire)\.", place) for place in places)
 
 
+def test_whoever_expects_bad_json_expects_bad_text() -> None:
+    """msgspec raises UnicodeDecodeError, which is no DecodeError, for bytes that are not UTF-8."""
+    offenders = []
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ExceptHandler) and node.type is not None:
+                caught = ast.unparse(node.type)
+                if "msgspec.DecodeError" in caught:
+                    if "UnicodeDecodeError" not in caught and "ValueError" not in caught:
+                        offenders.append(f"{shown(path)}:{node.lineno}: except {caught}")
+    assert not offenders, report(offenders)
+
+
 def test_a_class_name_has_one_meaning() -> None:
     """No class name is defined in two modules of the package."""
     places: dict[str, list[str]] = defaultdict(list)

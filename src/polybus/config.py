@@ -477,7 +477,7 @@ def _apply_environment(raw: dict[str, Any], environ: Mapping[str, str]) -> None:
                 raise ConfigError("config.environment", f"{name}: {part} is not a group")
         try:
             target[path[-1]] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             target[path[-1]] = text
 
 

@@ -209,8 +209,8 @@ admin.unreachable: the bus of the data folder does not answer on its admin socke
     → try again; it may be stopping
 admin.token: the call needs the administrator's token, which is missing or wrong
     → send `Authorization: Bearer` with the content of DATA/admin.token
-admin.token-file: DATA/admin.token is empty or too short
-    → remove the file; the next start creates one
+admin.token-file: DATA/admin.token was empty or too short, and was replaced
+    → give the new token to those who use it
 admin.socket-folder: the folder for the socket of a long data path is not this user's alone
     → remove it, or set TMPDIR to a folder of your own
 backup.target: the folder for the copy is not empty, or inside the data folder

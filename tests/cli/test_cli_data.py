@@ -102,7 +102,7 @@ def test_a_system_topic_can_be_deleted_only_if_it_is_damaged(tmp_path: Path, run
     with serve(tmp_path):
         pass
     delete = ("topics", "delete", "$commits", "--yes", "--data", str(tmp_path))
-    note = tmp_path / "accounts/default/topics/%24commits/topic.json"
+    note = tmp_path / "accounts/default/topics/$commits/topic.json"
     with serve(tmp_path) if running else contextlib.nullcontext():
         assert b"topic.reserved" in polybus(*delete).stderr
     note.write_bytes(note.read_bytes().replace(b"1", b"2"))

@@ -14,7 +14,6 @@ from http_kit import http_bus
 from polybus.config import Config, Connector
 from polybus.edges.admin import load_or_make
 from polybus.edges.node import Node, Server
-from polybus.errors import StorageError
 from polybus.log.layout import admin_token_path
 
 
@@ -41,10 +40,15 @@ def test_any_other_header_is_not(tmp_path: Path) -> None:
         assert not token.is_in(header)
 
 
-def test_a_file_without_a_token_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    admin_token_path(tmp_path).write_text("\n")
-    with pytest.raises(StorageError, match="remove the file"):
-        load_or_make(tmp_path)
+@pytest.mark.parametrize("content", [b"", b"\n", b"short", b"\xff\xfe"])
+def test_a_file_without_a_token_gets_a_new_one(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = admin_token_path(tmp_path)
+    path.write_bytes(content)
+    token = load_or_make(tmp_path)
+    assert token.is_in(f"Bearer {path.read_text().strip()}")
+    assert "admin.token-file" in caplog.text
 
 
 async def test_the_socket_speaks_the_api_with_the_rights_of_the_administrator() -> None:

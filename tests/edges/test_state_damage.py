@@ -197,6 +197,33 @@ def test_verify_and_the_metrics_name_what_is_lost(data: Path) -> None:
     assert CliRunner().invoke(verify, ["--data", str(data)]).exit_code == 0
 
 
+def test_a_removed_file_is_named_once(data: Path) -> None:
+    for path in data.glob("state.db*"):
+        path.unlink()
+    result = CliRunner().invoke(verify, ["--data", str(data)])
+    assert result.exit_code == 1 and "damaged: state.db: the file is missing" in result.output
+
+    async def metrics(node: Node) -> str:
+        assert "producer one" in await shown(node), "the log has it"
+        return render(node.http).decode()
+
+    assert 'polybus_state_damages{kind="file"} 1\n' in on_bus(data, metrics)
+    assert CliRunner().invoke(verify, ["--data", str(data)]).exit_code == 0
+
+
+def test_a_first_start_that_was_cut_short_has_lost_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    async def nothing(node: Node) -> list[Any]:
+        return list(node.services.state.damages)
+
+    on_bus(data, nothing)
+    for path in (*data.glob("state.db*"), data / "accounts/default/topics"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert CliRunner().invoke(verify, ["--data", str(data)]).exit_code == 0
+    assert on_bus(data, nothing) == []
+
+
 def test_a_damaged_pack_leaves_a_notice_and_no_gap_in_the_numbers(data: Path) -> None:
     change(data, "UPDATE packs SET count = 7 WHERE session = 2 AND id = 1")
     assert [str(one) for one in verify_state(data)] == [

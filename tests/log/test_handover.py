@@ -23,6 +23,7 @@ from segments_kit import (
 from polybus.errors import BusyError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.columns import SCHEMA
+from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.handover import compact, hand_over
 from polybus.log.history.manifest import HistoryLock
@@ -216,6 +217,25 @@ def test_a_topic_deleted_at_work_does_not_come_back(
     monkeypatch.setattr(parquet.FileWriter, "flush", flush_after_delete)
     assert hand_over(tmp_path) == [segment]
     assert not folder.exists()
+
+
+def test_a_topic_that_is_deleted_and_created_again_during_the_save_gets_no_old_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_topic(tmp_path, "news")
+    segment = make_segment(tmp_path, 1, [[rows_batch("news", 0, 10)]])
+    real = manifests.save
+
+    def save_into_another(folder: Path, manifest: manifests.Manifest) -> None:
+        (tmp_path / "trash").mkdir()
+        folder.rename(tmp_path / "trash" / "1")
+        make_topic(tmp_path, "news", epoch=2)
+        (folder / "history").mkdir()
+        real(folder, manifest)
+
+    monkeypatch.setattr(manifests, "save", save_into_another)
+    assert hand_over(tmp_path) == [segment]
+    assert [path.name for path in folder.iterdir()] == ["topic.json"]
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)

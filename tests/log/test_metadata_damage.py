@@ -142,8 +142,7 @@ def check(data: Path, expected: Messages, what: str) -> None:
             assert values == whole[: len(values)], f"{what}: {topic} has {values}"
             if len(values) < len(whole):
                 assert values == whole[:-1] and what.split(":")[0].endswith(".arrows"), what
-        # An empty topic without topic.json looks like one whose creation was cut short.
-        lost = {topic for topic in expected.keys() - found.keys() if expected[topic]}
+        lost = expected.keys() - found.keys()
         assert not lost or named, f"{what}: {lost} lost, and verify says intact"
         assert "gone" not in found, what
         for topic in log.frozen:
@@ -243,6 +242,64 @@ def test_a_lost_manifest_freezes_its_topic(data: Path) -> None:
     log = opened(data)
     assert list(log.frozen) == ["old"]
     log.close()
+
+
+@pytest.mark.parametrize("topic", ["old", "both", "new"])
+def test_a_lost_folder_is_known_and_may_be_given_up(data: Path, topic: str) -> None:
+    shutil.rmtree(folder_of(data, topic))
+    assert topic in {damage.topic for damage in verify(data).damages}
+    for _ in range(2):
+        log = opened(data)
+        assert list(log.frozen) == [topic]
+        log.seal()
+        log.after_handover(hand_over(data, grace_s=0))
+        log.close()
+        assert topic in {damage.topic for damage in verify(data).damages}
+    log = opened(data)
+    log.delete_topic(topic)
+    log.close()
+    log = opened(data)
+    assert topic not in log.topics()
+    log.seal()
+    log.after_handover(hand_over(data, grace_s=0))
+    log.close()
+    assert verify(data).intact
+    opened(data).close()
+    assert verify(data).intact
+
+
+def test_all_topics_of_a_lost_account_are_known(data: Path) -> None:
+    shutil.rmtree(data / "accounts")
+    wanted = {"old", "both", "new", "again"}
+    assert {damage.topic for damage in verify(data).damages} == wanted
+    log = opened(data)
+    assert set(log.frozen) == wanted
+    log.close()
+
+
+def test_a_lost_or_damaged_floor_is_written_again(data: Path) -> None:
+    path = data / "journal" / "floor.json"
+    for content in (None, b"", b"{}", path.read_bytes()[:-5]):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        assert verify(data).intact == (content is None)
+        opened(data).close()
+        assert verify(data).intact
+    # It still tells what is missing.
+    shutil.rmtree(folder_of(data, "old"))
+    assert {damage.topic for damage in verify(data).damages} == {"old"}
+
+
+def test_an_empty_folder_is_a_topic_that_has_lost_its_file(data: Path) -> None:
+    (folder_of(data, "empty") / "topic.json").unlink()
+    assert {damage.topic for damage in verify(data).damages} == {"empty"}
+    log = opened(data)
+    assert list(log.frozen) == ["empty"]
+    log.delete_topic("empty")
+    log.create_topic("empty")
+    log.close()
+    assert verify(data).intact
 
 
 def test_a_lost_history_file_freezes_its_topic(data: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 from reader_kit import data, offsets, values
-from segments_kit import make_segment, rows_batch
+from segments_kit import make_segment, make_topic, rows_batch
 
 from polybus.errors import StorageError
 from polybus.log import layout
@@ -106,3 +107,26 @@ def test_what_recovery_indexes_was_synced_before(data: Path) -> None:
     recover(data, disk)
     assert LogReader(data).bounds("news").stop == 5
     assert disk.noted.index("sync .arrows") < disk.noted.index("replace .index")
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "topic.json", "the history", "the folder"])
+def test_a_topic_that_has_lost_its_files_is_not_empty(data: Path, lost: str) -> None:
+    make_topic(data, "empty")
+    folder = layout.topic_folder(data, "news")
+    make_segment(data, 1, [[rows_batch("news", 0, 5)]])
+    delete_segments(hand_over(data))
+    reader = LogReader(data)
+    assert reader.bounds("news").stop == 5 and reader.bounds("empty").stop == 0
+    if lost == "the folder":
+        shutil.rmtree(folder)
+    elif lost == "the history":
+        shutil.rmtree(folder / "history")
+        (folder / "manifest.json").unlink()
+    else:
+        (folder / lost).unlink()
+    for again in (reader, LogReader(data)):
+        for look, *more in ((again.bounds,), (again.history,), (again.plan, 0, 5)):
+            with pytest.raises(StorageError, match="log.damaged.*news.*is missing"):
+                look("news", *more)
+        assert again.bounds("empty").stop == 0
+        assert ("news" in again.topics()) == (lost != "the folder")

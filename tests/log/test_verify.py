@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -44,6 +45,27 @@ def flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
+
+
+def test_it_waits_for_the_hand_over_of_a_killed_bus(tmp_path: Path) -> None:
+    folder, _ = data_directory(tmp_path)
+    lock = manifests.HistoryLock(tmp_path)
+    left = folder / "history" / "date=2020-01-01"
+    left.mkdir()
+    names = [left / f"{number}.parquet" for number in range(3)]
+    for path in names:
+        path.write_bytes(b"x")
+
+    def end() -> None:
+        # Files of a hand-over come and go until its process ends.
+        for path in names:
+            path.unlink()
+        lock.release()
+
+    timer = threading.Timer(0.2, end)
+    timer.start()
+    assert verify(tmp_path).notes == []
+    timer.join()
 
 
 def only_damage(data: Path) -> Damage:

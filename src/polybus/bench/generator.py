@@ -36,7 +36,7 @@ def call(program: Path, mode: str, arguments: Sequence[str], *, deadline_s: floa
         raise BenchError(f"the load generator hung for {error.timeout:.0f} s") from error
     try:
         result = msgspec.json.decode(done.stdout)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = done.stderr.decode(errors="replace").strip().partition("\n")[0]
         raise BenchError(text or f"the load generator ended with {done.returncode}") from error
     if not result["verified"]:

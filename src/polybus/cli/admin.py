@@ -25,7 +25,7 @@ def running(data: Path) -> RunningBus | None:
     """The bus that runs on the folder now; None if there is none, or only its leftover file."""
     try:
         run = msgspec.json.decode((data / "run.json").read_bytes(), type=RunningBus)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return run if is_alive(run.pid) else None
 

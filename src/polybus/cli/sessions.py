@@ -79,7 +79,7 @@ def broadcast(pack: str, url: str, as_json: bool) -> None:
 def _events(pack: str) -> list[list[Any]]:
     try:
         return msgspec.json.decode(pack, type=list[list[Any]])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise click.BadParameter(f'a pack is [["type", data], …]: {error}') from error
 
 

@@ -7,6 +7,7 @@ socket, the process and its addresses while the bus runs.
 """
 
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -15,14 +16,15 @@ from pathlib import Path
 import msgspec
 
 from polybus.config import Connector
-from polybus.errors import StorageError
 from polybus.log.disk import replace_file
 from polybus.log.layout import admin_token_path, socket_path
 from polybus.log.topics import storage_error
 
+logger = logging.getLogger("polybus.server")
 TOKEN_BYTES = 32
 TOKEN_CHARACTERS_MIN = 16
 SCHEME = "bearer "
+NO_TOKEN = "admin.token-file"
 
 
 class AdminToken:
@@ -41,20 +43,20 @@ class AdminToken:
 def load_or_make(data: Path) -> AdminToken:
     """Read the token of a data folder, or create it, readable by its owner only.
 
-    Raises:
-        StorageError: the file cannot be read or written, or holds no token.
+    A file that holds no token is replaced. Raises StorageError, it cannot be read or written.
     """
     path = admin_token_path(data)
+    token = ""
     try:
-        if not path.exists():
+        if path.exists():
+            token = path.read_text(errors="replace").strip()
+            if len(token) < TOKEN_CHARACTERS_MIN:
+                logger.error("%s: %s holds no token; a new one is written", NO_TOKEN, path)
+        if len(token) < TOKEN_CHARACTERS_MIN:
             token = secrets.token_urlsafe(TOKEN_BYTES)
             replace_file(path, f"{token}\n".encode(), mode=0o600)
-        token = path.read_text(errors="replace").strip()
     except OSError as error:
         raise storage_error(error, f"cannot use {path}") from error
-    if len(token) < TOKEN_CHARACTERS_MIN:
-        text = f"{path} holds no token: remove the file, and the next start creates one"
-        raise StorageError("admin.token-file", text)
     return AdminToken(token)
 
 

@@ -236,11 +236,6 @@ class Node:
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         config, limits = self.config, self.config.limits
         self.bus = bus = Bus(self._log, clock_us=clock_us, topics_max=limits.topics_max)
-        system = config.system
-        settings = TopicSettings(
-            retention_age_s=system.retention_age_s, retention_bytes=system.retention_bytes
-        )
-        bus.make_system_topics(settings)
         self._events = EventBook(bus, loop, clock_us, enabled=config.system.events)
         self.context = context = Context(
             bus=bus,

@@ -188,5 +188,5 @@ def _read(path: Path, kind: type[T]) -> T | None:
         raise StorageError("lake.damaged", f"{path}: its checksum is wrong")
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StorageError("lake.damaged", f"{path}: {error}") from error

@@ -114,14 +114,19 @@ class FileLog(LogOfTopics[TopicLog]):
         for folder in (self.data.parent, self.data, journal_folder(self.data)):
             self._disk.sync_folder(folder)
         recovered = recover(self.data, self._disk)
-        self._settle_strays(recovered)
+        known = {
+            log.name: (log.epoch, log.handed_over)
+            for log in self._topics.values()
+            if log.handed_over
+        }
+        floor = floors.load_or_make(self.data, known, self._disk)
+        self._settle_strays(recovered, floor)
         settle_orphans(self._topics, self.data, self._disk)
         for log in self._topics.values():
             if log.history is not None and log.places.start != 0 and is_lost(log.history.folder):
                 path = log.history.folder / MANIFEST
                 log.freeze(f"{path}: is missing; {WHAT_TO_DO}")
                 logger.error("log.damaged: topic %r is frozen: %s: is missing", log.name, path)
-        floor = floors.load(self.data)
         for log in self._topics.values():
             lost = floors.missing(log.name, log.epoch, log.stop, floor)
             if lost is not None:
@@ -146,11 +151,12 @@ class FileLog(LogOfTopics[TopicLog]):
             return log
         return TopicLog(note.name, note.epoch, history, self._shared)
 
-    def _settle_strays(self, recovered: Recovered) -> None:
+    def _settle_strays(self, recovered: Recovered, floor: floors.Floor) -> None:
         """Find rows of no topic, and what they are: of a deleted topic, or of one that is lost."""
         strays = restore(self._topics, recovered)
         orphans = orphan_keys(self.data)
-        found = strays | {key for key in orphans if not self._is_open(*key)}
+        handed_over = {(topic, epoch) for topic, (epoch, _) in floor.items()}
+        found = strays | {key for key in orphans | handed_over if not self._is_open(*key)}
         deleted_max, self._epoch_max = (
             self._epoch_max,
             max([self._epoch_max, *[epoch for _, epoch in found]]),
@@ -161,9 +167,9 @@ class FileLog(LogOfTopics[TopicLog]):
             if self._is_old and epoch <= deleted_max and self._is_older(topic, epoch):
                 self._bury(self.data, topic, epoch)
                 continue
-            reason = f"the journal has its rows with epoch {epoch}, but there is no topic.json"
+            reason = f"the journal knows it with epoch {epoch}, but there is no topic.json"
             if topic in self._notes:
-                reason = f"the journal has rows with epoch {epoch}, topic.json another"
+                reason = f"the journal knows it with epoch {epoch}, topic.json with another"
             logger.error("log.damaged: topic %r: %s; %s", topic, reason, WHAT_TO_DO)
             self._strays.setdefault(topic, []).append(epoch)
             if topic not in self._notes:
@@ -177,6 +183,7 @@ class FileLog(LogOfTopics[TopicLog]):
             self._write_data_note(self.data)
         # Rows of unknown topics may be in what is damaged or missing, so every tombstone stays.
         is_whole = not orphans and not any(segment.holes for segment in recovered.segments)
+        floors.lift(self.data, (), self._disk)
         for path in folders_in(trash_folder(self.data)):
             epoch = int(path.name)
             self._tombstones[epoch] = recovered.next_commit if is_whole else NEVER
@@ -309,9 +316,12 @@ class FileLog(LogOfTopics[TopicLog]):
             self._shared.forget(segment)
         delete_segments(done, self._disk)
         oldest = [first_commit_of(segment) for segment in layout.segments(self.data)[:1]]
-        for epoch, stop in list(self._tombstones.items()):
-            if oldest and stop <= oldest[0]:
-                self._drop_tombstone(epoch)
+        known = self._tombstones.copy()
+        gone = [epoch for epoch, stop in known.items() if oldest and stop <= oldest[0]]
+        if gone:
+            floors.lift(self.data, (), self._disk)
+        for epoch in gone:
+            self._drop_tombstone(epoch)
 
     def _is_handed_over(self, segment: Path) -> bool:
         """Check every topic's manifest before the segment, perhaps the only copy, is deleted."""

@@ -2,8 +2,9 @@
 
 Order of writes, each durable before the next:
 
-create   topic folder, topic.json.tmp, rename to topic.json. The topic exists from the rename on.
-         The next start removes a folder with nothing but the temporary file.
+create   topic.json in the folder DATA/trash/new, rename of that folder to the topic's. So a topic's
+         folder without topic.json has lost it. The next start removes an unfinished one; earlier
+         versions left those with nothing but topic.json.tmp in the place of the topic's folder.
 delete   polybus.json with the largest epoch so far, rename of the topic folder to DATA/trash/EPOCH,
          removal of everything in it but topic.json. The topic is gone from the rename on; the next
          start goes on with the removal.
@@ -37,8 +38,8 @@ from polybus.log.interface import Bounds, TopicSettings
 from polybus.log.layout import (
     FORMAT,
     DataLock,
+    journal_folder,
     leftovers,
-    orphan_indexes,
     segments,
     tombstone_folder,
     topic_folder,
@@ -49,6 +50,7 @@ from polybus.log.layout import (
 logger = logging.getLogger("polybus.log")
 
 _NOTE = "topic.json"
+_NEW = "new"
 WHAT_TO_DO = "restore the file from a backup, or run: polybus topics delete TOPIC --yes"
 
 
@@ -185,16 +187,23 @@ class LogOfTopics(ABC, Generic[S]):
         created = datetime.datetime.fromtimestamp(now_us / 1e6, datetime.UTC).isoformat()
         note = TopicNote(topic, epoch, created, settings or TopicSettings())
         if self._folder is not None:
-            folder = topic_folder(self._folder, topic)
             try:
-                self._disk.make_folder(folder)
-                replace_file(folder / _NOTE, checked_json.encode(note), self._disk)
+                self._make_folder(self._folder, note)
             except OSError as error:
                 raise storage_error(error, f"cannot create topic {topic!r}") from error
         self._epoch_max = epoch
         self._notes[topic] = note
         self._topics[topic] = self._opened(note)
         return Bounds(epoch, 0, 0)
+
+    def _make_folder(self, data: Path, note: TopicNote) -> None:
+        new = trash_folder(data) / _NEW
+        self._disk.remove_folder(new)
+        self._disk.make_folder(new)
+        replace_file(new / _NOTE, checked_json.encode(note), self._disk)
+        self._disk.rename(new, topic_folder(data, note.name))
+        for changed in (trash_folder(data), topics_folder(data)):
+            self._disk.sync_folder(changed)
 
     def delete_topic(self, topic: str) -> None:
         self._log_of(topic)
@@ -240,7 +249,8 @@ class LogOfTopics(ABC, Generic[S]):
     def _buried(self, topic: str, epoch: int) -> None:
         """A tombstone was added. It is not needed without a journal."""
         data = self._folder
-        if data is not None and not segments(data) and not orphan_indexes(data):
+        has_journal = data is not None and any(journal_folder(data).glob("*"))
+        if data is not None and not has_journal:
             self._disk.remove_folder(trash_folder(data) / str(epoch))
 
     def _tidy_trash(self, data: Path) -> None:
@@ -354,7 +364,12 @@ def epoch_of(folder: Path) -> int | None:
 
 def is_unfinished(folder: Path) -> bool:
     """Whether a crash interrupted the creation of the topic in this folder."""
-    return folder.is_dir() and all(path.name == "topic.json.tmp" for path in folder.iterdir())
+    return folder.is_dir() and [path.name for path in folder.iterdir()] == ["topic.json.tmp"]
+
+
+def has_lost_note(folder: Path) -> bool:
+    """Whether a topic's folder has lost its topic.json: it is made, and goes, with the file."""
+    return folder.is_dir() and not is_unfinished(folder) and not (folder / _NOTE).exists()
 
 
 def unknown(topic: str) -> UsageError:

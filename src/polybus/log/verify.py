@@ -93,15 +93,23 @@ def verify(data: Path, *, progress: Progress | None = None) -> VerifyReport:
     """
     if not data.is_dir():
         raise UsageError("log.no-data", f"{data} is not a data directory")
-    check = _Check(data, progress)
+    notes = []
     try:
         lock: AbstractContextManager[object] = layout.DataLock(data, shared=True)
     except OSError as error:
         text = f"{error.strerror}; while a bus runs on the folder, the result is not reliable"
-        check.note(f"{data / 'lock'} cannot be locked: {text}")
+        notes.append(f"{data / 'lock'} cannot be locked: {text}")
         lock = nullcontext()
-    with lock:
-        return check.run()
+    with lock, _without_handover(data):
+        return _Check(data, progress, notes).run()
+
+
+def _without_handover(data: Path) -> AbstractContextManager[object]:
+    """Wait for the end of a hand-over that outlives its killed bus. Raises BusyError."""
+    try:
+        return manifests.HistoryLock(data, shared=True, wait_s=manifests.WAIT_S)
+    except OSError:
+        return nullcontext()  # The folder can only be read: nothing is handed over.
 
 
 @dataclass(slots=True)
@@ -120,10 +128,10 @@ class _CheckedTopic:
 class _Check:
     """One check of a data directory."""
 
-    def __init__(self, data: Path, progress: Progress | None) -> None:
+    def __init__(self, data: Path, progress: Progress | None, notes: list[str]) -> None:
         self._data = data
         self._progress = progress
-        self._report = VerifyReport()
+        self._report = VerifyReport(notes=notes)
         self._topics: dict[str, _CheckedTopic] = {}
         """By folder name."""
         self._deleted: dict[tuple[str, int], bool] = {}
@@ -161,15 +169,22 @@ class _Check:
         return self._report
 
     def _check_floor(self) -> None:
-        floor = floors.load(self._data)
-        for topic in floor:
-            state = self._topics.get(names.folder_of(topic))
+        file = layout.journal_folder(self._data) / floors.NAME
+        try:
+            floor = floors.load(self._data) or {}
+        except StorageError as error:
+            self._damaged(file, error.text)
+            return
+        for topic, (epoch, stop) in floor.items():
+            folder = layout.topic_folder(self._data, topic)
+            state = self._topics.get(folder.name)
+            if state is None and not was_deleted(folder, epoch):
+                self._damaged(folder, "is missing", topic, (0, stop - 1))
             if state is None or state.epoch is None or state.handed_over is None:
                 continue
             stop = max(state.stop, state.handed_over)
             lost = floors.missing(topic, state.epoch, stop, floor)
             if lost is not None:
-                file = layout.journal_folder(self._data) / floors.NAME
                 reason = "they left the journal, and history does not have them"
                 self._damaged(file, reason, topic, lost)
 

@@ -21,12 +21,11 @@ import contextlib
 import errno
 import os
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from polybus.errors import BusyError, StorageError, UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.disk import Disk, FileLock, sync_path
 from polybus.log.history.manifest import HistoryLock
@@ -37,7 +36,6 @@ from polybus.log.topics import epoch_of, read_data_note, storage_error
 from polybus.services.state_rows import NAME as STATE
 
 WAIT_S = 600.0
-POLL_S = 0.2
 TRIES = 3
 NOTE = "polybus.json"
 IMMUTABLE = (".parquet",)
@@ -68,7 +66,7 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
                 copy.tree("pipeline")
                 for table in layout.folders_in(data / "tables"):
                     copy.tree(f"tables/{table.name}", without=FOLDERS_LEFT_OUT)
-        with _history_lock(data):
+        with HistoryLock(data, wait_s=WAIT_S):
             _copy_state(data, target)
             copy.tree("staging", link=True)
             copy.tombstones()
@@ -275,15 +273,3 @@ def _no_pipeline(data: Path) -> Iterator[None]:
         raise UsageError("pipeline.running", text) from error
     with lock:
         yield
-
-
-def _history_lock(data: Path) -> HistoryLock:
-    """Wait for the end of a hand-over."""
-    until_s = time.monotonic() + WAIT_S
-    while True:
-        try:
-            return HistoryLock(data)
-        except BusyError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(POLL_S)

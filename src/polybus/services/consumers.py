@@ -159,7 +159,7 @@ class Consumers:
         for group, note in rows:
             try:
                 restored[group] = msgspec.json.decode(note, type=Consumer)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 logger.warning("consumer %r cannot be read and is forgotten: %s", group, error)
         self._consumers = self._saved = restored
 

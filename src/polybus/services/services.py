@@ -1,5 +1,6 @@
 """All services of one bus, started and stopped in order."""
 
+from polybus.log.interface import TopicSettings
 from polybus.services.consumers import ConsumerBook
 from polybus.services.context import Context
 from polybus.services.sessions.inboxes import Inboxes
@@ -11,6 +12,7 @@ class Services:
     """Sessions, consumers and transactions over one state.db."""
 
     def __init__(self, context: Context) -> None:
+        self._context = context
         fsync = context.config.durability != "memory"
         self.state = StateDb(context.data, fsync=fsync)
         self.inboxes = Inboxes(context, self.state)
@@ -19,7 +21,14 @@ class Services:
 
     async def start(self) -> None:
         """Restore what was saved, and finish transactions. Raises StorageError."""
+        # Before the system topics: where these are, a missing state.db was removed.
         await self.state.open()
+        system = self._context.config.system
+        self._context.bus.make_system_topics(
+            TopicSettings(
+                retention_age_s=system.retention_age_s, retention_bytes=system.retention_bytes
+            )
+        )
         await self.inboxes.start()
         await self.consumers.start()
         await self.transactions.start()

@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
+from polybus import names
 from polybus.errors import StorageError
+from polybus.log import layout
 from polybus.log.disk import sync_path
 
 NAME = "state.db"
@@ -97,6 +99,7 @@ class StateContent:
     is_current: bool = False
 
 
+REMOVED = StateDamage("", "", "the file is missing: all sessions, consumers and producers in it")
 _encode = msgspec.msgpack.Encoder().encode
 _digest: Callable[[bytes], bytes] = xxhash.xxh3_64_digest
 
@@ -284,8 +287,12 @@ def open_or_renew(path: Path, *, fsync: bool) -> list[StateDamage]:
     for leftover in path.parent.glob(f"{NAME}.new*"):
         leftover.unlink()
     if not path.exists():
-        _make(path, StateContent())
-        return []
+        content = StateContent()
+        if _was_removed(path):
+            content.damages = [REMOVED._replace(time_s=time.time())]
+            content.earlier = list(content.damages)
+        _make(path, content)
+        return content.damages
     content = examine(path, fsync=fsync)
     if content.damages:
         aside = _set_aside(path)
@@ -296,6 +303,11 @@ def open_or_renew(path: Path, *, fsync: bool) -> list[StateDamage]:
     elif not content.is_current:
         _make(path, content)
     return content.damages
+
+
+def _was_removed(path: Path) -> bool:
+    """Whether there was a file: a start makes it before the system topics."""
+    return layout.topic_folder(path.parent, names.SYSTEM_TOPICS[0]).exists()
 
 
 def _make(path: Path, content: StateContent) -> None:
@@ -370,4 +382,6 @@ def verify_state(data: Path, *, fsync: bool = True) -> list[StateDamage]:
         for suffix in ("", "-wal"):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(data / (NAME + suffix), Path(folder) / (NAME + suffix))
-        return examine(copy, fsync=fsync).damages if copy.exists() else []
+        if copy.exists():
+            return examine(copy, fsync=fsync).damages
+        return [REMOVED] if _was_removed(data / NAME) else []

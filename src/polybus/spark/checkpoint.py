@@ -75,7 +75,7 @@ def our_offset(text: Any) -> StreamOffset | None:
     """The offset in a JSON text of Spark's; None if it is of a source of another format."""
     try:
         return from_json(msgspec.json.decode(text))
-    except (TypeError, msgspec.DecodeError, UsageError):
+    except (TypeError, msgspec.DecodeError, UnicodeDecodeError, UsageError):
         return None
 
 

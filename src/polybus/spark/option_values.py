@@ -190,7 +190,7 @@ def topic_set(text: str) -> frozenset[str]:
 def _json(text: str, kind: Any, wanted: str) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{wanted}: {error}") from error
 
 

@@ -38,7 +38,7 @@ from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
 from polybus.log.history import parquet
 from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
-from polybus.log.history.manifest import HistoryLock
+from polybus.log.history.manifest import WAIT_S, HistoryLock
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import CommitEntry, Segment, delete_segments, read_rows
 from polybus.log.topics import storage_error
@@ -60,6 +60,7 @@ def hand_over(
     finished: Callable[[Path], None] | None = None,
     grace_s: float = REPLACED_GRACE_S,
     retention_bytes: int | None = None,
+    wait_s: float = 0.0,
 ) -> list[Path]:
     """Hand over every sealed segment; return those that are completely in history.
 
@@ -70,7 +71,7 @@ def hand_over(
     OSError if the disk failed: rows handed over so far stay in history.
     """
     report = progress or (lambda _: None)
-    with HistoryLock(data):
+    with HistoryLock(data, wait_s=wait_s):
         for folder in _topic_folders(data):
             sweep_scratch(folder, grace_s=grace_s)
         done = []
@@ -100,7 +101,7 @@ def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
     try:
         with layout.DataLock(data):
             _seal_journal(data)
-            segments = hand_over(data, progress=progress, grace_s=0.0)
+            segments = hand_over(data, progress=progress, grace_s=0.0, wait_s=WAIT_S)
             delete_segments(segments)
             return segments
     except OSError as error:

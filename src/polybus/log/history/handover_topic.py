@@ -160,6 +160,22 @@ class TopicHandover:
         manifests.save(self._folder, replaced)
         self._manifest = replaced
         self._on_disk = True
+        if epoch_of(self._folder) != self._epoch:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """The topic was deleted and created again during the save: the new one has our files."""
+        found = manifests.load(self._folder)
+        if found is not None and found.epoch == self._epoch:
+            (self._folder / manifests.NAME).unlink(missing_ok=True)
+            paths = [self._folder / file.path for file in self._files]
+            for path in paths:
+                path.unlink(missing_ok=True)
+            for folder in (*[path.parent for path in paths], self._folder / manifests.HISTORY):
+                with suppress(OSError):
+                    folder.rmdir()  # Only if it is empty.
+        self._epoch = None
+        self._on_disk = False
 
     def _writer_for(self, day: str) -> parquet.FileWriter:
         writer = self._writer

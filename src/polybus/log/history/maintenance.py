@@ -175,5 +175,5 @@ def _segment_in(text: bytes) -> Path | None:
     """The segment that a line reports as done. Any other output tells of damage or an error."""
     try:
         return Path(msgspec.json.decode(text, type=_Line).segment)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None

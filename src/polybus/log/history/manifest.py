@@ -16,6 +16,7 @@ Manifests have one writer at a time: the hand-over and retention hold `HistoryLo
 run one after the other; the lock is for a hand-over process that outlives a killed bus.
 """
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,8 @@ from polybus.log.topics import epoch_of, was_deleted
 
 NAME = "manifest.json"
 HISTORY = "history"
+WAIT_S = 10.0
+POLL_S = 0.02
 SMALL_FILE_BYTES = 16 << 20
 """The hand-over merges a day's last file below this size with the rows that follow it."""
 
@@ -137,11 +140,19 @@ def save(folder: Path, manifest: Manifest) -> None:
 class HistoryLock(FileLock):
     """The right to change manifests in a data directory: a context manager."""
 
-    def __init__(self, data: Path) -> None:
-        """Take the lock. Raises BusyError `log.history-busy`, another process holds it."""
+    def __init__(self, data: Path, *, shared: bool = False, wait_s: float = 0.0) -> None:
+        """Take the lock, or wait for it: the hand-over of a killed bus ends within a second.
+
+        Raises BusyError `log.history-busy`, another process holds it.
+        """
         path = data / "history.lock"
-        try:
-            super().__init__(path)
-        except BlockingIOError as error:
-            text = f"{path}: another hand-over or retention is running"
-            raise BusyError("log.history-busy", text, retry_after_s=5.0) from error
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                super().__init__(path, shared=shared)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() >= until_s:
+                    text = f"{path}: another hand-over or retention is running"
+                    raise BusyError("log.history-busy", text, retry_after_s=5.0) from error
+            time.sleep(POLL_S)

@@ -137,7 +137,7 @@ def note_of(message: Buffer) -> CommitNote:
     size = int.from_bytes(metadata[start - 4 : start], "little")
     try:
         return msgspec.json.decode(metadata[start : start + size], type=CommitNote)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"its note cannot be decoded: {error}") from error
 
 

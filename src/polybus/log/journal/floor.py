@@ -5,12 +5,14 @@ folder mixes two moments, as a copy with a hand-over in between does, or its man
 are missing, although no later row of the topic may tell.
 
 Order of writes: manifests with the rows, the floor, then the deletion of segments. A crash before
-the deletion leaves rows that both have. The file has a checksum; a damaged one is reported and
-counts as missing, and the next deletion replaces it.
+the deletion leaves rows that both have. A topic leaves the floor only with the proof of its
+deletion (log/topics.py), and the proof stays until then. The file has a checksum; a start writes a
+damaged or missing one again.
 """
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +21,8 @@ from polybus.errors import StorageError
 from polybus.log import checked_json
 from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk, replace_file
-from polybus.log.layout import journal_folder, topic_folder
+from polybus.log.layout import journal_folder, topic_folder, trash_folder
+from polybus.log.topics import was_deleted
 
 logger = logging.getLogger("polybus.log")
 NAME = "floor.json"
@@ -32,29 +35,50 @@ class _FloorNote(msgspec.Struct, frozen=True):
     topics: Floor
 
 
-def load(data: Path) -> Floor:
-    """The floor of a data folder; empty if there is none, or a damaged one."""
+def load(data: Path) -> Floor | None:
+    """The floor of a data folder, or None. Raises StorageError `log.damaged`."""
     path = journal_folder(data) / NAME
     try:
         return checked_json.decode(path.read_bytes(), _FloorNote, path).topics
     except FileNotFoundError:
-        return {}
-    except (OSError, StorageError) as error:
-        logger.warning("%s; the next hand-over replaces it", error)
-        return {}
+        return None
+    except OSError as error:
+        raise StorageError("log.damaged", f"{path}: {error.strerror}") from error
+
+
+def load_or_make(data: Path, handed_over: Floor, disk: Disk) -> Floor:
+    """The floor; if it is damaged or missing, that of the topics' hand-over offsets is written."""
+    found = None
+    try:
+        found = load(data)
+    except StorageError as error:
+        logger.error("%s: %s; it is written again", error.code, error.text)
+    if found is None and handed_over:
+        _save(data, handed_over, disk)
+    return handed_over if found is None else found
 
 
 def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk) -> None:
     """Record, durably, that these rows are about to be deleted from the journal."""
-    before = load(data)
-    floor = dict(before)
+    before = None
+    with suppress(StorageError):
+        before = load(data)
+    floor = dict(before or {})
     for rows in deleted:
         floor[rows.topic] = max(floor.get(rows.topic, (0, 0)), (rows.epoch, rows.stop_offset))
     # Not those of deleted topics, or it would grow for ever.
-    kept = {topic: at for topic, at in floor.items() if topic_folder(data, topic).is_dir()}
-    if kept != before:
-        content = checked_json.encode(_FloorNote(kept))
-        replace_file(journal_folder(data) / NAME, content, disk)
+    buried = {path.name for path in trash_folder(data).glob("*")}
+    kept = {
+        topic: (epoch, stop)
+        for topic, (epoch, stop) in floor.items()
+        if str(epoch) not in buried or not was_deleted(topic_folder(data, topic), epoch)
+    }
+    if kept != (before or {}):
+        _save(data, kept, disk)
+
+
+def _save(data: Path, floor: Floor, disk: Disk) -> None:
+    replace_file(journal_folder(data) / NAME, checked_json.encode(_FloorNote(floor)), disk)
 
 
 def missing(topic: str, epoch: int, stop: int, floor: Floor) -> tuple[int, int] | None:

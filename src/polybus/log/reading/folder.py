@@ -19,9 +19,10 @@ from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.history import manifest as manifests
 from polybus.log.history.manifest import Manifest
+from polybus.log.journal import floor as floors
 from polybus.log.journal.segment import parse_index
 from polybus.log.journal.topic_commits import SegmentCommits
-from polybus.log.topics import TopicNote, read_topic_note, unknown
+from polybus.log.topics import TopicNote, has_lost_note, read_topic_note, unknown
 
 T = TypeVar("T")
 SETTLED_NS = 1_000_000_000
@@ -39,7 +40,7 @@ def _seen_in(status: os.stat_result) -> _Seen:
 
 
 class _CachedFile(Generic[T]):
-    """A small file in a topic's folder, and its decoded content."""
+    """A small file, and its decoded content."""
 
     def __init__(self, folder: Path, name: str, load: Callable[[Path], T | None]) -> None:
         self._folder = folder
@@ -97,6 +98,8 @@ class TopicNotes:
             note = self._of(folder).note.read()
         except StorageError:
             return names.topic_in(folder)
+        if note is None and has_lost_note(self._folder / folder):
+            return names.topic_in(folder)
         return None if note is None else note.name
 
     def manifest(self, topic: str) -> Manifest:
@@ -106,9 +109,11 @@ class TopicNotes:
         """
         files = self._of(names.folder_of(topic))
         note = files.note.read()
+        folder = self._folder / names.folder_of(topic)
+        if note is None and has_lost_note(folder):
+            raise StorageError("log.damaged", f"{folder / 'topic.json'}: is missing")
         if note is None:
             raise unknown(topic)
-        folder = self._folder / names.folder_of(topic)
         return manifests.of_epoch(folder, files.manifest.read(), note.epoch)
 
     def _of(self, folder_name: str) -> _TopicFiles:
@@ -169,11 +174,14 @@ class FollowedIndex:
 
 
 class JournalIndex:
-    """All indexes of a journal. Only `refresh` reads the disk."""
+    """All indexes of a journal. Only `refresh` and `floor` read the disk."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
         self._indexes: dict[Path, FollowedIndex] = {}
+        self._floor = _CachedFile(
+            layout.journal_folder(data), floors.NAME, lambda folder: floors.load(folder.parent)
+        )
 
     def refresh(self) -> None:
         # A segment appears only when those before it are complete, so the result has no gap even
@@ -191,6 +199,17 @@ class JournalIndex:
             commits = index.topics.get(key)
             if commits is not None:
                 yield commits
+
+    def floor(self) -> floors.Floor:
+        """What has left the journal; nothing if that is damaged: a start of the bus mends it."""
+        try:
+            return self._floor.read() or {}
+        except StorageError:
+            return {}
+
+    def start(self, key: TopicKey) -> int | None:
+        """The offset of the topic's first message in the journal; None if it has none there."""
+        return next((int(commits.entries[0]) for commits in self.commits(key)), None)
 
     def stop(self, key: TopicKey) -> int:
         """The offset after the topic's last message in the journal; 0 if it has none there."""

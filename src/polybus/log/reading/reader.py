@@ -20,6 +20,7 @@ import pyarrow as pa
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.columns import SCHEMA
+from polybus.log.history import manifest as manifests
 from polybus.log.history.manifest import Manifest
 from polybus.log.history.topic_history import ALWAYS, TimeRange, offset_at
 from polybus.log.interface import Bounds
@@ -32,7 +33,7 @@ from polybus.log.reading.pieces import (
     journal_pieces,
     read_piece,
 )
-from polybus.log.topics import read_data_note
+from polybus.log.topics import read_data_note, was_deleted
 
 Lost = Callable[[UsageError], None]
 """Called when messages of a plan no longer exist."""
@@ -73,7 +74,7 @@ class LogReader:
         Raises UsageError `topic.unknown`; StorageError `log.damaged`.
         """
         self._journal.refresh()
-        return self._bounds(topic, self._notes.manifest(topic))
+        return self._bounds(topic, self._manifest(topic))
 
     def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
         """The bounds of many topics by one look at the journal; unknown topics are left out."""
@@ -81,7 +82,7 @@ class LogReader:
         found = {}
         for topic in topics:
             try:
-                found[topic] = self._bounds(topic, self._notes.manifest(topic))
+                found[topic] = self._bounds(topic, self._manifest(topic))
             except UsageError:
                 continue
         return found
@@ -92,7 +93,37 @@ class LogReader:
 
     def history(self, topic: str) -> Manifest:
         """The manifest of the topic's history. Raises as `bounds`."""
-        return self._notes.manifest(topic)
+        self._journal.refresh()
+        return self._manifest(topic)
+
+    def _manifest(self, topic: str) -> Manifest:
+        """The topic's manifest, after a look at the journal. Raises as `bounds`."""
+        folder = layout.topic_folder(self.data, topic)
+        try:
+            manifest = self._notes.manifest(topic)
+        except UsageError:
+            if self._is_folder_lost(topic, folder):
+                raise StorageError("log.damaged", f"{folder}: is missing") from None
+            raise
+        if self._seems_lost(topic, folder, manifest):
+            # Unless its first rows came, and went to history, since the look at the journal.
+            self._journal.refresh()
+            manifest = self._notes.manifest(topic)
+            if self._seems_lost(topic, folder, manifest):
+                raise StorageError("log.damaged", f"{folder / manifests.NAME}: is missing")
+        return manifest
+
+    def _seems_lost(self, topic: str, folder: Path, manifest: Manifest) -> bool:
+        """Whether the topic had rows, and neither manifest nor journal knows the first of them."""
+        if manifest.handed_over or self._journal.start((topic, manifest.epoch)) == 0:
+            return False
+        floor_epoch, _ = self._journal.floor().get(topic, (0, 0))
+        return floor_epoch == manifest.epoch or manifests.is_lost(folder)
+
+    def _is_folder_lost(self, topic: str, folder: Path) -> bool:
+        epoch, _ = self._journal.floor().get(topic, (0, 0))
+        # The proof of a deletion stays until the floor has forgotten the topic: look again.
+        return epoch > 0 and not was_deleted(folder, epoch) and topic in self._journal.floor()
 
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
         """Where the offsets `start` to `stop` are; files outside `times` are left out.
@@ -101,7 +132,7 @@ class LogReader:
         StorageError `log.damaged`, naming the offsets that no file has.
         """
         self._journal.refresh()
-        manifest = self._notes.manifest(topic)
+        manifest = self._manifest(topic)
         bounds = self._bounds(topic, manifest)
         if start < bounds.start or stop > bounds.stop or start > stop:
             text = f"offsets {start} to {stop} of topic {topic!r} were requested; the log holds"

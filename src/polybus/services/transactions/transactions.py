@@ -165,7 +165,7 @@ class Transactions:
                 for at, value in enumerate(batch.values(), offset):
                     try:
                         self._producers.apply(msgspec.json.decode(value, type=CommitRecord))
-                    except msgspec.DecodeError as error:
+                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
                         # Only the bus writes there. Starting without the record is better than not
                         # starting.
                         logger.error("%s, offset %d: not a valid record: %s", TOPIC, at, error)

@@ -124,7 +124,7 @@ def read_fingerprint(checkpoint: Path) -> Fingerprint | None:
     try:
         stored = msgspec.json.decode((checkpoint / FILE).read_bytes(), type=Fingerprint)
         return stored if Checkpoint(checkpoint).has_batches() else None
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

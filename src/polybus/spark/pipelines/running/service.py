@@ -112,7 +112,7 @@ def read_status(data: Path) -> PipelineStatus | None:
     try:
         content = (folder(data) / "status.json").read_bytes()
         return msgspec.json.decode(content, type=PipelineStatus)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

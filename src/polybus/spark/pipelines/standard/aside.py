@@ -70,7 +70,7 @@ def stored(data: Path, writer: str, batch_id: int) -> SetAside:
     nothing = SetAside(writer, batch_id)
     try:
         found = msgspec.json.decode((data / "pipeline" / FILE).read_bytes(), type=SetAside)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return nothing
     return found if (found.writer, found.batch) == (writer, batch_id) else nothing
 

@@ -248,7 +248,7 @@ def _stored_settings(data: Path) -> PipelineSettings | None:
     try:
         stored = (data / "pipeline" / SETTINGS_FILE).read_bytes()
         return msgspec.json.decode(stored, type=PipelineSettings)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

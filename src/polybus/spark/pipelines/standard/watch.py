@@ -280,7 +280,7 @@ class Watch:
     def _read_state(self) -> WatchState:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=WatchState)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             last = self._alerts.last_batch(PRODUCER)
             state = WatchState(query=str(uuid.uuid4()), tick=-1 if last is None else last)
             # Before the first alert is stored, which would otherwise count as published.
