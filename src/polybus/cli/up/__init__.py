@@ -20,9 +20,10 @@ from polybus import config as configuration
 from polybus.cli import exits
 from polybus.cli.options import config_option, data_option, load_config, port_option, topics_option
 from polybus.cli.up.children import Child
-from polybus.cli.up.demo import BusPorts, DemoTraffic, with_demo
+from polybus.cli.up.demo import BusPorts, DemoTraffic, is_way_in, with_demo
 from polybus.cli.up.display import STARTING, Figures, PlainDisplay, display, first_steps
 from polybus.config import Config
+from polybus.errors import ConfigError
 
 UPDATE_EVERY_S = 1.0
 STOP_TIMEOUT_S = 30.0
@@ -34,6 +35,11 @@ PIPELINES = "pipelines"
 DRIVER_VARIABLE = "POLYBUS_SPARK_DRIVER"
 """Another program to run as the driver, for tests."""
 READY = "polybus ready: "
+NO_WAY_IN = (
+    "connectors: polybus up needs one with protocol tcp that speaks http, without tls, for its "
+    'display and the pipeline; add {"protocol": "tcp", "ip": "127.0.0.1", "port": 0}, or run '
+    "polybus serve"
+)
 
 
 @click.command(
@@ -81,6 +87,8 @@ def up(
     if demo:
         config = with_demo(config)
     configuration.check(config)
+    if not any(map(is_way_in, config.connectors)):
+        raise ConfigError("config.invalid", NO_WAY_IN)
     if pipelines is None and Path(PIPELINES).is_dir():
         pipelines = Path(PIPELINES)
     with tempfile.TemporaryDirectory(prefix="polybus-up-") as folder:

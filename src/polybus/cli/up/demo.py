@@ -48,6 +48,7 @@ CHAT_LINES = (
 DUPLICATE_SHARE = 0.05
 BROKEN_SHARE = 0.04
 LATE_SHARE = 0.02
+WAY_IN = "http"
 LATE_BY = timedelta(minutes=30)
 RETRY_S = 1.0
 BURST_FIRST_S = 40.0
@@ -90,8 +91,14 @@ class BusPorts:
         found: dict[str, int] = {}
         for connector, address in zip(config.connectors, addresses, strict=True):
             kind = "queue" if "queue" in connector.protocols else connector.protocol
+            kind = WAY_IN if is_way_in(connector) else kind
             found.setdefault(kind, int(address.rpartition(":")[2]))
-        return cls(found["tcp"], found.get("udp"), found.get("queue"))
+        return cls(found[WAY_IN], found.get("udp"), found.get("queue"))
+
+
+def is_way_in(connector: Connector) -> bool:
+    """Whether the display and the pipeline can reach the bus there."""
+    return connector.protocol == "tcp" and not connector.tls and "http" in connector.protocols
 
 
 class DemoTraffic:
