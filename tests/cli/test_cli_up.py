@@ -164,7 +164,7 @@ def test_what_the_pipeline_goes_on_without_is_said(tmp_path: Path) -> None:
         {"event": "problem", "pipeline": "shop", "code": "pipeline.file", "text": "shop.py:3: no"},
     ]
     with running_up(tmp_path, behaviour={"says": says}) as up:
-        up.until_said(r"pipeline: topic 'red' is left out\n")
+        up.until_said(r"pipeline: standard\.decode: topic 'red' is left out\n")
         up.until_said(r"pipeline: shop\.py:3: no\n")
         assert up.interrupt() == 0
 
@@ -230,7 +230,7 @@ def test_a_bus_that_its_display_could_not_reach_is_refused_with_what_to_add(
 
 def test_the_display_uses_the_connector_that_speaks_http(tmp_path: Path) -> None:
     config = tmp_path / "bus.json"
-    connectors = [{"protocol": "udp"}, {"speaks": ["goms"]}, {}]
+    connectors: list[dict[str, Any]] = [{"protocol": "udp"}, {"speaks": ["goms"]}, {}]
     config.write_text(json.dumps({"connectors": [{"port": 0, **one} for one in connectors]}))
     with running_up(tmp_path, "--no-pipeline", "--config", str(config)) as up:
         ready = up.until_said(r"ready at \S+ \S+ tcp://127\.0\.0\.1:(\d+)")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +97,84 @@ async def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
             process.send_signal(signal.SIGHUP)
             assert b"nix" in await process.stderr.readline()
             assert not (data / "accounts/default/topics/three").exists()
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+TLS = Path(__file__).parents[1] / "client" / "tls"
+
+
+async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    trusting = ssl.create_default_context(cafile=str(TLS / "cert.pem"))
+    trusting.load_verify_locations(str(TLS / "renewed-cert.pem"))
+    return await asyncio.open_connection("localhost", port, ssl=trusting)
+
+
+async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = re.findall(rb"(?i)content-length: (\d+)", head)
+    await reader.readexactly(int(length))
+    return head.startswith(b"HTTP/1.1 200 ")
+
+
+async def served(port: int) -> str:
+    """The name of the file whose certificate a new connection gets."""
+    reader, writer = await connected(port)
+    assert await answers(reader, writer)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    for name in ("cert.pem", "renewed-cert.pem"):
+        if ssl.PEM_cert_to_DER_cert((TLS / name).read_text()) == found:
+            return name
+    return "another"
+
+
+async def test_sighup_takes_a_renewed_certificate_and_keeps_the_old_one_if_it_is_bad(
+    tmp_path: Path,
+) -> None:
+    """New connections get the new certificate; those that are open go on."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    async def reload(cert_name: str, key_name: str, *words: str) -> None:
+        shutil.copy(TLS / cert_name, cert)
+        shutil.copy(TLS / key_name, key)
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr is not None
+        line = (await process.stderr.readline()).decode()
+        assert all(word in line for word in words), line
+
+    shutil.copy(TLS / "cert.pem", cert)
+    shutil.copy(TLS / "key.pem", key)
+    file = tmp_path / "polybus.json"
+    connector = {"port": 0, "tls": {"cert": str(cert), "key": str(key)}}
+    file.write_text(json.dumps({"connectors": [connector]}))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "polybus.cli", "serve", "--verbose", "--config", str(file)),
+        *("--data", str(tmp_path / "data")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(20):
+            ready = await process.stdout.readline()
+            port = int(re.findall(rb"tcp://127\.0\.0\.1:(\d+)", ready)[0])
+            reader, writer = await connected(port)
+            assert await served(port) == "cert.pem"
+            await reload("renewed-cert.pem", "renewed-key.pem", "the settings were reloaded")
+            assert await served(port) == "renewed-cert.pem"
+            for bad in ("cert.pem", "key.pem"):  # not of this key; not a certificate at all
+                said = ("ERROR", "config.tls", str(cert), "the bus goes on")
+                await reload(bad, "renewed-key.pem", *said)
+                assert await served(port) == "renewed-cert.pem"
+            assert await answers(reader, writer)
+            writer.close()
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_kit import PipelineFolder
+from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder
 from spark_kit import RunningBus, running_bus
 
 HEAD = """from pyspark import pipelines as dp
@@ -142,6 +142,29 @@ def test_an_error_in_sql_is_reported_with_its_line(pipelines: PipelineFolder, ca
     text = pipelines.problem()
     assert f"{path}:{line}: " in text
     assert words in text
+
+
+def test_a_flow_that_fails_in_a_batch_says_which_one_why_and_what_to_do(
+    pipelines: PipelineFolder, shared_bus: RunningBus
+) -> None:
+    """An error of Java in `foreachBatch` has a stack trace that is too long for Spark itself."""
+    shared_bus.publish("orders", ["good", "poison"])
+    pipelines.write(
+        "shop.py",
+        f"{HEAD}\n@dp.table\ndef checked():\n"
+        "    rows = spark.readStream.table('orders')\n"
+        "    text = F.col('value').cast('string')\n"
+        "    wrong = F.raise_error(F.concat(F.lit('no order: '), text))\n"
+        "    return rows.select(F.when(text == 'poison', wrong).otherwise(text).alias('v'))\n",
+    )
+    runner = pipelines.start(pipelines.prepare(), continuous=False)
+    assert runner.wait(PASS_TIMEOUT_S)
+    (failed,) = runner.failures
+    assert (failed.pipeline, failed.flow) == ("shop", "checked")
+    text = failed.error or ""
+    assert text.startswith("batch 0: ") and "no order: poison" in text
+    assert text.endswith("start the pipeline again: it continues with this batch")
+    assert "\n" not in text and "org.apache" not in text and len(text) < 300
 
 
 def test_a_broken_pipeline_does_not_stop_others(pipelines: PipelineFolder) -> None:

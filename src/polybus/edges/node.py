@@ -83,7 +83,8 @@ class Server:
         self._tcp = tcp
         self._servers: list[asyncio.Server] = []
         self._udp_edges: list[UdpEdge] = []
-        self._certificates: list[tuple[Tls, ssl.SSLContext]] = []
+        # Each connection takes the context of its time: a reload replaces them.
+        self._certificates: dict[Tls, ssl.SSLContext] = {}
 
     async def start(self) -> list[str]:
         """Listen on every connector; return the addresses, `tcp://127.0.0.1:55545` and so on.
@@ -109,11 +110,14 @@ class Server:
             edge = UdpEdge(self._edge, connector)
             self._udp_edges.append(edge)
             return f"udp://{connector.ip}:{await edge.listen()}"
-        tls = None
-        if connector.tls is not None:
-            tls = tls_context(connector.tls)
-            self._certificates.append((connector.tls, tls))
-        connect = partial(Connection, self._tcp, connector, tls)
+        settings = connector.tls
+        if settings is not None:
+            self._certificates[settings] = tls_context(settings)
+
+        def connect() -> Connection:
+            tls = None if settings is None else self._certificates[settings]
+            return Connection(self._tcp, connector, tls)
+
         server = await self._context.loop.create_server(
             connect, connector.ip, connector.port, backlog=BACKLOG
         )
@@ -123,10 +127,7 @@ class Server:
 
     def reload_certificates(self) -> None:
         """Read the certificates again, for connections from now on. Raises ConfigError."""
-        for settings, _ in self._certificates:
-            tls_context(settings)
-        for settings, context in self._certificates:
-            context.load_cert_chain(settings.cert, settings.key)
+        self._certificates = {settings: tls_context(settings) for settings in self._certificates}
 
     async def listen_for_admin(self, path: Path) -> None:
         """Listen on a Unix socket that only the user of this process may open."""

@@ -277,7 +277,8 @@ class Up:
         elif kind in ("starting", "waiting"):
             self.screen.step("pipeline", text)
         elif kind in ("failed", "problem", "warning"):
-            self.screen.say(f"pipeline: {text}")
+            flow = f"{event['flow']}: " if "flow" in event else ""
+            self.screen.say(f"pipeline: {flow}{text}")
 
     async def _make_archive(self) -> None:
         """Create the class-data archive of Spark if it does not exist."""

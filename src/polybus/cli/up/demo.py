@@ -90,7 +90,7 @@ class BusPorts:
         """Read the addresses of the ready line, which are in the order of the connectors."""
         found: dict[str, int] = {}
         for connector, address in zip(config.connectors, addresses, strict=True):
-            kind = "queue" if "queue" in connector.protocols else connector.protocol
+            kind: str = "queue" if "queue" in connector.protocols else connector.protocol
             kind = WAY_IN if is_way_in(connector) else kind
             found.setdefault(kind, int(address.rpartition(":")[2]))
         return cls(found[WAY_IN], found.get("udp"), found.get("queue"))

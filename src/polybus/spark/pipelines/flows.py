@@ -170,6 +170,8 @@ class PipelineFlow:
     repeat_s: float | None = None
     retried: tuple[str, ...] = ()
     """Codes of errors after which it is tried again, besides failures that pass by themselves."""
+    retried_advice: str = ""
+    """What a user can do about these errors."""
     reads: tuple[str, ...] = ()
     writes: str = ""
 
@@ -191,6 +193,7 @@ class _FlowRun(FlowContext):
     query: Any = None
     caught_up: bool = False
     failures_in_a_row: int = 0
+    failed_batch: int | None = None
     _updating: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
@@ -296,7 +299,9 @@ class FlowRunner:
                 run.figures.take_begun(Checkpoint(run.checkpoint))
                 pause_s = self._pause_after(run, error)
                 is_final = pause_s is None and not self._stopping.is_set()
-                self._set_state(run, "failed" if is_final else "waiting", clean_cause(error))
+                self._set_state(
+                    run, "failed" if is_final else "waiting", _told(run, error, is_final=is_final)
+                )
             else:
                 run.caught_up = True
                 run.failures_in_a_row = 0
@@ -328,6 +333,7 @@ class FlowRunner:
 
     def _run_once(self, run: _FlowRun) -> bool:
         """Run a batch flow, or a stream to its end; whether it was a stream."""
+        run.failed_batch = None
         with self._starts:
             if self._stopping.is_set():
                 return True
@@ -349,6 +355,7 @@ class FlowRunner:
         run.update()
         run.query = None
         if error is not None and not self._stopping.is_set():
+            run.failed_batch = Checkpoint(run.checkpoint).unfinished_batch()
             raise error
         return True
 
@@ -370,6 +377,19 @@ class FlowRunner:
             if run.is_over:
                 run.figures.rows_per_s = 0.0
             self._changed.notify_all()
+
+
+def _told(run: _FlowRun, error: Exception, *, is_final: bool) -> str:
+    """Which batch of a stream failed, why, and what to do about it."""
+    cause = clean_cause(error)
+    if run.failed_batch is None:
+        return cause
+    advice = ""
+    if is_final:
+        advice = "; mend the cause and start the pipeline again: it continues with this batch"
+    elif run.flow.retried and cause.startswith(run.flow.retried):
+        advice = f"; {run.flow.retried_advice}"
+    return f"batch {run.failed_batch}: {cause}{advice}"
 
 
 def _has_caught_up(query: Any) -> bool:

@@ -22,7 +22,7 @@ from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import open_table
 from polybus.spark import listener, tables
-from polybus.spark.causes import clean_cause
+from polybus.spark.causes import brief_errors, clean_cause
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.changes import Changes, Fingerprint, fingerprint
@@ -77,7 +77,10 @@ def start_stream(
         def append(rows: Any, batch_id: int) -> None:
             # A new checkpoint counts its batches from 0 again: its id tells the two apart.
             writer = f"{flow}:{Checkpoint(checkpoint).query_id()}"
-            tables.append(rows, table, writer=writer, batch_id=batch_id, partition_by=partition_by)
+            with brief_errors():
+                tables.append(
+                    rows, table, writer=writer, batch_id=batch_id, partition_by=partition_by
+                )
 
         # Spark Connect sends the function, and what it uses, to the server.
         writer = writer.foreachBatch(append)

@@ -62,6 +62,10 @@ _ADVICE = (
     "restore the checkpoint, or remove both the checkpoint and the tables "
     f"{', '.join(TABLES)}: they are then built again from the log"
 )
+_DAMAGED_ADVICE = (
+    "the batch was planned before the damage, and all topics wait for it: restore the file from a "
+    "backup, or delete the topic, and the pipeline continues by itself"
+)
 EVENTS = "$events"
 SETTINGS_FILE = "standard-settings.json"
 SMALL_ROWS = 20_000
@@ -315,8 +319,14 @@ def _filtered(
 def flows(data: Path) -> list[PipelineFlow]:
     """The flows of the standard pipeline for the bus of a data folder."""
     return [
-        # A batch over a file that was damaged after its plan runs again until that is restored.
-        PipelineFlow(GROUP, "decode", start_decode, retried=("log.damaged", "log.frozen")),
+        PipelineFlow(
+            GROUP,
+            "decode",
+            start_decode,
+            # A batch over a file that was damaged after its plan runs again until that is restored.
+            retried=("log.damaged", "log.frozen"),
+            retried_advice=_DAMAGED_ADVICE,
+        ),
         PipelineFlow(GROUP, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
     ]
 
