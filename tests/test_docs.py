@@ -59,6 +59,28 @@ def test_every_setting_is_documented(group: type[config.Settings]) -> None:
         assert f"| `{field.encode_name}` |" in page
 
 
+def test_the_guarantees_name_the_values_that_settings_have() -> None:
+    text = (DOCS / "guarantees.md").read_text()
+    units = {"ms": 1, "MiB": 1 << 20, "days": 86_400}
+    numbers = {"seven": 7}
+    named = re.findall(r"`([a-z-]+)`\s+\((\w+)\s+(ms|MiB|days)\)", text)
+    groups = [config.Config(), config.Limits(), config.BusRetention(), config.Journal()]
+    settings = {
+        field.encode_name: getattr(group, field.name)
+        for group in groups
+        for field in msgspec.structs.fields(group)
+    }
+    assert len(named) >= 5
+    for name, number, unit in named:
+        value = numbers.get(number) or int(number)
+        assert settings[name] == value * units[unit], name
+
+
+def test_the_guarantees_name_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[\w./-]+)`", (DOCS / "guarantees.md").read_text())
+    assert named and [path for path in named if not (DOCS.parent / path).exists()] == []
+
+
 def test_every_error_code_is_documented() -> None:
     page = (DOCS / "reference" / "errors.md").read_text()
     assert [code for code in sorted(CODES) if f"| `{code}` |" not in page] == []
