@@ -36,7 +36,7 @@ APPLICATION_ID = 0x50420000
 ASIDE_MAX = 9
 DAMAGES_MAX = 1000
 DAMAGES_KEPT_S = 30 * 86_400
-WAL_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
+WAL_HEADER_BYTES, FRAME_HEADER_BYTES, SHM_BYTES = 32, 24, 100
 
 KEYS = {
     "sessions": ("number",),
@@ -148,6 +148,7 @@ def examine(path: Path, *, fsync: bool = True) -> StateContent:
         content.damages.append(StateDamage("", "", "the file is empty"))
         return content
     later = _commits_of(path.with_name(f"{NAME}-wal"))
+    synced_frames = _frames_of(path.with_name(f"{NAME}-shm"))
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     # A name that is not UTF-8 makes its row's checksum wrong, and no other.
     db.text_factory = lambda text: text.decode(errors="surrogateescape")
@@ -166,8 +167,9 @@ def examine(path: Path, *, fsync: bool = True) -> StateContent:
         for table in KEYS:
             _read_table(db, table, content)
     lost = [at for at in later if at >= max(read_frames or 0, 0)]
-    if fsync and read_frames is not None and len(lost) > 1:
-        _give_sessions_up(content, f"its last {len(lost)} saves are damaged (state.db-wal)")
+    is_short = read_frames is not None and synced_frames > max(read_frames, 0)
+    if fsync and read_frames is not None and (len(lost) > 1 or is_short):
+        _give_sessions_up(content, "its last saves are damaged or missing (state.db-wal)")
     damaged = {damage.kind for damage in content.damages}
     if damaged & {"", "producer", "producers_read"}:
         # The log has all records: read them again from its beginning.
@@ -233,7 +235,7 @@ def _give_sessions_up(content: StateContent, reason: str) -> None:
     """Numbers that a client has seen might be given to other messages."""
     for row in content.rows["sessions"]:
         content.damages.append(StateDamage("session", str(row[0]), reason))
-    content.damages.append(StateDamage("consumer", "", f"consumers: {reason}"))
+    content.damages.append(StateDamage("", "", reason))
     for table in ("sessions", "packs", "direct"):
         content.rows[table] = []
 
@@ -264,14 +266,36 @@ def _commits_of(wal: Path) -> list[int]:
     return commits
 
 
+def _frames_of(shm: Path) -> int:
+    """How many frames the write-ahead log had; 0 if state.db has them all, or nothing tells.
+
+    SQLite keeps the index of the log in this file. It counts a frame after its fsync, writes the
+    count twice with a checksum, and removes the file before the log. So what a kill leaves of it
+    proves what a log that is shorter, or gone, has lost.
+    """
+    try:
+        content = shm.read_bytes()[:SHM_BYTES]
+    except FileNotFoundError:
+        return 0
+    if len(content) < SHM_BYTES or content[:48] != content[48:96]:
+        return 0
+    *words, first, second, backfilled = struct.unpack("=12I48xI", content)
+    is_right = _wal_checksum(words) == (first, second)
+    return words[4] if is_right and backfilled < words[4] else 0
+
+
 def _is_wal_header(header: bytes) -> bool:
-    """Whether the checksum of SQLite's file format is right."""
     words = struct.unpack(">6I" if header[3] & 1 else "<6I", header[:24])
+    return struct.unpack(">2I", header[24:]) == _wal_checksum(words)
+
+
+def _wal_checksum(words: Sequence[int]) -> tuple[int, int]:
+    """The checksum of SQLite's file format."""
     first = second = 0
     for one, other in zip(words[::2], words[1::2], strict=True):
         first = first + one + second & 0xFFFFFFFF
         second = second + other + first & 0xFFFFFFFF
-    return struct.unpack(">2I", header[24:]) == (first, second)
+    return first, second
 
 
 # A new file
@@ -328,7 +352,7 @@ def _make(path: Path, content: StateContent) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID | FORMAT}")
         db.execute(f"PRAGMA user_version = {FORMAT}")
         db.execute("COMMIT")
-    for suffix in ("-wal", "-shm"):
+    for suffix in ("-shm", "-wal"):
         # SQLite would apply it to the new file.
         path.with_name(NAME + suffix).unlink(missing_ok=True)
     sync_path(new)
@@ -379,7 +403,7 @@ def verify_state(data: Path, *, fsync: bool = True) -> list[StateDamage]:
     """
     with tempfile.TemporaryDirectory(prefix="polybus-verify-") as folder:
         copy = Path(folder) / NAME
-        for suffix in ("", "-wal"):
+        for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(data / (NAME + suffix), Path(folder) / (NAME + suffix))
         if copy.exists():
