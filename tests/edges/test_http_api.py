@@ -194,6 +194,22 @@ async def test_a_topic_is_read_by_offset_and_limit() -> None:
         assert page["messages"][0]["protocol"] == "http"
 
 
+async def test_an_answer_with_large_messages_is_cut_and_says_where_to_read_on() -> None:
+    """However many messages a reader asks for, the answer is a few MiB in memory."""
+    async with http_bus("news") as http:
+        for _ in range(12):
+            await http.publish("news", b"x" * (1 << 20))
+        read: list[int] = []
+        following = 0
+        while following < 12:
+            path = f"/v1/topics/news/messages?offset={following}&limit=1000"
+            answer = await http.client.get(path)
+            assert len(answer.content) < 7 << 20
+            read += [one["offset"] for one in answer.json()["messages"]]
+            following = answer.json()["next"]
+        assert read == list(range(12))
+
+
 async def test_a_topic_is_read_by_time() -> None:
     async with http_bus("news") as http:
         await http.publish("news", b"1")

@@ -22,7 +22,7 @@ from polybus.torture.campaign import FAULTS, Campaign
 from polybus.torture.report import INVARIANTS, Findings
 
 SEED = 11
-SHORT = {"kills": 3, "frames": 2000}
+SHORT = {"kills": 3, "frames": 2000, "storms": 150, "reconnects": 10, "mixes": 3}
 
 
 def torture(*options: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +66,11 @@ def test_a_campaign_that_is_interrupted_leaves_no_bus_behind(
 ) -> None:
     options = ["--seed", str(SEED), "--kills", "20", "--jobs", "2", "--folder", str(tmp_path)]
     command = [sys.executable, "-m", "polybus.cli", "torture", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as campaign:
+    # Tests that run in the background of a shell ignore Ctrl-C, and so would their children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    campaign = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    signal.signal(signal.SIGINT, before)
+    with campaign:
         # Both rounds have a bus.
         while len({path.parents[1] for path in tmp_path.glob("*/*/data/lock")}) < 2:
             assert campaign.poll() is None
@@ -81,9 +85,9 @@ def test_a_campaign_that_is_interrupted_leaves_no_bus_behind(
 
 def test_a_round_that_fails_itself_is_a_finding(tmp_path: Path) -> None:
     run = Campaign(tmp_path, 7, lambda text: None, jobs=2)
-    run.run(iter([campaign.Round("tea", 1, 1)]))
-    assert run.totals["tea"].broken == {"errors": 1}
-    assert run.failures[-1] == "again: polybus torture --seed 7 --round tea:1"
+    run.run(iter([campaign.Round("storms", 1, -1)]))
+    assert run.totals["storms"].broken == {"errors": 1}
+    assert run.failures[-1] == "again: polybus torture --seed 7 --round storms:1"
 
 
 @pytest.mark.timeout(120)
@@ -122,8 +126,16 @@ def test_a_broken_promise_names_the_command_that_repeats_it(
         ("--for", "soon"),
         ("--round", "kills"),
         ("--round", "tea:1"),
+        ("--round", "storms:1:0"),
         ("--for", "1s", "--kills", "1"),
     ],
 )
 def test_wrong_options_are_refused(options: tuple[str, ...]) -> None:
     assert CliRunner().invoke(command, options).exit_code == 2
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (256, 4096))
+    refused = CliRunner().invoke(command, ["--storms", "10000"])
+    assert refused.exit_code == 2
+    assert "15200" in refused.output and "ulimit -Hn" in refused.output

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import socket
 
 import pytest
 
 from polybus.config import Limits
+from polybus.torture import fuzz
 from polybus.torture.frames import PARSERS, Number, boson_frame, encoded, goms, mutated, queue
 from polybus.wire import boson_frames
 from polybus.wire.goms import GomsCodec
@@ -50,3 +52,16 @@ def test_a_number_takes_any_value_that_its_layout_can_hold() -> None:
     assert Number(">i", -1).encode() == b"\xff\xff\xff\xff"
     assert Number(">i", 1 << 31).encode() == b"\x80\x00\x00\x00"
     assert Number(">B", 257).encode() == b"\x01"
+
+
+def test_datagrams_count_when_they_were_read() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bus:
+        bus.bind(("127.0.0.1", 0))
+        port = bus.getsockname()[1]
+        assert fuzz._datagrams(port) == (0, 0)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            peer.sendto(b"hello", ("127.0.0.1", port))
+        waiting_bytes, dropped = fuzz._datagrams(port)
+        assert waiting_bytes > 0 and dropped == 0
+        bus.recv(10)
+        assert fuzz._datagrams(port) == (0, 0)

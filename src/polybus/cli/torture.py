@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import resource
 import signal
 import tempfile
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from polybus.cli.output import echo_json, echo_table, progress_bar, say, shown
 from polybus.log.arrow_alone import leave_pandas_out
 from polybus.torture.campaign import FAULTS, Campaign, Round
 from polybus.torture.report import INVARIANTS
+from polybus.torture.storms import files_needed
 
 DEFAULT_S = 120.0
+NOTES_MAX = 20
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -30,15 +33,14 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _round(
-    context: click.Context, option: click.Parameter, text: str | None
-) -> tuple[str, int] | None:
+def _round(context: click.Context, option: click.Parameter, text: str | None) -> Round | None:
     if text is None:
         return None
-    fault, _, number = text.partition(":")
-    if fault not in FAULTS or not re.fullmatch(r"[1-9]\d{0,8}", number):
+    fault, *numbers = text.split(":")
+    if fault not in FAULTS or not re.fullmatch(r"[1-9]\d{0,8}(:[1-9]\d{0,8})?", ":".join(numbers)):
         raise click.BadParameter(f"write FAULT:NUMBER; faults are {', '.join(FAULTS)}")
-    return fault, int(number)
+    count = int(numbers[1]) if len(numbers) > 1 else FAULTS[fault].per_round
+    return Round(fault, int(numbers[0]), count)
 
 
 def _count_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +73,7 @@ def _count_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def torture(
     seconds: float | None,
     seed: int | None,
-    one: tuple[str, int] | None,
+    one: Round | None,
     folder: Path | None,
     jobs: int,
     as_json: bool,
@@ -82,18 +84,21 @@ def torture(
     It starts real buses on free ports and folders of its own; no other bus is touched. It ends
     with a table: how often each fault was done, and how often each promise was broken. The exit
     code is 1 if one was; the folder of that round stays, and the command to run it again is
-    printed.
+    printed. Rounds run at the same time, except those that measure time.
 
     \b
     Examples:
       polybus torture                          every fault in turn, two minutes
       polybus torture --for 1h --folder /srv   an hour, on the disk of /srv
       polybus torture --kills 1000 --flips 500 a number of some faults
-      polybus torture --seed 7 --round kills:3
+      polybus torture --storms 10000           a storm of 10,000 clients
+      polybus torture --seed 7 --round kills:3 one round again
     """
     chosen = {name: count for name, count in counts.items() if count is not None}
     if sum((seconds is not None, bool(chosen), one is not None)) > 1:
         raise click.UsageError("give only one of --for, --round and counts of faults")
+    if one is None:
+        _check_files(chosen.get("storms", 0) if chosen else FAULTS["storms"].per_round)
     # Leave through every `finally`, so that no bus stays behind.
     signal.signal(signal.SIGTERM, exits.end_by_signal)
     leave_pandas_out()
@@ -103,7 +108,7 @@ def torture(
     with progress_bar("starting", hidden=as_json) as update:
         campaign = Campaign(place, seed, lambda text: update(description=text), jobs)
         if one is not None:
-            campaign.run(iter([Round(*one, FAULTS[one[0]].per_round)]))
+            campaign.run(iter([one]))
         elif chosen:
             campaign.run_counts(chosen)
         else:
@@ -114,15 +119,25 @@ def torture(
     exits.end(good=campaign.is_clean)
 
 
+def _check_files(clients: int) -> None:
+    needed, hard = files_needed(clients), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if needed > hard:
+        raise click.UsageError(
+            f"{clients} clients in a storm need {needed} open files and the hard limit is {hard}: "
+            "raise it (ulimit -Hn, or LimitNOFILE of a service), or ask for fewer"
+        )
+
+
 def _show(campaign: Campaign, as_json: bool) -> None:
     if as_json:
         keys = ("fault", "count", *INVARIANTS)
         faults = [
             dict(zip(keys, found.row(name), strict=True)) for name, found in campaign.totals.items()
         ]
-        echo_json({"seed": campaign.seed, "faults": faults, "failures": campaign.failures})
+        told = {"faults": faults, "failures": campaign.failures, "notes": campaign.notes}
+        echo_json({"seed": campaign.seed, **told})
         return
     rows = [found.row(name) for name, found in campaign.totals.items()]
     echo_table(["fault", "count", *INVARIANTS], rows)
-    for text in campaign.failures:
+    for text in campaign.notes[-NOTES_MAX:] + campaign.failures:
         click.echo(shown(text))

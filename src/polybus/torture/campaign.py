@@ -1,15 +1,16 @@
 """A campaign: rounds of faults, each with a folder and a seed of its own, and their findings.
 
 A round depends on nothing but its seed and its number, so it can be run again alone, and rounds
-run at the same time. The seed
-decides what is done and in which order; how far the bus is at that moment is up to the machine.
+run at the same time. The seed decides what is done and in which order; how far the bus is at that
+moment is up to the machine.
 """
 
 import asyncio
+import contextlib
+import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -22,9 +23,12 @@ from polybus.torture.clock import clock_round
 from polybus.torture.flips import flip_round
 from polybus.torture.fuzz import fuzz_round
 from polybus.torture.kills import kill_round
+from polybus.torture.mixes import mixed_round
 from polybus.torture.outages import outage_round
 from polybus.torture.power import cut_round
 from polybus.torture.report import Findings
+from polybus.torture.stalls import stall_round
+from polybus.torture.storms import CLIENTS_MAX, reconnect_round, storm_round
 from polybus.torture.warm import processes
 from polybus.torture.writes import write_kill_round
 
@@ -39,6 +43,10 @@ class Fault:
     run: RoundRun
     per_round: int
     meaning: str
+    is_alone: bool = False
+    """No other round runs beside it, because it measures time."""
+    per_round_max: int = 0
+    """A round does as many as this if a number of them is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,19 @@ FAULTS = {
     "errors": Fault(outage_round, 10, "I/O errors and full disks for every kind of file"),
     "clock": Fault(clock_round, 10, "Jumps of the clock, by minutes to decades"),
     "flips": Fault(flip_round, 20, "Flips, cuts, zeros and removals in the files of a stopped bus"),
-    "frames": Fault(fuzz_round, 8000, "Mutated frames for each parser of a live bus"),
+    "frames": Fault(
+        fuzz_round, 8000, "Mutated frames for each parser of a live bus", per_round_max=160_000
+    ),
+    "storms": Fault(
+        storm_round, 1000, "Clients that vanish and reconnect at once", True, CLIENTS_MAX
+    ),
+    "reconnects": Fault(
+        reconnect_round, 100, "Reconnects of a session with a long backlog", per_round_max=1000
+    ),
+    "stalls": Fault(
+        stall_round, 200, "Subscribers beside others that stop reading", True, per_round_max=1000
+    ),
+    "mixes": Fault(mixed_round, 10, "Kills in a storm, half of them with a flip"),
 }
 
 
@@ -71,6 +91,7 @@ class Campaign:
     jobs: int = 1
     totals: dict[str, Findings] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
@@ -79,9 +100,9 @@ class Campaign:
     def run_counts(self, counts: dict[str, int]) -> None:
         """Do each fault as often as stated."""
         self.run(
-            Round(fault, done // FAULTS[fault].per_round + 1, min(step, wanted - done))
+            Round(fault, done // step + 1, min(step, wanted - done))
             for fault, wanted in counts.items()
-            for step in [FAULTS[fault].per_round]
+            for step in [FAULTS[fault].per_round_max or FAULTS[fault].per_round]
             for done in range(0, wanted, step)
         )
 
@@ -99,11 +120,15 @@ class Campaign:
         running: dict[Connection, tuple[BaseProcess, Round]] = {}
         try:
             while True:
-                while len(running) >= self.jobs:
+                while len(running) >= self.jobs or any(
+                    FAULTS[one.fault].is_alone for _, one in running.values()
+                ):
                     self._collect(running)
                 following = next(rounds, None)
                 if following is None:
                     break
+                while running and FAULTS[following.fault].is_alone:
+                    self._collect(running)
                 reader, writer = processes.Pipe(duplex=False)
                 with writer:
                     arguments = (writer, self.folder, self.seed, following)
@@ -115,8 +140,10 @@ class Campaign:
                 self._collect(running)
         finally:
             for process, _ in running.values():
-                process.terminate()
-            for process, _ in running.values():
+                assert process.pid is not None
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 process.join()
 
     def _collect(self, running: dict[Connection, tuple[BaseProcess, Round]]) -> None:
@@ -140,8 +167,11 @@ class Campaign:
 
     def _note(self, one: Round, found: Findings) -> None:
         self.totals.setdefault(one.fault, Findings()).add(found)
+        name = f"{one.fault}:{one.number}"
+        self.notes += [f"{name}: {text}" for text in found.notes]
         if found.broken:
-            name = f"{one.fault}:{one.number}"
+            if one.count > FAULTS[one.fault].per_round:
+                name += f":{one.count}"
             self.failures += [
                 *found.texts,
                 f"kept: {_folder(self.folder, one)}",
@@ -175,8 +205,6 @@ def perform(place: Path, seed: int, one: Round) -> Findings:
 
 
 def _perform_and_send(result: Connection, place: Path, seed: int, one: Round) -> None:
-    """Runs in a process of its own. Leaves through every `finally`, so that no bus stays behind."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    # Ctrl-C reaches all processes of a terminal: the one that began this one ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Runs in a process of its own, which has a group of its own: it ends with its buses."""
+    os.setpgid(0, 0)
     result.send(perform(place, seed, one))

@@ -21,6 +21,7 @@ from polybus.torture.warm import WarmProcess
 
 TOPICS = ("alpha", "beta", "queue")
 START_S_MAX = 30.0
+GROWTH_BYTES_MAX = 64 << 20
 SETTINGS: dict[str, Any] = {
     "topics": list(TOPICS[:2]),
     "connectors": [
@@ -54,6 +55,7 @@ class BusChild:
         self.process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._orphans: list[int] = []
         self.port = self.udp_port = self.queue_port = 0
+        self._ready_bytes = self._grown_bytes = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "bus.json"
         chosen = SETTINGS | {"data": str(self.data)} | (settings or {})
@@ -95,6 +97,7 @@ class BusChild:
             found = _READY.search((await asyncio.wait_for(read, START_S_MAX)).decode())
             if found is not None:
                 self.port, self.udp_port, self.queue_port = map(int, found.groups())
+                self.measure_memory()
                 return True
         self.kill()
         return False
@@ -128,6 +131,7 @@ class BusChild:
     async def stop(self) -> int:
         """SIGTERM; the exit code, or -9 if it had to be killed."""
         assert self.process is not None
+        self.grown_bytes()
         self.process.terminate()
         try:
             code = await asyncio.to_thread(self.process.wait, START_S_MAX)
@@ -155,9 +159,24 @@ class BusChild:
     def memory_bytes(self) -> int:
         assert self.process is not None
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) << 10
+        # Without pages of files, which the kernel takes back when it needs them.
+        found = re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", status)
+        return sum(map(int, found)) << 10
+
+    def measure_memory(self) -> None:
+        """What the bus takes from now on is growth."""
+        self._ready_bytes = self.memory_bytes()
+
+    def grown_bytes(self) -> int:
+        """What the bus has taken since it was ready or measured; of a stopped bus, in the end."""
+        if self.process is not None and self._ready_bytes:
+            with contextlib.suppress(OSError):
+                self._grown_bytes = self.memory_bytes() - self._ready_bytes
+        return self._grown_bytes
+
+    def descriptor_count(self) -> int:
+        assert self.process is not None
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def options(self, scheme: str = "http") -> ClientOptions:
         port = self.queue_port if scheme == "queue" else self.port

@@ -7,7 +7,7 @@ import random
 import signal
 from pathlib import Path
 
-from polybus.torture.child import BusChild
+from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
 from polybus.torture.load import Load
 from polybus.torture.report import Findings
 
@@ -89,6 +89,10 @@ async def check_files(child: BusChild, findings: Findings) -> None:
 
 
 def check_log(child: BusChild, findings: Findings) -> None:
+    """The bus's log has no exception, and its memory has not grown."""
+    if child.grown_bytes() > GROWTH_BYTES_MAX:
+        text = f"{child.grown_bytes() >> 20} MiB more than at the start"
+        findings.violated("memory", text)
     lines = child.log_text.splitlines()
     for number, line in enumerate(lines):
         if line.startswith(("Traceback ", "Fatal Python error")):

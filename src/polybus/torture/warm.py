@@ -29,7 +29,7 @@ class WarmProcess:
         reader, writer = processes.Pipe(duplex=False)
         with reader, writer:
             self._process = processes.Process(
-                target=_serve, args=(str(config), str(log), writer), daemon=True
+                target=_serve, args=(str(config), str(log), writer, os.getpgrp()), daemon=True
             )
             self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), "rb")
@@ -56,8 +56,9 @@ class WarmProcess:
         return self._process.exitcode
 
 
-def _serve(config: str, log: str, ready: Connection) -> None:
-    """Runs in the new process: become `polybus serve`."""
+def _serve(config: str, log: str, ready: Connection, group: int) -> None:
+    """Runs in the new process: become `polybus serve`, in the group of whoever asked."""
+    os.setpgid(0, group)
     # Nothing that was imported becomes garbage: the collector need not look at it.
     gc.freeze()
     opened = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -169,7 +169,7 @@ LIMIT_MAX = 100_000
 JSON_LIMIT_DEFAULT = 1000
 WAIT_S_MAX = 60.0
 PIECE_BYTES = 1 << 20
-JSON_BYTES_MAX = 16 << 20
+JSON_BYTES_MAX = 4 << 20
 _OFFSET_MAX = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - written with a Z
 

@@ -1,0 +1,86 @@
+"""Faults at the same time: a kill in a storm, and a flip in a file that may be given up.
+
+Such a file is made again from the others, or has nothing of the messages: every message with a
+receipt is there afterwards.
+"""
+
+import asyncio
+import contextlib
+import random
+import re
+from pathlib import Path
+
+from polybus.errors import PolybusError
+from polybus.torture.child import SETTINGS, BusChild
+from polybus.torture.flips import kinds
+from polybus.torture.kills import check_log
+from polybus.torture.report import Findings
+from polybus.torture.storms import Storm, rooms_of
+
+CLIENTS = 60
+STORM_S = 10.0
+# Positions and packs are promises of their own, and a flip may harm them.
+PUBLISHING = ("publish", "goms", "http")
+GIVEN_UP = re.compile(r"journal/N\.index|journal/floor\.json|state\.db.*|admin\.token")
+
+
+async def mixed_round(folder: Path, chance: random.Random, count: int) -> Findings:
+    """`count` kills on one folder, each in a storm, half of them with a flip."""
+    findings = Findings()
+    rooms = [f"room{number}" for number in range(rooms_of(CLIENTS))]
+    child = BusChild(folder, settings={"topics": [*SETTINGS["topics"], *rooms]})
+    storm = Storm(child, chance, CLIENTS, PUBLISHING)
+    flipped = ""
+    try:
+        for _ in range(count):
+            if not await _start(child, storm, flipped, findings):
+                return findings
+            coming = asyncio.create_task(_come_and_go(storm))
+            await asyncio.sleep(chance.uniform(0.02, 0.5))
+            child.kill()
+            await coming
+            await asyncio.to_thread(child.await_orphans)
+            flipped = _flip(child.data, chance) if chance.random() < 0.5 else ""
+            findings.count += 1
+        if await _start(child, storm, flipped, findings):
+            if await child.stop() != 0:
+                findings.violated("starts", "no clean stop")
+            check_log(child, findings)
+    except (PolybusError, OSError) as error:
+        findings.violated("errors", f"the bus does not answer: {error!r} ({flipped})")
+    finally:
+        child.kill()
+    return findings
+
+
+async def _start(child: BusChild, storm: Storm, flipped: str, findings: Findings) -> bool:
+    if not await child.start():
+        findings.violated("starts", f"{flipped or 'no flip'}; see {child.folder}/bus.log")
+        return False
+    found = Findings()
+    await storm.check(found)
+    for text in found.texts:
+        findings.violated(text.partition(":")[0], f"{text.partition(': ')[2]} ({flipped})")
+    return True
+
+
+async def _come_and_go(storm: Storm) -> None:
+    """Until the bus dies."""
+    while not storm.failed:
+        await storm.come(STORM_S)
+        for peer in storm.go():
+            peer.vanish("close")
+    storm.failed.clear()
+
+
+def _flip(data: Path, chance: random.Random) -> str:
+    found = {kind: paths for kind, paths in kinds(data).items() if GIVEN_UP.fullmatch(kind)}
+    with contextlib.suppress(IndexError):
+        path = chance.choice(found[chance.choice(sorted(found))])
+        content = bytearray(path.read_bytes())
+        if content:
+            at = chance.randrange(len(content))
+            content[at] ^= 1 << chance.randrange(8)
+            path.write_bytes(content)
+            return f"{path.relative_to(data)} byte {at} of {len(content)} flipped"
+    return ""

@@ -1,0 +1,90 @@
+"""What holds while a bus lives, whatever its peers do: answers in time, memory, descriptors."""
+
+import asyncio
+import threading
+import time
+
+from polybus.client import connect
+from polybus.errors import PolybusError
+from polybus.torture.child import GROWTH_BYTES_MAX, BusChild, shown
+from polybus.torture.report import Findings
+
+ANSWER_S_MAX = 1.0
+# A bus opens a few files at any time: a segment, a file of history, a connection of the probe.
+DESCRIPTORS_MORE_MAX = 16
+SETTLE_S = 5.0
+PROBE_INTERVAL_S = 0.1
+
+
+class BusWatch:
+    """Watches a bus from `begin` to `end`, with a normal client in a thread of its own.
+
+    The thread keeps the client's delays from being those of the peers that harm the bus.
+    """
+
+    def __init__(self, child: BusChild, findings: Findings) -> None:
+        self._child = child
+        self._findings = findings
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._before_descriptors = 0
+        self.peak_bytes = 0
+        self.slowest_s = 0.0
+
+    def begin(self) -> None:
+        self._child.measure_memory()
+        self._before_descriptors = self._child.descriptor_count()
+        self._thread.start()
+
+    async def end(self) -> None:
+        """Stop the client, and wait until memory and descriptors are back, which takes a moment.
+
+        The memory is checked with the bus's log (`check_log`).
+        """
+        self.abandon()
+        await asyncio.to_thread(self._thread.join)
+        more = 0
+        for _ in range(round(SETTLE_S / 0.1)):
+            more = self._child.descriptor_count() - self._before_descriptors
+            if self._child.grown_bytes() <= GROWTH_BYTES_MAX and more <= DESCRIPTORS_MORE_MAX:
+                break
+            await asyncio.sleep(0.1)
+        if more > DESCRIPTORS_MORE_MAX:
+            self._findings.violated("memory", f"{more} file descriptors more than before")
+
+    def abandon(self) -> None:
+        """Stop the client without a check."""
+        self._ended.set()
+
+    @property
+    def told(self) -> str:
+        grown, peak = (one / (1 << 20) for one in (self._child.grown_bytes(), self.peak_bytes))
+        return (
+            f"memory {grown:+.0f} MiB after, {peak:+.0f} MiB at most; "
+            f"slowest answer {self.slowest_s * 1000:.0f} ms"
+        )
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._probe())
+        except (PolybusError, OSError, TimeoutError) as error:
+            # The bus may be gone because the round ends.
+            if not self._ended.is_set():
+                told = shown(error) if isinstance(error, PolybusError) else repr(error)
+                self._findings.violated("errors", f"a normal client is not answered: {told}")
+
+    async def _probe(self) -> None:
+        """A normal client is answered in time; one late answer may be the machine's."""
+        late = 0
+        async with connect(f"boson://127.0.0.1:{self._child.port}", reconnect=False) as client:
+            while not self._ended.is_set():
+                began_s = time.monotonic()
+                await client.publish("beta", "probe", receipt=True)
+                await self._child.ask("GET", "/v1/topics")
+                took_s = time.monotonic() - began_s
+                self.slowest_s = max(self.slowest_s, took_s)
+                late = late + 1 if took_s > ANSWER_S_MAX else 0
+                if late == 2:
+                    self._findings.violated("errors", f"a normal client waited {took_s:.1f} s")
+                self.peak_bytes = max(self.peak_bytes, self._child.grown_bytes())
+                await asyncio.sleep(PROBE_INTERVAL_S)
