@@ -96,6 +96,10 @@ class Shim:
         """From now on no change ends."""
         self._control.off = 1
 
+    def go_on(self) -> None:
+        """Nothing ends any more, unless it has already."""
+        self._control.end_at = 0
+
     def reset(self) -> None:
         """The power is on, and nothing ends any more."""
         self._control.off = self._control.end_at = 0

@@ -59,7 +59,9 @@ async def start_until_off(child: BusChild, shim: Shim) -> bool:
             child.signal(signal.SIGKILL)
             break
         await asyncio.sleep(0.01)
-    return await starting and not shim.is_off
+    is_ready = await starting
+    shim.go_on()
+    return is_ready and not shim.is_off
 
 
 async def _load_until(moment: str, load: Load, shim: Shim, chance: random.Random) -> None:

@@ -13,7 +13,8 @@ from polybus.torture.load import Load
 from polybus.torture.report import Findings
 
 # Writes, opens, renames …: a start does about a hundred, the load a thousand in a second.
-OPERATIONS = (60, 150, 1500, 4000)
+START_OPERATIONS_MAX = 120
+OPERATIONS_MAX = (100, 1500, 4000)
 LOAD_S_MAX = 4.0
 
 
@@ -29,13 +30,18 @@ async def write_kill_round(folder: Path, chance: random.Random, count: int) -> F
             assert isinstance(child.process, subprocess.Popen)
             # Else only the process that does the write ends; it may be the hand-over.
             how = child.process.pid if chance.random() < 0.7 else KILL_SELF
-            wanted = chance.randint(1, chance.choice(OPERATIONS))
-            shim.end_before(wanted, how, torn=chance.random() < 0.5)
+            torn = chance.random() < 0.5
+            if chance.random() < 0.4:
+                shim.end_before(chance.randint(1, START_OPERATIONS_MAX), how, torn=torn)
             killed = child.process
-            if await child.ready():
+            is_ready = await child.ready()
+            shim.go_on()
+            if is_ready and killed.poll() is None:
                 await load.check()
+                wanted = chance.randint(1, chance.choice(OPERATIONS_MAX))
+                shim.end_before(wanted, how, torn=torn)
                 await _load_until_dead(load)
-            elif killed.returncode != -signal.SIGKILL:
+            elif killed.poll() != -signal.SIGKILL:
                 findings.violated("starts", f"no start; see {folder}/bus.log")
                 return findings
             child.kill()
