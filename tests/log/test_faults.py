@@ -373,3 +373,50 @@ def test_segments_are_where_the_layout_says(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.close()
     assert [path.name for path in layout.segments(tmp_path)] == ["00000000000000000001.arrows"]
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_a_deletion_that_the_disk_interrupts_loses_no_receipt_and_can_be_repeated(
+    tmp_path: Path, after: int
+) -> None:
+    disk = FaultyDisk(seed=1)
+    log = open_log(tmp_path, disk)
+    log.create_topic("news")
+    log.append(numbered("news", 0, 2))
+    log.sync()
+    disk.fail("fsync", errno.EIO, after=after)
+    try:
+        log.delete_topic("news")
+    except StorageError as error:
+        assert error.code == "log.failed"
+        disk.heal()
+        is_gone = not layout.topic_folder(tmp_path, "news").exists()
+        if is_gone:
+            with pytest.raises(StorageError, match="delete it again"):
+                log.append(numbered("news", 2, 1))
+        log.delete_topic("news")
+    disk.crash()
+    with contextlib.suppress(Exception):
+        log.close()
+    again = open_log(tmp_path)
+    assert again.topics() == [] and again.frozen == {}
+    again.close()
+
+
+def test_a_topic_whose_file_cannot_be_read_is_deleted_with_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(folder: Path) -> int:
+        raise StorageError("log.damaged", f"{folder}: Input/output error")
+
+    log = open_log(tmp_path)
+    log.create_topic("news")
+    log.append(numbered("news", 0, 2))
+    log.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr("polybus.log.topics.epoch_of", failing)
+        log.delete_topic("news")
+    log.close()
+    again = open_log(tmp_path)
+    assert again.topics() == [] and again.frozen == {}
+    again.close()

@@ -211,6 +211,9 @@ class LogOfTopics(ABC, Generic[S]):
             try:
                 self._remove_folder(self._folder, topic)
             except OSError as error:
+                if not topic_folder(self._folder, topic).exists():
+                    # What is accepted from here on would be gone after the next start.
+                    self.freeze(topic, "its deletion was interrupted; delete it again")
                 raise storage_error(error, f"cannot delete topic {topic!r}") from error
         del self._notes[topic]
         del self._topics[topic]
@@ -222,18 +225,25 @@ class LogOfTopics(ABC, Generic[S]):
         folder = topic_folder(data, topic)
         self._disk.make_folder(trash_folder(data))
         # The file, because a log in memory gives its topics other epochs.
-        epoch = None
+        epoch = known = None
         with suppress(StorageError):
             epoch = epoch_of(folder)
+        if epoch is None and topic not in self._damaged:
+            # The disk fails now, or an earlier call was interrupted.
+            known = self._notes[topic]
+            epoch = known.epoch
+        aside = trash_folder(data) / ("damaged" if epoch is None else str(epoch))
         if folder.exists():
-            aside = trash_folder(data) / ("damaged" if epoch is None else str(epoch))
             self._disk.remove_folder(aside)
             self._disk.rename(folder, aside)
+        if aside.exists():
             for changed in (trash_folder(data), topics_folder(data)):
                 self._disk.sync_folder(changed)
             if epoch is None:
                 self._disk.remove_folder(aside)
             else:
+                if known is not None:
+                    replace_file(aside / _NOTE, checked_json.encode(known), self._disk)
                 self._strip(aside)
                 self._buried(topic, epoch)
         for stray in self._strays.pop(topic, ()):
