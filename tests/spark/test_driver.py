@@ -26,13 +26,14 @@ from polybus.client.http import blocking
 from polybus.errors import UsageError
 from polybus.lake.table import LakeTable, open_table
 from polybus.log import layout
-from polybus.spark import checkpoint
+from polybus.spark import checkpoint, tables
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowRunner
 from polybus.spark.pipelines.running import driver as driver_module
 from polybus.spark.pipelines.running import service
 from polybus.spark.pipelines.running.driver import PipelineOptions, Supervisor
 from polybus.spark.pipelines.running.service import only_one, write_status
+from polybus.spark.pipelines.standard import batches
 from polybus.spark.pipelines.standard.batches import flows
 
 TOPICS = ("red", "blue", "green")
@@ -308,6 +309,23 @@ def test_a_batch_over_a_file_that_was_damaged_after_its_plan_says_what_to_do_and
             else:
                 blocking.request(bus.url, "DELETE", "/v1/topics/red")
             eventually(lambda: in_silver(bus.data, TOPICS) == expected, timeout_s=90)
+
+
+def test_the_first_batch_counts_as_lag_while_it_runs(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(*arguments: Any, **options: Any) -> Any:
+        assert go_on.wait(90)
+        return real_stage(*arguments, **options)
+
+    go_on, real_stage = threading.Event(), tables.stage
+    monkeypatch.setattr(batches, "stage", held)
+    with running_bus(tmp_path, ["t"]) as bus:
+        bus.publish("t", ["one", "two", "three"])
+        with standard_flows(spark, bus.data) as runner:
+            eventually(lambda: runner.progress()[0].lag == 3, timeout_s=60)
+            go_on.set()
+            eventually(lambda: runner.progress()[0].lag == 0, timeout_s=60)
 
 
 def test_a_full_disk_under_the_checkpoint_fails_the_flow_and_nothing_is_half_written(

@@ -101,7 +101,7 @@ class FlowProgress:
         self.warning = damage_warning(damaged) if damaged else None
 
     def take_begun(self, checkpoint: Checkpoint) -> None:
-        """Where the batch begins that a flow cannot finish, if it has finished none yet."""
+        """Where the batch begins that a flow has not finished, if it has finished none yet."""
         begun = checkpoint.unfinished_batch()
         end = None if begun is None else checkpoint.planned_end(begun)
         if begun is None or end is None or self._positions:
@@ -261,6 +261,8 @@ class FlowRunner:
             runs = list(self._runs.values())
         for run in runs:
             run.update()
+            if run.query is not None:
+                run.figures.take_begun(Checkpoint(run.checkpoint))
             run.figures.update_lag(self._bus.data if self._bus.url is None else None)
         return [dataclasses.replace(run.figures) for run in runs]
 
