@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.torture.control import CUT_POWER, EVERY_CHANGE, KILL_SELF, SYNC, WRITE, Shim
+from polybus.bench import BenchError
+from polybus.torture.control import CUT_POWER, EVERY_CHANGE, KILL_SELF, SYNC, WRITE, Shim, library
 from polybus.torture.cuts import BLOCK_BYTES, PowerCut, read_changes
 
 HEAD = """
@@ -43,6 +44,11 @@ def run(shim: Shim, program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=20, check=False
     )
+
+
+def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="needs a C compiler: apt-get install gcc"):
+        library({"XDG_CACHE_HOME": str(tmp_path), "PATH": ""})
 
 
 @pytest.fixture

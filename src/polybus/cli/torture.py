@@ -12,10 +12,12 @@ from typing import Any
 
 import click
 
+from polybus.bench import BenchError
 from polybus.cli import exits
 from polybus.cli.output import echo_json, echo_table, progress_bar, say, shown
 from polybus.log.arrow_alone import leave_pandas_out
-from polybus.torture.campaign import FAULTS, Campaign, Round
+from polybus.torture.campaign import COMPILED, FAULTS, Campaign, Round
+from polybus.torture.control import library
 from polybus.torture.report import INVARIANTS
 from polybus.torture.storms import files_needed
 
@@ -99,6 +101,12 @@ def torture(
         raise click.UsageError("give only one of --for, --round and counts of faults")
     if one is None:
         _check_files(chosen.get("storms", 0) if chosen else FAULTS["storms"].per_round)
+    wanted = [one.fault] if one is not None else chosen or FAULTS
+    if any(fault in COMPILED for fault in wanted):
+        try:
+            library()
+        except BenchError as error:
+            raise click.ClickException(f"{error}; or ask for other faults") from error
     # Leave through every `finally`, so that no bus stays behind.
     signal.signal(signal.SIGTERM, exits.end_by_signal)
     leave_pandas_out()

@@ -58,6 +58,8 @@ class Round:
     count: int
 
 
+COMPILED = ("writes", "cuts", "errors", "clock")
+"""Faults that need the library of control.py, and so a C compiler."""
 FAULTS = {
     "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs"),
     "writes": Fault(write_kill_round, 10, "Kills (-9) before or in the middle of exact writes"),

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from polybus.bench import compiling
@@ -14,6 +15,11 @@ PATH_BYTES = 1024
 OPEN, WRITE, SYNC, NAME, TRUNCATE, READ = 1, 2, 4, 8, 16, 32
 EVERY_CHANGE = OPEN | WRITE | SYNC | NAME | TRUNCATE
 KILL_SELF, CUT_POWER = 0, -1
+
+
+def library(environ: Mapping[str, str] | None = None) -> Path:
+    """The library, compiled at the first use. Raises BenchError."""
+    return compiling.cached("torture-shim", [SOURCE], FLAGS, environ)
 
 
 class _Control(ctypes.Structure):
@@ -41,7 +47,7 @@ class Shim:
 
     def __init__(self, folder: Path, *, records: bool = False) -> None:
         """Compile the library at the first use. Raises BenchError."""
-        self._library = compiling.cached("torture-shim", [SOURCE], FLAGS)
+        self._library = library()
         folder.mkdir(parents=True, exist_ok=True)
         folder = folder.resolve()
         self.root = folder / "data"
