@@ -58,6 +58,7 @@ SLOW_FILES = (
     "test_reader_moving.py",
     "test_state_damage.py",
     "test_torture.py",
+    "test_torture_storms.py",
     "test_torture_disk.py",
     "test_warm.py",
 )
