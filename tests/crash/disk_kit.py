@@ -36,6 +36,8 @@ READS = ("SELECT", "PRAGMA JOURNAL_MODE", "PRAGMA SYNCHRONOUS", "PRAGMA QUICK_CH
 ENDS_TRANSACTION = ("COMMIT", "ROLLBACK", "close")
 _OS = {name: getattr(os, name) for name in dir(os)}
 _OPEN = io.open
+_PARQUET_WRITER: Any = pq.ParquetWriter
+_CONNECT: Any = sqlite3.connect
 
 
 class WatchedDisk:
@@ -123,8 +125,19 @@ class WatchedDisk:
         for name, replacement in replacements.items():
             setattr(os, name, replacement)
         builtins.open = io.open = self._open_file
-        pq.ParquetWriter = _parquet_writer(pq.ParquetWriter)
-        sqlite3.connect = self._connect(sqlite3.connect)
+        pq.ParquetWriter = _parquet_writer(_PARQUET_WRITER)
+        sqlite3.connect = self._connect(_CONNECT)
+
+    def uninstall(self) -> None:
+        """Put the primitives back, and close what was kept open."""
+        for name, original in _OS.items():
+            if getattr(os, name) is not original:
+                setattr(os, name, original)
+        builtins.open = io.open = _OPEN
+        pq.ParquetWriter = _PARQUET_WRITER
+        sqlite3.connect = _CONNECT
+        while self._removed:
+            os.close(self._removed.pop())
 
     def act(self, what: str, operation: Callable[[], Any]) -> Any:
         with self._lock:

@@ -14,9 +14,11 @@ import pyarrow as pa
 from polybus.services.transactions.staging import SCHEMA
 
 
-def stage(data: Path, producer: str, batch: int, rows: Sequence[tuple[str, str]]) -> str:
+def stage(
+    data: Path, producer: str, batch: int, rows: Sequence[tuple[str, str]], *, name: str = ""
+) -> str:
     """Stage one record batch for each (topic, value), fsynced; return the file's name."""
-    name = f"{batch}-{uuid4().hex}.arrows"
+    name = name or f"{batch}-{uuid4().hex}.arrows"
     folder = data / "staging" / producer
     with _created(folder / name) as file:
         with pa.ipc.new_stream(file, SCHEMA) as writer:

@@ -186,21 +186,24 @@ class Committer:
 
     def _run(self) -> None:
         while self._wait():
-            try:
-                if self.failure is not None:
-                    self._repair()
-                self._work()
-                if self.failure is not None:
-                    logger.warning("the journal can be written again")
-                    self.failure = None
-                    # Health is restored even if nothing was waiting to be written.
-                    _tell(self._callbacks.on_durable, self.durable)
-            except OSError as error:
-                self._fail(storage_error(error, "the journal cannot be written"))
-            except Exception as error:
-                # A bug must not end the thread silently: receipts would stop without an error.
-                logger.exception("the committer failed")
-                self._fail(StorageError("log.failed", f"the committer failed: {error!r}"))
+            self._round()
+
+    def _round(self) -> None:
+        try:
+            if self.failure is not None:
+                self._repair()
+            self._work()
+            if self.failure is not None:
+                logger.warning("the journal can be written again")
+                self.failure = None
+                # Health is restored even if nothing was waiting to be written.
+                _tell(self._callbacks.on_durable, self.durable)
+        except OSError as error:
+            self._fail(storage_error(error, "the journal cannot be written"))
+        except Exception as error:
+            # A bug must not end the thread silently: receipts would stop without an error.
+            logger.exception("the committer failed")
+            self._fail(StorageError("log.failed", f"the committer failed: {error!r}"))
 
     def _wait(self) -> bool:
         """Sleep until there is work; False on close."""

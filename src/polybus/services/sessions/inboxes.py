@@ -234,7 +234,8 @@ class Inboxes:
         """The packs above a number; None if something must be read or saved first."""
         session.cut()
         self._touch(session)
-        if session.needs_mark() or session.has_notice or session.wants_catch_up() is not None:
+        is_told = not session.needs_notice(after)
+        if session.needs_mark() or not is_told or session.wants_catch_up() is not None:
             return None
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         packs = [(number, content.json) for number, content in shown if content.json is not None]
@@ -263,7 +264,7 @@ class Inboxes:
             if json is None:
                 session.discard(number)
             packs.append((number, EMPTY_PACK if json is None else json))
-        if session.has_notice:
+        if session.needs_notice(after):
             for lost in session.lost.values():
                 self.messages_lost += lost.messages
                 self._events.lost(session, lost.topic, lost.messages)

@@ -153,7 +153,7 @@ class Saver:
         session.lost = {one[0]: LostMessages(*one) for one in msgspec.json.decode(lost)}
         contents = {pack[1]: self._content(pack, feeds) for pack in packs}
         is_corrected |= any(contents[pack[1]].count < pack[5] for pack in packs)
-        session.restore(contents, next_id=next_id, mark=mark)
+        session.restore(contents, next_id=next_id, mark=mark, first_id=first_id)
         missing = count - len(packs) + sum(self._is_lost(pack) for pack in packs)
         if missing > 0:
             logger.error("session %d has lost %d packs (state.damaged)", session.number, missing)

@@ -8,8 +8,8 @@ The rules:
 3. A session holds at most `session_packs_max` packs and `session_bytes_max` bytes. Beyond that the
    oldest are dropped, and a notice says which topic lost how many messages from which position on.
 4. Clients stop at a gap in the numbers. So a pack that was dropped before a client could have seen
-   it leaves no gap (the later ones move up), and one that was dropped later is sent once more,
-   empty, beside the notice.
+   it leaves no gap (the later ones move up), and one that was dropped later is sent empty, until
+   its client confirms it or a later one: an answer can be lost with its connection.
 5. A number may be shown to a client only below `mark`, which is on disk (write-ahead). A crash
    loses what happened after the last save. The numbers up to the mark are then used up, as empty
    packs, and the messages come again under new numbers.
@@ -63,7 +63,7 @@ class SessionChanges:
 
     Attributes:
         rows: number, time to live, next number, mark, topics with epoch and offset, losses, the
-            first pack's number and the number of packs.
+            first number that its client may wait for and the number of packs.
         digests: those of the rows' keys.
         first: packs below these are gone.
         renumbered: packs from these on have other numbers now.
@@ -115,7 +115,8 @@ class Session:
     # Pack `_first_id + i` is `_packs[i]`; None: confirmed. The first is never None.
     _first_id: int = 1
     _packs: list[Content | None] = field(default_factory=list)
-    _gap: range | None = None
+    # Numbers below `_first_id` that were shown and dropped.
+    _gap: range = range(0)
     _mark: int = 1
     _raises_mark: bool = False
     # Packs below this number are on disk, or were confirmed before they had to be.
@@ -258,6 +259,10 @@ class Session:
         packs = self._packs
         confirmed = False
         for number in ids:
+            if self._gap and self._gap.start <= number <= self.shown_to:
+                # Its client takes packs in order, so it has all up to this one.
+                self._gap = range(number + 1, self._gap.stop)
+                confirmed = True
             index = number - self._first_id
             if 0 <= index < len(packs) and number <= self.shown_to and packs[index] is not None:
                 self._let_go(index)
@@ -330,7 +335,7 @@ class Session:
         first = self._first_id
         self._trim()
         if min(index, unseen):
-            start = first if self._gap is None else self._gap.start
+            start = self._gap.start if self._gap else first
             self._gap = range(start, first + min(index, unseen))
 
     def _renumber(self) -> None:
@@ -377,26 +382,24 @@ class Session:
         """A client is being sent packs up to this number."""
         self.shown_to = max(self.shown_to, number)
 
-    @property
-    def has_notice(self) -> bool:
-        return bool(self.lost) or (bool(self.damaged) and not all(self.damaged.values()))
+    def needs_notice(self, after: int) -> bool:
+        """Whether `take_notice` has something for a client that has the packs up to a number."""
+        is_told = not self.lost and all(self.damaged.values())
+        return not is_told or bool(self._gap and self._gap[-1] > after)
 
     def take_notice(self, after: int) -> list[tuple[int, bytes]]:
         """Pack "0", which reports losses, and empty packs for lost numbers above `after`."""
-        if not self.has_notice:
-            return []
         notices = [lost.encode() for lost in self.lost.values()]
         for topic in [one for one, is_told in self.damaged.items() if not is_told]:
             follow = self.follows[topic]
             position = f"{follow.feed.epoch}:{follow.offset}"
             notices.append(encode_notice(DAMAGED, {"topic": topic, "position": position}))
             self.damaged[topic] = True
-        packs = [(0, b"[" + b",".join(notices) + b"]")]
-        if self._gap is not None:
-            packs += [(number, EMPTY_PACK) for number in self._gap if number > after]
-            self._gap = None
+        packs = [(0, b"[" + b",".join(notices) + b"]")] if notices else []
+        self._is_changed |= bool(notices)
         self.lost = {}
-        self._is_changed = True
+        first = max(self._gap.start, after + 1)
+        packs += [(number, EMPTY_PACK) for number in range(first, self._gap.stop)]
         return packs
 
     # Saving
@@ -417,7 +420,8 @@ class Session:
         me, first = self.number, self._first_id
         follows = [(one.feed.topic, one.feed.epoch, one.offset) for one in self.follows.values()]
         lost = list(self.lost.values())
-        row = (me, self.ttl_s, self.next_id, mark, follows, lost, first, self.pack_count)
+        sent_from = self._gap.start if self._gap else first
+        row = (me, self.ttl_s, self.next_id, mark, follows, lost, sent_from, self.pack_count)
         changes.rows.append(row)
         changes.digests.append(self.digest)
         changes.first.append((me, first))
@@ -445,9 +449,10 @@ class Session:
         self._saved_to = self._rewrite_from = self._first_id
         self._is_changed = True
 
-    def restore(self, packs: dict[int, Content], *, next_id: int, mark: int) -> None:
+    def restore(self, packs: dict[int, Content], *, next_id: int, mark: int, first_id: int) -> None:
         """Take over what was saved; numbers that may have been shown since are used up."""
         first = self._first_id = min([*packs, next_id])
+        self._gap = range(first_id, first)
         self.shown_to = mark - 1
         self._mark = mark
         stop = max(next_id, mark)
@@ -468,5 +473,6 @@ class Session:
         missing = [EMPTY] * (self._first_id - first)
         self._packs = [*missing, *(EMPTY if one is None else one for one in self._packs)]
         self._first_id = first
+        self._gap = range(0)
         self.pack_count = len(self._packs)
         self._note_lost("", 0, 0, count)

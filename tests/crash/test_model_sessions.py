@@ -1,0 +1,593 @@
+"""Sessions against a model of what each client must be given, with ends at any write.
+
+The model of a session is its client: it takes packs in the order of their numbers, stops at a
+missing one, and remembers what each number meant when it was shown last. From that follows what it
+was given: every message of its topics once and in order, unless a notice has counted it as lost.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from disk_kit import End
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+from model_kit import TOPICS, Model, run_model, stepped
+
+pytestmark = pytest.mark.slow
+
+SESSIONS_MAX = 2
+TTL_S = 60.0
+SAVED_S = 1.1
+"""Confirmations are saved within a second, if state.db is fast."""
+EMPTY: list[Any] = []
+Key = tuple[str, int]
+
+slots = st.integers(0, SESSIONS_MAX - 1)
+topics = st.sampled_from(TOPICS)
+some_topics = st.lists(topics, unique=True, max_size=len(TOPICS))
+ends: st.SearchStrategy[End] = st.sampled_from(("kill", "cut", "torn"))
+writes = st.integers(0, 12)
+
+
+class Listener:
+    """A connection that only knows whether it was woken."""
+
+    def __init__(self) -> None:
+        self.is_woken = False
+
+    def wake(self) -> None:
+        self.is_woken = True
+
+    def replaced(self) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+
+@dataclass
+class Following:
+    """A session follows a topic from one offset to another, until it leaves it."""
+
+    key: Key
+    start: int
+    stop: int | None = None
+    is_left: bool = False
+
+
+@dataclass
+class Client:
+    """A session as its client sees it.
+
+    Attributes:
+        followed: what it must be given.
+        may_follow: the topics of a change that had no answer.
+        meaning: what each number was when it was shown last.
+        shown_in: the number of crashes before that.
+        taken: it has all packs up to this number.
+        waits_for: the next number, if later ones came without it.
+        sent_to: the last number on its connection.
+        confirmed: numbers that it has confirmed; whether that is on disk.
+        firm: numbers that it was shown before the last save.
+        posted: direct packs; whether they had an answer.
+        told_lost: how many messages notices have counted, by topic; "" for direct packs.
+        deletions: topics that were deleted while it followed them; whether that had an answer.
+    """
+
+    key: str
+    followed: list[Following] = field(default_factory=list)
+    may_follow: list[str] | None = None
+    meaning: dict[int, Any] = field(default_factory=dict)
+    taken: int = 0
+    waits_for: int = 0
+    sent_to: int = 0
+    listener: Listener | None = None
+    confirmed: dict[int, bool] = field(default_factory=dict)
+    firm: set[int] = field(default_factory=set)
+    posted: dict[str, bool] = field(default_factory=dict)
+    told_lost: collections.Counter[Key] = field(default_factory=collections.Counter)
+    is_told: bool = False
+    deletions: collections.Counter[str] = field(default_factory=collections.Counter)
+    is_restored: bool = False
+    is_ending: bool = False
+
+    def topics(self) -> list[str]:
+        return [one.key[0] for one in self.followed if one.stop is None]
+
+    def take(self, packs: list[tuple[int, bytes]], sent: dict[Key, list[str]]) -> None:
+        """Take packs as they came; `sent` is what the log has."""
+        numbers = [number for number, _ in packs]
+        assert numbers == sorted(set(numbers)), numbers
+        self.waits_for = 0
+        for number, text in packs:
+            content = json.loads(text)
+            if not number:
+                self._take_notice(content)
+                continue
+            assert not self.confirmed.get(number), f"pack {number} was confirmed and saved"
+            if number in self.meaning:
+                self._check_meaning(number, content, sent)
+            elif number == self.taken + 1:
+                self.taken = number
+            else:
+                # It comes again until it is confirmed.
+                self.waits_for = self.taken + 1
+                continue
+            self.meaning[number] = content
+        self.sent_to = max([self.sent_to, *numbers])
+
+    def _check_meaning(self, number: int, content: Any, sent: dict[Key, list[str]]) -> None:
+        before = self.meaning[number]
+        if content == before:
+            return
+        stored = {value for values in sent.values() for value in values}
+        kept = [one for one in before if one[0] not in TOPICS or one[1] in stored]
+        is_lost = content == kept and len(kept) < len(before)
+        assert content in (EMPTY, kept), f"pack {number} was {before} and is {content}"
+        if content == EMPTY and not is_lost:
+            assert self.is_restored or self.is_told, f"pack {number} is empty"
+            assert number not in self.firm or self.is_told, f"pack {number} is empty"
+
+    def take_notices(self, packs: list[tuple[int, bytes]]) -> None:
+        for text in [text for number, text in packs if not number]:
+            self._take_notice(json.loads(text))
+
+    def _take_notice(self, content: Any) -> None:
+        for kind, lost in content:
+            assert kind == "session.overflow", kind
+            self.is_told = True
+            if lost["topic"] is None:
+                self.told_lost["", 0] += lost["count"]
+            else:
+                epoch = int(lost["position"].split(":")[0])
+                self.told_lost[lost["topic"], epoch] += lost["count"]
+
+    # What it was given
+
+    def check(self, sent: dict[Key, list[str]], *, is_all: bool) -> None:
+        """Everything at most once and in order; with `is_all` also that nothing is missing."""
+        places = {
+            value: (key, offset)
+            for key, values in sent.items()
+            for offset, value in enumerate(values)
+        }
+        given: dict[Key, list[int]] = {}
+        posted: collections.Counter[str] = collections.Counter()
+        deleted: collections.Counter[str] = collections.Counter()
+        for number in sorted(self.meaning):
+            for kind, *data in self.meaning[number]:
+                if kind == "direct":
+                    posted[data[0]] += 1
+                elif kind == "topic.deleted":
+                    deleted[data[0]["topic"]] += 1
+                elif data[0] in places:
+                    key, offset = places[data[0]]
+                    assert key[0] == kind, f"{data[0]} of {key} came as {kind}"
+                    given.setdefault(key, []).append(offset)
+        for key, offsets in given.items():
+            assert offsets == sorted(set(offsets)), f"{key}: {offsets} in {self.meaning}"
+            allowed = {offset for one in self._of(key) for offset in _range(one, sent)}
+            assert allowed.issuperset(offsets), f"{key}: {offsets} of {allowed}"
+        assert all(count == 1 for count in posted.values()), posted
+        assert posted.keys() <= self.posted.keys()
+        if is_all:
+            self._check_all(given, posted, deleted, sent)
+
+    def _check_all(
+        self,
+        given: dict[Key, list[int]],
+        posted: collections.Counter[str],
+        deleted: collections.Counter[str],
+        sent: dict[Key, list[str]],
+    ) -> None:
+        staying = [one for one in self.followed if not one.is_left]
+        for key in {one.key for one in staying}:
+            wanted = {at for one in staying if one.key == key for at in _range(one, sent)}
+            missing = wanted.difference(given.get(key, []))
+            assert len(missing) <= self.told_lost[key], f"{key}: {missing}, {self}"
+        missing_posts = {one for one, is_sure in self.posted.items() if is_sure} - posted.keys()
+        missing_notices = sum((self.deletions - deleted).values())
+        count = len(missing_posts) + missing_notices
+        assert count <= self.told_lost["", 0], (
+            f"{missing_posts}, {self.deletions} {deleted}, {self}"
+        )
+        assert deleted <= self.deletions, f"{deleted} of {self.deletions}"
+
+    def _of(self, key: Key) -> list[Following]:
+        return [one for one in self.followed if one.key == key]
+
+
+def _range(one: Following, sent: dict[Key, list[str]]) -> range:
+    stop = len(sent[one.key]) if one.stop is None else one.stop
+    return range(one.start, stop)
+
+
+class Sessions(Model):
+    """The rules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients: list[Client] = []
+        self.gone: list[str] = []
+
+    @initialize(packs_max=st.sampled_from((3, 6, 1000)), is_small=st.booleans())
+    def set_up(self, packs_max: int, is_small: bool) -> None:
+        self.begin(
+            msgstream={"session-packs-max": packs_max, "session-ttl-s": TTL_S},
+            retention={"bytes": 1} if is_small else {},
+        )
+        self.open(list(TOPICS), "latest", 0)
+
+    # Sessions
+
+    @precondition(lambda self: len(self.clients) < SESSIONS_MAX)
+    @rule(
+        names=some_topics,
+        where=st.sampled_from(("latest", "earliest", "position")),
+        at=st.integers(0, 5),
+    )
+    def open(self, names: list[str], where: str, at: int) -> None:
+        names = [one for one in names if one in self.epochs]
+        if where == "position":
+            del names[1:]
+            where = where if names else "latest"
+
+        async def work() -> None:
+            inboxes = self.life.services.inboxes
+            followed = []
+            for topic in names:
+                bounds = self.life.log.bounds(topic)
+                offset = {"latest": bounds.stop, "earliest": bounds.start}.get(where)
+                if offset is None:
+                    offset = min(max(at, bounds.start), bounds.stop)
+                followed.append(Following((topic, bounds.epoch), offset))
+            text = f"{self.epochs[names[0]]}:{at}" if where == "position" else where
+            key = await inboxes.create(names, None, text)
+            self.clients.append(Client(key, followed))
+
+        self.do(work)
+
+    @precondition(lambda self: self.clients)
+    @rule(slot=slots, names=some_topics)
+    def follow(self, slot: int, names: list[str]) -> None:
+        client = self.client(slot)
+        names = [one for one in names if one in self.epochs]
+
+        async def work() -> None:
+            session = self.session(client)
+            client.may_follow = names
+            await self.life.services.inboxes.replace_topics(session, names)
+            self.changed(client)
+
+        self.do(work)
+
+    def changed(self, client: Client) -> None:
+        """The client follows the topics that it wanted."""
+        assert client.may_follow is not None
+        for one in client.followed:
+            if one.stop is None and one.key[0] not in client.may_follow:
+                one.stop = len(self.sent[one.key])
+                # What it would have caught up with from the log does not come any more.
+                one.is_left = True
+        for topic in client.may_follow:
+            if topic not in client.topics():
+                key = (topic, self.epochs[topic])
+                client.followed.append(Following(key, len(self.sent[key])))
+        client.may_follow = None
+
+    @precondition(lambda self: self.clients)
+    @rule(slot=slots)
+    def end(self, slot: int) -> None:
+        client = self.client(slot)
+
+        async def work() -> None:
+            client.is_ending = True
+            await self.life.services.inboxes.delete(self.session(client))
+            self.gone.append(client.key)
+            self.forget(client)
+
+        self.do(work)
+
+    # Messages
+
+    @rule(
+        batches=st.lists(st.tuples(topics, st.integers(1, 3)), min_size=1, max_size=3),
+        receipt=st.booleans(),
+    )
+    def send(self, batches: list[tuple[str, int]], receipt: bool) -> None:
+        batches = [one for one in batches if one[0] in self.epochs]
+
+        async def work() -> None:
+            if batches:
+                await self.publish(batches, receipt=receipt)
+
+        if self.do(work):
+            self.check_woken({topic for topic, _ in batches})
+
+    @rule(slot=slots, is_all=st.booleans())
+    def post(self, slot: int, is_all: bool) -> None:
+        clients = [one for one in self.clients if is_all or one is self.client(slot)]
+        (value,) = self.new_values(1)
+
+        async def work() -> None:
+            inboxes = self.life.services.inboxes
+            sessions = [self.session(one) for one in clients]
+            for one in clients:
+                one.posted[value] = False
+            content = f'[["direct","{value}"]]'.encode()
+            if is_all:
+                assert await inboxes.broadcast(content) >= len(clients)
+            else:
+                await inboxes.post(sessions, content)
+            for one in clients:
+                one.posted[value] = True
+                assert one.listener is None or one.listener.is_woken
+
+        if clients:
+            self.do(work)
+
+    @rule(topic=topics)
+    def delete_topic(self, topic: str) -> None:
+        if topic not in self.epochs:
+            return
+
+        async def work() -> None:
+            await self.delete(topic)
+
+        epoch = self.epochs[topic]
+        if self.do(work):
+            self.topic_left(topic, epoch)
+
+    def topic_left(self, topic: str, epoch: int) -> None:
+        for client in self.clients:
+            for one in client.followed:
+                if one.key[0] == topic and one.stop is None:
+                    one.stop = len(self.sent[one.key])
+                    client.deletions[topic] += 1
+                if one.key == (topic, epoch):
+                    # What it has not taken yet is gone with the topic, and the notice says so.
+                    one.is_left = True
+
+    @rule(topic=topics)
+    def create_topic(self, topic: str) -> None:
+        async def work() -> None:
+            await self.create(topic)
+
+        if topic not in self.epochs:
+            self.do(work)
+
+    # Connections
+
+    @precondition(lambda self: self.clients)
+    @rule(slot=slots)
+    def connect(self, slot: int) -> None:
+        client = self.client(slot)
+        client.listener = Listener()
+        client.sent_to = 0
+        self.life.services.inboxes.attach(self.session(client), client.listener)
+
+    @precondition(lambda self: self.clients)
+    @rule(slot=slots)
+    def disconnect(self, slot: int) -> None:
+        client = self.client(slot)
+        if client.listener is not None:
+            self.life.services.inboxes.detach(self.session(client), client.listener)
+            client.listener = None
+
+    @precondition(lambda self: self.clients)
+    @rule(slot=slots, arrives=st.booleans(), quick=st.booleans())
+    def receive(self, slot: int, arrives: bool, quick: bool) -> None:
+        client = self.client(slot)
+
+        async def work() -> None:
+            await self.collect(client, arrives=arrives, quick=quick)
+
+        self.do(work)
+
+    async def collect(self, client: Client, *, arrives: bool = True, quick: bool = False) -> bool:
+        """Whether something came that the client did not have."""
+        inboxes = self.life.services.inboxes
+        session = self.session(client)
+        after = client.sent_to if client.listener is not None else 0
+        packs = inboxes.collect_now(session, after) if quick else None
+        if packs is None:
+            packs = await inboxes.collect(session, after)
+        if not arrives:
+            # The connection is lost, and what was on it: also a notice, which is sent once.
+            client.take_notices(packs)
+            if client.listener is not None:
+                inboxes.detach(session, client.listener)
+                client.listener = None
+            return False
+        before = client.taken
+        client.take(packs, self.sent)
+        if client.listener is not None:
+            client.listener.is_woken = False
+        if not after:
+            client.is_restored = False
+        client.check(self.sent, is_all=False)
+        return client.taken > before
+
+    @precondition(lambda self: self.clients)
+    @rule(
+        slot=slots, picked=st.lists(st.integers(0, 20), min_size=1, max_size=4), odd=st.booleans()
+    )
+    def confirm(self, slot: int, picked: list[int], odd: bool) -> None:
+        client = self.client(slot)
+
+        async def work() -> None:
+            if client.is_restored:
+                await self.collect(client)
+            numbers = [client.taken - one for one in picked if client.taken - one > 0]
+            wrong = [0, -1, client.taken + 1000, 1 << 50] if odd else []
+            self.life.services.inboxes.confirm(self.session(client), [*wrong, *numbers])
+            for number in numbers:
+                client.confirmed.setdefault(number, False)
+
+        self.do(work)
+
+    # Time, stops and ends
+
+    @rule(seconds=st.sampled_from((0.0, 0.01, SAVED_S, 12.0)))
+    def wait(self, seconds: float) -> None:
+        async def work() -> None:
+            await self.pass_time(seconds + 3 * self.state_delay_s)
+            if seconds >= SAVED_S:
+                self.saved()
+
+        self.do(work)
+
+    def stopped(self) -> None:
+        self.saved()
+
+    def saved(self) -> None:
+        """Everything was saved."""
+        for client in self.clients:
+            client.confirmed = dict.fromkeys(client.confirmed, True)
+            client.firm = set(client.meaning)
+
+    @rule()
+    def expire(self) -> None:
+        async def work() -> None:
+            await self.pass_time(2 * TTL_S)
+
+        self.clients = [one for one in self.clients if one.listener is not None]
+        self.do(work)
+
+    @rule(log_s=st.sampled_from((0.0, 0.05, 5.0)), state_s=st.sampled_from((0.0, 0.05, 2.0)))
+    def slow_down(self, log_s: float, state_s: float) -> None:
+        self.log_delay_s, self.state_delay_s = log_s, state_s
+        self.set_delays()
+
+    @rule()
+    def hand_over(self) -> None:
+        self.do(self.maintain)
+
+    @rule(end=ends)
+    def kill(self, end: End) -> None:
+        self.crash(end)
+
+    @rule(first=writes, end=ends, again=st.none() | writes)
+    def kill_later(self, first: int, end: End, again: int | None) -> None:
+        self.arm((first, end), *([(again, end)] if again is not None else []))
+
+    @rule()
+    def stop_and_start(self) -> None:
+        for client in self.clients:
+            client.listener = None
+        self.restart()
+
+    def restarted(self) -> None:
+        inboxes = self.life.services.inboxes
+        for client in list(self.clients):
+            client.listener = None
+            client.is_restored = True
+            client.sent_to = 0
+            # The others may come again.
+            client.confirmed = {number: True for number, sure in client.confirmed.items() if sure}
+            session = inboxes.find(client.key)
+            if client.is_ending and session is None:
+                self.gone.append(client.key)
+                self.forget(client)
+                continue
+            client.is_ending = False
+            assert session is not None, "the session is gone"
+            if client.may_follow is not None:
+                if set(session.follows) != set(client.topics()):
+                    self.changed(client)
+                client.may_follow = None
+            assert set(session.follows) == set(client.topics()), client
+        for key in self.gone:
+            assert inboxes.find(key) is None, "a deleted session came back"
+        for client in self.clients:
+            for one in client.followed:
+                if one.stop is not None:
+                    one.stop = min(one.stop, len(self.sent[one.key]))
+                one.start = min(one.start, len(self.sent[one.key]))
+
+    def topic_is_gone(self, topic: str, epoch: int) -> None:
+        self.topic_left(topic, epoch)
+
+    # What must hold
+
+    def do(self, work: Callable[[], Awaitable[None]]) -> bool:
+        for client in self.clients:
+            # Only `expire` lets sessions expire.
+            self.life.services.inboxes.find(client.key)
+        return super().do(work)
+
+    def client(self, slot: int) -> Client:
+        return self.clients[slot % len(self.clients)]
+
+    def forget(self, client: Client) -> None:
+        self.clients = [one for one in self.clients if one is not client]
+
+    def session(self, client: Client) -> Any:
+        session = self.life.services.inboxes.find(client.key)
+        assert session is not None, "the session is gone"
+        return session
+
+    def check_woken(self, names: set[str]) -> None:
+        async def turn() -> None:
+            await self.pass_time(0.001)
+
+        self.do(turn)
+        for client in self.clients:
+            if client.listener is not None and names.intersection(client.topics()):
+                assert client.listener.is_woken, "a connection was not woken"
+
+    @precondition(lambda self: self.clients)
+    @rule(slot=slots)
+    def drain(self, slot: int) -> None:
+        """A client takes and confirms everything: nothing is missing."""
+        client = self.client(slot)
+
+        self.disconnect(slot)
+
+        async def work() -> None:
+            is_more = True
+            while is_more:
+                is_more = await self.collect(client)
+                numbers = list(client.meaning)
+                self.life.services.inboxes.confirm(self.session(client), numbers)
+                for number in numbers:
+                    client.confirmed.setdefault(number, False)
+                is_more |= await self.collect(client)
+            assert not client.waits_for, f"pack {client.waits_for} is missing"
+            client.check(self.sent, is_all=True)
+
+        self.do(work)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "life"):
+                self.arm()
+                for slot in range(len(self.clients)):
+                    self.drain(slot)
+        finally:
+            super().teardown()
+
+
+def test_sessions_keep_their_promises_whatever_happens() -> None:
+    run_model(Sessions, examples=60, steps=40)
+
+
+def test_a_client_without_the_answer_is_sent_dropped_numbers_again() -> None:
+    """Also after a restart; else it would wait for them for ever."""
+    for restart in (False, True):
+        with stepped(Sessions) as state:
+            state.set_up(packs_max=3, is_small=False)
+            state.send([("a", 1)] * 3, receipt=True)
+            state.receive(0, arrives=False, quick=False)
+            state.send([("a", 1)] * 2, receipt=True)
+            state.receive(0, arrives=False, quick=False)
+            if restart:
+                state.stop_and_start()
+            state.receive(0, arrives=True, quick=False)
+            assert list(state.clients[0].meaning) == [1, 2, 3, 4, 5]
