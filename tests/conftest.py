@@ -56,6 +56,7 @@ SLOW_FILES = (
     "test_queue_connector.py",
     "test_queue_connector_peers.py",
     "test_reader_moving.py",
+    "test_resident_memory.py",
     "test_state_damage.py",
     "test_torture.py",
     "test_torture_storms.py",

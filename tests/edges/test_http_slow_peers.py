@@ -13,6 +13,7 @@ from http_kit import TIMEOUT_S, http_bus, recv
 from raw_http_kit import PING, UPGRADE, frame
 
 from polybus.edges.http.websocket import WebSocketPeer
+from polybus.edges.tcp.connection import Connection
 from polybus.testing import ScriptedPeer
 
 # Peers that do not read
@@ -45,6 +46,38 @@ async def test_who_reads_a_byte_now_and_then_holds_up_nobody_and_loses_nothing()
             got += [message[1] for pack in packs.values() for message in pack]
             await http.packs(slow, ",".join(packs))
         assert [int(value.rstrip("x")) for value in got] == list(range(24))
+
+
+async def test_who_comes_back_again_and_again_and_reads_nothing_holds_one_answer() -> None:
+    """The packs are in memory, so each connection is sent to in the turn in which it comes."""
+    async with http_bus("news") as http:
+        key = await http.open_session("news")
+        async with http.websocket(key) as websocket:
+            for _ in range(12):
+                await http.publish("news", b"x" * 1_000_000)
+                await recv(websocket)
+        peers = cast(set[WebSocketPeer], http.node.http.websockets)
+        await http.until(lambda: not peers)
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                request = UPGRADE.format(key=key).encode()
+                stack.enter_context(deaf_socket(http.node.tcp_port, request))
+                await http.until(lambda: any(one._paused for one in peers))
+                held = [one._transport.get_write_buffer_size() for one in peers]
+                assert sum(held) < 8 << 20
+                assert http.node.context.memory.ledger.bytes < 8 << 20
+
+
+async def test_who_does_not_read_a_last_answer_counts_until_it_is_gone() -> None:
+    request = "GET /v1/topics/news/messages?offset=0 HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    async with http_bus("news") as http:
+        await http.publish("news", b"x" * (8 << 20))
+        memory = http.node.context.memory
+        with deaf_socket(http.node.tcp_port, f"{request}connection: close\r\n\r\n".encode()):
+            connections = cast(set[Connection], http.node.tcp.connections)
+            await http.until(lambda: any(one.is_closing() for one in connections))
+            assert memory.ledger.bytes > 8 << 20
+            await http.until(lambda: not memory.ledger.bytes)
 
 
 async def test_who_reads_nothing_is_let_go_at_the_next_pings() -> None:

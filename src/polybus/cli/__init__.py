@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from polybus import __version__
+from polybus.cli import allocator
 from polybus.errors import PolybusError
 
 # Each verb is `polybus.cli.VERB.VERB`. Its line in `polybus --help` is here: that imports no verb.
@@ -56,6 +57,8 @@ class LazyGroup(click.Group):
         # Before anything large is imported. With arguments the caller is a program, not a shell.
         if not given and "args" not in named and sys.argv[1:2] and sys.argv[1] in RUN_UNTIL_STOPPED:
             end_quietly_until_started()
+            if sys.argv[1] == "serve":
+                allocator.tune()
         return super().main(*given, **named)
 
     def invoke(self, ctx: click.Context) -> Any:

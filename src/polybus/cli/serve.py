@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from polybus import config as configuration
+from polybus.cli import allocator
 from polybus.cli.options import config_option, data_option, load_config, port_option, topics_option
 from polybus.client import Subscription, connect
 from polybus.config import PORT, Config
@@ -119,6 +120,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, _reload, node, read_config)
     _calm_collector()
+    allocator.trim_regularly()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     print(f"polybus ready: {' '.join(node.addresses)} data={node.data}", flush=True)
     try:

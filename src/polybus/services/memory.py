@@ -55,6 +55,15 @@ class MemoryGate:
     def is_full(self) -> bool:
         return self.ledger.bytes + self._log.pending_bytes > self._bytes_max
 
+    def is_crowded(self) -> bool:
+        """Whether peers that do not read hold all of the limit, whatever the committer does."""
+        return self.ledger.bytes > self._bytes_max
+
+    async def uncrowded(self) -> None:
+        """Wait until more may be sent to peers that can wait."""
+        while self.is_crowded():  # noqa: ASYNC110 - peers take bytes without an event
+            await asyncio.sleep(POLL_S)
+
     def hold(self, publisher: Holdable) -> None:
         """Hold a publisher until there is room again."""
         if publisher.hold(self):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from polybus.errors import PolybusError
-from polybus.torture.child import SETTINGS, BusChild
+from polybus.torture.child import BusChild
 from polybus.torture.frames import PARSERS, encoded, mutated
 from polybus.torture.kills import check_log
 from polybus.torture.peers import UPGRADE
@@ -26,22 +26,19 @@ DATAGRAM_BYTES_MAX = 60_000
 DATAGRAMS_BYTES_MAX = 60_000
 CLOSE_S_MAX = 0.2
 DRAIN_S_MAX = 5.0
-SESSION_TTL_S = 5
 
 
 async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Findings:
     """Send `count` frames, as many to each parser; some of them are mutated."""
     findings = Findings()
-    # Mutated requests make sessions, too: they end soon.
-    sessions = {**SETTINGS["msgstream"], "session-ttl-s": SESSION_TTL_S}
-    child = BusChild(folder, settings={"msgstream": sessions})
+    child = BusChild(folder)
     watch = BusWatch(child, findings)
     try:
         if not await child.start(warm=False):
             findings.violated("starts", f"no start; see {folder}/bus.log")
             return findings
         # Without topics: what a session with a long backlog costs is not the parser's matter.
-        key = (await child.ask("POST", "/v1/sessions", {"topics": [], "ttl-s": 3600}))["sessionKey"]
+        key = (await child.ask("POST", "/v1/sessions", {"topics": []}))["sessionKey"]
         await child.ask("POST", f"/v1/sessions/{key}/packs", [["direct", 1]])
         # What every bus takes for its first connections is not growth.
         for parser in PARSERS:

@@ -45,7 +45,7 @@ DELIVERED_S_MAX = 10.0
 DRAIN_S_MAX = 10.0
 TIMES_MAX = 2.0
 # Below this a doubled delay is the machine's.
-P99_S_MIN = 0.05
+P99_S_MIN = 0.02
 _BROKEN = (OSError, EOFError, ValueError, PolybusError, TimeoutError)
 
 

@@ -291,6 +291,8 @@ class HttpTranslator(Translator):
         if self._lost:
             # It closed the connection, as it refused the handshake, while another was above.
             protocol.connection_lost(None)
+        elif self._outbox.paused:
+            protocol.pause_writing()
 
 
 class HttpEdge:

@@ -76,11 +76,13 @@ async def _poll(state: HttpState, session: Session, request: Request, *, hangs: 
     try:
         deadline = state.loop.time() + state.config.msgstream.heartbeat_s
         while not poll.is_over:
+            await state.context.memory.uncrowded()
             packs = inboxes.collect_now(session, 0)
             if packs is None:
                 packs = await inboxes.collect(session, 0)
-            if poll.session_ended:
-                break
+                if poll.is_over:
+                    # The newer connection gets them.
+                    break
             if packs:
                 return _packs(encode_packs(packs))
             if not hangs or state.stopping or deadline <= state.loop.time():

@@ -77,6 +77,7 @@ class WebSocketPeer(Upper):
         self._state = state
         self._frames = frames
         self._inboxes = state.inboxes
+        self._memory = state.context.memory
         self._ws = ServerProtocol(max_size=state.config.msgstream.websocket_message_bytes_max)
         self._ws.logger = QUIET_LOGGER
         self._transport: asyncio.Transport
@@ -99,10 +100,6 @@ class WebSocketPeer(Upper):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.websockets.discard(self)
-        if self._collecting is not None:
-            self._collecting.cancel()
-            # Its error refers to a frame that refers to this.
-            self._collecting = None
         if self._closing is not None:
             self._closing.cancel()
         self._leave()
@@ -175,7 +172,9 @@ class WebSocketPeer(Upper):
             return
         self._session = session
         self._inboxes.attach(session, self)
-        self.wake()
+        # In the next turn: until uvicorn has put this above the connection, nobody tells it that
+        # the peer does not read, and it would send the whole backlog.
+        self._state.loop.call_soon(self.wake)
 
     # Reading
 
@@ -221,7 +220,9 @@ class WebSocketPeer(Upper):
             self._again = True
             return
         while not self._paused:
-            packs = self._inboxes.collect_now(session, self._sent_to)
+            packs = None
+            if not self._memory.is_crowded():
+                packs = self._inboxes.collect_now(session, self._sent_to)
             if packs is None:
                 self._collecting = self._state.loop.create_task(self._collect(session))
                 return
@@ -232,7 +233,8 @@ class WebSocketPeer(Upper):
                 return
 
     async def _collect(self, session: Session) -> None:
-        """`wake`, when something must be read or saved first."""
+        """`wake`, when something must be read or saved first, or there is no room yet."""
+        await self._memory.uncrowded()
         try:
             packs = await self._inboxes.collect(session, self._sent_to)
         except StorageError:
@@ -285,7 +287,13 @@ class WebSocketPeer(Upper):
 
     def replaced(self) -> None:
         self._session = None
-        self._close(CloseCode.NORMAL_CLOSURE, "")
+        if self._paused:
+            # What waits here goes to the newer connection too. A client that connects again and
+            # again without reading would fill our memory.
+            self._leave()
+            self._transport.abort()
+        else:
+            self._close(CloseCode.NORMAL_CLOSURE, "")
 
     def ended(self) -> None:
         self._session = None
@@ -310,6 +318,10 @@ class WebSocketPeer(Upper):
             self._write_owed()
 
     def _leave(self) -> None:
+        if self._collecting is not None:
+            self._collecting.cancel()
+            # Its error refers to a frame that refers to this.
+            self._collecting = None
         session, self._session = self._session, None
         if session is not None:
             self._inboxes.detach(session, self)

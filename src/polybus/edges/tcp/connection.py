@@ -322,6 +322,11 @@ class Connection(Stream):
     def _on_overflow(self, lost: DroppedMessages) -> None:
         if self.translator is None:
             return
+        if self._closing:
+            # Its last word cannot wait any longer.
+            self.outbox.close()
+            self.abort()
+            return
         if self.tcp.outboxes.policy == "drop-oldest" and lost.messages:
             self.translator.lost(lost)
             return

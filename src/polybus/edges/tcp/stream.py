@@ -49,8 +49,9 @@ class Stream(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.outbox.resume()
-        if self._closing and not self.outbox.bytes:
-            self._end_stream()
+        if self._closing and not self.outbox.held_bytes:
+            # asyncio's own transport must not be closed from here.
+            self.tcp.loop.call_soon(self._end_stream)
 
     # Writing
 
@@ -98,12 +99,16 @@ class Stream(asyncio.BufferedProtocol):
         return self._closing
 
     def _close_stream(self) -> None:
-        """Close when the outbox is empty, or after CLOSE_TIMEOUT_S if the peer does not read."""
+        """Close when everything sent is out, or after CLOSE_TIMEOUT_S if the peer does not read.
+
+        Until then the outbox counts what the transport holds: many peers that do not read their
+        last answer would fill our memory.
+        """
         if self._held_by:
             self._held_by.clear()
             self.transport.resume_reading()
         self.outbox.flush()
-        if not self.outbox.bytes:
+        if not self.outbox.held_bytes:
             self._end_stream()
         self.later(CLOSE_TIMEOUT_S, self._abort_if_open)
 
