@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from log_contract import numbered, values_from
 from test_log_files import wait_until
@@ -23,6 +24,7 @@ from polybus.log import layout
 from polybus.log.files import FileLog
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import committer as journal
+from polybus.log.verify import verify
 from polybus.testing import ManualClock
 from polybus.testing.faulty_disk import FaultyDisk
 
@@ -419,4 +421,23 @@ def test_a_topic_whose_file_cannot_be_read_is_deleted_with_proof(
     log.close()
     again = open_log(tmp_path)
     assert again.topics() == [] and again.frozen == {}
+    again.close()
+
+
+def test_a_segment_that_reaches_its_age_at_the_last_moment_has_all_its_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, durability="interval")
+    log.create_topic("news")
+    due = iter([False, False, True])
+    monkeypatch.setattr(log._journal, "_roll_is_due", lambda: next(due, False))
+    rarely = msgspec.structs.replace(log._journal._settings, fsync_interval_ms=1e6)
+    monkeypatch.setattr(log._journal, "_settings", rarely)
+    log.append(numbered("news", 0, 2))
+    wait_until(lambda: len(log.sealed_segments()) == 1)
+    log.append(numbered("news", 2, 2))
+    log.close()
+    assert verify(tmp_path).damages == []
+    again = open_log(tmp_path)
+    assert again.frozen == {} and len(values_from(again, "news", 0)) == 4
     again.close()

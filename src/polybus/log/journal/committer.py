@@ -353,7 +353,10 @@ class Committer:
         return time.monotonic() >= self._opened_at + self._settings.segment_age_s
 
     def _roll(self) -> None:
-        """Seal the segment and begin the next; every commit is synced."""
+        """Sync every commit, seal the segment and begin the next."""
+        # The age may have been reached, or a seal requested, just after the last look at what is
+        # due: commits that are indexed later would be in the next segment's index.
+        self._sync()
         writer = self._writer
         if writer is not None and writer.commit_count:
             writer.seal()
