@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow
 SESSIONS_MAX = 2
 TTL_S = 60.0
 SAVED_S = 1.1
-"""Confirmations are saved within a second, if state.db is fast."""
 EMPTY: list[Any] = []
 Key = tuple[str, int]
 
@@ -67,9 +66,8 @@ class Client:
 
     Attributes:
         followed: what it must be given.
-        may_follow: the topics of a change that had no answer.
+        may_follow: the topics of a change without an answer.
         meaning: what each number was when it was shown last.
-        shown_in: the number of crashes before that.
         taken: it has all packs up to this number.
         waits_for: the next number, if later ones came without it.
         sent_to: the last number on its connection.
@@ -108,7 +106,7 @@ class Client:
         for number, text in packs:
             content = json.loads(text)
             if not number:
-                self._take_notice(content)
+                self.take_notice(content)
                 continue
             assert not self.confirmed.get(number), f"pack {number} was confirmed and saved"
             if number in self.meaning:
@@ -134,11 +132,7 @@ class Client:
             assert self.is_restored or self.is_told, f"pack {number} is empty"
             assert number not in self.firm or self.is_told, f"pack {number} is empty"
 
-    def take_notices(self, packs: list[tuple[int, bytes]]) -> None:
-        for text in [text for number, text in packs if not number]:
-            self._take_notice(json.loads(text))
-
-    def _take_notice(self, content: Any) -> None:
+    def take_notice(self, content: Any) -> None:
         for kind, lost in content:
             assert kind == "session.overflow", kind
             self.is_told = True
@@ -400,7 +394,8 @@ class Sessions(Model):
             packs = await inboxes.collect(session, after)
         if not arrives:
             # The connection is lost, and what was on it: also a notice, which is sent once.
-            client.take_notices(packs)
+            if packs and not packs[0][0]:
+                client.take_notice(json.loads(packs[0][1]))
             if client.listener is not None:
                 inboxes.detach(session, client.listener)
                 client.listener = None
@@ -439,14 +434,11 @@ class Sessions(Model):
         async def work() -> None:
             await self.pass_time(seconds + 3 * self.state_delay_s)
             if seconds >= SAVED_S:
-                self.saved()
+                self.stopped()
 
         self.do(work)
 
     def stopped(self) -> None:
-        self.saved()
-
-    def saved(self) -> None:
         """Everything was saved."""
         for client in self.clients:
             client.confirmed = dict.fromkeys(client.confirmed, True)
@@ -472,6 +464,20 @@ class Sessions(Model):
     @rule(end=ends)
     def kill(self, end: End) -> None:
         self.crash(end)
+
+    @precondition(lambda self: self.clients and self.epochs)
+    @rule(slot=slots, count=st.integers(1, 3), quick=st.booleans(), end=ends)
+    def kill_after_showing(self, slot: int, count: int, quick: bool, end: End) -> None:
+        """What was shown is neither saved nor, perhaps, stored; other messages come after it."""
+        topic = min(self.epochs)
+        for _ in range(count):
+            self.send([(topic, 1)], receipt=False)
+            if self.clients:
+                self.receive(slot, arrives=True, quick=quick)
+        self.crash(end)
+        self.send([(topic, 1)], receipt=True)
+        if self.clients:
+            self.receive(slot, arrives=True, quick=quick)
 
     @rule(first=writes, end=ends, again=st.none() | writes)
     def kill_later(self, first: int, end: End, again: int | None) -> None:
