@@ -51,7 +51,7 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
         while findings.count < count and not findings.broken:
             if chance.randrange(10) < STARTS_OF_TEN:
                 await _failing_start(load, shim, chance)
-            elif child.process is None and not await child.start():
+            elif child.process is None and not await _start(load):
                 findings.violated("starts", f"no start; see {folder}/bus.log")
             else:
                 await _outage(load, shim, chance)
@@ -69,6 +69,15 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
     finally:
         child.kill_all()
     return findings
+
+
+async def _start(load: Load) -> bool:
+    """Start a bus; what it imports at its first reads is no growth of its memory."""
+    if not await load.child.start():
+        return False
+    await load.check()
+    load.child.measure_memory()
+    return True
 
 
 def _fail(shim: Shim, chance: random.Random) -> str:
@@ -97,7 +106,7 @@ async def _failing_start(load: Load, shim: Shim, chance: random.Random) -> None:
         if started.returncode == -signal.SIGKILL:
             findings.violated("starts", f"the start hangs: {fault}")
         shim.heal()
-        if not await child.start():
+        if not await _start(load):
             findings.violated("starts", f"no start after the disk has recovered: {fault}")
             return
     await _until_healthy(load, fault)
@@ -133,7 +142,7 @@ async def _after_reads(load: Load, shim: Shim, fault: str) -> None:
     """What the bus could not read counts as damaged: only the next bus must have all of it."""
     if shim.fails & control.READ:
         load.child.kill_all()
-        if not await load.child.start():
+        if not await _start(load):
             load.findings.violated("starts", f"no start after the disk has recovered: {fault}")
 
 
