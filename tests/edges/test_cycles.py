@@ -54,7 +54,7 @@ CONNECTORS = [
 NOT_HTTP = b"GET /\x00 HTTP/9.9\r\n\r\n"
 SERVING = (
     *("polybus.edges.", "polybus.services.", "polybus.bus.", "polybus.wire.", "polybus.scan."),
-    *("polybus.errors.", "uvicorn.", "websockets.", "uvloop.", "asyncio.", "ssl."),
+    *("uvicorn.", "websockets.", "uvloop.", "asyncio.", "ssl."),
 )
 PARTS = (Connection, Outbox, Translator, Upper, UdpPeer)
 RESET = struct.pack("ii", 1, 0)
