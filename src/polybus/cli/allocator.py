@@ -16,11 +16,11 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
-# A block of this size or more has a mapping of its own, and goes back when it is freed. Smaller
-# ones are too many for that: each mapping costs page faults.
-MAPPED_BYTES = 1 << 20
+# A block of this size or more has a mapping of its own, and goes back when it is freed. Read
+# buffers and commits are smaller: new pages for each of them would cost a tenth of the throughput.
+MAPPED_BYTES = 8 << 20
 # Free memory at the end of a heap goes back from this size on.
-HEAP_END_BYTES = 8 << 20
+HEAP_END_BYTES = 64 << 20
 # Threads share their heaps: a heap for each of the worker threads would keep its own holes.
 HEAPS = 2
 # While the process has grown by this much, holes in the heaps go back every TRIM_S. That takes
