@@ -3,7 +3,8 @@
     python examples/queues/dispatcher.py [--tcp]
 
 A worker has at most one job. After its answer it gets the next job. If it disconnects, another
-worker gets its job. In this example worker 2 disconnects during its third job.
+worker gets its job. The first jobs are given when all workers are there. In this example worker 2
+disconnects during its first job.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class Dispatcher(AcceptListener):
     def accepted(self, queue: MessageQueue) -> None:
         hand = Hand(queue, self)
         queue.set_listener(hand)
-        self.next_job(hand)
+        self._idle.append(hand)
+        if len(self._idle) == WORKER_COUNT:
+            hands, self._idle = self._idle, []
+            for one in hands:
+                self.next_job(one)
 
     def next_job(self, hand: Hand) -> None:
         if self.waiting:
@@ -120,7 +125,7 @@ def main(arguments: list[str]) -> None:
         for number in range(1, WORKER_COUNT + 1):
             name = f"worker {number}"
             worker = QueueBroker(name, pump, transport=transport)
-            worker.connect("dispatcher", PORT, Worker(leaves_at_job=3 if number == 2 else None))
+            worker.connect("dispatcher", PORT, Worker(leaves_at_job=1 if number == 2 else None))
 
     Task(pump).post(start)
     pump.run()

@@ -194,8 +194,7 @@ class Committer:
                 self._repair()
             self._work()
             if self.failure is not None:
-                logger.warning("the journal can be written again")
-                self.failure = None
+                self._recovered()
                 # Health is restored even if nothing was waiting to be written.
                 _tell(self._callbacks.on_durable, self.durable)
         except OSError as error:
@@ -340,6 +339,8 @@ class Committer:
         synced, self._syncing = self._syncing, []
         self._writer.index([one.entry for one in synced])
         self.durable += sum([one.tickets for one in synced])
+        # Before anybody gets a receipt: who then sends more must not be refused.
+        self._recovered()
         with self._settled:
             self._settled.notify_all()
         _tell(self._callbacks.on_durable, self.durable)
@@ -382,6 +383,11 @@ class Committer:
         self._syncing = []
         if self._writer is not None:
             self._writer.repair([one.entry for one in self._unsynced])
+
+    def _recovered(self) -> None:
+        if self.failure is not None:
+            logger.warning("the journal can be written again")
+            self.failure = None
 
     def _fail(self, failure: StorageError) -> None:
         self._retry_at = time.monotonic() + RETRY_S
