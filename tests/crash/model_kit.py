@@ -1,12 +1,8 @@
 """A bus for model checkers: they can end it before any write, and continue with what is left.
 
-Everything runs on one thread in virtual time: the loop, the committer, and what the services do on
-threads of their own. So the same steps write the same things in the same order, and hypothesis can
-repeat and shorten a failure. `log_delay_s` and `state_delay_s` say how long the journal and
-state.db take, so that each can be ahead of the other.
-
-A life is one process of the bus, on a folder of its own. `arm` ends it before its n-th write from
-then on: the folder of the next life has what that kind of end leaves (disk_kit.py).
+A life is one process of the bus, on a folder of its own (model_life.py). It runs on one thread in
+virtual time, so hypothesis can repeat and shorten a failure. `arm` ends it before its n-th write
+from then on: the folder of the next life has what that kind of end leaves (disk_kit.py).
 """
 
 from __future__ import annotations
@@ -14,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import functools
 import itertools
 import logging
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,35 +24,21 @@ import msgspec
 from crash_kit import MEMORY_DISK, lay_out
 from disk_kit import End, Tree, WatchedDisk
 from hypothesis import HealthCheck, Phase
-from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from model_life import THREAD_S, TOPICS, Life, PowerOff, VirtualLoop
 
 from polybus.batch import Batch
-from polybus.bus.bus import Bus
 from polybus.config import Config
-from polybus.log import files
-from polybus.log.files import FileLog
-from polybus.log.history.handover import hand_over
-from polybus.log.interface import LogCallbacks
-from polybus.log.journal.committer import Committer
 from polybus.log.verify import verify
-from polybus.services.context import Context, Durability
-from polybus.services.events import EventBook
-from polybus.services.memory import MemoryGate
-from polybus.services.services import Services
 from polybus.services.state_rows import verify_state
 from polybus.testing import ManualClock
 
-TOPICS = ("a", "b", "c")
-COMMIT_DELAY_S = 0.005
-THREAD_S = 0.0001
-"""How long other threads than that of state.db take."""
-TURNS_MAX = 100_000
 LONG = "POLYBUS_MODEL_EXAMPLES"
 M = TypeVar("M", bound=RuleBasedStateMachine)
 
-
-class PowerOff(BaseException):
-    """No write happens any more. Not an Exception: nothing in the bus may handle it."""
+topics = st.sampled_from(TOPICS)
+ends: st.SearchStrategy[End] = st.sampled_from(("kill", "cut", "torn"))
 
 
 def run_model(machine: type[RuleBasedStateMachine], *, examples: int, steps: int) -> None:
@@ -92,177 +71,6 @@ def stepped(machine: type[M]) -> Iterator[M]:
         yield state
     finally:
         state.teardown()
-
-
-class VirtualLoop(asyncio.BaseEventLoop):
-    """A loop without a clock, sockets and threads: time is where the next timer is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._selector = self
-        self.now_s = 1000.0
-        self.state_delay_s = THREAD_S
-        self.turns = 0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def select(self, timeout: float | None) -> list[Any]:
-        self.turns += 1
-        assert timeout is not None, "everything waits for something that never comes"
-        assert self.turns < TURNS_MAX, "something goes round in circles"
-        self.now_s += max(0.0, timeout)
-        return []
-
-    def _process_events(self, events: list[Any]) -> None: ...
-
-    def _write_to_self(self) -> None: ...
-
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Executor | None, func: Callable[..., Any], *arguments: Any
-    ) -> asyncio.Future[Any]:
-        """In the order of the calls for each kind of thread, as a pool of one thread does it."""
-        future = self.create_future()
-        name = getattr(executor, "_thread_name_prefix", "")
-        delay_s = self.state_delay_s if name == "polybus-state" else THREAD_S
-
-        def work() -> None:
-            try:
-                result = func(*arguments)
-            except PowerOff:
-                self.stop()
-            except BaseException as error:
-                if not future.done():
-                    future.set_exception(error)
-            else:
-                if not future.done():
-                    future.set_result(result)
-
-        self.call_later(delay_s, work)
-        return future
-
-
-class SteppedCommitter(Committer):
-    """The committer without its thread: it works when a timer of the loop says so."""
-
-    loop: VirtualLoop
-    delay_s = 0.0
-
-    def start(self, next_commit: int, live: Any) -> None:
-        self._commit = next_commit
-        self._writer = live or self._begin_segment()
-
-    def append(self, batches: list[Batch], urgent: bool) -> int:
-        ticket = super().append(batches, urgent)
-        self.loop.call_later(self.delay_s + (0 if urgent else COMMIT_DELAY_S), self._step)
-        return ticket
-
-    def _step(self) -> None:
-        try:
-            self._round()
-        except PowerOff:
-            self.loop.stop()
-
-    def _wait_until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            self._round()
-            if self.failure is not None:
-                raise self.failure.again()
-
-    def close(self) -> None:
-        self.sync()
-        self.release()
-
-    def release(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-class Life:
-    """One process of the bus."""
-
-    services: Services
-    bus: Bus
-    log: FileLog
-    context: Context
-
-    def __init__(self, data: Path, config: Config, clock: ManualClock, loop: VirtualLoop) -> None:
-        self.data = data
-        self._config = msgspec.structs.replace(config, data=str(data))
-        self._clock = clock
-        self.loop = loop
-
-    async def start(self) -> None:
-        loop = self.loop
-        make = functools.partial(_committer, loop)
-        callbacks = LogCallbacks(
-            on_durable=lambda one: self._soon("on_durable", one),
-            on_failed=lambda one: self._soon("on_failed", one),
-            held_from=lambda topic: self.services.consumers.held_from(topic),
-        )
-        module: Any = files
-        original, module.Committer = module.Committer, make
-        try:
-            self.log = FileLog(
-                self.data,
-                durability="fsync",
-                journal=self._config.journal,
-                retention=self._config.retention,
-                clock=self._clock,
-                callbacks=callbacks,
-                maintenance=False,
-            )
-        finally:
-            module.Committer = original
-        self.bus = bus = Bus(self.log, clock_us=self._clock)
-        self.context = Context(
-            bus=bus,
-            config=self._config,
-            loop=loop,
-            clock_us=self._clock,
-            memory=MemoryGate(self.log, loop, bytes_max=1 << 30),
-            durability=Durability(bus),
-            events=EventBook(bus, loop, self._clock, enabled=False),
-        )
-        self.services = Services(self.context)
-        await self.services.start()
-
-    def _soon(self, name: str, news: Any) -> None:
-        self.loop.call_soon(getattr(self.context.durability, name), news)
-
-    async def stop(self) -> None:
-        """As a bus stops."""
-        self.services.inboxes.stop()
-        await self.services.close()
-        self.log.close()
-
-    def maintain(self) -> None:
-        """Seal the journal, hand it over to the history, and remove what is too old or too much."""
-        self.log.seal()
-        done = hand_over(self.data, grace_s=0.0, retention_bytes=self._config.retention.bytes)
-        self.log.after_handover(done)
-        self.log.apply_retention(self._clock())
-
-    def set_log_delay(self, seconds: float) -> None:
-        journal: Any = self.log._journal
-        journal.delay_s = seconds
-
-    def release(self) -> None:
-        """Close the files of a life that is over."""
-        if hasattr(self, "services"):
-            # A stop has closed it already.
-            with contextlib.suppress(sqlite3.ProgrammingError):
-                self.services.state._close()
-        if hasattr(self, "log"):
-            journal: Any = self.log._journal
-            journal.release()
-            self.log._lock.release()
-
-
-def _committer(loop: VirtualLoop, *arguments: Any, **named: Any) -> SteppedCommitter:
-    made = SteppedCommitter(*arguments, **named)
-    made.loop = loop
-    return made
 
 
 class Model(RuleBasedStateMachine):
@@ -541,3 +349,26 @@ class Model(RuleBasedStateMachine):
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(s=seconds)
         await asyncio.sleep(seconds)
+
+    # Rules of both
+
+    @rule(topic=topics)
+    def create_topic(self, topic: str) -> None:
+        async def work() -> None:
+            await self.create(topic)
+
+        if topic not in self.epochs:
+            self.do(work)
+
+    @rule(log_s=st.sampled_from((0.0, 0.05, 5.0)), state_s=st.sampled_from((0.0, 0.05, 2.0)))
+    def slow_down(self, log_s: float, state_s: float) -> None:
+        self.log_delay_s, self.state_delay_s = log_s, state_s
+        self.set_delays()
+
+    @rule()
+    def hand_over(self) -> None:
+        self.do(self.maintain)
+
+    @rule(end=ends)
+    def kill(self, end: End) -> None:
+        self.crash(end)

@@ -13,7 +13,7 @@ import pytest
 from disk_kit import End
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from model_kit import TOPICS, Model, run_model
+from model_kit import Model, ends, run_model, topics
 from staging_kit import stage
 
 from polybus.errors import UsageError
@@ -29,8 +29,6 @@ PART_BYTES = 4500
 
 Rows = list[tuple[str, str]]
 producers = st.sampled_from(PRODUCERS)
-topics = st.sampled_from(TOPICS)
-ends: st.SearchStrategy[End] = st.sampled_from(("kill", "cut", "torn"))
 writes = st.integers(0, 25)
 
 
@@ -238,33 +236,12 @@ class Transactions(Model):
         for one in self._transactions():
             one.is_torn |= one.is_asked and topic in dict(one.rows)
 
-    @rule(topic=topics)
-    def create_topic(self, topic: str) -> None:
-        async def work() -> None:
-            await self.create(topic)
-
-        if topic not in self.epochs:
-            self.do(work)
-
     @rule(seconds=st.sampled_from((0.01, 1.0, 61.0)))
     def wait(self, seconds: float) -> None:
         async def work() -> None:
             await self.pass_time(seconds)
 
         self.do(work)
-
-    @rule(log_s=st.sampled_from((0.0, 0.05, 5.0)), state_s=st.sampled_from((0.0, 0.05, 2.0)))
-    def slow_down(self, log_s: float, state_s: float) -> None:
-        self.log_delay_s, self.state_delay_s = log_s, state_s
-        self.set_delays()
-
-    @rule()
-    def hand_over(self) -> None:
-        self.do(self.maintain)
-
-    @rule(end=ends)
-    def kill(self, end: End) -> None:
-        self.crash(end)
 
     @rule(first=writes, end=ends, again=st.none() | writes)
     def kill_later(self, first: int, end: End, again: int | None) -> None:

@@ -184,8 +184,8 @@ class FileLog(LogOfTopics[TopicLog]):
         # Rows of unknown topics may be in what is damaged or missing, so every tombstone stays.
         is_whole = not orphans and not any(segment.holes for segment in recovered.segments)
         floors.lift(self.data, (), self._disk)
-        for path in folders_in(trash_folder(self.data)):
-            epoch = int(path.name)
+        names = [path.name for path in folders_in(trash_folder(self.data))]
+        for epoch in [int(name) for name in names if name.isdigit()]:
             self._tombstones[epoch] = recovered.next_commit if is_whole else NEVER
             if is_whole and epoch not in {epoch for _, epoch in strays}:
                 self._drop_tombstone(epoch)

@@ -394,4 +394,4 @@ def frozen_error(topic: str, reason: str) -> StorageError:
 def storage_error(error: OSError, what: str) -> StorageError:
     """The StorageError for an error of the disk: `log.full` or `log.failed`."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StorageError("log.full" if full else "log.failed", f"{what}: {error.strerror}")
+    return StorageError("log.full" if full else "log.failed", f"{what}: {error.strerror or error}")

@@ -7,13 +7,11 @@ import socket
 import time
 from pathlib import Path
 
-from polybus.errors import PolybusError
 from polybus.torture.child import BusChild
 from polybus.torture.frames import PARSERS, encoded, mutated
-from polybus.torture.kills import check_log
 from polybus.torture.peers import UPGRADE
 from polybus.torture.report import Findings
-from polybus.torture.watch import BusWatch
+from polybus.torture.watch import BusWatch, watched_round
 
 # The bus ends a connection at the first frame that it cannot read past; goMS reads past any.
 FRAMES_PER_CONNECTION = {"goms": 64, "udp": 64}
@@ -32,11 +30,8 @@ async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Finding
     """Send `count` frames, as many to each parser; some of them are mutated."""
     findings = Findings()
     child = BusChild(folder)
-    watch = BusWatch(child, findings)
-    try:
-        if not await child.start(warm=False):
-            findings.violated("starts", f"no start; see {folder}/bus.log")
-            return findings
+
+    async def fuzz(watch: BusWatch) -> None:
         # Without topics: what a session with a long backlog costs is not the parser's matter.
         key = (await child.ask("POST", "/v1/sessions", {"topics": []}))["sessionKey"]
         await child.ask("POST", f"/v1/sessions/{key}/packs", [["direct", 1]])
@@ -51,16 +46,8 @@ async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Finding
                 sent += await asyncio.to_thread(_send, child, parser, key, chance)
             findings.count += sent
         await watch.end()
-        code = await child.stop()
-        if code != 0:
-            findings.violated("starts", f"exit code {code} after SIGTERM")
-        check_log(child, findings)
-    except (PolybusError, OSError) as error:
-        findings.violated("errors", f"the bus is gone or does not answer: {error}")
-    finally:
-        watch.abandon()
-        child.kill()
-    return findings
+
+    return await watched_round(child, findings, fuzz)
 
 
 def frames_of(parser: str, chance: random.Random) -> list[bytes]:

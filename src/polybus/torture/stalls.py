@@ -21,14 +21,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from polybus.errors import PolybusError
 from polybus.scan.binary_py import HEADER, HEADER_BYTES
 from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
-from polybus.torture.kills import check_log
 from polybus.torture.peers import UPGRADE, PlainPeer
 from polybus.torture.report import Findings
 from polybus.torture.storms import raise_files_limit
-from polybus.torture.watch import BusWatch
+from polybus.torture.watch import BusWatch, watched_round
 from polybus.wire.boson_frames import encode_frame
 
 SLICES = 3
@@ -46,7 +44,6 @@ DRAIN_S_MAX = 10.0
 TIMES_MAX = 2.0
 # Below this a doubled delay is the machine's.
 P99_S_MIN = 0.02
-_BROKEN = (OSError, EOFError, ValueError, PolybusError, TimeoutError)
 
 
 class Crowd:
@@ -228,34 +225,24 @@ async def stall_round(folder: Path, chance: random.Random, count: int) -> Findin
         "limits": {"outbox-bytes-max": OUTBOX_BYTES_MAX},
     }
     child = BusChild(folder, settings=settings)
-    watch = BusWatch(child, findings)
-    crowd: Crowd | None = None
-    try:
-        if not await child.start(warm=False):
-            findings.violated("starts", f"no start; see {folder}/bus.log")
-            return findings
+
+    async def stall(watch: BusWatch) -> None:
         crowd = await asyncio.to_thread(Crowd, child.port, count)
-        traffic = Traffic(child)
-        traffic.begin()
-        await asyncio.sleep(1.0)
-        watch.begin()
-        p99s = await _slices(child, crowd, findings)
-        await traffic.end()
-        await _delivered(crowd, traffic, findings)
-        findings.count = count
-        await watch.end()
-        _compare(p99s, watch, findings)
-        if await child.stop() != 0:
-            findings.violated("starts", "no clean stop")
-        check_log(child, findings)
-    except _BROKEN as error:
-        findings.violated("errors", f"the bus is gone or does not answer: {error!r}")
-    finally:
-        watch.abandon()
-        if crowd is not None:
+        try:
+            traffic = Traffic(child)
+            traffic.begin()
+            await asyncio.sleep(1.0)
+            watch.begin()
+            p99s = await _slices(child, crowd, findings)
+            await traffic.end()
+            await _delivered(crowd, traffic, findings)
+            findings.count = count
+            await watch.end()
+            _compare(p99s, watch, findings)
+        finally:
             await asyncio.to_thread(crowd.close)
-        child.kill()
-    return findings
+
+    return await watched_round(child, findings, stall)
 
 
 async def _slices(child: BusChild, crowd: Crowd, findings: Findings) -> dict[bool, list[float]]:

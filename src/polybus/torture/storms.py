@@ -15,11 +15,10 @@ from typing import Any
 
 from polybus.errors import PolybusError
 from polybus.torture.child import SETTINGS, BusChild, shown
-from polybus.torture.kills import check_log
 from polybus.torture.ledger import MessageLedger
 from polybus.torture.peers import PlainPeer
 from polybus.torture.report import Findings
-from polybus.torture.watch import BusWatch
+from polybus.torture.watch import BROKEN, BusWatch, watched_round
 
 BACK_S_MAX = 30.0
 CLIENTS_MAX = 10_000
@@ -30,7 +29,6 @@ WAYS = ("reset", "close", "silence")
 OPENING = 64
 ROOM_CLIENTS = 50
 PACKS = [["direct", 1], ["direct", "two"]]
-_BROKEN = (OSError, EOFError, ValueError, PolybusError, TimeoutError)
 BACKLOG_BYTES = 18 << 20
 BACKLOG_MESSAGE_BYTES = 9 << 10
 
@@ -115,7 +113,7 @@ class Storm:
         try:
             async with asyncio.timeout(timeout_s):
                 await client.act(self.child, self.messages)
-        except _BROKEN as error:
+        except BROKEN as error:
             told = shown(error) if isinstance(error, PolybusError) else repr(error)
             self.failed[f"{client.kind}: {told}"[:200]] += 1
 
@@ -158,12 +156,9 @@ async def storm_round(folder: Path, chance: random.Random, count: int) -> Findin
     raise_files_limit()
     findings = Findings()
     child = BusChild(folder, settings=storm_settings(count))
-    watch = BusWatch(child, findings)
     storm = Storm(child, chance, count)
-    try:
-        if not await child.start(warm=False):
-            findings.violated("starts", f"no start; see {folder}/bus.log")
-            return findings
+
+    async def come_and_go(watch: BusWatch) -> None:
         await storm.open_sessions()
         watch.begin()
         await storm.come(BACK_S_MAX)
@@ -177,26 +172,16 @@ async def storm_round(folder: Path, chance: random.Random, count: int) -> Findin
         await storm.check(findings)
         await watch.end()
         findings.notes.append(f"{count} clients were back in {took_s:.1f} s; {watch.told}")
-        if await child.stop() != 0:
-            findings.violated("starts", "no clean stop")
-        check_log(child, findings)
-    except _BROKEN as error:
-        findings.violated("errors", f"the bus is gone or does not answer: {error!r}")
-    finally:
-        watch.abandon()
-        child.kill()
-    return findings
+
+    return await watched_round(child, findings, come_and_go)
 
 
 async def reconnect_round(folder: Path, chance: random.Random, count: int) -> Findings:
     """A session with a backlog of 18 MiB is opened `count` times, and nothing is confirmed."""
     findings = Findings()
     child = BusChild(folder, settings={"journal": {}})
-    watch = BusWatch(child, findings)
-    try:
-        if not await child.start(warm=False):
-            findings.violated("starts", f"no start; see {folder}/bus.log")
-            return findings
+
+    async def reconnect(watch: BusWatch) -> None:
         answer = await child.ask("POST", "/v1/sessions", {"topics": ["alpha"]})
         key = answer["sessionKey"]
         await _fill(child)
@@ -207,15 +192,8 @@ async def reconnect_round(folder: Path, chance: random.Random, count: int) -> Fi
             findings.count += 1
         await watch.end()
         findings.notes.append(f"{count} connections of one session; {watch.told}")
-        if await child.stop() != 0:
-            findings.violated("starts", "no clean stop")
-        check_log(child, findings)
-    except _BROKEN as error:
-        findings.violated("errors", f"the bus is gone or does not answer: {error!r}")
-    finally:
-        watch.abandon()
-        child.kill()
-    return findings
+
+    return await watched_round(child, findings, reconnect)
 
 
 async def _fill(child: BusChild) -> None:

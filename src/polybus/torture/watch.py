@@ -3,10 +3,12 @@
 import asyncio
 import threading
 import time
+from collections.abc import Awaitable, Callable
 
 from polybus.client import connect
 from polybus.errors import PolybusError
 from polybus.torture.child import GROWTH_BYTES_MAX, BusChild, shown
+from polybus.torture.kills import check_log
 from polybus.torture.report import Findings
 
 ANSWER_S_MAX = 1.0
@@ -14,6 +16,8 @@ ANSWER_S_MAX = 1.0
 DESCRIPTORS_MORE_MAX = 16
 SETTLE_S = 5.0
 PROBE_INTERVAL_S = 0.1
+# What a peer of a bus that is gone or does not answer gets.
+BROKEN = (OSError, EOFError, ValueError, PolybusError, TimeoutError)
 
 
 class BusWatch:
@@ -88,3 +92,25 @@ class BusWatch:
                     self._findings.violated("errors", f"a normal client waited {took_s:.1f} s")
                 self.peak_bytes = max(self.peak_bytes, self._child.grown_bytes())
                 await asyncio.sleep(PROBE_INTERVAL_S)
+
+
+async def watched_round(
+    child: BusChild, findings: Findings, harm: Callable[[BusWatch], Awaitable[None]]
+) -> Findings:
+    """Start a bus, let `harm` do what it does from `begin` to `end`, and stop the bus cleanly."""
+    watch = BusWatch(child, findings)
+    try:
+        if not await child.start(warm=False):
+            findings.violated("starts", f"no start; see {child.folder}/bus.log")
+            return findings
+        await harm(watch)
+        code = await child.stop()
+        if code != 0:
+            findings.violated("starts", f"exit code {code} after SIGTERM")
+        check_log(child, findings)
+    except BROKEN as error:
+        findings.violated("errors", f"the bus is gone or does not answer: {error!r}")
+    finally:
+        watch.abandon()
+        child.kill()
+    return findings

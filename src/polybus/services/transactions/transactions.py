@@ -113,8 +113,8 @@ class Transactions:
             await self._read_records()
             self._refuse_lost()
         except StorageError as error:
-            # Damaged history does not freeze the topic. Without its records a transaction could be
-            # done twice, and a sweep could delete files that an unknown intent still needs.
+            # Without its records a transaction could be done twice, and a sweep could delete files
+            # that an unknown intent still needs.
             logger.error("%s: %s; nothing can be committed", TOPIC, error)
             self._bus.log.freeze(TOPIC, error.text)
             self._unread = error
