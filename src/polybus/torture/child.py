@@ -22,6 +22,8 @@ from polybus.torture.warm import WarmProcess
 TOPICS = ("alpha", "beta", "queue")
 START_S_MAX = 30.0
 GROWTH_BYTES_MAX = 64 << 20
+# A bus gives free memory back every few seconds.
+SETTLE_S_MAX = 8.0
 SETTINGS: dict[str, Any] = {
     "topics": list(TOPICS[:2]),
     "connectors": [
@@ -131,7 +133,7 @@ class BusChild:
     async def stop(self) -> int:
         """SIGTERM; the exit code, or -9 if it had to be killed."""
         assert self.process is not None
-        self.grown_bytes()
+        await self.settle()
         self.process.terminate()
         try:
             code = await asyncio.to_thread(self.process.wait, START_S_MAX)
@@ -173,6 +175,13 @@ class BusChild:
             with contextlib.suppress(OSError):
                 self._grown_bytes = self.memory_bytes() - self._ready_bytes
         return self._grown_bytes
+
+    async def settle(self) -> None:
+        """Wait until the bus has given back what it took, as long as that may take."""
+        for _ in range(round(SETTLE_S_MAX / 0.1)):
+            if self.grown_bytes() <= GROWTH_BYTES_MAX:
+                break
+            await asyncio.sleep(0.1)
 
     def descriptor_count(self) -> int:
         assert self.process is not None

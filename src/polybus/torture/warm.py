@@ -18,6 +18,8 @@ from pathlib import Path
 
 PRELOADED = ("polybus.torture.campaign", "polybus.cli.serve", "polybus.edges.node", "uvloop")
 
+# Arrow reads this when it is imported: the fork server's has the bus's choice (cli.allocator), too.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(list(PRELOADED))
 

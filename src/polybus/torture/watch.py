@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from polybus.client import connect
 from polybus.errors import PolybusError
-from polybus.torture.child import GROWTH_BYTES_MAX, BusChild, shown
+from polybus.torture.child import BusChild, shown
 from polybus.torture.kills import check_log
 from polybus.torture.report import Findings
 
@@ -47,10 +47,11 @@ class BusWatch:
         """
         self.abandon()
         await asyncio.to_thread(self._thread.join)
+        await self._child.settle()
         more = 0
         for _ in range(round(SETTLE_S / 0.1)):
             more = self._child.descriptor_count() - self._before_descriptors
-            if self._child.grown_bytes() <= GROWTH_BYTES_MAX and more <= DESCRIPTORS_MORE_MAX:
+            if more <= DESCRIPTORS_MORE_MAX:
                 break
             await asyncio.sleep(0.1)
         if more > DESCRIPTORS_MORE_MAX:
