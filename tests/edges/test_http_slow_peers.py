@@ -12,6 +12,7 @@ import pytest
 from http_kit import TIMEOUT_S, http_bus, recv
 from raw_http_kit import PING, UPGRADE, frame
 
+from polybus.edges.http.edge import HttpProtocol
 from polybus.edges.http.websocket import WebSocketPeer
 from polybus.edges.tcp.connection import Connection
 from polybus.testing import ScriptedPeer
@@ -66,6 +67,24 @@ async def test_who_comes_back_again_and_again_and_reads_nothing_holds_one_answer
                 held = [one._transport.get_write_buffer_size() for one in peers]
                 assert sum(held) < 8 << 20
                 assert http.node.context.memory.ledger.bytes < 8 << 20
+
+
+async def test_who_keeps_a_connection_open_between_requests_holds_no_request() -> None:
+    request = b"POST /v1/topics/news/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
+    async with http_bus("news") as http, ScriptedPeer(http.node.tcp_port) as peer:
+        for _ in range(2):
+            # Two at once, the second one in two parts.
+            await peer.send(request + request[:-2])
+            await peer.send(request[-2:])
+            for _ in range(2):
+                assert await peer.read_line() == b"HTTP/1.1 200 OK\r\n"
+                while (line := await peer.read_line()) != b"\r\n":
+                    if line.startswith(b"content-length:"):
+                        size = int(line.split()[1])
+                await peer.read(size)
+            uvicorn_state = http.node._http_edge._uvicorn_state
+            (protocol,) = cast(set[HttpProtocol], uvicorn_state.connections)
+            assert protocol.cycle is None and protocol.scope is None
 
 
 async def test_who_does_not_read_a_last_answer_counts_until_it_is_gone() -> None:

@@ -181,7 +181,7 @@ async def _serve_copy(load: Load, name: str, harmed: str, expected: Holdings) ->
         code = await child.stop()
         if code != 0:
             findings.violated("starts", f"exit code {code} after SIGTERM")
-        check_log(child, findings)
+        await check_log(child, findings)
     except PolybusError as error:
         findings.violated("errors", f"the bus does not answer: {shown(error)}")
     finally:

@@ -85,11 +85,12 @@ async def check_files(child: BusChild, findings: Findings) -> None:
         findings.violated("verify", report)
     elif not report.intact:
         findings.violated("verify", f"damage after a kill: {report.damages[0]}")
-    check_log(child, findings)
+    await check_log(child, findings)
 
 
-def check_log(child: BusChild, findings: Findings) -> None:
+async def check_log(child: BusChild, findings: Findings) -> None:
     """The bus's log has no exception, and its memory has not grown."""
+    await child.settle()
     if child.grown_bytes() > GROWTH_BYTES_MAX:
         text = f"{child.grown_bytes() >> 20} MiB more than at the start"
         findings.violated("memory", text)

@@ -45,7 +45,7 @@ async def mixed_round(folder: Path, chance: random.Random, count: int) -> Findin
         if await _start(child, storm, flipped, findings):
             if await child.stop() != 0:
                 findings.violated("starts", "no clean stop")
-            check_log(child, findings)
+            await check_log(child, findings)
     except (PolybusError, OSError) as error:
         findings.violated("errors", f"the bus does not answer: {error!r} ({flipped})")
     finally:

@@ -111,7 +111,7 @@ async def _failing_start(load: Load, shim: Shim, chance: random.Random) -> None:
             return
     await _until_healthy(load, fault)
     await load.check()
-    check_log(child, findings)
+    await check_log(child, findings)
 
 
 async def _outage(load: Load, shim: Shim, chance: random.Random) -> None:
@@ -134,7 +134,7 @@ async def _outage(load: Load, shim: Shim, chance: random.Random) -> None:
         findings.violated("starts", f"the bus has ended: {fault}")
     await _after_reads(load, shim, fault)
     await load.check()
-    check_log(child, findings)
+    await check_log(child, findings)
     findings.texts = [f"{text} ({fault})" for text in findings.texts]
 
 

@@ -108,7 +108,7 @@ async def watched_round(
         code = await child.stop()
         if code != 0:
             findings.violated("starts", f"exit code {code} after SIGTERM")
-        check_log(child, findings)
+        await check_log(child, findings)
     except BROKEN as error:
         findings.violated("errors", f"the bus is gone or does not answer: {error!r}")
     finally:

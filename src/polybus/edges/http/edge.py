@@ -109,6 +109,13 @@ class HttpProtocol(HttpToolsProtocol, Upper):
     def on_message_complete(self) -> None:
         self._forget_body()
         super().on_message_complete()
+        self._forget_request()
+
+    # uvicorn calls this
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._forget_request()
 
     # The connection calls these
 
@@ -133,6 +140,11 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         # uvicorn's own attributes that refer back to this.
         self.parser = self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
+
+    def _forget_request(self) -> None:
+        """Drop a request when it and its answer are complete: most connections are idle."""
+        if self.cycle is not None and self.cycle.response_complete and not self.cycle.more_body:
+            self.scope = self.headers = self.cycle = None  # type: ignore[assignment]
 
     def _forget_body(self) -> None:
         before, self._body_bytes = self._body_bytes, 0
