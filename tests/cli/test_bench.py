@@ -128,6 +128,7 @@ def test_a_paced_run_measures_latency(loadgen: Path) -> None:
 
     assert result["messages"] == 2000
     assert 0 < result["p50_us"] <= result["p99_us"] < 1_000_000
+    assert 0 <= result["late_p50_us"] <= result["late_p99_us"]
 
 
 def test_the_cpu_time_and_memory_of_the_server_are_measured(loadgen: Path, tmp_path: Path) -> None:
@@ -236,16 +237,44 @@ def test_less_is_better_for_latency_and_memory(loadgen: Path) -> None:
     )
     brokers = all_brokers(loadgen)
     waits = [
-        EntryOutcome(entry, brokers[entry.broker], [{"p50_us": p50_us, "p99_us": 900}])
-        for entry, p50_us in zip(latency.entries, (140, 100), strict=False)
+        EntryOutcome(entry, brokers[entry.broker], [{"p50_us": p50_us, "p99_us": 900.0}])
+        for entry, p50_us in zip(latency.entries, (99, 100, 50), strict=True)
     ]
     sizes = [EntryOutcome(idle.entries[0], brokers["polybus"], [{"connection_bytes": 12289}])]
 
     rows = report.figures_of(latency, waits) + report.figures_of(idle, sizes)
 
-    assert [row.met for row in rows] == [None, True, False]
+    assert [row.met for row in rows] == [None, True, None, False]
     assert rows[0].p99 == 900
-    assert "≤ 12 KiB" in rendered(rows)
+    text = rendered(rows)
+    assert re.search(r"nats-server .* 0\.99 ×, p99 1\.00 × .* ≤ 1 ×, p99 too .* met", text)
+    assert re.search(r"redis-server .* 1\.98 ×, p99 1\.00 × .* goal ≤ 1 ×", text)
+    assert "≤ 6 KiB" in text
+    assert "1 of 2 targets met.\nNot met: idle" in text
+
+
+def test_a_late_99th_percentile_misses_the_target_of_a_latency(loadgen: Path) -> None:
+    latency = next(scenario for scenario in SCENARIOS if scenario.metric is Metric.LATENCY)
+    brokers = all_brokers(loadgen)
+    waits = [
+        EntryOutcome(entry, brokers[entry.broker], [{"p50_us": 100.0, "p99_us": p99_us}])
+        for entry, p99_us in zip(latency.entries, (901.0, 900.0), strict=False)
+    ]
+
+    assert [row.met for row in report.figures_of(latency, waits)] == [None, False]
+
+
+def test_the_report_says_when_the_generator_could_not_keep_the_pace(loadgen: Path) -> None:
+    latency = next(one for one in SCENARIOS if one.load.rate_per_s == 50_000)
+    bus = latency.entries[0]
+
+    def note(late_us: float) -> str:
+        sample = {"p50_us": 100.0, "p99_us": 900.0, "late_p50_us": late_us}
+        outcomes = [EntryOutcome(bus, all_brokers(loadgen)["polybus"], [sample])]
+        return report.figures_of(latency, outcomes)[0].note
+
+    assert note(19.0) == ""
+    assert note(21.0) == "generator late by 21 µs"
 
 
 def rendered(figures: list[report.BenchFigure]) -> str:
@@ -270,6 +299,7 @@ def test_help_has_examples_and_names_every_scenario() -> None:
     assert done.returncode == 0
     assert "polybus bench --quick" in done.stdout
     assert all(scenario.name in done.stdout for scenario in SCENARIOS)
+    assert re.search(r"\[(\w+\|)*latency\|", done.stdout)
 
 
 def test_the_page_about_it_names_every_scenario_and_option() -> None:

@@ -36,6 +36,11 @@ class EntryOutcome:
         values = [_value(sample, metric) for sample in self.samples]
         return median(values) if values else None
 
+    def p99_us(self) -> float | None:
+        """The 99th percentile of the median run, where it was measured."""
+        values = [sample["p99_us"] for sample in self.samples if "p99_us" in sample]
+        return median(values) if values else None
+
     def cpu_s_per_million(self) -> float | None:
         """CPU time of the server per million deliveries, in the median run."""
         costs = [

@@ -22,8 +22,9 @@ from polybus.bench.scenarios import BUS, Entry, Metric, Scenario, Workload, peer
 
 TOPIC = "bench.0000"
 IDLE_SESSIONS = 10_000
-SESSION_KIB_MAX = 30
+SESSION_KIB_MAX = 13
 LISTENERS = 1_000
+POLLS_MS_MAX = 60
 CONFIRMED_RATE_PER_S = 1_000
 FAN_OUT_WINDOW_BYTES = 128 << 10
 # A broadcast accepts any amount at once and then sends it to one listener after the other.
@@ -50,13 +51,13 @@ def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple
             "fan-out",
             f"1 topic → {listeners:,} WebSocket sessions, log on, confirmed",
             fan_out,
-            (bus, replace(peer("websockets", 2.0), load=websockets)),
+            (bus, replace(peer("websockets", 20.0), load=websockets)),
         ),
         Scenario(
             "fan-out-single",
             "the same, each message after all have received the one before",
             one_by_one,
-            (bus, peer("websockets")),
+            (bus, peer("websockets", 1.0)),
         ),
         Scenario(
             "long-polls",
@@ -64,6 +65,7 @@ def scenarios(*, idle: int = IDLE_SESSIONS, listeners: int = LISTENERS) -> tuple
             Workload(subscribers=listeners),
             (BUS,),
             Metric.WAIT,
+            limit=POLLS_MS_MAX,
         ),
         Scenario(
             "confirmed",

@@ -17,11 +17,27 @@ NOT_INSTALLED = "not installed"
 class Target:
     """A bound for the ratio of a figure or, if it is `absolute`, for the figure itself."""
 
-    value: float
+    value: float | None
+    """None: there is only a goal."""
     at_least: bool = False
     absolute: bool = False
     goal: float | None = None
     """A further bound that is not checked."""
+    p99: bool = False
+    """Whether the ratio of the 99th percentiles has the same bound."""
+
+    def admits(self, compared: float) -> bool:
+        if self.value is None:
+            return True
+        return compared >= self.value if self.at_least else compared <= self.value
+
+    def shown(self, unit: str) -> str:
+        sign = "≥" if self.at_least else "≤"
+        if self.value is None:
+            return f"goal {sign} {self.goal:g} {unit}"
+        goal = "" if self.goal is None else f" (goal {self.goal:g})"
+        p99 = ", p99 too" if self.p99 else ""
+        return f"{sign} {self.value:g} {unit}{goal}{p99}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +48,8 @@ class BenchFigure:
         work: what was done; `scenario` is its short name, if it has one.
         value: the median, in `unit`; None if no run succeeded.
         p99: the 99th percentile, where it was measured.
-        ratio: the figure of Polybus divided by this one, which is another contestant's.
+        ratio: the figure of Polybus divided by this one, which is another contestant's; `p99_ratio`
+            the same of the 99th percentiles.
         polybus_failed: a run of Polybus failed, so that it misses every target.
     """
 
@@ -44,6 +61,7 @@ class BenchFigure:
     p99: float | None = None
     cpu_s_per_million: float | None = None
     ratio: float | None = None
+    p99_ratio: float | None = None
     target: Target | None = None
     polybus_failed: bool = False
     error: str | None = None
@@ -53,14 +71,20 @@ class BenchFigure:
     def met(self) -> bool | None:
         """Whether the target is met; None without a target, or without a figure to compare."""
         target = self.target
-        if target is None:
+        if target is None or target.value is None:
             return None
         if self.polybus_failed and (target.absolute or self.value is not None):
             return False
         compared = self.value if target.absolute else self.ratio
         if compared is None:
             return None
-        return compared >= target.value if target.at_least else compared <= target.value
+        p99_met = not target.p99 or self.p99_ratio is None or target.admits(self.p99_ratio)
+        return target.admits(compared) and p99_met
+
+    @property
+    def shown_ratio(self) -> str:
+        p99 = "" if self.p99_ratio is None else f", p99 {self.p99_ratio:.2f} ×"
+        return "" if self.ratio is None else f"{self.ratio:.2f} ×{p99}"
 
     @property
     def shown(self) -> str:
@@ -79,9 +103,7 @@ class BenchFigure:
         target = self.target
         if target is None:
             return ""
-        goal = "" if target.goal is None else f" (goal {target.goal:g})"
-        unit = self.unit if target.absolute else "×"
-        return f"{'≥' if target.at_least else '≤'} {target.value:g} {unit}{goal}"
+        return target.shown(self.unit if target.absolute else "×")
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"met": self.met}
@@ -90,18 +112,19 @@ class BenchFigure:
 def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[BenchFigure]:
     """The figures of one scenario; the first is that of the bus."""
     bus, metric = outcomes[0], scenario.metric
-    ours, more = bus.value(metric), metric is Metric.RATE
+    ours, ours_p99, more = bus.value(metric), bus.p99_us(), metric is Metric.RATE
     figures = []
     for outcome in outcomes:
         entry, value = outcome.entry, outcome.value(metric)
-        ratio, target = None, None
+        p99 = outcome.p99_us()
+        ratio, p99_ratio, target = None, None, None
         if outcome is bus and scenario.limit is not None:
             target = Target(value=scenario.limit, absolute=True)
         elif outcome is not bus:
             ratio = ours / value if ours is not None and value else None
-            if entry.target is not None:
-                target = Target(value=entry.target, at_least=more, goal=entry.goal)
-        late = sorted(sample["p99_us"] for sample in outcome.samples if "p99_us" in sample)
+            p99_ratio = ours_p99 / p99 if ours_p99 is not None and p99 else None
+            if entry.target is not None or entry.goal is not None:
+                target = Target(value=entry.target, at_least=more, goal=entry.goal, p99=entry.p99)
         figures.append(
             BenchFigure(
                 scenario=scenario.name,
@@ -109,15 +132,26 @@ def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[Ben
                 who=entry.label or outcome.broker.title,
                 value=value,
                 unit=metric.value,
-                p99=late[len(late) // 2] if late else None,
+                p99=p99,
                 cpu_s_per_million=outcome.cpu_s_per_million(),
                 ratio=ratio,
+                p99_ratio=p99_ratio,
                 target=target,
                 polybus_failed=bool(bus.errors),
                 error=outcome.errors[0] if outcome.errors else None,
+                note=_note(scenario, outcome),
             )
         )
     return figures
+
+
+def _note(scenario: Scenario, outcome: EntryOutcome) -> str:
+    """Whether the generator could not keep the pace, so that messages came in groups."""
+    late = [sample["late_p50_us"] for sample in outcome.samples if "late_p50_us" in sample]
+    late_us = median(late) if late else 0.0
+    if late_us * scenario.load.rate_per_s < 1e6:
+        return ""
+    return f"generator late by {late_us:.0f} µs"
 
 
 def versus(
@@ -157,14 +191,14 @@ def table(figures: Sequence[BenchFigure]) -> tuple[list[str], list[list[str]]]:
     last = ""
     for figure in figures:
         work = f"{figure.work} ({figure.scenario})" if figure.scenario else figure.work
-        cpu, ratio = figure.cpu_s_per_million, figure.ratio
+        cpu = figure.cpu_s_per_million
         rows.append(
             [
                 "" if work == last else work,
                 figure.who,
                 figure.shown,
                 "" if cpu is None else f"{cpu:.2f}",
-                "" if ratio is None else f"{ratio:.2f} ×",
+                figure.shown_ratio,
                 figure.shown_target,
                 {None: "", True: "met", False: "not met"}[figure.met],
                 figure.note,
@@ -180,7 +214,8 @@ def summary(figures: Sequence[BenchFigure]) -> list[str]:
     judged = [figure for figure in figures if figure.met is not None]
     missed = [figure for figure in judged if not figure.met]
     lines = [f"{len(judged) - len(missed)} of {len(judged)} targets met."]
-    unmeasured = sum(figure.target is not None for figure in figures) - len(judged)
+    checked = [figure for figure in figures if figure.target and figure.target.value is not None]
+    unmeasured = len(checked) - len(judged)
     if unmeasured:
         lines.append(f"{unmeasured} more could not be measured: their peers did not run.")
     for figure in missed:
@@ -188,7 +223,7 @@ def summary(figures: Sequence[BenchFigure]) -> list[str]:
         if figure.polybus_failed:
             reached = "the bus failed"
         elif figure.ratio is not None:
-            reached = f"{figure.ratio:.2f} × {figure.who}"
+            reached = f"{figure.shown_ratio} {figure.who}"
         work = figure.scenario or figure.work
         lines.append(f"Not met: {work}: {reached}, the target is {figure.shown_target}.")
     lines += [

@@ -1,6 +1,7 @@
 """`polybus bench`: measure Polybus, its peers and this machine in one run."""
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,10 @@ MESSAGES = 10_000_000
 SPARK_STEPS = ("reading", "following", "delays")
 QUICK_SESSIONS = {"idle": 2_000, "listeners": 500}
 
+NAMES = [scenario.name for scenario in SCENARIOS]
+_FIRST_WORDS = Counter(name.partition("-")[0] for name in NAMES)
+FAMILIES = [word for word, count in _FIRST_WORDS.items() if count > 1 and word not in NAMES]
+
 Measured = tuple[list[report.BenchFigure], dict[str, str], dict[str, Any]]
 """The figures, the facts about the machine, and every sample by scenario."""
 
@@ -32,8 +37,8 @@ Measured = tuple[list[report.BenchFigure], dict[str, str], dict[str, Any]]
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([scenario.name for scenario in SCENARIOS]),
-    help="Measure only this scenario; may be repeated.",
+    type=click.Choice([*FAMILIES, *NAMES]),
+    help="Measure only this scenario, or all whose names begin so; may be repeated.",
 )
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option(
@@ -100,7 +105,7 @@ def bench(
 
     \b
     Examples:
-      polybus bench                        everything, about five minutes
+      polybus bench                        everything, about ten minutes
       polybus bench --quick                everything once, a minute or two
       polybus bench --only boson-1-1 --only latency --rounds 5
       polybus bench --queues               queues between programs, about a minute
@@ -128,13 +133,17 @@ def bench(
                     measured = _measure_spark(plan, count, steps or SPARK_STEPS, update)
                 else:
                     chosen: Sequence[Scenario]
-                    chosen = [one for one in SCENARIOS if not only or one.name in only]
+                    chosen = [one for one in SCENARIOS if not only or _is_chosen(one.name, only)]
                     if msgstream:
                         chosen = session_bench.scenarios(**(QUICK_SESSIONS if quick else {}))
                     measured = _measure_scenarios(plan, chosen, update)
     except BenchError as error:
         raise click.ClickException(str(error)) from error
     _print(measured, as_json)
+
+
+def _is_chosen(name: str, only: tuple[str, ...]) -> bool:
+    return name in only or name.partition("-")[0] in set(only).intersection(FAMILIES)
 
 
 def _print(measured: Measured, as_json: bool) -> None:

@@ -76,11 +76,15 @@ double own_cpu_s(void) {
     return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/* CPU time of a process and of the children it has waited for. */
+/* CPU time of a process and of the children it has waited for. Its own is known to a nanosecond,
+ * theirs to a tick. */
 static double process_cpu_s(int pid) {
     char path[64], line[1024];
-    unsigned long user = 0, system = 0;
     long children_user = 0, children_system = 0;
+    clockid_t clock;
+    struct timespec own = {0, 0};
+    if (!clock_getcpuclockid(pid, &clock))
+        clock_gettime(clock, &own);
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *file = fopen(path, "r");
     if (!file)
@@ -91,11 +95,11 @@ static double process_cpu_s(int pid) {
     /* The name in parentheses may hold anything; the numbers begin after the last one. */
     const char *numbers = strrchr(line, ')');
     if (!numbers ||
-        sscanf(numbers + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld", &user,
-               &system, &children_user, &children_system) != 4)
+        sscanf(numbers + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %ld %ld",
+               &children_user, &children_system) != 2)
         return 0;
-    return ((double)(user + system) + (double)(children_user + children_system)) /
-           (double)sysconf(_SC_CLK_TCK);
+    return (double)own.tv_sec + 1e-9 * (double)own.tv_nsec +
+           (double)(children_user + children_system) / (double)sysconf(_SC_CLK_TCK);
 }
 
 /* Of the server and its child processes: background work counts too. */

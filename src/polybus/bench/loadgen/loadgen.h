@@ -119,6 +119,7 @@ struct connection {
     int fd;
     char *in; /* what was read and not yet parsed */
     size_t in_bytes, in_bytes_max;
+    int64_t read_ns; /* when the last bytes were read */
 };
 void connection_open(struct connection *connection, int port, size_t in_bytes_max);
 bool connection_send(struct connection *connection, const char *bytes, size_t count);
@@ -126,6 +127,16 @@ bool connection_send(struct connection *connection, const char *bytes, size_t co
 typedef void take_fn(void *context, const struct received *received);
 bool connection_receive(struct connection *connection, take_fn *take, void *context);
 bool wait_readable(int fd, int timeout_ms);
+
+/* --- times and their percentiles (samples.c) --- */
+
+struct samples {
+    uint32_t *ns;
+    size_t count;
+};
+void samples_add(struct samples *samples, int64_t ns);
+void samples_sort(struct samples *samples);
+double samples_us(const struct samples *sorted, int percent);
 
 /* --- WebSocket frames of a client (websocket.c), and confirmations (confirm.c) --- */
 
@@ -156,7 +167,7 @@ uint64_t subscribers_delivered_min(const struct subscribers *all);
 uint64_t subscribers_delivered_sum(const struct subscribers *all);
 /* Wait until all have received everything; returns the time of the last delivery. */
 int64_t subscribers_finish(struct subscribers *all, uint64_t published);
-uint32_t *subscribers_latencies_us(struct subscribers *all, size_t *count); /* sorted */
+struct samples *subscribers_latencies(struct subscribers *all);
 
 struct publishers;
 struct publishers *publishers_open(int count);
@@ -164,6 +175,8 @@ void publishers_probe(struct publishers *all, const struct subscribers *readers)
 /* Publish for the duration and wait for the receipts; returns the number of messages. */
 uint64_t publishers_run(struct publishers *all, const struct subscribers *readers);
 uint64_t publishers_receipts(const struct publishers *all);
+/* How long after its due time each message of a paced run was sent. */
+struct samples *publishers_lateness(struct publishers *all);
 
 int run_main(void);
 int idle_main(void);

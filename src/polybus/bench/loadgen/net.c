@@ -53,6 +53,8 @@ bool connection_receive(struct connection *connection, take_fn *take, void *cont
                          connection->in_bytes_max - connection->in_bytes, MSG_DONTWAIT);
     if (count <= 0)
         return count < 0 && errno == EAGAIN;
+    /* After the read: it may return what was sent just before it. */
+    connection->read_ns = now_ns();
     connection->in_bytes += (size_t)count;
     size_t used = 0;
     while (used < connection->in_bytes && !failed()) {

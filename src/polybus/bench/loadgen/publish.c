@@ -32,6 +32,7 @@ struct publishers {
     int count;
     uint64_t published;
     uint64_t credit; /* messages that may follow before the window is checked again */
+    struct samples lateness;
 };
 
 static void take(void *context, const struct received *received) {
@@ -162,6 +163,9 @@ static void publish_fast(struct publishers *all, const struct subscribers *reade
     }
 }
 
+/* Each message has its due time, whenever the one before was sent. The thread sleeps until then:
+ * to spin would take a core from the broker. It sends at once what is overdue. A latency counts
+ * from the moment of sending, so that it is the broker's alone. */
 static void publish_paced(struct publishers *all) {
     struct publisher *publisher = &all->each[0];
     uint64_t count = (uint64_t)(options.rate * options.duration_s);
@@ -174,8 +178,10 @@ static void publish_paced(struct publishers *all) {
         struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
         all->published += prepare(publisher, 1);
+        int64_t sent_ns = now_ns();
+        samples_add(&all->lateness, sent_ns - due_ns);
         hex_write(publisher->ring.bytes + publisher->from + publisher->ring.payload_at + TIME_AT,
-                  (uint64_t)now_ns(), 16);
+                  (uint64_t)sent_ns, 16);
         while (publisher->from < publisher->to && !failed())
             if (!push(publisher))
                 wait_for_room(all);
@@ -187,6 +193,11 @@ uint64_t publishers_receipts(const struct publishers *all) {
     for (int number = 0; number < all->count; number++)
         receipts += all->each[number].receipts;
     return receipts;
+}
+
+struct samples *publishers_lateness(struct publishers *all) {
+    samples_sort(&all->lateness);
+    return &all->lateness;
 }
 
 uint64_t publishers_run(struct publishers *all, const struct subscribers *readers) {

@@ -3,11 +3,10 @@
 
 #include <stdio.h>
 
-static void print_latency(struct subscribers *readers) {
-    size_t count;
-    uint32_t *sorted = subscribers_latencies_us(readers, &count);
-    if (count)
-        printf(",\"p50_us\":%u,\"p99_us\":%u", sorted[count / 2], sorted[count * 99 / 100]);
+static void print_times(const char *before, struct samples *times) {
+    if (times->count)
+        printf(",\"%sp50_us\":%.1f,\"%sp99_us\":%.1f", before, samples_us(times, 50), before,
+               samples_us(times, 99));
 }
 
 int run_main(void) {
@@ -34,12 +33,14 @@ int run_main(void) {
         own_s = own_cpu_s() - own_s;
     }
     printf("{\"verified\":%s,\"error\":%s,\"messages\":%llu,\"delivered\":%llu,\"receipts\":%llu,"
-           "\"seconds\":%.6f,\"server_cpu_s\":%.2f,\"generator_cpu_s\":%.2f",
+           "\"seconds\":%.6f,\"server_cpu_s\":%.6f,\"generator_cpu_s\":%.6f",
            failed() ? "false" : "true", failure_json(), (unsigned long long)published,
            (unsigned long long)subscribers_delivered_sum(readers), (unsigned long long)receipts,
            seconds, server_s, own_s);
-    if (options.rate > 0 && !failed())
-        print_latency(readers);
+    if (!failed()) {
+        print_times("", subscribers_latencies(readers));
+        print_times("late_", publishers_lateness(writers));
+    }
     puts("}");
     return failed();
 }

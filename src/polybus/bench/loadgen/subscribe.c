@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-enum { LATENCIES_MAX = 4 << 20, EVENTS_MAX = 256, EXTRA_MS = 20, CONTROL_BYTES_MAX = 160 };
+enum { EVENTS_MAX = 256, EXTRA_MS = 20, CONTROL_BYTES_MAX = 160 };
 
 struct next {
     uint32_t slot;
@@ -24,6 +24,7 @@ struct subscriber {
     struct next *next; /* per publisher and topic */
     int number;
     bool probed;
+    uint64_t timed; /* messages whose latency is known */
     struct confirms *confirms; /* msgstream only */
     _Alignas(64) _Atomic uint64_t delivered; /* alone in its cache line: the publisher reads it */
 };
@@ -38,10 +39,8 @@ struct subscribers {
     uint16_t *topic_of_slot;
     uint32_t slots;
     size_t filler_at; /* from here on a payload must be as expected */
-    uint32_t *latencies_us;
-    size_t latency_count;
+    struct samples latencies;
     int64_t last_ns;
-    int64_t read_ns;
     atomic_int probed;
     atomic_bool published_known;
     uint64_t published;
@@ -55,10 +54,9 @@ static void wrong(const struct subscriber *subscriber, const struct received *re
          received->topic, (int)shown, received->payload);
 }
 
-static void add_latency(struct subscribers *all, uint64_t sent_ns) {
-    if (all->latency_count < LATENCIES_MAX)
-        all->latencies_us[all->latency_count++] =
-            (uint32_t)((all->read_ns - (int64_t)sent_ns) / 1000);
+static void add_latency(struct subscriber *subscriber, uint64_t sent_ns) {
+    samples_add(&subscriber->all->latencies, subscriber->connection.read_ns - (int64_t)sent_ns);
+    subscriber->timed++;
 }
 
 static void note_latency(struct subscriber *subscriber, const char *payload) {
@@ -68,7 +66,7 @@ static void note_latency(struct subscriber *subscriber, const char *payload) {
     if (subscriber->confirms)
         confirms_message(subscriber->confirms, sent_ns);
     else
-        add_latency(subscriber->all, sent_ns);
+        add_latency(subscriber, sent_ns);
 }
 
 /* Events of a WebSocket other than messages. */
@@ -88,7 +86,7 @@ static void answer(struct subscriber *subscriber, const struct received *receive
         confirms_send(confirms, connection);
     else if (received->kind == PONG)
         while (confirms_next(confirms, received->payload, received->payload_bytes, &sent_ns))
-            add_latency(subscriber->all, sent_ns);
+            add_latency(subscriber, sent_ns);
 }
 
 static void advance(struct next *next, uint32_t slots) {
@@ -145,8 +143,10 @@ static void check(void *context, const struct received *received) {
 
 /* A paced run waits for the last confirmations too. */
 static bool all_timed(const struct subscribers *all) {
-    uint64_t due = all->published * (uint64_t)all->count;
-    return options.rate <= 0 || all->latency_count >= (due < LATENCIES_MAX ? due : LATENCIES_MAX);
+    for (int number = 0; options.rate > 0 && number < all->count; number++)
+        if (all->each[number].timed < all->published)
+            return false;
+    return true;
 }
 
 static bool complete(const struct subscribers *all) {
@@ -159,10 +159,10 @@ static int read_ready(struct subscribers *all, int timeout_ms) {
     int count = epoll_wait(all->epoll, events, EVENTS_MAX, timeout_ms);
     for (int at = 0; at < count && !failed(); at++) {
         struct subscriber *subscriber = events[at].data.ptr;
-        all->read_ns = now_ns();
         if (!connection_receive(&subscriber->connection, check, subscriber))
             fail("the broker closed the connection of subscriber %d after %llu messages",
                  subscriber->number, (unsigned long long)subscriber->delivered);
+        all->last_ns = subscriber->connection.read_ns;
     }
     return count;
 }
@@ -174,11 +174,12 @@ static void *subscribe(void *context) {
             fail("no end before the deadline: %llu messages delivered to the slowest subscriber",
                  (unsigned long long)subscribers_delivered_min(all));
     }
-    all->last_ns = all->read_ns;
+    int64_t last_ns = all->last_ns;
     /* No message may follow: a duplicate at the very end is an error too. */
     int64_t until = now_ns() + EXTRA_MS * 1000000LL;
     while (!failed() && now_ns() < until)
         read_ready(all, EXTRA_MS / 4);
+    all->last_ns = last_ns;
     uint64_t expected = all->published * (uint64_t)all->count;
     if (!failed() && subscribers_delivered_sum(all) != expected)
         fail("%llu messages were delivered, %llu were due",
@@ -192,7 +193,6 @@ static void prepare(struct subscribers *all) {
     all->topic_of_slot = checked_alloc(sizeof *all->topic_of_slot * all->slots);
     all->names = checked_alloc(sizeof *all->names * (size_t)options.topics);
     all->filler_at = options.rate > 0 ? FILLER_AT : TIME_AT;
-    all->latencies_us = options.rate > 0 ? checked_alloc(LATENCIES_MAX * sizeof(uint32_t)) : NULL;
     for (int topic = 0; topic < options.topics; topic++)
         topic_name(all->names[topic], topic);
     for (uint32_t slot = 0; slot < all->slots; slot++) {
@@ -272,13 +272,7 @@ int64_t subscribers_finish(struct subscribers *all, uint64_t published) {
     return all->last_ns;
 }
 
-static int by_size(const void *left, const void *right) {
-    uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
-    return (a > b) - (a < b);
-}
-
-uint32_t *subscribers_latencies_us(struct subscribers *all, size_t *count) {
-    qsort(all->latencies_us, all->latency_count, sizeof(uint32_t), by_size);
-    *count = all->latency_count;
-    return all->latencies_us;
+struct samples *subscribers_latencies(struct subscribers *all) {
+    samples_sort(&all->latencies);
+    return &all->latencies;
 }
