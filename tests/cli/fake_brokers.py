@@ -83,11 +83,15 @@ SPEECHES = {
 
 
 class FakeBroker:
-    """Gives every connection that ever subscribes everything anyone publishes."""
+    """Gives every connection that ever subscribes everything anyone publishes.
 
-    def __init__(self, speech: Speech) -> None:
+    `by_topic`: only what is published to a topic that its subscription names.
+    """
+
+    def __init__(self, speech: Speech, *, by_topic: bool = False) -> None:
         self._speech = speech
-        self._subscribers: set[asyncio.StreamWriter] = set()
+        self._by_topic = by_topic
+        self._subscribers: dict[asyncio.StreamWriter, bytes] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         unread = b""
@@ -96,9 +100,9 @@ class FakeBroker:
                 if said in data and not self._speech.publish.search(data):
                     writer.write(answer)
             if re.search(rb"SUB bench|SUBSCRIBE|\$subscribe|register|\x82|GET /( |msg)", data):
-                self._subscribers.add(writer)
+                self._subscribers[writer] = data
             unread = self._publish(unread + data, writer)
-        self._subscribers.discard(writer)
+        self._subscribers.pop(writer, None)
         writer.close()
 
     def _publish(self, data: bytes, sender: asyncio.StreamWriter) -> bytes:
@@ -107,6 +111,8 @@ class FakeBroker:
             end = match.end()
             if self._speech.receipt:
                 sender.write(self._speech.receipt(match))
-            for subscriber in self._subscribers - {sender}:
-                subscriber.write(self._speech.deliver(match))
+            for subscriber, subscription in self._subscribers.items():
+                wanted = not self._by_topic or match[1] in subscription
+                if wanted and subscriber is not sender:
+                    subscriber.write(self._speech.deliver(match))
         return data[end:]

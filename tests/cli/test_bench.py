@@ -131,6 +131,44 @@ def test_a_paced_run_measures_latency(loadgen: Path) -> None:
     assert 0 <= result["late_p50_us"] <= result["late_p99_us"]
 
 
+def test_with_one_message_in_flight_each_waits_for_the_delivery_before(loadgen: Path) -> None:
+    with relay(loadgen) as place:
+        result = drive(loadgen, place, "--ping-pong", "--messages", "200", "--subscribers", "2")
+
+    assert (result["messages"], result["delivered"]) == (200, 400)
+    assert 0 < result["p50_us"] <= result["p99_us"] < 1_000_000
+
+
+def test_a_lost_message_in_flight_ends_the_run_at_the_deadline(loadgen: Path) -> None:
+    with (
+        relay(loadgen, f"drop:{FRAME_BYTES * 50}:{FRAME_BYTES}") as place,
+        pytest.raises(BenchError, match=r"message \d+ was not delivered before the deadline"),
+    ):
+        generator.call(loadgen, "run", [*place, "--ping-pong"], deadline_s=0.4)
+
+
+async def beside_flood(loadgen: Path, flood: str, *, by_topic: bool) -> Any:
+    broker = FakeBroker(SPEECHES["nats"], by_topic=by_topic)
+    async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
+        port = str(server.sockets[0].getsockname()[1])
+        arguments = ["--protocol", "nats", "--port", port, "--beside", flood, "--rate", "1000"]
+        arguments += ["--messages", "20", "--window-bytes", "20000"]
+        return await asyncio.to_thread(generator.call, loadgen, "run", arguments, deadline_s=10.0)
+
+
+@pytest.mark.parametrize("flood", ["bulk", "single"])
+async def test_a_probe_runs_beside_a_flood_and_both_are_counted(loadgen: Path, flood: str) -> None:
+    result = await beside_flood(loadgen, flood, by_topic=True)
+
+    assert (result["messages"], result["delivered"]) == (20, 20)
+    assert result["flood"]["delivered"] > 0
+
+
+async def test_a_message_of_the_flood_that_reaches_the_probe_fails_the_run(loadgen: Path) -> None:
+    with pytest.raises(BenchError, match="topic bench\\.0001"):
+        await beside_flood(loadgen, "bulk", by_topic=False)
+
+
 def test_the_cpu_time_and_memory_of_the_server_are_measured(loadgen: Path, tmp_path: Path) -> None:
     with running(all_brokers(loadgen)["relay"], tmp_path, []) as server:
         place = ["--protocol", "boson", "--port", str(server.port)]

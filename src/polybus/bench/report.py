@@ -92,8 +92,7 @@ class BenchFigure:
             missing = (self.error or "").startswith(NOT_INSTALLED)
             return NOT_INSTALLED if missing else "failed"
         if self.unit.endswith("/s"):
-            value = self.value
-            return f"{value / 1e6:.2f} M/s" if value >= 1e5 else f"{value:,.0f} /s"
+            return shown_rate(self.value)
         digits = {"s": 2, "KiB": 1}.get(self.unit, 0)
         p99 = "" if self.p99 is None else f", p99 {self.p99:.0f}"
         return f"{self.value:.{digits}f} {self.unit}{p99}"
@@ -146,12 +145,21 @@ def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[Ben
 
 
 def _note(scenario: Scenario, outcome: EntryOutcome) -> str:
-    """Whether the generator could not keep the pace, so that messages came in groups."""
+    """The rate of the flood, and whether the generator could not keep its own pace."""
+    notes = []
+    floods = [sample["flood"] for sample in outcome.samples if "flood" in sample]
+    if floods:
+        rate = median(flood["delivered"] / flood["seconds"] for flood in floods)
+        notes.append(f"flood {shown_rate(rate)}")
     late = [sample["late_p50_us"] for sample in outcome.samples if "late_p50_us" in sample]
     late_us = median(late) if late else 0.0
-    if late_us * scenario.load.rate_per_s < 1e6:
-        return ""
-    return f"generator late by {late_us:.0f} µs"
+    if late_us * scenario.load.rate_per_s >= 1e6:
+        notes.append(f"generator late by {late_us:.0f} µs")
+    return ", ".join(notes)
+
+
+def shown_rate(rate_per_s: float) -> str:
+    return f"{rate_per_s / 1e6:.2f} M/s" if rate_per_s >= 1e5 else f"{rate_per_s:,.0f} /s"
 
 
 def versus(

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from typing import Literal
 
 RECEIPTS_UNANSWERED_MAX = 16_384
+PROBE_RATE_PER_S = 1_000
 LATENCY_RATES_PER_S = (1_000, 10_000, 50_000)
 IDLE_CONNECTIONS = 10_000
 
@@ -29,6 +31,10 @@ class Workload:
     receipts: int = 0
     one_per_write: bool = False
     rate_per_s: int = 0
+    ping_pong: bool = False
+    """Whether each message is published after the delivery of the one before."""
+    beside: Literal["bulk", "single"] | None = None
+    """A flood on one more topic: in large writes, or one message a write."""
     window_bytes: int | None = None
     """How many bytes may be published and not yet delivered; None: the broker's default."""
 
@@ -42,7 +48,10 @@ class Workload:
             "--rate": self.rate_per_s,
         }
         words = [word for name, value in options.items() for word in (name, str(value))]
-        return [*words, "--one-per-write"] if self.one_per_write else words
+        if self.beside is not None:
+            words += ["--beside", self.beside]
+        flags = {"--one-per-write": self.one_per_write, "--ping-pong": self.ping_pong}
+        return words + [flag for flag, is_set in flags.items() if is_set]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +111,16 @@ def _latency(rate_per_s: int, subscribers: int) -> Scenario:
         f"latency at {rate_per_s:,} messages per second, 1 → {subscribers}, log on",
         Workload(rate_per_s=rate_per_s, subscribers=subscribers),
         (BUS, replace(nats(1.0), p99=True), redis(goal=1.0)),
+        Metric.LATENCY,
+    )
+
+
+def _probe(flood: Literal["bulk", "single"], title: str) -> Scenario:
+    return Scenario(
+        f"probe-{flood}",
+        f"latency at {PROBE_RATE_PER_S:,} per second beside a flood {title}, log on",
+        Workload(rate_per_s=PROBE_RATE_PER_S, beside=flood),
+        (BUS, nats(1.0), redis()),
         Metric.LATENCY,
     )
 
@@ -166,6 +185,15 @@ SCENARIOS = (
     _goms(1),
     _goms(8),
     *(_latency(rate, subscribers) for subscribers in (1, 8) for rate in LATENCY_RATES_PER_S),
+    Scenario(
+        "ping-pong",
+        "one message in flight, log on",
+        Workload(ping_pong=True),
+        (BUS, nats(1.0), redis()),
+        Metric.LATENCY,
+    ),
+    _probe("bulk", "in large writes"),
+    _probe("single", "of single writes"),
     Scenario(
         "idle",
         "memory of idle TCP connections",

@@ -42,6 +42,8 @@ bool past_deadline(void) {
     return now_ns() - started > (int64_t)(options.deadline_s * 1e9);
 }
 
+const char *failure_text(void) { return failure; }
+
 const char *failure_json(void) {
     static char json[2 * sizeof failure + 3];
     size_t at = 0;

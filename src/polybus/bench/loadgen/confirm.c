@@ -38,7 +38,7 @@ void confirms_message(struct confirms *confirms, uint64_t sent_ns) {
 void confirms_send(struct confirms *confirms, struct connection *connection) {
     char text[9], frame[32];
     flush(confirms, connection);
-    if (options.rate > 0) {
+    if (options.timed) {
         hex_write(text, confirms->received, 8);
         connection_send(connection, frame, websocket_ping(frame, text, 8));
     }

@@ -10,7 +10,7 @@
  * A payload is text that JSON does not escape:
  *   0..8    pass: how many times the publisher has sent its ring, 8 hex digits, rewritten
  *   8..12   publisher, 12..16 slot in its ring: 4 hex digits each
- *   16..32  when it was sent, nanoseconds, 16 hex digits, rewritten (paced runs; else filler)
+ *   16..32  when it was sent, nanoseconds, 16 hex digits, rewritten (timed runs; else filler)
  *   32..    filler: random text, different for every slot
  */
 #ifndef LOADGEN_H
@@ -58,6 +58,11 @@ struct options {
     uint32_t receipts;      /* unanswered receipts a publisher may have; 0: no receipts */
     bool one_per_write;
     double rate;            /* messages per second; 0: unlimited */
+    bool ping_pong;         /* one message in flight: the next is sent after its delivery */
+    bool timed;             /* latencies are measured: a paced run, or one message in flight */
+    const char *beside;     /* a flood beside the run: "bulk", or "single" messages a write */
+    struct flood *flood;    /* in the process that is the flood */
+    int first_topic;
     int server_pid;         /* the process whose CPU time and memory are measured; 0: none */
     const char *keys;       /* a file of session keys, one a line (msgstream) */
     const char *fault;      /* relay only: "flip:AT", "drop:AT:BYTES", "repeat:AT:BYTES" */
@@ -157,11 +162,13 @@ void confirms_send(struct confirms *confirms, struct connection *connection);
 /* When the next message that a pong confirms was sent; false if there is none left. */
 bool confirms_next(struct confirms *confirms, const char *text, size_t bytes, uint64_t *sent_ns);
 
-/* --- the run (run.c), its two sides (publish.c, subscribe.c), and the other modes --- */
+/* --- the run (run.c), its two sides (publish.c, subscribe.c), a flood beside it (flood.c) --- */
 
 struct subscribers;
 struct subscribers *subscribers_open(int count, size_t in_bytes_max);
 void subscribers_start(struct subscribers *all); /* from here on a thread reads and checks */
+/* Before that: read and check what has arrived, or arrives within the time. */
+int subscribers_read(struct subscribers *all, int timeout_ms);
 bool subscribers_probed(const struct subscribers *all);
 uint64_t subscribers_delivered_min(const struct subscribers *all);
 uint64_t subscribers_delivered_sum(const struct subscribers *all);
@@ -171,12 +178,32 @@ struct samples *subscribers_latencies(struct subscribers *all);
 
 struct publishers;
 struct publishers *publishers_open(int count);
-void publishers_probe(struct publishers *all, const struct subscribers *readers);
+void publishers_probe(struct publishers *all, struct subscribers *readers);
 /* Publish for the duration and wait for the receipts; returns the number of messages. */
-uint64_t publishers_run(struct publishers *all, const struct subscribers *readers);
+uint64_t publishers_run(struct publishers *all, struct subscribers *readers);
 uint64_t publishers_receipts(const struct publishers *all);
 /* How long after its due time each message of a paced run was sent. */
 struct samples *publishers_lateness(struct publishers *all);
+/* From sending a message to reading its receipt, in a paced run. */
+struct samples *publishers_receipt_times(struct publishers *all);
+
+struct result {
+    uint64_t published, delivered, receipts;
+    double seconds, server_cpu_s, own_cpu_s;
+    struct samples *latencies, *receipt_times, *lateness;
+};
+void run_once(struct result *result);
+
+struct flood { /* in memory that both processes share */
+    atomic_int state;
+    atomic_bool stop;
+    struct result result; /* its samples are not shared */
+    char failure[512];
+};
+enum { FLOOD_OPENS, FLOOD_FLOWS, FLOOD_ENDED };
+struct flood *flood_start(void);
+/* Wait until it has ended; fails if a delivery of the flood was wrong. */
+void flood_stop(struct flood *shared);
 
 int run_main(void);
 int idle_main(void);
@@ -192,6 +219,7 @@ double own_cpu_s(void);
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool failed(void);
 bool past_deadline(void);
+const char *failure_text(void);
 const char *failure_json(void); /* a JSON string, or null */
 void *checked_alloc(size_t bytes);
 

@@ -23,6 +23,7 @@ static const char USAGE[] =
     "         [--publishers N] [--subscribers N] [--topics N] [--payload-bytes N]\n"
     "         [--duration-s S] [--messages N] [--deadline-s S] [--window-bytes N]\n"
     "         [--receipts UNANSWERED_MAX] [--one-per-write] [--rate PER_SECOND] [--server-pid N]\n"
+    "         [--ping-pong] [--beside bulk|single]\n"
     "       loadgen relay [--fault flip:AT|drop:AT:BYTES|repeat:AT:BYTES]\n"
     "protocols: boson broadcast goms jetstream mqtt msgstream (with --keys FILE) nats resp\n";
 
@@ -48,6 +49,8 @@ static void apply(int key, const char *text) {
     case 'r': options.receipts = (uint32_t)atol(text); break;
     case '1': options.one_per_write = true; break;
     case 'R': options.rate = atof(text); break;
+    case 'g': options.ping_pong = true; break;
+    case 'B': options.beside = text; break;
     case 'i': options.server_pid = atoi(text); break;
     case 'f': options.fault = text; break;
     case 'k': options.keys = text; break;
@@ -63,6 +66,7 @@ static void read_options(int count, char **arguments) {
         {"messages", 1, 0, 'm'},      {"deadline-s", 1, 0, 'D'},  {"window-bytes", 1, 0, 'w'},
         {"receipts", 1, 0, 'r'},      {"one-per-write", 0, 0, '1'}, {"rate", 1, 0, 'R'},
         {"server-pid", 1, 0, 'i'},    {"fault", 1, 0, 'f'},       {"keys", 1, 0, 'k'},
+        {"ping-pong", 0, 0, 'g'},     {"beside", 1, 0, 'B'},
         {0, 0, 0, 0},
     };
     int key;
@@ -87,6 +91,12 @@ static void check_options(void) {
         usage("--receipts: this protocol has none");
     if (options.rate > 0 && (options.publishers > 1 || options.rate > 1e6))
         usage("--rate must be at most 1000000, with one publisher");
+    if (options.ping_pong && (options.publishers > 1 || options.rate > 0 || options.receipts))
+        usage("--ping-pong needs one publisher, without --rate and --receipts");
+    if (options.beside && strcmp(options.beside, "bulk") && strcmp(options.beside, "single"))
+        usage("--beside must be bulk or single");
+    if (options.beside && options.receipts)
+        usage("--beside: a flood asks for no receipts");
     if (options.duration_s <= 0 || options.duration_s > 600 || options.deadline_s <= 0)
         usage("--duration-s must be more than 0 and at most 600, --deadline-s more than 0");
 }
@@ -107,8 +117,8 @@ int main(int count, char **arguments) {
     if (strcmp(mode, "run") && strcmp(mode, "idle"))
         usage("say run, idle or relay");
     check_options();
-    if (options.rate > 0)
-        options.one_per_write = true;
+    if (options.rate > 0 || options.ping_pong)
+        options.one_per_write = options.timed = true;
     raise_file_limit();
     return strcmp(mode, "idle") ? run_main() : idle_main();
 }

@@ -15,6 +15,7 @@ const struct protocol *protocol_named(const char *name) {
 }
 
 void topic_name(char *out, int topic) {
+    topic += options.first_topic;
     memcpy(out, "bench.", 6);
     for (int at = TOPIC_BYTES - 1; at >= 6; at--, topic /= 10)
         out[at] = (char)('0' + topic % 10);

@@ -12,15 +12,19 @@
 
 enum { READ_EVERY = 64 /* writes between two reads of the broker's answers */ };
 
+struct publishers;
+
 struct publisher {
     struct connection connection;
     struct ring ring;
+    struct publishers *all;
     int number;
     uint32_t slot, pass;
     size_t from, to;  /* bytes of the ring that are ready to send */
     uint32_t next_id; /* of the next message that asks for a receipt */
     uint32_t receipt_mask;
     char *waiting;    /* by id, whether its receipt is missing */
+    int64_t *sent_ns; /* by id, when it was asked for (paced runs) */
     uint64_t published, receipts;
     unsigned writes;
     int ready_answers;
@@ -32,21 +36,24 @@ struct publishers {
     int count;
     uint64_t published;
     uint64_t credit; /* messages that may follow before the window is checked again */
-    struct samples lateness;
+    struct samples lateness, receipt_times;
 };
 
 static void take(void *context, const struct received *received) {
     struct publisher *publisher = context;
+    uint32_t at = received->id & publisher->receipt_mask;
     if (received->kind == READY)
         publisher->ready_answers++;
     if (received->kind != RECEIPT || received->id == PROBE_ID)
         return;
-    char *waiting = &publisher->waiting[received->id & publisher->receipt_mask];
-    if (!*waiting || received->id >= publisher->next_id)
+    if (!publisher->waiting[at] || received->id >= publisher->next_id)
         fail("publisher %d got receipt %08x twice, or never asked for it", publisher->number,
              received->id);
-    *waiting = 0;
+    publisher->waiting[at] = 0;
     publisher->receipts++;
+    if (options.rate > 0)
+        samples_add(&publisher->all->receipt_times,
+                    publisher->connection.read_ns - publisher->sent_ns[at]);
 }
 
 static void receive(struct publisher *publisher) {
@@ -142,10 +149,13 @@ static uint64_t allowed_by_window(struct publishers *all, const struct subscribe
 static void publish_fast(struct publishers *all, const struct subscribers *readers) {
     int64_t end_ns = now_ns() + (int64_t)(options.duration_s * 1e9);
     bool unsent = true, open = true;
+    struct flood *flood = options.flood;
+    if (flood)
+        atomic_store(&flood->state, FLOOD_FLOWS);
     while ((open || unsent) && !failed()) {
         bool progress = false;
         unsent = false;
-        open = now_ns() < end_ns &&
+        open = now_ns() < end_ns && !(flood && atomic_load(&flood->stop)) &&
                !(options.messages_max && all->published >= options.messages_max);
         for (int number = 0; number < all->count && !failed(); number++) {
             struct publisher *publisher = &all->each[number];
@@ -163,6 +173,36 @@ static void publish_fast(struct publishers *all, const struct subscribers *reade
     }
 }
 
+/* Stamp and send one message; returns when it was sent. */
+static int64_t send_one(struct publisher *publisher) {
+    struct ring *ring = &publisher->ring;
+    uint32_t count;
+    while (!(count = prepare(publisher, 1)) && !failed())
+        wait_for_room(publisher->all);
+    int64_t sent_ns = now_ns();
+    hex_write(ring->bytes + publisher->from + ring->payload_at + TIME_AT, (uint64_t)sent_ns, 16);
+    publisher->all->published += count;
+    if (options.receipts)
+        publisher->sent_ns[(publisher->next_id - 1) & publisher->receipt_mask] = sent_ns;
+    while (publisher->from < publisher->to && !failed())
+        if (!push(publisher))
+            wait_for_room(publisher->all);
+    return sent_ns;
+}
+
+/* Sleep, but read every receipt when it comes. */
+static void wait_until(struct publisher *publisher, int64_t due_ns) {
+    struct pollfd readable = {.fd = publisher->connection.fd, .events = POLLIN};
+    struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
+    if (!options.receipts)
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
+    for (int64_t now; options.receipts && (now = now_ns()) < due_ns && !failed();) {
+        struct timespec wait = {(due_ns - now) / 1000000000, (due_ns - now) % 1000000000};
+        if (ppoll(&readable, 1, &wait, NULL) > 0)
+            receive(publisher);
+    }
+}
+
 /* Each message has its due time, whenever the one before was sent. The thread sleeps until then:
  * to spin would take a core from the broker. It sends at once what is overdue. A latency counts
  * from the moment of sending, so that it is the broker's alone. */
@@ -175,16 +215,21 @@ static void publish_paced(struct publishers *all) {
     prctl(PR_SET_TIMERSLACK, 1);
     for (uint64_t done = 0; done < count && !failed(); done++) {
         int64_t due_ns = start_ns + (int64_t)((double)done * 1e9 / options.rate);
-        struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
-        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
-        all->published += prepare(publisher, 1);
-        int64_t sent_ns = now_ns();
-        samples_add(&all->lateness, sent_ns - due_ns);
-        hex_write(publisher->ring.bytes + publisher->from + publisher->ring.payload_at + TIME_AT,
-                  (uint64_t)sent_ns, 16);
-        while (publisher->from < publisher->to && !failed())
-            if (!push(publisher))
-                wait_for_room(all);
+        wait_until(publisher, due_ns);
+        samples_add(&all->lateness, send_one(publisher) - due_ns);
+    }
+}
+
+/* One thread sends each message and then waits for its delivery. */
+static void publish_ping_pong(struct publishers *all, struct subscribers *readers) {
+    int64_t end_ns = now_ns() + (int64_t)(options.duration_s * 1e9);
+    while (now_ns() < end_ns && !failed() &&
+           !(options.messages_max && all->published >= options.messages_max)) {
+        send_one(&all->each[0]);
+        while (subscribers_delivered_min(readers) < all->published && !failed())
+            if (!subscribers_read(readers, 10) && past_deadline())
+                fail("message %llu was not delivered before the deadline",
+                     (unsigned long long)all->published);
     }
 }
 
@@ -195,13 +240,13 @@ uint64_t publishers_receipts(const struct publishers *all) {
     return receipts;
 }
 
-struct samples *publishers_lateness(struct publishers *all) {
-    samples_sort(&all->lateness);
-    return &all->lateness;
-}
+struct samples *publishers_lateness(struct publishers *all) { return &all->lateness; }
+struct samples *publishers_receipt_times(struct publishers *all) { return &all->receipt_times; }
 
-uint64_t publishers_run(struct publishers *all, const struct subscribers *readers) {
-    if (options.rate > 0)
+uint64_t publishers_run(struct publishers *all, struct subscribers *readers) {
+    if (options.ping_pong)
+        publish_ping_pong(all, readers);
+    else if (options.rate > 0)
         publish_paced(all);
     else
         publish_fast(all, readers);
@@ -228,6 +273,7 @@ static void open_publisher(struct publisher *publisher, int number, char *hello)
         receipts_kept *= 2;
     publisher->receipt_mask = receipts_kept - 1;
     publisher->waiting = checked_alloc(receipts_kept);
+    publisher->sent_ns = checked_alloc(receipts_kept * sizeof *publisher->sent_ns);
     connection_open(&publisher->connection, options.port, WRITE_BYTES);
     if (failed())
         return;
@@ -243,6 +289,7 @@ struct publishers *publishers_open(int count) {
     all->each = checked_alloc(sizeof *all->each * (size_t)count);
     all->polled = checked_alloc(sizeof *all->polled * (size_t)count);
     for (int number = 0; number < count && !failed(); number++) {
+        all->each[number].all = all;
         open_publisher(&all->each[number], number, hello);
         all->polled[number].fd = all->each[number].connection.fd;
     }
@@ -251,7 +298,7 @@ struct publishers *publishers_open(int count) {
 }
 
 /* A broker may delay a subscription: publish until every subscriber has a message. */
-void publishers_probe(struct publishers *all, const struct subscribers *readers) {
+void publishers_probe(struct publishers *all, struct subscribers *readers) {
     char topic[TOPIC_BYTES + 1], payload[PAYLOAD_BYTES_MAX];
     char *probe = checked_alloc(publish_bytes_max());
     size_t payload_at, id_at;
@@ -263,7 +310,9 @@ void publishers_probe(struct publishers *all, const struct subscribers *readers)
         connection_send(&all->each[0].connection, probe, bytes);
         int64_t until = now_ns() + wait_ms * 1000000LL;
         while (!failed() && !subscribers_probed(readers) && now_ns() < until)
-            if (wait_readable(all->each[0].connection.fd, 1))
+            if (options.ping_pong)
+                subscribers_read(readers, 1);
+            else if (wait_readable(all->each[0].connection.fd, 1))
                 receive(&all->each[0]);
         if (past_deadline())
             fail("the subscribers did not get a first message before the deadline");

@@ -134,16 +134,16 @@ static void check(void *context, const struct received *received) {
                     options.payload_bytes - all->filler_at))
         wrong(subscriber, received, "wrong content");
     advance(next, all->slots);
-    if (options.rate > 0)
+    if (options.timed)
         note_latency(subscriber, payload);
     /* Only this thread writes it: a plain load and store avoid a locked instruction. */
     uint64_t count = atomic_load_explicit(&subscriber->delivered, memory_order_relaxed);
     atomic_store_explicit(&subscriber->delivered, count + 1, memory_order_relaxed);
 }
 
-/* A paced run waits for the last confirmations too. */
+/* A timed run waits for the last confirmations too. */
 static bool all_timed(const struct subscribers *all) {
-    for (int number = 0; options.rate > 0 && number < all->count; number++)
+    for (int number = 0; options.timed && number < all->count; number++)
         if (all->each[number].timed < all->published)
             return false;
     return true;
@@ -154,7 +154,7 @@ static bool complete(const struct subscribers *all) {
            subscribers_delivered_min(all) >= all->published && all_timed(all);
 }
 
-static int read_ready(struct subscribers *all, int timeout_ms) {
+int subscribers_read(struct subscribers *all, int timeout_ms) {
     struct epoll_event events[EVENTS_MAX];
     int count = epoll_wait(all->epoll, events, EVENTS_MAX, timeout_ms);
     for (int at = 0; at < count && !failed(); at++) {
@@ -170,7 +170,7 @@ static int read_ready(struct subscribers *all, int timeout_ms) {
 static void *subscribe(void *context) {
     struct subscribers *all = context;
     while (!failed() && !complete(all)) {
-        if (read_ready(all, 10) == 0 && subscribers_probed(all) && past_deadline())
+        if (subscribers_read(all, 10) == 0 && subscribers_probed(all) && past_deadline())
             fail("no end before the deadline: %llu messages delivered to the slowest subscriber",
                  (unsigned long long)subscribers_delivered_min(all));
     }
@@ -178,7 +178,7 @@ static void *subscribe(void *context) {
     /* No message may follow: a duplicate at the very end is an error too. */
     int64_t until = now_ns() + EXTRA_MS * 1000000LL;
     while (!failed() && now_ns() < until)
-        read_ready(all, EXTRA_MS / 4);
+        subscribers_read(all, EXTRA_MS / 4);
     all->last_ns = last_ns;
     uint64_t expected = all->published * (uint64_t)all->count;
     if (!failed() && subscribers_delivered_sum(all) != expected)
@@ -192,7 +192,7 @@ static void prepare(struct subscribers *all) {
     all->payloads = checked_alloc(options.payload_bytes * all->slots);
     all->topic_of_slot = checked_alloc(sizeof *all->topic_of_slot * all->slots);
     all->names = checked_alloc(sizeof *all->names * (size_t)options.topics);
-    all->filler_at = options.rate > 0 ? FILLER_AT : TIME_AT;
+    all->filler_at = options.timed ? FILLER_AT : TIME_AT;
     for (int topic = 0; topic < options.topics; topic++)
         topic_name(all->names[topic], topic);
     for (uint32_t slot = 0; slot < all->slots; slot++) {
@@ -272,7 +272,4 @@ int64_t subscribers_finish(struct subscribers *all, uint64_t published) {
     return all->last_ns;
 }
 
-struct samples *subscribers_latencies(struct subscribers *all) {
-    samples_sort(&all->latencies);
-    return &all->latencies;
-}
+struct samples *subscribers_latencies(struct subscribers *all) { return &all->latencies; }
