@@ -18,12 +18,18 @@ import pytest
 from fake_brokers import SPEECHES, FakeBroker
 from loadgen_kit import loadgen
 
-from polybus.bench import BenchError, generator, report
+from polybus import config
+from polybus.batch import Batch
+from polybus.bench import BenchError, generator, machine, report
 from polybus.bench.brokers import all_brokers, running
 from polybus.bench.measure import EntryOutcome
 from polybus.bench.scenarios import SCENARIOS, Entry, Metric, Scenario, Workload
 from polybus.cli.bench import bench
 from polybus.cli.output import table_lines
+from polybus.log import layout
+from polybus.log.files import FileLog
+from polybus.log.journal.segment import Segment
+from polybus.testing import ManualClock
 
 __all__ = ["loadgen"]
 
@@ -129,6 +135,57 @@ def test_a_paced_run_measures_latency(loadgen: Path) -> None:
     assert result["messages"] == 2000
     assert 0 < result["p50_us"] <= result["p99_us"] < 1_000_000
     assert 0 <= result["late_p50_us"] <= result["late_p99_us"]
+
+
+async def test_a_paced_run_with_receipts_measures_the_time_to_each(loadgen: Path) -> None:
+    broker = FakeBroker(SPEECHES["boson"])
+    async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
+        port = str(server.sockets[0].getsockname()[1])
+        arguments = ["--protocol", "boson", "--port", port, "--receipts", "64", "--rate", "2000"]
+        arguments += ["--messages", "100"]
+        result = await asyncio.to_thread(generator.call, loadgen, "run", arguments, deadline_s=10.0)
+
+    assert (result["delivered"], result["receipts"]) == (100, 100)
+    assert 0 < result["p50_us"] <= result["p99_us"] < 1_000_000
+    assert 0 < result["delivery_p50_us"] <= result["delivery_p99_us"] < 1_000_000
+
+
+def test_the_disk_alone_writes_as_much_as_the_journal_for_one_message(tmp_path: Path) -> None:
+    log = FileLog(
+        tmp_path,
+        durability="fsync",
+        journal=config.Journal(),
+        retention=config.Retention(),
+        clock=ManualClock(),
+        maintenance=False,
+    )
+    log.create_topic("bench.0000")
+    for _ in range(2):
+        log.append(Batch.of("bench.0000", [os.urandom(100)]))
+        log.sync()
+    (segment,) = layout.segments(tmp_path)
+    written_bytes = Segment(segment).entries[-1].size
+    log.close()
+
+    assert abs(machine.COMMIT_BYTES - written_bytes) < 512
+    assert machine.commit_times_us(tmp_path, 1000, 0.003)[0] > 0
+
+
+def test_receipts_are_compared_with_the_disk_by_their_difference(loadgen: Path) -> None:
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == "receipt-latency")
+    brokers = all_brokers(loadgen)
+
+    def row(p50_us: float) -> report.BenchFigure:
+        outcomes = [
+            EntryOutcome(entry, brokers[entry.broker], [{"p50_us": value, "p99_us": 900.0}])
+            for entry, value in zip(scenario.entries, (p50_us, 300.0), strict=False)
+        ]
+        return report.figures_of(scenario, outcomes)[1]
+
+    assert [row(p50_us).met for p50_us in (250.0, 449.9, 451.0)] == [True, True, False]
+    text = rendered([row(451.0)])
+    assert re.search(r"the disk alone .* \+151 µs .* ≤ \+150 µs .* not met", text)
+    assert "receipt-latency: +151 µs over the disk alone, the target is ≤ +150 µs." in text
 
 
 def test_with_one_message_in_flight_each_waits_for_the_delivery_before(loadgen: Path) -> None:
@@ -354,11 +411,14 @@ def test_an_unknown_scenario_is_a_usage_error() -> None:
 
 @pytest.mark.slow
 def test_the_bus_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    options = ["--only", "memory-1-1", "--rounds", "1", "--seconds", "0.2", "--json"]
+    only = ["--only", "memory-1-1", "--only", "receipt-latency"]
+    options = [*only, "--rounds", "1", "--seconds", "0.2", "--json"]
     done = polybus("bench", *options, "--data-root", str(tmp_path))
 
     assert done.returncode == 0, done.stderr
-    rows = {row["who"]: row for row in json.loads(done.stdout)["rows"]}
-    assert rows["polybus (memory)"]["value"] > 0
-    assert rows["bare relay"]["value"] > 0
+    rows = {(row["scenario"], row["who"]): row for row in json.loads(done.stdout)["rows"]}
+    assert rows["memory-1-1", "polybus (memory)"]["value"] > 0
+    assert rows["memory-1-1", "bare relay"]["value"] > 0
+    assert rows["receipt-latency", "polybus (fsync)"]["p99"] > 0
+    assert rows["receipt-latency", "the disk alone"]["p99"] > 0
     assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from polybus.bench import BenchError
+from polybus.bench.scenarios import DISK
 
 # A bus that declares a thousand topics syncs a few files for each.
 START_TIMEOUT_S = 60.0
@@ -160,5 +161,6 @@ def all_brokers(generator: Path) -> dict[str, BenchBroker]:
         "redis": server("redis-server", "resp", redis),
         "mosquitto": slow,
         "websockets": BenchBroker("websockets broadcast", "broadcast", f"-m {BROADCAST} {{port}}"),
+        DISK: BenchBroker("the disk alone", "", ""),
         "relay": BenchBroker("bare relay", "boson", "relay", program=str(generator)),
     }

@@ -12,10 +12,12 @@ from statistics import median
 
 from polybus import scan
 from polybus.bench.brokers import BenchBroker
+from polybus.log.disk import Disk
 
 VERSION_TIMEOUT_S = 5.0
 SYNC_BYTES = 1 << 20
 SYNC_COUNT = 40
+COMMIT_BYTES = 1520
 
 
 def describe(brokers: dict[str, BenchBroker], data_root: Path | None) -> dict[str, str]:
@@ -53,6 +55,26 @@ def sync_ms(folder: Path | None, size: int = SYNC_BYTES, count: int = SYNC_COUNT
             os.fsync(file.fileno())
             taken.append(1000 * (time.perf_counter() - began))
     return median(taken)
+
+
+def commit_times_us(folder: Path | None, rate_per_s: int, run_s: float) -> list[float]:
+    """How long the disk takes for commits of one message, at this rate; sorted.
+
+    The journal's own code writes as many bytes as it writes for a message of 100 bytes, and syncs.
+    """
+    content = os.urandom(COMMIT_BYTES)
+    taken = []
+    with tempfile.TemporaryDirectory(prefix="polybus-bench-", dir=folder) as own:
+        file = Disk().open(Path(own) / "commits")
+        start = time.perf_counter()
+        for number in range(max(1, int(rate_per_s * run_s))):
+            time.sleep(max(0.0, start + number / rate_per_s - time.perf_counter()))
+            began = time.perf_counter()
+            file.append(content)
+            file.sync()
+            taken.append(1e6 * (time.perf_counter() - began))
+        file.close()
+    return sorted(taken)
 
 
 def _version(broker: BenchBroker) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polybus.bench import BenchError, generator
+from polybus.bench import BenchError, generator, machine
 from polybus.bench.brokers import BenchBroker, RunningBroker, all_brokers, running
-from polybus.bench.scenarios import Entry, Metric, Scenario, Workload
+from polybus.bench.scenarios import DISK, Entry, Metric, Scenario, Workload
 
 # The time for set-up, and for delivering messages in flight, in addition to the run itself.
 DEADLINE_EXTRA_S = 25.0
@@ -83,6 +83,9 @@ class Bench:
     def run(self, scenario: Scenario, outcome: EntryOutcome) -> RunSample:
         """Run it once. Raises BenchError."""
         load = for_this_machine(outcome.entry.load or scenario.load)
+        if outcome.entry.broker == DISK:
+            times_us = machine.commit_times_us(self.data_root, load.rate_per_s, self.run_s)
+            return {"p50_us": median(times_us), "p99_us": times_us[len(times_us) * 99 // 100]}
         with self.server(outcome.broker, load) as (server, _):
             return self.generate(server, scenario, outcome, load)
 

@@ -15,12 +15,16 @@ NOT_INSTALLED = "not installed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A bound for the ratio of a figure or, if it is `absolute`, for the figure itself."""
+    """A bound for a ratio or, if it is `absolute`, for the figure itself.
+
+    With `margin` it is a bound for the difference: how much Polybus may exceed the figure.
+    """
 
     value: float | None
     """None: there is only a goal."""
     at_least: bool = False
     absolute: bool = False
+    margin: bool = False
     goal: float | None = None
     """A further bound that is not checked."""
     p99: bool = False
@@ -32,12 +36,12 @@ class Target:
         return compared >= self.value if self.at_least else compared <= self.value
 
     def shown(self, unit: str) -> str:
-        sign = "≥" if self.at_least else "≤"
+        sign = "≤ +" if self.margin else "≥ " if self.at_least else "≤ "
         if self.value is None:
-            return f"goal {sign} {self.goal:g} {unit}"
+            return f"goal {sign}{self.goal:g} {unit}"
         goal = "" if self.goal is None else f" (goal {self.goal:g})"
         p99 = ", p99 too" if self.p99 else ""
-        return f"{sign} {self.value:g} {unit}{goal}{p99}"
+        return f"{sign}{self.value:g} {unit}{goal}{p99}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +80,24 @@ class BenchFigure:
         if self.polybus_failed and (target.absolute or self.value is not None):
             return False
         compared = self.value if target.absolute else self.ratio
+        if target.margin:
+            compared = self.excess
         if compared is None:
             return None
         p99_met = not target.p99 or self.p99_ratio is None or target.admits(self.p99_ratio)
         return target.admits(compared) and p99_met
 
     @property
+    def excess(self) -> float | None:
+        """By how much Polybus exceeds this figure, in its unit."""
+        if self.value is None or self.ratio is None:
+            return None
+        return self.value * (self.ratio - 1)
+
+    @property
     def shown_ratio(self) -> str:
+        if self.target is not None and self.target.margin:
+            return "" if self.excess is None else f"{self.excess:+.0f} {self.unit}"
         p99 = "" if self.p99_ratio is None else f", p99 {self.p99_ratio:.2f} ×"
         return "" if self.ratio is None else f"{self.ratio:.2f} ×{p99}"
 
@@ -102,7 +117,7 @@ class BenchFigure:
         target = self.target
         if target is None:
             return ""
-        return target.shown(self.unit if target.absolute else "×")
+        return target.shown(self.unit if target.absolute or target.margin else "×")
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"met": self.met}
@@ -122,7 +137,9 @@ def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[Ben
         elif outcome is not bus:
             ratio = ours / value if ours is not None and value else None
             p99_ratio = ours_p99 / p99 if ours_p99 is not None and p99 else None
-            if entry.target is not None or entry.goal is not None:
+            if entry.margin is not None:
+                target = Target(value=entry.margin, margin=True)
+            elif entry.target is not None or entry.goal is not None:
                 target = Target(value=entry.target, at_least=more, goal=entry.goal, p99=entry.p99)
         figures.append(
             BenchFigure(
@@ -231,7 +248,8 @@ def summary(figures: Sequence[BenchFigure]) -> list[str]:
         if figure.polybus_failed:
             reached = "the bus failed"
         elif figure.ratio is not None:
-            reached = f"{figure.shown_ratio} {figure.who}"
+            over = "over " if figure.target is not None and figure.target.margin else ""
+            reached = f"{figure.shown_ratio} {over}{figure.who}"
         work = figure.scenario or figure.work
         lines.append(f"Not met: {work}: {reached}, the target is {figure.shown_target}.")
     lines += [
