@@ -11,6 +11,8 @@ from polybus.bench.scenarios import Metric, Scenario
 Unit = Literal["messages/s", "rows/s", "µs", "ms", "s", "KiB", "MiB"]
 COLUMNS = ("work", "who", "figure", "CPU s per M", "polybus is", "target", "", "note")
 NOT_INSTALLED = "not installed"
+# A generator that is later than so many messages sends them in groups and below the rate.
+LATE_MESSAGES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,7 @@ def _note(scenario: Scenario, outcome: EntryOutcome) -> str:
         notes.append(f"flood {shown_rate(rate)}")
     late = [sample["late_p50_us"] for sample in outcome.samples if "late_p50_us" in sample]
     late_us = median(late) if late else 0.0
-    if late_us * scenario.load.rate_per_s >= 1e6:
+    if late_us * scenario.load.rate_per_s >= 1e6 * LATE_MESSAGES_MAX:
         notes.append(f"generator late by {late_us:.0f} µs")
     return ", ".join(notes)
 

@@ -194,7 +194,7 @@ static int64_t send_one(struct publisher *publisher) {
 static void wait_until(struct publisher *publisher, int64_t due_ns) {
     struct pollfd readable = {.fd = publisher->connection.fd, .events = POLLIN};
     struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
-    if (!options.receipts)
+    if (!options.receipts && now_ns() < due_ns)
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
     for (int64_t now; options.receipts && (now = now_ns()) < due_ns && !failed();) {
         struct timespec wait = {(due_ns - now) / 1000000000, (due_ns - now) % 1000000000};
