@@ -1,5 +1,6 @@
 """`polybus bench`: measure Polybus, its peers and this machine in one run."""
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -106,7 +107,7 @@ def bench(
     \b
     Examples:
       polybus bench                        everything, about ten minutes
-      polybus bench --quick                everything once, a minute or two
+      polybus bench --quick                everything once, about two minutes
       polybus bench --only boson-1-1 --only latency --rounds 5
       polybus bench --queues               queues between programs, about a minute
       polybus bench --msgstream            WebSocket sessions and long polls, about a minute
@@ -185,10 +186,11 @@ def _measure_scenarios(
     names = {entry.broker for scenario in scenarios for entry in scenario.entries}
     brokers = {name: broker for name, broker in all_brokers(plan.program).items() if name in names}
     measure.raise_file_limit()
-    before_ms = machine.sync_ms(plan.data_root)
+    load, before_ms = os.getloadavg()[0], machine.sync_ms(plan.data_root)
     outcomes = {one: plan.measure(one, partial(_tell, update)) for one in scenarios}
     after_ms = machine.sync_ms(plan.data_root)
     facts = machine.describe(brokers, plan.data_root)
+    facts["load"] = f"{load:.1f} before the run: what other programs ran in the last minute"
     facts["disk"] = f"write and fsync of 1 MiB: {before_ms:.2f} ms before, {after_ms:.2f} ms after"
     samples = {
         scenario.name: [
