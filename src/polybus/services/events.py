@@ -127,7 +127,11 @@ class EventBook:
         tally.confirmed += count
         tally.time_us = now_us
         marks = tally.marks
-        shown_us = next((time_us for number, time_us in marks if number >= last), None)
+        shown_us = None
+        for number, time_us in marks:
+            if number >= last:
+                shown_us = time_us
+                break
         while marks and marks[0][0] <= last:
             del marks[0]
         if shown_us is not None:

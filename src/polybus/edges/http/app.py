@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polybus.edges.http.calls import ENCODED, JSON, TEXT, Operation, Problem, performer, problem
-from polybus.edges.http.polls import answer_poll
+from polybus.edges.http.polls import METHODS, PATHS, answer_poll
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.http.state import HttpState
 
@@ -69,23 +69,34 @@ def encoded_slashes(app: ASGIApp) -> ASGIApp:
     return routed
 
 
-def make_app(state: HttpState) -> Starlette:
-    middleware = [Middleware(encoded_slashes)]
-    if state.config.http.cors_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=state.config.http.cors_origins,
-                allow_methods=["*"],
-                allow_headers=["*"],
-            )
-        )
-    app = Starlette(
+def polls_first(state: HttpState, app: ASGIApp) -> ASGIApp:
+    """Answers polls without the application's layers: a thousand may be answered at once."""
+
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in PATHS or scope["method"] not in METHODS:
+            await app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            answer = await answer_poll(state, request)
+        except Exception as error:
+            answer = await _bug(request, error)
+        await answer(scope, receive, send)
+
+    return routed
+
+
+def make_app(state: HttpState) -> ASGIApp:
+    api = Starlette(
         routes=[*_api_routes(state), *_other_routes(state)],
-        middleware=middleware,
+        middleware=[Middleware(encoded_slashes)],
         exception_handlers={HTTPException: _http_error, Exception: _bug},
     )
-    app.router.redirect_slashes = False
+    api.router.redirect_slashes = False
+    app = polls_first(state, api)
+    if state.config.http.cors_origins:
+        origins = state.config.http.cors_origins
+        app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     return app
 
 
@@ -112,10 +123,9 @@ def _other_routes(state: HttpState) -> Sequence[Route]:
     async def openapi(request: Request) -> Response:
         return JSONResponse(description())
 
-    msgstream = dict.fromkeys(("GET", "HEAD"), functools.partial(answer_poll, state))
+    msgstream = dict.fromkeys(METHODS, functools.partial(answer_poll, state))
     return [
-        _route("/msgstream", msgstream),
-        _route("/msgstream/", msgstream),
+        *(_route(path, msgstream) for path in PATHS),
         Route("/openapi.json", openapi),
         Route("/", index),
     ]

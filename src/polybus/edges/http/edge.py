@@ -30,6 +30,8 @@ from polybus.edges.tcp.outbox import DroppedMessages, Outbox
 
 DRAIN_S = 3.0
 PIPELINE_MAX = 100
+JOINED_BYTES_MAX = 64 << 10
+"""Up to this size a body is copied behind its head."""
 HEAD_TOO_LARGE = "the headers are too large (head-bytes-max)"
 READING_GATE = "http"
 HTTP_VERSIONS = ("1.0", "1.1")
@@ -51,8 +53,9 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         state: HttpState,
         connection: Connection,
     ) -> None:
+        self._when_lost: list[Callable[[], None]] = []
         # Requests have it as their `state`.
-        shared = {"is_admin": connection.is_admin}
+        shared = {"is_admin": connection.is_admin, "when_lost": self._when_lost}
         super().__init__(config=config, server_state=server_state, app_state=shared)
         self._bad_peers = state.bad_peers
         self._head_bytes_max = state.config.http.head_bytes_max
@@ -134,6 +137,8 @@ class HttpProtocol(HttpToolsProtocol, Upper):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_body()
         super().connection_lost(exc)
+        for call in self._when_lost:
+            call()
 
     def let_go(self) -> None:
         self._unset_keepalive_if_required()
@@ -238,6 +243,8 @@ class HttpTranslator(Translator):
         self.connection = connection
         self.codec = HttpCodec(upper)
         self._lost = False
+        # The head of an answer, until its body comes or the turn ends.
+        self._head = b""
         self._outbox = HttpOutbox(connection, self.codec, self._on_overflow)
         connection.outbox = self._outbox
         upper.connection_made(cast(asyncio.Transport, self))
@@ -268,13 +275,31 @@ class HttpTranslator(Translator):
     # uvicorn, and the WebSocket, call these as on an asyncio transport
 
     def write(self, data: Buffer) -> None:
-        if len(data) and not self.connection.is_closing():
+        if self.connection.is_closing():
+            return
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) > JOINED_BYTES_MAX:
+                self._outbox.put(head)
+            else:
+                data = head + data
+        elif data[:5] == b"HTTP/":
+            # Its body follows in the same turn: one write is half the work of two.
+            self._head = bytes(data)
+            self.edge.context.loop.call_soon(self._write_head)
+            return
+        if len(data):
             self._outbox.put(data)
+
+    def _write_head(self) -> None:
+        if self._head:
+            self.write(b"")
 
     def writelines(self, pieces: Sequence[Buffer]) -> None:
         self.write(b"".join(pieces))
 
     def close(self) -> None:
+        self._write_head()
         self.connection.close()
 
     def abort(self) -> None:

@@ -5,7 +5,7 @@ plain text, and 200 with a notice for an unknown session.
 """
 
 import asyncio
-import contextlib
+from collections.abc import Callable
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -14,9 +14,12 @@ from starlette.responses import Response
 from polybus.edges.http.calls import problem_of
 from polybus.edges.http.state import HttpState
 from polybus.errors import StorageError
+from polybus.services.sessions.inboxes import Packs
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
 
+PATHS = ("/msgstream", "/msgstream/")
+METHODS = ("GET", "HEAD")
 NO_CACHE = {"pragma": "no-cache"}
 TRANSPORTS = ("shortpolling", "longpolling")
 _ECHO_CHARS_MAX = 40
@@ -25,17 +28,44 @@ _ECHO_CHARS_MAX = 40
 class Poll:
     """One request that waits for a session's packs. Implements feeds.Receiver."""
 
-    def __init__(self) -> None:
-        self.woken = asyncio.Event()
+    def __init__(self, state: HttpState, session: Session) -> None:
+        self._state = state
+        self._session = session
+        self._packs: asyncio.Future[Packs | None] | None = None
         self.is_over = False
         self.session_ended = False
 
+    async def hang(self, deadline_s: float) -> Packs | None:
+        """The packs when there are some; None if something must be read first, empty if over."""
+        packs = self._collect_now()
+        if packs or packs is None:
+            return packs
+        loop = self._state.loop
+        self._packs = loop.create_future()
+        timer = loop.call_at(deadline_s, self.replaced)
+        self._state.polls_hanging += 1
+        try:
+            return await self._packs
+        finally:
+            self._state.polls_hanging -= 1
+            timer.cancel()
+            self._packs = None
+
+    def _collect_now(self) -> Packs | None:
+        if self._state.context.memory.is_crowded():
+            return None
+        return self._state.inboxes.collect_now(self._session, 0)
+
     def wake(self) -> None:
-        self.woken.set()
+        if self._packs is not None and not self._packs.done():
+            packs = self._collect_now()
+            if packs or packs is None:
+                self._packs.set_result(packs)
 
     def replaced(self) -> None:
         self.is_over = True
-        self.wake()
+        if self._packs is not None and not self._packs.done():
+            self._packs.set_result([])
 
     def ended(self) -> None:
         self.session_ended = True
@@ -70,46 +100,32 @@ async def answer_poll(state: HttpState, request: Request) -> Response:
 
 async def _poll(state: HttpState, session: Session, request: Request, *, hangs: bool) -> Response:
     inboxes = state.inboxes
-    poll = Poll()
+    poll = Poll(state, session)
     inboxes.attach(session, poll)
-    gone = asyncio.ensure_future(_disconnected(request, poll)) if hangs else None
+    when_lost: list[Callable[[], None]] = request.state.when_lost
+    when_lost.append(poll.replaced)
     try:
-        deadline = state.loop.time() + state.config.msgstream.heartbeat_s
+        deadline_s = state.loop.time() + state.config.msgstream.heartbeat_s
         while not poll.is_over:
-            await state.context.memory.uncrowded()
-            packs = inboxes.collect_now(session, 0)
+            is_last = not hangs or state.stopping or deadline_s <= state.loop.time()
+            packs = None if is_last else await poll.hang(deadline_s)
             if packs is None:
+                await state.context.memory.uncrowded()
                 packs = await inboxes.collect(session, 0)
                 if poll.is_over:
                     # The newer connection gets them.
                     break
             if packs:
                 return _packs(encode_packs(packs))
-            if not hangs or state.stopping or deadline <= state.loop.time():
+            if is_last:
                 break
-            state.polls_hanging += 1
-            try:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(deadline):
-                        await poll.woken.wait()
-            finally:
-                state.polls_hanging -= 1
-            poll.woken.clear()
     finally:
         inboxes.detach(session, poll)
-        if gone is not None:
-            gone.cancel()
+        when_lost.remove(poll.replaced)
     if poll.session_ended:
         return _packs(SESSION_UNSET)
     headers = NO_CACHE | {"connection": "close"} if state.stopping else NO_CACHE
     return Response(status_code=204, headers=headers)
-
-
-async def _disconnected(request: Request, poll: Poll) -> None:
-    """End a hanging poll when its client disconnects."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    poll.replaced()
 
 
 def _first(query: list[tuple[str, str]], wanted: str) -> str:

@@ -22,13 +22,14 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from polybus.edges.http.polls import PATHS
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
 from polybus.errors import StorageError
+from polybus.services.sessions.inboxes import Packs
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
 
-PATHS = ("/msgstream", "/msgstream/")
 CLOSE_TIMEOUT_S = 2.0
 _TEXT = 0x81
 _FIN = 0x80
@@ -38,8 +39,6 @@ _SHORT_HEAD_BYTES = 6
 # The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
 QUIET_LOGGER = logging.getLogger("polybus.http")
 QUIET_LOGGER.setLevel(logging.CRITICAL)
-
-Packs = list[tuple[int, bytes]]
 
 
 class Frames:

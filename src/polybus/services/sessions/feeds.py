@@ -213,7 +213,7 @@ class Feeds:
         self._on_deleted = on_deleted
         self._feeds: dict[str, Feed] = {}
         self._delivered: deque[Feed] = deque()
-        self._to_wake: deque[Follow] = deque()
+        self._to_wake: deque[Receiver] = deque()
         self._waking = False
 
     def next_order(self) -> int:
@@ -305,6 +305,14 @@ class Feeds:
         if not feed.signalled:
             feed.signalled = True
             self._delivered.append(feed)
+        self._wake_soon()
+
+    def wake_one(self, receiver: Receiver) -> None:
+        """Wake a connection soon."""
+        self._to_wake.append(receiver)
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
         if not self._waking:
             self._waking = True
             self._loop.call_soon(self._wake_some)
@@ -317,10 +325,7 @@ class Feeds:
                     return
                 feed = self._delivered.popleft()
                 feed.signalled = False
-                self._to_wake.extend(feed.listeners)
-            follow = self._to_wake.popleft()
-            receiver = follow.feed.listeners.get(follow)
-            if receiver is not None:
-                receiver.wake()
+                self._to_wake.extend(feed.listeners.values())
+            self._to_wake.popleft().wake()
         # Let others run: ten thousand sessions on one topic take a while.
         self._loop.call_soon(self._wake_some)

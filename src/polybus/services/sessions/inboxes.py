@@ -36,8 +36,9 @@ class Inboxes:
         self._events = context.events
         self._memory = context.memory
         self._sessions: dict[bytes, Session] = {}
-        self._saver = Saver(state, context.loop)
+        self._state = state
         self._feeds = Feeds(context.bus, context.loop, context.config, self._on_deleted)
+        self._saver = Saver(state, context.loop, self._feeds.wake_one)
         self._topics_max = context.config.limits.topics_per_request_max
         self._log = context.log
         self._last_number = 0
@@ -161,7 +162,7 @@ class Inboxes:
             session.cut()
             self._unfollow(session, topic)
             session.add(content)
-            self._touch(session)
+            self._saver.touch(session)
             if session.receiver is not None:
                 session.receiver.wake()
 
@@ -229,15 +230,22 @@ class Inboxes:
             held = session.pack_count
             session.confirm(ids)
             self._events.confirmed(session, ids, held - session.pack_count)
-            self._touch(session)
+            self._saver.touch(session)
 
     def collect_now(self, session: Session, after: int) -> Packs | None:
-        """The packs above a number; None if something must be read or saved first."""
+        """The packs above a number; None if something must be read first.
+
+        While its mark must be raised there may be fewer or none: its connection is woken then.
+        """
         session.cut()
-        self._touch(session)
-        is_told = not session.needs_notice(after)
-        if session.needs_mark() or not is_told or session.wants_catch_up() is not None:
+        self._saver.touch(session)
+        if session.needs_notice(after) or session.wants_catch_up():
             return None
+        if session.needs_mark():
+            if self._state.error is not None:
+                return None
+            if self._saver.raise_mark(session):
+                return []
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         packs = [(number, content.json) for number, content in shown if content.json is not None]
         if len(packs) < len(shown):
@@ -252,6 +260,7 @@ class Inboxes:
             StorageError: the session could not be saved, so its packs may not be shown.
         """
         session.cut()
+        self._saver.touch(session)
         shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
         is_cached = all(content.json is not None for _, content in shown)
         if is_cached and session.wants_catch_up() is None:
@@ -279,7 +288,7 @@ class Inboxes:
                 self.messages_lost += lost.messages
                 self._events.lost(session, lost.topic, lost.messages)
             packs = sorted({**dict(session.take_notice(after)), **dict(packs)}.items())
-        self._touch(session)
+        self._saver.touch(session)
         return packs
 
     async def _readable(self, session: Session, after: int) -> list[tuple[int, Content]]:
@@ -303,20 +312,17 @@ class Inboxes:
                 except StorageError:
                     session.hold(content.topic)
 
-    def _touch(self, session: Session) -> None:
-        if session.is_changed:
-            self._saver.touch(session)
-
     def _show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
         if packs:
             self._events.delivered(session, packs)
             session.show(packs[-1][0])
             self.packs_out += len(packs)
             for _, content in packs:
-                flow = self.delivered.setdefault(content.topic, Flow())
+                flow = self.delivered.get(content.topic)
+                if flow is None:
+                    flow = self.delivered[content.topic] = Flow()
                 flow.messages += content.count
                 flow.value_bytes += content.value_bytes
-            self._touch(session)
 
     # Timers
 

@@ -17,14 +17,14 @@ are saved before anything can be published.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from polybus.config import Msgstream
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import EMPTY, Content, Feeds, direct
+from polybus.services.sessions.feeds import EMPTY, Content, Feeds, Receiver, direct
 from polybus.services.sessions.session import LostMessages, Session, SessionChanges
 from polybus.services.state import StateDb, Statement
 from polybus.services.state_rows import checksum, session_sum, summed
@@ -95,8 +95,15 @@ def _json(rows: Sequence[Any]) -> str:
 class Saver:
     """Writes what changed, a few times a second and on demand; one save at a time."""
 
-    def __init__(self, state: StateDb, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        state: StateDb,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[Receiver], None],
+    ) -> None:
+        """`wake` calls a connection that waits for its session to be saved."""
         self._state = state
+        self._wake = wake
         self._loop = loop
         # Sessions that changed, and those to save next.
         self._touched: set[Session] = set()
@@ -180,13 +187,13 @@ class Saver:
         return pack[7] and pack[7] not in self._direct
 
     def touch(self, session: Session) -> None:
-        """The session changed: save it soon."""
+        """The session may have changed: save it soon."""
         self._touched.add(session)
-        self._save_soon()
+        if self._timer is None:
+            self._save_soon()
 
     def _save_soon(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._interval_s, self._on_timer)
+        self._timer = self._loop.call_later(self._interval_s, self._on_timer)
 
     def end(self, session: Session) -> asyncio.Future[None]:
         """Delete the session; it is gone from disk when the future is done."""
@@ -203,6 +210,17 @@ class Saver:
         """
         self._pending.update(one for one in sessions if not one.is_ended)
         await asyncio.shield(self._start())
+
+    def raise_mark(self, session: Session) -> bool:
+        """Save the session and wake its connection then; False if that was asked before.
+
+        Many sessions that get the same message are saved together, without a task for each.
+        """
+        if session in self._pending:
+            return False
+        self._pending.add(session)
+        self._start()
+        return True
 
     async def close(self, sessions: Iterable[Session]) -> None:
         """Save all sessions exactly as they are."""
@@ -245,7 +263,8 @@ class Saver:
         elapsed_s = self._loop.time() - began_s
         self._interval_s = min(max(SAVE_INTERVAL_S, elapsed_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX)
         for session, mark in zip(pending, marks, strict=True):
-            session.saved(mark)
+            if session.saved(mark) and session.receiver is not None:
+                self._wake(session.receiver)
 
     def _take_pending(self) -> list[Session]:
         pending, self._pending = self._pending, set()
@@ -259,9 +278,11 @@ class Saver:
         for session in pending:
             session.save_failed()
             self._touched.add(session)
+            if session.receiver is not None:
+                self._wake(session.receiver)
         for content in changes.direct:
             del self._direct[content.order]
-        if not self._is_closing:
+        if self._timer is None and not self._is_closing:
             self._save_soon()
 
     def _on_timer(self) -> None:

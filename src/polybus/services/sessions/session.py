@@ -19,7 +19,7 @@ Only this module writes a session's fields. It knows no clock, no disk and no cl
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import merge
+from operator import attrgetter
 from typing import NamedTuple
 
 from polybus.config import Msgstream
@@ -31,11 +31,14 @@ from polybus.wire.positions import Position
 CATCH_UP_BYTES_MAX = 4 << 20
 CATCH_UP_PACKS_MAX = 64
 NOTICES_MAX = 100
+ORDER = attrgetter("order")
 NUMBERS_AHEAD = 256
 """How many numbers the mark reserves at most beyond the existing packs, so that a busy session does
 not wait for the disk before each pack. A session reserves no more than it has shown so far, so that
 a crash leaves few empty packs in a session with few messages, and no more than it has room for, so
 that they do not push out packs with messages."""
+NUMBERS_FEW = 8
+"""A session that has shown more than this reserves again, with any save, when half is used up."""
 
 
 class LostMessages(NamedTuple):
@@ -117,7 +120,8 @@ class Session:
     _packs: list[Content | None] = field(default_factory=list)
     # Numbers below `_first_id` that were shown and dropped.
     _gap: range = range(0)
-    _mark: int = 1
+    # The save that opens a session reserves its first number.
+    _mark: int = 2
     _raises_mark: bool = False
     # Packs below this number are on disk, or were confirmed before they had to be.
     _saved_to: int = 1
@@ -185,7 +189,8 @@ class Session:
 
     def cut(self) -> None:
         """Number everything that its topics have received since the last call."""
-        runs = []
+        fresh: list[Content] = []
+        runs = 0
         for follow in self.follows.values():
             index = follow.index
             feed = follow.feed
@@ -195,13 +200,14 @@ class Session:
                 first = feed.contents[0].first_offset
                 self._note_lost(feed.topic, feed.epoch, follow.offset, first - follow.offset)
                 index = feed.first_index
-            runs.append(feed.contents[index - feed.first_index :])
+            fresh += feed.contents[index - feed.first_index :]
             follow.index = feed.stop_index
             follow.offset = feed.stop_offset
-        if len(runs) == 1:
-            self._take(runs[0])
-        elif runs:
-            self._take(list(merge(*runs, key=lambda content: content.order)))
+            runs += 1
+        if runs > 1:
+            fresh.sort(key=ORDER)
+        if fresh:
+            self._take(fresh)
 
     def add(self, content: Content) -> None:
         """Take a direct pack, after everything that came before it."""
@@ -230,13 +236,14 @@ class Session:
 
     def wants_catch_up(self) -> Follow | None:
         """A topic to read from the log; None if there is none or the session has no room."""
-        limits = self._limits
-        packs_max = min(limits.session_packs_max, CATCH_UP_PACKS_MAX)
-        bytes_max = min(limits.session_bytes_max, CATCH_UP_BYTES_MAX)
-        if self.pack_count >= packs_max or self.value_bytes >= bytes_max:
-            return None
-        behind = (one for one in self.follows.values() if one.index == BEHIND)
-        return next((one for one in behind if not one.feed.is_damaged), None)
+        for follow in self.follows.values():
+            if follow.index == BEHIND and not follow.feed.is_damaged:
+                limits = self._limits
+                packs_max = min(limits.session_packs_max, CATCH_UP_PACKS_MAX)
+                bytes_max = min(limits.session_bytes_max, CATCH_UP_BYTES_MAX)
+                has_room = self.pack_count < packs_max and self.value_bytes < bytes_max
+                return follow if has_room else None
+        return None
 
     def _take(self, fresh: list[Content]) -> None:
         self._packs += fresh
@@ -359,12 +366,13 @@ class Session:
 
         Only packs below the mark: a caller that needs more saves the session first.
         """
-        first = max(after + 1, self._first_id)
+        first = after + 1 if after >= self._first_id else self._first_id
         stop = min(self._mark, self.next_id)
         shown: list[tuple[int, Content]] = []
         size = 0
+        packs, first_id = self._packs, self._first_id
         for number in range(first, stop):
-            content = self._packs[number - self._first_id]
+            content = packs[number - first_id]
             if content is None:
                 continue
             size += content.value_bytes
@@ -375,17 +383,20 @@ class Session:
 
     def needs_mark(self) -> bool:
         """Whether there are packs that may not be shown before the next save raises the mark."""
-        self._raises_mark |= self.next_id > self._mark
+        if self._first_id + len(self._packs) > self._mark:
+            self._raises_mark = True
         return self._raises_mark
 
     def show(self, number: int) -> None:
         """A client is being sent packs up to this number."""
-        self.shown_to = max(self.shown_to, number)
+        if number > self.shown_to:
+            self.shown_to = number
 
     def needs_notice(self, after: int) -> bool:
         """Whether `take_notice` has something for a client that has the packs up to a number."""
-        is_told = not self.lost and all(self.damaged.values())
-        return not is_told or bool(self._gap and self._gap[-1] > after)
+        if self.lost or (self.damaged and not all(self.damaged.values())):
+            return True
+        return bool(self._gap) and self._gap[-1] > after
 
     def take_notice(self, after: int) -> list[tuple[int, bytes]]:
         """Pack "0", which reports losses, and empty packs for lost numbers above `after`."""
@@ -411,38 +422,41 @@ class Session:
         packs if `needs_mark` said so. With `is_last`, before the bus ends, it comes down to what
         was shown.
         """
-        mark = self._mark
+        mark, next_id = self._mark, self.next_id
+        room = max(0, self._limits.session_packs_max - self.pack_count)
+        ahead = min(NUMBERS_AHEAD, self.shown_to, room)
         if is_last:
             mark = self._mark = self.shown_to + 1
-        elif self._raises_mark:
-            room = max(0, self._limits.session_packs_max - self.pack_count)
-            mark = max(mark, self.next_id + min(NUMBERS_AHEAD, self.shown_to, room))
+        elif self._raises_mark or (ahead > NUMBERS_FEW and mark - next_id < ahead // 2):
+            mark = max(mark, next_id + ahead)
         me, first = self.number, self._first_id
         follows = [(one.feed.topic, one.feed.epoch, one.offset) for one in self.follows.values()]
         lost = list(self.lost.values())
         sent_from = self._gap.start if self._gap else first
-        row = (me, self.ttl_s, self.next_id, mark, follows, lost, sent_from, self.pack_count)
+        row = (me, self.ttl_s, next_id, mark, follows, lost, sent_from, self.pack_count)
         changes.rows.append(row)
         changes.digests.append(self.digest)
         changes.first.append((me, first))
         if self._rewrite_from:
             changes.renumbered.append((me, self._rewrite_from))
         changes.confirmed += [(me, number) for number in self._unsaved_confirms if number >= first]
-        for number in range(max(self._saved_to, first), self.next_id):
+        for number in range(max(self._saved_to, first), next_id):
             content = self._packs[number - first]
             if content is not None:
                 changes.fresh.append(((me, number), content))
         self._unsaved_confirms = []
-        self._saved_to = self.next_id
+        self._saved_to = next_id
         self._rewrite_from = 0
         self._is_changed = self._raises_mark = False
         return mark
 
-    def saved(self, mark: int) -> None:
-        """The mark is on disk."""
+    def saved(self, mark: int) -> bool:
+        """The mark is on disk; return whether there are packs that waited for it."""
+        before = self._mark
         # Packs that were renumbered during the save need another one before they are shown.
         if not self._rewrite_from:
-            self._mark = max(self._mark, mark)
+            self._mark = max(before, mark)
+        return before < self._mark and before < self.next_id
 
     def save_failed(self) -> None:
         """Nothing of it is known to be on disk: write everything again."""
