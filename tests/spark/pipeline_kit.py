@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from spark_kit import RunningBus
 
-from polybus.lake.table import open_table
+from polybus.lake.table import LakeTable, open_table
+from polybus.log.disk import sync_path
+from polybus.spark import checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.prepare import Prepared, prepare
 from polybus.spark.pipelines.flows import FlowRunner
@@ -69,6 +72,25 @@ class PipelineFolder:
             return []
         found = lake_table.read().select(list(columns)).to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
+
+
+def record_writes(patched: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Lists, in order, what is synced in `offsets` of a checkpoint, and each commit of a table."""
+
+    def recorded_sync(path: Path) -> None:
+        sync_path(path)
+        if path.parent.name == "offsets":
+            writes.append(("sync", str(path)))
+
+    def commit(self: LakeTable, *arguments: Any, **options: Any) -> bool:
+        writes.append(("commit", self.name))
+        return real_commit(self, *arguments, **options)
+
+    writes: list[tuple[str, str]] = []
+    real_commit = LakeTable.commit
+    patched.setattr(checkpoint, "sync_path", recorded_sync)
+    patched.setattr(LakeTable, "commit", commit)
+    return writes
 
 
 def as_json(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -343,7 +343,7 @@ def test_a_full_disk_under_the_checkpoint_fails_the_flow_and_nothing_is_half_wri
             eventually(lambda: states(runner)["decode"][0] == "failed", timeout_s=90)
             text = states(runner)["decode"][1]
             runner.stop()
-        assert "pipeline.storage" in text and "No space left" in text
+        assert "sink.checkpoint" in text and "No space left" in text
         assert not open_table(bus.data, "silver").exists
         runner = FlowRunner(spark, BusLocation(bus.data), continuous=True)
         runner.start(flows(bus.data)[0])

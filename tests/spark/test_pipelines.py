@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json
+from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json, record_writes
 from spark_kit import RunningBus, eventually, running_bus
 
 from polybus.client.http.blocking import read_token, request_json
 from polybus.lake.table import open_table
 from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.flows import checkpoints_of
 
 ORDERS = as_json([{"id": n, "customer": f"c{n % 2}", "amount": n * 10} for n in range(6)])
 
@@ -157,6 +158,17 @@ def test_a_change_that_does_not_fit_the_checkpoint_is_an_error_before_the_start(
     pipelines.run(reset=["clean"])
     assert [row[0] for row in pipelines.rows("shop.clean", "id")] == [4, 5, 9]
     assert pipelines.rows("shop.totals", "customer", "sum") == [("c0", 40), ("c1", 50), ("c9", 9)]
+
+
+def test_the_plan_of_a_batch_is_durable_before_a_declared_table_has_the_batch(
+    pipelines: PipelineFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipelines.write("shop.py", TOTALS)
+    with monkeypatch.context() as patched:
+        writes = record_writes(patched)
+        pipelines.run()
+    plan = checkpoints_of(pipelines.bus.data, "shop") / "clean" / "offsets" / "0"
+    assert writes[:2] == [("sync", str(plan)), ("commit", "shop.clean")]
 
 
 def test_progress_counts_rows_that_a_stream_read_and_rows_of_a_view(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from log_kit import opened_log
+from pipeline_kit import record_writes
 from pyspark.sql import functions as F
 
 from polybus.batch import Batch
@@ -304,34 +305,58 @@ def test_replace_leaves_only_the_new_rows(spark: Any, lake: LakeTable) -> None:
     assert offsets(old) == list(range(10)), "who reads the version before still can"
 
 
+def run_stream(spark: Any, data: Path, checkpoint: Path, take: Callable[[Any, int], None]) -> None:
+    stream = spark.readStream.format("polybus").options(data=str(data), subscribe="orders")
+    stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 100)
+    query = (
+        stream.load()
+        .select("offset", "timestamp", "value")
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
 def test_a_stream_into_a_table_is_exactly_once_across_restarts(
     spark: Any, lake: LakeTable, data: Path, tmp_path: Path
 ) -> None:
-    def run(failing: bool) -> None:
-        def take(rows: Any, batch_id: int) -> None:
-            tables.append(rows, lake, writer="flow", batch_id=batch_id)
-            if failing:
-                raise RuntimeError("after the commit")
-
-        stream = spark.readStream.format("polybus").options(data=str(data), subscribe="orders")
-        stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 100)
-        query = (
-            stream.load()
-            .select("offset", "timestamp", "value")
-            .writeStream.foreachBatch(take)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+    def take(rows: Any, batch_id: int) -> None:
+        tables.append(rows, lake, writer="flow", batch_id=batch_id)
+        if failing:
+            raise RuntimeError("after the commit")
 
     make_topic(data)
     for failing in (True, True, False):
         try:
-            run(failing)
+            run_stream(spark, data, tmp_path / "checkpoint", take)
         except Exception as error:
             assert failing, error
     assert offsets(tables.read(spark, lake)) == list(range(300))
+
+
+def test_the_plan_of_a_batch_is_durable_before_a_table_has_the_batch(
+    spark: Any, lake: LakeTable, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not leave a table with a batch that the checkpoint does not have."""
+    merged = open_table(data, "merged")
+
+    def take(rows: Any, batch_id: int) -> None:
+        tables.append(rows, lake, writer="flow", batch_id=batch_id)
+        tables.merge(rows, merged, keys=["offset"], writer="flow", batch_id=batch_id)
+
+    make_topic(data)
+    with monkeypatch.context() as patched:
+        writes = record_writes(patched)
+        run_stream(spark, data, tmp_path / "checkpoint", take)
+    plan = str(tmp_path / "checkpoint" / "offsets" / "{}")
+    assert writes == [
+        write
+        for batch in range(3)
+        for table in ("silver", "merged")
+        for write in (("sync", plan.format(batch)), ("commit", table))
+    ]
 
 
 def test_a_writer_notices_large_rows_before_they_fill_its_memory(

@@ -17,7 +17,7 @@ Spark writes `offsets/N` before it runs batch N and `commits/N` after it, and fs
 batch that has a plan and no commit runs again, over the same messages, when the query restarts.
 Whoever stores results of a batch outside of the checkpoint calls `sync_batch` first: otherwise a
 power cut could lose the plan but keep the results, and the batch number would return with other
-messages.
+messages. `calling_query` finds the checkpoint of a function for `foreachBatch`.
 
 These functions never change or remove a file that Spark wrote.
 """
@@ -31,8 +31,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from polybus.errors import UsageError
-from polybus.log.disk import sync_path
+from polybus.errors import StorageError, UsageError
+from polybus.log.disk import Disk, sync_path
 
 
 class TopicOffset(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,7 +104,7 @@ class Checkpoint:
             return self.query_id()
         except FileNotFoundError:
             created = str(uuid.uuid4())
-            self.path.mkdir(parents=True, exist_ok=True)
+            Disk().make_folder(self.path)
             (self.path / "metadata").write_text(json.dumps({"id": created}))
             return created
 
@@ -130,10 +130,14 @@ class Checkpoint:
             return None
 
     def sync_batch(self, batch_id: int) -> None:
-        """Make the plan of a batch survive a power cut. Raises OSError."""
+        """Make the plan of a batch survive a power cut. Raises StorageError `sink.checkpoint`."""
         names = [f"offsets/{batch_id}", "offsets", *(["metadata", "."] if batch_id == 0 else [])]
-        for name in names:
-            sync_path(self.path / name)
+        try:
+            for name in names:
+                sync_path(self.path / name)
+        except OSError as error:
+            text = f"checkpointLocation {self.path}: cannot sync the plan of batch {batch_id}"
+            raise StorageError("sink.checkpoint", f"{text}: {error}") from error
 
 
 def local_checkpoint(location: str | None) -> Checkpoint | None:
@@ -144,3 +148,29 @@ def local_checkpoint(location: str | None) -> Checkpoint | None:
     if parts.scheme == "file":
         return Checkpoint(Path(unquote(parts.path)))
     return None if parts.scheme else Checkpoint(Path(location))
+
+
+def calling_query(df: Any, batch_id: int) -> tuple[str | None, Checkpoint | None]:
+    """The id of the query in whose `foreachBatch` this runs, and its checkpoint.
+
+    The checkpoint is None if it has no such batch, is on another disk, or with Spark Connect.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        session = df.sparkSession
+        query = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        batch = session.sparkContext.getLocalProperty("streaming.sql.batchId")
+    except PySparkException:
+        # Spark Connect has no context.
+        return None, None
+    if not query or batch != str(batch_id):
+        return query, None
+    try:
+        # Spark's internals: it has no public way, least of all for a cloned session.
+        number = session._jvm.java.util.UUID.fromString(query)  # noqa: SLF001
+        active = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+        return query, local_checkpoint(active.get(number).resolvedCheckpointRoot())
+    except (Py4JError, AttributeError, TypeError):
+        return query, None

@@ -8,6 +8,10 @@ For `foreachBatch`, whose batches are repeated after a failure:
 
 Spark writes Parquet files to a staging folder inside of the table's folder. Then one commit of the
 table (lake/table.py) adds all of them or none.
+
+Order of writes: the plan of the batch in the query's checkpoint is synced, then the commit. Without
+the first, a power cut could leave the table with batch N and the checkpoint without it: the next N
+has other messages, and the table would ignore them.
 """
 
 import json
@@ -28,6 +32,7 @@ from polybus.lake.compact import tidy
 from polybus.lake.files import SPARK_TYPE, FileNote, new_path, note_of, partition_values
 from polybus.lake.table import STAGING, Conflict, LakeTable, unknown_table
 from polybus.lake.versions import TableState, decode_schema, merged_schema
+from polybus.spark.checkpoint import Checkpoint, calling_query
 
 MERGE_ROWS_MAX = 5_000_000
 """A merge holds the table in memory. For larger tables, append and aggregate when reading."""
@@ -59,15 +64,20 @@ def append(
     writer: str,
     batch_id: int,
     partition_by: Sequence[str] = (),
+    checkpoint: Checkpoint | None = None,
 ) -> None:
     """Add the rows of a batch. Idempotent: nothing happens if the table has this writer's batch.
 
+    `checkpoint` is that of the query; if it is None, it is found, except with Spark Connect.
+
     Raises:
         UsageError: `lake.schema`, a column has another type than in the table.
-        StorageError: `log.full`, `log.failed`; nothing of the batch is in the table.
+        StorageError: `sink.checkpoint`, the checkpoint cannot be synced; `log.full`, `log.failed`.
+            Nothing of the batch is in the table.
     """
     if _has_batch(table, writer, batch_id):
         return
+    _sync_plan(df, batch_id, checkpoint)
     commit_staged(table, stage(df, table, partition_by), writer=writer, batch_id=batch_id)
 
 
@@ -103,9 +113,11 @@ def merge(
     Raises:
         UsageError: `lake.too-large`, the table is over MERGE_ROWS_MAX rows; `lake.keys`;
             `lake.schema`.
+        StorageError: as `append`.
     """
     if _has_batch(table, writer, batch_id):
         return
+    _sync_plan(df, batch_id)
     fresh = _newest_last(df.toArrow(), keys)
 
     def commit(state: TableState) -> None:
@@ -184,6 +196,12 @@ def _prepare(spark: SparkSession) -> None:
 def _has_batch(table: LakeTable, writer: str, batch_id: int) -> bool:
     last = table.last_batch(writer)
     return last is not None and batch_id <= last
+
+
+def _sync_plan(df: DataFrame, batch_id: int, checkpoint: Checkpoint | None = None) -> None:
+    found = checkpoint or calling_query(df, batch_id)[1]
+    if found is not None:
+        found.sync_batch(batch_id)
 
 
 def _until_committed(table: LakeTable, commit: Callable[[TableState], None]) -> None:

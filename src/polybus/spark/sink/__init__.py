@@ -27,16 +27,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
 from polybus.client.http.blocking import GONE
-from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.errors import PolybusError, UsageError
 from polybus.services.transactions.commits import ONCE
 from polybus.services.transactions.staging import check_producer
-from polybus.spark.checkpoint import Checkpoint, local_checkpoint
+from polybus.spark.checkpoint import Checkpoint, calling_query, local_checkpoint
 from polybus.spark.location import BusLocation, find_location
 from polybus.spark.option_values import boolean, checked_values, given_options, option, topic_name
 from polybus.spark.sink.staging import PATIENCE_S, StagedFile, sink_columns, stage
@@ -143,11 +142,7 @@ def commit(
         PolybusError: the bus is away; the batch may or may not be published.
     """
     if options.checkpoint is not None:
-        try:
-            options.checkpoint.sync_batch(batch)
-        except OSError as error:
-            text = f"option checkpointLocation: cannot sync batch {batch}: {error}"
-            raise StorageError("sink.checkpoint", text) from error
+        options.checkpoint.sync_batch(batch)
     body = {
         "producer": producer,
         "query": query,
@@ -208,16 +203,16 @@ def publish(  # noqa: PLR0913 - all but the first named by the caller
         UsageError: the bus refuses, nothing is published; code and text say why.
         PolybusError: the bus is away.
     """
-    query, checkpoint = _query_of(df, batch_id)
+    query, checkpoint = calling_query(df, batch_id)
     given = {
         "producer": producer,
         "topic": topic,
         "data": data,
         "url": url,
         "token": token,
-        "checkpointLocation": checkpoint,
+        "checkpointLocation": None if checkpoint is None else checkpoint.path,
         "takeOver": take_over,
-        "polybusQuery": query,
+        "polybusQuery": query or OUTSIDE,
         "polybusBatch": batch_id,
     }
     options = {name: str(value) for name, value in given.items() if value is not None}
@@ -275,26 +270,3 @@ def _is_done(options: SinkOptions) -> bool:
         last = options.location.call("GET", f"/v1/commits/{options.producer}")
         return bool(last["query"] == options.query and last["batch"] >= options.batch)
     return False
-
-
-def _query_of(df: Any, batch_id: int) -> tuple[str, Path | None]:
-    """The id of the calling query, and its checkpoint if that has the batch on this disk."""
-    from py4j.protocol import Py4JError
-
-    try:
-        session = df.sparkSession
-        query = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        batch = session.sparkContext.getLocalProperty("streaming.sql.batchId")
-    except PySparkException:
-        # Spark Connect has no context.
-        return OUTSIDE, None
-    if not query or batch != str(batch_id):
-        return query or OUTSIDE, None
-    try:
-        # Spark's internals: it has no public way, least of all for a cloned session.
-        number = session._jvm.java.util.UUID.fromString(query)  # noqa: SLF001
-        active = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
-        found = local_checkpoint(active.get(number).resolvedCheckpointRoot())
-    except (Py4JError, AttributeError, TypeError):
-        found = None
-    return query, None if found is None else found.path

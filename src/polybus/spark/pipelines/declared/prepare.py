@@ -71,15 +71,22 @@ def start_stream(
                 options["takeOver"] = "true"
         writer = writer.format(output.format).options(**options)
     else:
-        flow, table, checkpoint = query.name, names.table(query.target), context.checkpoint
+        flow, table = query.name, names.table(query.target)
+        checkpoint = Checkpoint(context.checkpoint)
         partition_by = tuple(output.partition_cols or ())
 
         def append(rows: Any, batch_id: int) -> None:
             # A new checkpoint counts its batches from 0 again: its id tells the two apart.
-            writer = f"{flow}:{Checkpoint(checkpoint).query_id()}"
+            writer = f"{flow}:{checkpoint.query_id()}"
             with brief_errors():
                 tables.append(
-                    rows, table, writer=writer, batch_id=batch_id, partition_by=partition_by
+                    rows,
+                    table,
+                    writer=writer,
+                    batch_id=batch_id,
+                    partition_by=partition_by,
+                    # On a server of Spark Connect it cannot be found.
+                    checkpoint=checkpoint,
                 )
 
         # Spark Connect sends the function, and what it uses, to the server.

@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from polybus.errors import StorageError, UsageError
+from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.files import FileNote, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
@@ -272,11 +272,7 @@ def cut_limit(data: Path, begun: int | None) -> int:
 
 
 def _synced_plan(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
-    try:
-        checkpoint.sync_batch(batch_id)
-    except OSError as error:
-        text = f"cannot sync the plan of batch {batch_id} in {checkpoint.path}: {error}"
-        raise StorageError("pipeline.storage", text) from error
+    checkpoint.sync_batch(batch_id)
     return planned_rows(checkpoint, batch_id)
 
 
