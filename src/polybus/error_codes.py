@@ -261,7 +261,7 @@ pipeline.schema: the schema that a topic declares is invalid
     → correct `schema` of the topic it names
 pipeline.checkpoint: the standard tables were not filled from this checkpoint
     → restore the checkpoint, or remove both
-pipeline.storage: the pipeline cannot write its lock
+pipeline.storage: the pipeline cannot write its lock, or start a flow over
     → free space on the disk of DATA/pipeline, or correct its permissions
 pipeline.settings: the settings that the bus wrote for the pipeline are damaged
     → restart the bus, which writes them again

@@ -1,4 +1,4 @@
-"""What changed in a pipeline since its last run, and starting over where that is asked for.
+"""What changed in a pipeline since its last run, and which of its flows start over.
 
 A changed query may continue from an old checkpoint only if its sources, its state and its output
 are the same. Spark notices late, or not at all: a flow that reads another topic would use the old
@@ -7,7 +7,6 @@ compared before the flow starts.
 """
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ import msgspec
 from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import StreamingTable
 
-from polybus.log.disk import replace_file
+from polybus.log.disk import Disk, replace_file
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared.names import Names
 from polybus.spark.pipelines.declared.registry import PipelineError, place_of
+from polybus.spark.pipelines.declared.reset import Reset, begun_reset, start_over
 from polybus.spark.pipelines.sessions import scala_list
 
 FILE = "flow.json"
@@ -135,15 +135,17 @@ class Changes:
     """
 
     def __init__(self, names: Names, checkpoints: Path, prints: Mapping[str, Fingerprint]) -> None:
+        """Raises StorageError `pipeline.storage`."""
         self._names = names
         self._pipeline = names.pipeline
         self._checkpoints = checkpoints
         self._prints = prints
+        self._begun = begun_reset(checkpoints)
 
     def store(self) -> None:
         """Write the fingerprints beside the checkpoints, for the next run."""
         for name, made in self._prints.items():
-            (self._checkpoints / name).mkdir(parents=True, exist_ok=True)
+            Disk().make_folder(self._checkpoints / name)
             replace_file(self._checkpoints / name / FILE, msgspec.json.encode(made))
 
     def check(self, queries: list[Query]) -> None:
@@ -176,12 +178,16 @@ class Changes:
         return None
 
     def _lost(self, query: Query) -> str | None:
-        """A table with rows whose flows have no checkpoint: they would write the rows again."""
+        """A flow without a checkpoint whose rows the table has: it would write them again."""
         if not self._fills_table(query):
             return None
         table = self._names.table(query.target)
         fillers = self._pipeline.queries_into(query.target)
-        if not table.rows or any(read_fingerprint(self._checkpoints / one.name) for one in fillers):
+        is_filled = any(read_fingerprint(self._checkpoints / one.name) for one in fillers)
+        # The table also names writers whose rows a reset removed; these have the file again.
+        is_writer = any(one.startswith(f"{query.name}:") for one in table.state.batches)
+        is_gone = is_writer and not (self._checkpoints / query.name / FILE).exists()
+        if not table.rows or (is_filled and not is_gone):
             return None
         return (
             f"table {table.name} has {table.rows} rows, but the checkpoint of flow {query.name} "
@@ -204,9 +210,15 @@ class Changes:
                 yield folder, stored
 
     def is_reset(self, query: Query, resets: set[str]) -> bool:
-        """Whether a flow starts over: a table does so with all flows that fill it."""
+        """Whether a flow starts over: a table does so with all flows that fill it.
+
+        A reset that an earlier start began counts, too.
+        """
+        if self._pipeline.table_name(query.target) in self._begun.tables:
+            return True
         queries = self._pipeline.queries_into(query.target) if self._fills_table(query) else [query]
-        return any(resets & self.spellings(one) for one in queries)
+        named = any(resets & self.spellings(one) for one in queries)
+        return named or query.name in self._begun.checkpoints
 
     def spellings(self, query: Query) -> set[str]:
         """The names by which `--reset` knows a flow."""
@@ -214,13 +226,16 @@ class Changes:
         return short | {f"{self._pipeline.name}.{name}" for name in short}
 
     def start_over(self, queries: list[Query]) -> None:
-        """Remove the checkpoints, then the rows. After a crash in between, `check` fails."""
-        tables = {query.target for query in queries if self._fills_table(query)}
+        """Remove the checkpoints and rows of flows, and of a reset that was begun.
+
+        Raises StorageError; the next start continues.
+        """
         targets = {query.target for query in queries}
-        gone = [folder for folder, stored in self._gone() if stored.target in targets]
-        for folder in [*(self._checkpoints / query.name for query in queries), *gone]:
-            shutil.rmtree(folder, ignore_errors=True)
-        for table in map(self._names.table, tables):
-            if table.exists:
-                files = [str(path.relative_to(table.path)) for path in table.files()]
-                table.commit([], remove=files, writer="reset", batch_id=None)
+        gone = [folder.name for folder, stored in self._gone() if stored.target in targets]
+        tables = {query.target for query in queries if self._fills_table(query)}
+        reset = self._begun | Reset(
+            frozenset([*(query.name for query in queries), *gone]),
+            frozenset(map(self._pipeline.table_name, tables)),
+        )
+        if reset != Reset():
+            start_over(self._names.bus.data, self._checkpoints, reset)
