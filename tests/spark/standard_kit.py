@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from polybus.config import Config, DeclaredTopic, Pipeline
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
+from polybus.spark.pipelines.standard import decode
 from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.source.options import COLUMNS, VALUE_BYTES, arrow_schema, spark_schema
 
@@ -61,6 +63,18 @@ def frame_of(spark: Any, messages: Sequence[dict[str, Any]]) -> Any:
     columns = (*COLUMNS, VALUE_BYTES)
     table = pa.Table.from_pylist(list(messages), schema=arrow_schema(columns))
     return spark.createDataFrame(table, schema=spark_schema(columns))
+
+
+def make_decoding_raise(patched: pytest.MonkeyPatch) -> None:
+    """Decoding raises for the values that begin with `poison`."""
+
+    def columns(settings: Any) -> list[str]:
+        text = "CAST(value AS STRING)"
+        raises = f"IF({text} LIKE 'poison%', RAISE_ERROR('boom'), {text}) AS text"
+        return [raises if one.endswith(" AS text") else one for one in real(settings)]
+
+    real = decode.columns
+    patched.setattr(decode, "columns", columns)
 
 
 class Pipe:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from spark_kit import RunningBus, running_bus
-from standard_kit import Pipe, Topics
+from standard_kit import Pipe, Topics, make_decoding_raise
 
 from polybus.client import connect
 from polybus.lake.table import LakeTable, open_table
 from polybus.spark import tables
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowProgress, FlowRunner
-from polybus.spark.pipelines.standard import aside, batches, decode
+from polybus.spark.pipelines.standard import aside, batches
 from polybus.spark.pipelines.standard.batches import flows
 from polybus.spark.views import collect
 
@@ -186,15 +186,7 @@ def test_no_message_of_a_hostile_zoo_stops_a_flow_or_is_lost(spark: Any, tmp_pat
 
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding raises for the values that begin with `poison`."""
-
-    def columns(settings: Any) -> list[str]:
-        text = "CAST(value AS STRING)"
-        raises = f"IF({text} LIKE 'poison%', RAISE_ERROR('boom'), {text}) AS text"
-        return [raises if one.endswith(" AS text") else one for one in real(settings)]
-
-    real = decode.columns
-    monkeypatch.setattr(decode, "columns", columns)
+    make_decoding_raise(monkeypatch)
 
 
 def mixed(topics: Topics) -> list[dict[str, Any]]:

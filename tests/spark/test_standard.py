@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import datetime
+import json
 import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from standard_kit import EPOCH, NOON, Pipe, Topics, frame_of
+from standard_kit import EPOCH, NOON, Pipe, Topics, frame_of, make_decoding_raise
 
 from polybus.config import DeclaredTopic
 from polybus.errors import UsageError
 from polybus.lake.table import LakeTable, open_table
+from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
+from polybus.spark.pipelines.standard import aside, batches
 from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.pipelines.standard.decode import schema_fields
 from polybus.spark.views import collect
@@ -152,28 +157,65 @@ def test_a_repeated_batch_changes_nothing(spark: Any, tmp_path: Path) -> None:
     assert len(files) == len(open_table(tmp_path, "silver").files()), "leftovers"
 
 
-@pytest.mark.parametrize("table", ["silver", "quarantine", "recent_ids", "traffic", "top_senders"])
-def test_a_batch_that_ends_before_any_commit_is_completed_without_loss_or_duplicates(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
-) -> None:
-    def commit(self: LakeTable, *arguments: Any, **options: Any) -> bool:
-        if self.name == table:
-            raise ZeroDivisionError
-        return real_commit(self, *arguments, **options)
+# In the order of the docstring of batches.py.
+WRITES = [
+    *("standard-settings.json", "standard-aside.json", "silver", "quarantine"),
+    *("recent_ids", "traffic", "top_senders", "deliveries"),
+]
 
-    real_commit = LakeTable.commit
+
+class Crash(BaseException):
+    """The process dies."""
+
+
+def crash_before(position: int, patched: pytest.MonkeyPatch) -> list[str]:
+    """Die before the write of this number; returns the names of those that were done."""
+
+    def around(write: Any, name_of: Callable[[Any], str]) -> Any:
+        def crashing(first: Any, *arguments: Any, **options: Any) -> Any:
+            if len(done) == position:
+                raise Crash
+            done.append(name_of(first))
+            return write(first, *arguments, **options)
+
+        return crashing
+
+    done: list[str] = []
+    patched.setattr(LakeTable, "commit", around(LakeTable.commit, lambda table: str(table.name)))
+    for module in (batches, aside):
+        patched.setattr(module, "replace_file", around(replace_file, lambda path: str(path.name)))
+    return done
+
+
+@pytest.mark.parametrize("position", range(len(WRITES) + 1))
+def test_a_batch_that_ends_before_any_write_is_completed_without_loss_or_duplicates(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
     pipe, topics = Pipe(spark, tmp_path), Topics()
-    batch = [topics.message("t", "{bad"), topics.message("t", "good", headers={"message-id": "1"})]
+    delivered = {"kind": "delivered", "session": "s", "time": "2026-03-01T12:00:00Z", "count": 3}
+    batch = [
+        topics.message("t", "{bad"),
+        topics.message("t", "good", headers={"message-id": "1"}),
+        topics.message("t", "poison"),
+        topics.message("$events", json.dumps({"events": [delivered]})),
+    ]
     with monkeypatch.context() as patched:
-        patched.setattr(LakeTable, "commit", commit)
-        with pytest.raises(ZeroDivisionError):
+        make_decoding_raise(patched)
+        done = crash_before(position, patched)
+        with pytest.raises(Crash) if position < len(WRITES) else nullcontext():
             pipe.run(0, batch)
+    assert done == WRITES[:position]
     pipe.restart(begun=0)
     pipe.run(0, batch)
-    assert pipe.rows("silver", "offset") == [(1,)]
-    assert pipe.rows("quarantine", "offset") == [(0,)]
-    assert pipe.rows("traffic", "messages", "duplicates", "quarantined") == [(2, 0, 1)]
-    assert pipe.rows("top_senders", "messages") == [(2,)]
+    # Decoding no longer raises, but what the first run has set aside stays so.
+    is_aside = "standard-aside.json" in done
+    good, bad = ([1], [0, 2]) if is_aside else ([1, 2], [0])
+    assert pipe.rows("silver", "offset") == [(offset,) for offset in good]
+    assert pipe.rows("quarantine", "offset") == [(offset,) for offset in bad]
+    assert pipe.rows("traffic", "messages", "duplicates", "quarantined") == [(3, 0, len(bad))]
+    assert pipe.rows("top_senders", "messages") == [(3,)]
+    assert pipe.rows("deliveries", "session", "sent") == [("s", 3)]
+    assert open_table(tmp_path, "recent_ids").rows == 1
 
 
 def test_new_settings_apply_to_new_batches_and_not_to_an_unfinished_one(
