@@ -1,9 +1,10 @@
 """Who may open the files of a data folder: its owner and, with `group-access`, its group.
 
-The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and everything below it,
-DATA last, so that a start that was killed meanwhile begins again. Files and folders get the modes
-of their parents (log/disk.py), and a process takes its umask from DATA (`adopt`), for files that
-libraries and Spark write.
+The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and everything below it.
+Order of writes: the modes of all files and folders, a sync of the disk, the mode of DATA. So a
+start after a kill or a power cut meanwhile begins again. Files and folders get the modes of their
+parents (log/disk.py), and a process takes its umask from DATA (`adopt`), for files that libraries
+and Spark write.
 """
 
 import logging
@@ -67,6 +68,8 @@ def _correct(data: Path, wanted: int) -> None:
                 if path.is_file() and not path.is_symlink():
                     path.chmod(0o600 if path == admin_token_path(data) else mode)
                 elif path.is_dir():
+                    if path == data:
+                        os.sync()
                     path.chmod(mode)
             except OSError:
                 # Removed meanwhile, or of another user.
