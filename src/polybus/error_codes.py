@@ -215,7 +215,8 @@ admin.socket-folder: the folder for the socket of a long data path is not this u
     → remove it, or set TMPDIR to a folder of your own
 backup.target: the folder for the copy is not empty, or inside the data folder
     → name a new or empty folder
-backup.incomplete: a folder is not a whole backup → use another one
+backup.incomplete: a folder is not a whole copy: a backup or restore did not end
+    → remove it and make it again
 peer.too-slow: a peer left a message unfinished for too long → raise limits.message-timeout-s
 detect.unknown: the first bytes of a connection match no protocol of the connector
 tls.failed: a TLS handshake failed

@@ -1,6 +1,7 @@
 """The layout of a data directory, and the lock on it.
 
 DATA/polybus.json                                   format, largest epoch at the last deletion
+DATA/unfinished-copy                                a copy was begun and has not ended
 DATA/lock                                           held by the process that writes
 DATA/admin.token                                    the administrator's token, created by the bus
 DATA/journal/<first commit>.arrows, .index          the shared journal
@@ -25,6 +26,10 @@ SEGMENT_SUFFIX = ".arrows"
 INDEX_SUFFIX = ".index"
 # Linux allows 108 bytes with the closing NUL, others 104.
 SOCKET_PATH_BYTES_MAX = 100
+
+
+def unfinished_copy_path(data: Path) -> Path:
+    return data / "unfinished-copy"
 
 
 def journal_folder(data: Path) -> Path:

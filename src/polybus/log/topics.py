@@ -45,6 +45,7 @@ from polybus.log.layout import (
     topic_folder,
     topics_folder,
     trash_folder,
+    unfinished_copy_path,
 )
 
 logger = logging.getLogger("polybus.log")
@@ -111,8 +112,11 @@ class LogOfTopics(ABC, Generic[S]):
     def _load_notes(self, folder: Path) -> None:
         """Read which topics there are; a damaged one is noted and frozen later.
 
-        Raises StorageError `log.format`, a newer version wrote the data.
+        Raises StorageError `log.format`, a newer version wrote the data; `backup.incomplete`.
         """
+        if unfinished_copy_path(folder).exists():
+            text = f"{folder} is a copy that did not end; remove it and make it again"
+            raise StorageError("backup.incomplete", text)
         topics = topics_folder(folder)
         self._disk.make_folder(topics)
         self._load_data_note(folder)

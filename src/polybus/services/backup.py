@@ -14,6 +14,11 @@ lacks. What it has beyond that is what a crash leaves too, and a start accepts i
    manifests already, and no manifest changes.
 6. polybus.json: a folder without it is not a whole backup.
 
+Before all of it `unfinished-copy` is written, and it is removed after all: a bus does not start on
+a folder that has it. Otherwise a start on a backup, or a restored folder, whose copy was killed
+would take the topics and the journal as they are, and miss messages. `restore` copies in any order
+between the first and the last of these files, as its source does not change.
+
 Files that never change again are hard links where the file system allows it.
 """
 
@@ -27,7 +32,7 @@ from urllib.parse import quote
 
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
-from polybus.log.disk import Disk, FileLock, sync_path
+from polybus.log.disk import Disk, FileLock, replace_file, sync_path
 from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.floor import NAME as FLOOR
 from polybus.log.journal.recovery import recover
@@ -75,9 +80,7 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
             copy.accounts()
             copy.tombstones()
         copy.root_files()
-        copy.sync()
-        copy.file(data / NOTE)
-        sync_path(target)
+        copy.end()
     except OSError as error:
         raise storage_error(error, f"cannot copy {data} to {target}") from error
 
@@ -96,17 +99,15 @@ def restore(source: Path, data: Path) -> None:
         for folder in layout.folders_in(source):
             copy.tree(folder.name, link=False)
         copy.root_files(with_state=True)
-        copy.sync()
-        copy.file(source / NOTE)
-        sync_path(data)
+        copy.end()
     except OSError as error:
         raise storage_error(error, f"cannot copy {source} to {data}") from error
 
 
 def check_whole(source: Path) -> None:
     """Raises UsageError `backup.incomplete`."""
-    if read_data_note(source) is None:
-        text = f"{source} has no {NOTE}: it is no backup, or one that did not end"
+    if read_data_note(source) is None or layout.unfinished_copy_path(source).exists():
+        text = f"{source} has no {NOTE}, or its copy did not end: it is no whole backup"
         raise UsageError("backup.incomplete", text)
 
 
@@ -202,10 +203,13 @@ class _Copy:
                 if with_state or not is_state:
                     self.file(path)
 
-    def sync(self) -> None:
-        """Make the names of all files durable."""
+    def end(self) -> None:
+        """Make the names of all files durable, then make the folder a whole copy."""
         for folder, _, _ in os.walk(self._target, topdown=False):
             sync_path(Path(folder))
+        replace_file(self._target / NOTE, (self._data / NOTE).read_bytes())
+        layout.unfinished_copy_path(self._target).unlink()
+        sync_path(self._target)
 
 
 def _epoch(folder: Path) -> int | None:
@@ -233,10 +237,15 @@ def _make_target(data: Path, target: Path) -> None:
     if target.resolve().is_relative_to(data.resolve()):
         raise UsageError("backup.target", f"{target} is inside {data}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.mkdir(mode=0o700, exist_ok=True)
-        if any(target.iterdir()):
+        if not target.exists():
+            Disk().make_folder(target.parent)
+            target.mkdir(mode=0o700)
+            sync_path(target.parent)
+        note = layout.unfinished_copy_path(target)
+        if any(path != note for path in target.iterdir()):
             raise UsageError("backup.target", f"{target} is not empty")
+        note.touch(mode=0o600)
+        sync_path(target)
     except OSError as error:
         raise storage_error(error, f"cannot create {target}") from error
 
