@@ -79,7 +79,7 @@ lake.keys: rows lack a column of the merge keys → name existing columns
 lake.too-large: a table is too large for a merge → append to it, and aggregate on read
 lake.writer: the name of a table's writer is empty or too long
 lake.conflict: another writer changed the table meanwhile → try again
-lake.busy: another writer holds the table's lock → try again
+lake.busy: another writer holds the table's lock, or publishes dead letters → try again
 
 # SQL
 sql.invalid: the SQL is invalid; the text shows where

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from click.testing import CliRunner
 
 import polybus as library
 from polybus.cli import main
+from polybus.cli.replay import once
 from polybus.cli.replay.dead_letters import DeadLetters
 from polybus.cli.replay.history import range_of, rows_of
+from polybus.cli.replay.once import OncePublisher, PublishedPart
 from polybus.cli.replay.pace import ROWS_MAX, ReplayPace, Schedule, Slot, parse_rate, parse_speed
 from polybus.cli.replay.publishing import OutgoingRows, ndjson, split_url
 from polybus.errors import UsageError
 from polybus.lake.compact import compact, vacuum
-from polybus.lake.table import open_table
+from polybus.lake.table import LakeTable, open_table
+from polybus.log.disk import FileLock, replace_file
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import open_origin
 
@@ -250,9 +253,8 @@ def test_each_dead_letter_is_given_once_while_the_table_is_compacted(tmp_path: P
 def test_notes_of_many_small_replays_do_not_pile_up(tmp_path: Path) -> None:
     quarantine(tmp_path, ("news", 0, b"x", "json"))
     letters = DeadLetters(tmp_path, None, None)
-    (rows,) = letters.rows()
-    for _ in range(70):
-        letters.record(rows)
+    for batch in range(70):
+        letters.record(PublishedPart("q", batch, "", [("news", 7, 0)]))
     assert len(open_table(tmp_path, "replayed").files()) < 40
 
 
@@ -282,6 +284,89 @@ def test_dead_letters_go_back_once_with_the_place_they_were_at(tmp_path: Path) -
         quarantine(tmp_path, ("news", 5, b"x", "late"))
         done = run(*dead[:2], "--rate", "5/s", "--data", str(tmp_path))
         assert (done.returncode, done.stdout) == (0, b"put 1 of 1 dead letters back\n")
+
+
+class Crash(BaseException):
+    """The process dies."""
+
+
+def crash_before(position: int, patched: pytest.MonkeyPatch) -> list[str]:
+    """Die before the write of this number; returns the names of those that were done."""
+
+    def around(write: Any, name_of: Callable[..., str]) -> Any:
+        def crashing(*arguments: Any, **options: Any) -> Any:
+            if len(done) == position:
+                raise Crash
+            done.append(name_of(*arguments))
+            return write(*arguments, **options)
+
+        return crashing
+
+    def called(bus: BusLocation, method: str, path: str, *_: Any) -> str:
+        return path.split("/")[2]
+
+    done: list[str] = []
+    patched.setattr(BusLocation, "call", around(BusLocation.call, called))
+    patched.setattr(once, "replace_file", around(replace_file, lambda *_: "note"))
+    patched.setattr(LakeTable, "append", around(LakeTable.append, lambda table, *_: table.name))
+    forget = OncePublisher._forget
+    patched.setattr(OncePublisher, "_forget", around(forget, lambda _: "note removed"))
+    return done
+
+
+def test_dead_letters_go_back_once_whenever_a_run_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = ["staging", "note", "commits", "replayed", "note removed"]
+    dead = ["replay", "--dead-letters", "--data", str(tmp_path)]
+    with serve(tmp_path, "news", "more") as bus:
+        for position in range(len(writes)):
+            quarantine(tmp_path, ("news", position, b"%d" % position, "why"))
+            with monkeypatch.context() as patched:
+                done = crash_before(position, patched)
+                with pytest.raises(Crash):
+                    run(*dead)
+            assert done == writes[:position]
+            # The next run asks for other letters; the part that was begun is finished anyway.
+            is_begun = "note" in done
+            assert run(*dead, "--topic", "more").returncode == 0
+            assert values(bus, "news") == list(range(position + is_begun))
+            assert run(*dead).returncode == 0
+            assert values(bus, "news") == list(range(position + 1))
+        assert run(*dead).stdout == b"put 0 of 0 dead letters back\n"
+
+
+def test_a_part_that_the_bus_refuses_still_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = ["replay", "--dead-letters", "--data", str(tmp_path)]
+    with serve(tmp_path, "news") as bus:
+        quarantine(tmp_path, ("news", 1, b"1", "why"))
+        with monkeypatch.context() as patched:
+            crash_before(2, patched)
+            with pytest.raises(Crash):
+                run(*dead)
+        for path in (tmp_path / "staging").rglob("*.arrows"):
+            path.unlink()
+        done = run(*dead)
+        assert (done.returncode, done.stdout) == (0, b"put 1 of 1 dead letters back\n")
+        assert values(bus, "news") == [1]
+        with FileLock(tmp_path / "pipeline" / "replay" / "lock"):
+            done = run(*dead)
+        assert done.returncode == 1 and b"lake.busy: another run" in done.stderr
+
+
+def test_many_and_large_dead_letters_go_back_in_several_parts(tmp_path: Path) -> None:
+    size = 1 << 20
+    with serve(tmp_path, "news") as bus:
+        large = [("news", n, b"%d" % n + b" " * size, "why") for n in range(6)]
+        quarantine(tmp_path, *large, ("news", 6, b"6" + b" " * 5 * size, "why"))
+        done = run("replay", "--dead-letters", "--data", str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, b"put 7 of 7 dead letters back\n")
+        last = httpx.get(f"{bus.url('http')}/v1/commits/dead-letters").json()
+        assert last["batch"] > 0
+        assert last["offsets"]["news"][0][1:] == [6, 7]
+    assert open_table(tmp_path, "replayed").rows == 7
 
 
 def test_a_letter_of_which_only_the_beginning_is_there_is_told_and_not_published(

@@ -15,11 +15,11 @@ from pyspark.sql import types
 from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.services.transactions.staging import parts
+from polybus.services.transactions.staging import BATCH_BYTES, parts
 from polybus.spark import sink
 from polybus.spark.location import BusLocation
 from polybus.spark.sink import staging
-from polybus.spark.sink.staging import BATCH_BYTES, SinkColumns, sink_columns
+from polybus.spark.sink.staging import SinkColumns, sink_columns
 from polybus.spark.source.options import COLUMNS, spark_schema
 
 LIMITS = Limits(

@@ -2,8 +2,7 @@
 
 The lake table `quarantine` holds the messages with their raw bytes; of large ones (`cut`) it holds
 the beginning only, and these are left out. The table `replayed` records which were published again.
-Order of writes: a message is published first and recorded afterwards. After a crash in between it
-is published twice; its header `replayed-from` identifies the copy.
+once.py makes topic and table agree, whenever a run ends.
 """
 
 import time
@@ -19,9 +18,9 @@ import pyarrow.parquet as pq
 
 from polybus.cli import exits
 from polybus.cli.output import echo, echo_json, echo_table, say
+from polybus.cli.replay.once import OncePublisher, PublishedPart, opened_publisher
 from polybus.cli.replay.pace import ReplayPace, Schedule
 from polybus.cli.replay.publishing import OutgoingRows, ReplayPart, publish_parts
-from polybus.client.http.blocking import bus_url
 from polybus.errors import StorageError, UsageError
 from polybus.lake.compact import tidy
 from polybus.lake.table import open_table
@@ -32,6 +31,7 @@ COLUMNS = [*IDENTITY, "key", "value", "headers", "reason", "cut"]
 ROWS_MAX = 1000
 # Each part is a write to the table `replayed`, so a part is at most one second of messages.
 PART_S = 1.0
+PART_BYTES = 4 << 20
 REPLAYED_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -47,21 +47,15 @@ def replay_dead_letters(
     letters: "DeadLetters", data: Path, rate: float | None, *, dry_run: bool, as_json: bool
 ) -> None:
     """Raises UsageError `client.unreachable`, or the error that ended it."""
-    counts = letters.counts()
-    total = counts.total()
-    if letters.cut and not as_json:
-        topic, _, offset = min(letters.cut)
-        say(
-            f"{len(letters.cut)} more are over value-bytes-max: the table has only their "
-            f"beginning, the log has all (polybus replay {topic} --from {offset} "
-            f"--to {offset + 1} --into {topic} publishes the first of them)"
-        )
     if dry_run:
-        _print_counts(counts, as_json)
+        _print_counts(_counts(letters, as_json), as_json)
         return
-    url = bus_url(data) if total else ""
-    parts = letters.parts(Schedule(ReplayPace(rate=rate), PART_S))
-    result = publish_parts("dead letters", parts, total, {}, url, hidden=as_json)
+    with opened_publisher(data, letters.record) as publisher:
+        if finished := publisher.finish_begun():
+            say(f"finished a part of {finished} messages, at which an earlier run had ended")
+        total = _counts(letters, as_json).total()
+        parts = letters.parts(Schedule(ReplayPace(rate=rate), PART_S), publisher)
+        result = publish_parts("dead letters", parts, total, {}, hidden=as_json)
     complete = result.messages == total and result.error is None
     outcome = {"messages": result.messages, "topics": dict(result.by_topic)}
     outcome |= {"left": total - result.messages, "done": complete}
@@ -71,6 +65,19 @@ def replay_dead_letters(
     if result.error is not None:
         raise result.error
     exits.end(good=complete)
+
+
+def _counts(letters: "DeadLetters", as_json: bool) -> Counter[tuple[str, str]]:
+    """What can be published; says what cannot."""
+    counts = letters.counts()
+    if letters.cut and not as_json:
+        topic, _, offset = min(letters.cut)
+        say(
+            f"{len(letters.cut)} more are over value-bytes-max: the table has only their "
+            f"beginning, the log has all (polybus replay {topic} --from {offset} "
+            f"--to {offset + 1} --into {topic} publishes the first of them)"
+        )
+    return counts
 
 
 def _print_counts(counts: Counter[tuple[str, str]], as_json: bool) -> None:
@@ -106,13 +113,15 @@ class DeadLetters:
             counts.update(zip(*pairs, strict=True))
         return counts
 
-    def parts(self, schedule: Schedule) -> Iterator[ReplayPart]:
+    def parts(self, schedule: Schedule, publisher: OncePublisher) -> Iterator[ReplayPart]:
         for rows in self.rows():
             for topic in dict.fromkeys(rows.column("topic").to_pylist()):
                 own = rows.filter(pc.equal(rows.column("topic"), topic))
                 for slot in schedule.slots([0] * own.num_rows):
-                    part = own.slice(slot.start, slot.stop - slot.start)
-                    yield ReplayPart(topic, _marked(part), slot.due_s, partial(self.record, part))
+                    for part in _halved(own.slice(slot.start, slot.stop - slot.start)):
+                        marked = _marked(part)
+                        publish = partial(publisher.publish, topic, marked, _identities(part))
+                        yield ReplayPart(topic, marked, slot.due_s, publish)
 
     def rows(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
         """The rows in the order in which they were quarantined, some at a time.
@@ -136,11 +145,12 @@ class DeadLetters:
                 if gone in pending:
                     raise StorageError("lake.damaged", f"{gone} is missing") from error
 
-    def record(self, rows: pa.Table) -> None:
-        """Record that the rows were published. Raises StorageError."""
-        now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC"))
-        noted = rows.select(IDENTITY).append_column("replayed_at", pa.repeat(now, rows.num_rows))
-        self._replayed.append(noted.cast(REPLAYED_SCHEMA), writer=WRITER, batch_id=None)
+    def record(self, part: PublishedPart) -> None:
+        """Record that a part was published, once. Raises StorageError."""
+        now_us = time.time_ns() // 1000
+        rows = [(*letter, now_us) for letter in part.letters]
+        noted = pa.table(list(zip(*rows, strict=True)), schema=REPLAYED_SCHEMA)
+        self._replayed.append(noted, writer=f"{WRITER}:{part.query}", batch_id=part.batch)
         tidy(self._replayed)
 
     def _wanted(self, rows: pa.Table, done: set[tuple[str, int, int]]) -> pa.Table:
@@ -156,6 +166,16 @@ class DeadLetters:
         if done and rows.num_rows:
             rows = rows.filter(pa.array([one not in done for one in _identities(rows)]))
         return rows
+
+
+def _halved(rows: pa.Table) -> Iterator[pa.Table]:
+    """Parts of up to PART_BYTES, or of one row: each is one transaction."""
+    if rows.nbytes <= PART_BYTES or rows.num_rows == 1:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _halved(rows.slice(0, half))
+    yield from _halved(rows.slice(half))
 
 
 def _identities(rows: pa.Table) -> list[tuple[str, int, int]]:

@@ -44,7 +44,10 @@ class OutgoingRows:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """Messages for one topic, due `due_s` seconds after the start; `done` is called afterwards."""
+    """Messages for one topic, due `due_s` seconds after the start; `done` is called afterwards.
+
+    If the topic has no target, `done` publishes them itself.
+    """
 
     topic: str
     rows: OutgoingRows
@@ -123,13 +126,12 @@ def publish_parts(
     parts: Iterator[ReplayPart],
     total: int,
     targets: dict[str, ReplayDestination],
-    url: str = "",
     *,
     hidden: bool,
 ) -> ReplayResult:
     """Publish each part when it is due, until the end, an error, Ctrl-C or SIGTERM.
 
-    A signal lets the current part finish. Topics without a target get one at `url`.
+    A signal lets the current part finish.
     """
 
     async def run() -> None:
@@ -146,10 +148,8 @@ def publish_parts(
                 if halt.is_set():
                     result.stopped = True
                     return
-                if part.topic not in targets:
-                    targets[part.topic] = ReplayDestination(url, part.topic)
-                    await stack.enter_async_context(targets[part.topic].client)
-                await targets[part.topic].send(part.rows)
+                if part.topic in targets:
+                    await targets[part.topic].send(part.rows)
                 await asyncio.to_thread(part.done)
                 result.by_topic[part.topic] += len(part.rows.values)
                 result.value_bytes += sum(map(len, part.rows.values))

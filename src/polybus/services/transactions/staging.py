@@ -44,6 +44,8 @@ ROW_BYTES_MAX = 1 << 20
 """What key, headers and topic may add to the largest message."""
 BATCH_WEIGHT_MAX = 2 << 20
 """What a record batch of more than one row may take in memory."""
+BATCH_BYTES = 1 << 20
+"""The approximate size of a record batch that we stage; a single row may be larger."""
 RECORD_BATCH_WEIGHT = 4096
 """Each takes time of the bus's own thread, however small it is."""
 ROW_WEIGHT = 64
@@ -226,6 +228,16 @@ def extra_weight(rows: pa.RecordBatch) -> int:
     keyed = len(keys) - int(keys.null_count)
     objects = KEY_WEIGHT * keyed + HEADER_WEIGHT * sum_of(headers_in(headers))
     return RECORD_BATCH_WEIGHT + ROW_WEIGHT * int(rows.num_rows) + objects
+
+
+def cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Pieces of up to BATCH_BYTES, or of one row, to be staged."""
+    if rows.num_rows == 1 or rows.nbytes + extra_weight(rows) <= BATCH_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from cut(rows.slice(0, half))
+    yield from cut(rows.slice(half))
 
 
 def headers_in(headers: pa.MapArray) -> pa.Array:

@@ -31,15 +31,13 @@ from polybus import names
 from polybus.errors import UsageError
 from polybus.log.disk import Disk, sync_path
 from polybus.log.topics import storage_error
-from polybus.services.transactions.staging import SCHEMA, extra_weight, staging_folder
+from polybus.services.transactions.staging import SCHEMA, cut, staging_folder
 from polybus.spark.location import BusLocation
 
 PIECE_BYTES = 4 << 20
 PATIENCE_S = 30.0
 """How long a task, or the driver, waits for a bus that is away."""
 _CREATE_ATTEMPTS = 5
-BATCH_BYTES = 1 << 20
-"""The approximate size of a staged record batch; a single row may be larger."""
 IGNORED = ("partition", "offset", "timestamp", "protocol", "sender", "epoch")
 TYPES = {
     "topic": ("string", "string"),
@@ -83,7 +81,7 @@ class SinkColumns:
         whole = pa.record_batch([topic, key, value, headers], schema=SCHEMA)
         for name, part in self._by_topic(rows, whole):
             named = pa.repeat(pa.scalar(names.canonical(name), pa.string()), part.num_rows)
-            yield from _cut(part.set_column(0, SCHEMA.field("topic"), named))
+            yield from cut(part.set_column(0, SCHEMA.field("topic"), named))
 
     def _by_topic(
         self, rows: pa.RecordBatch, whole: pa.RecordBatch
@@ -145,16 +143,6 @@ def _headers(column: pa.Array) -> pa.Array:
     if not column.null_count:
         return plain
     return pc.if_else(pc.is_valid(column), plain, pa.scalar(None, _HEADERS))
-
-
-def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Pieces of up to BATCH_BYTES, or of one row."""
-    if rows.num_rows == 1 or rows.nbytes + extra_weight(rows) <= BATCH_BYTES:
-        yield rows
-        return
-    half = rows.num_rows // 2
-    yield from _cut(rows.slice(0, half))
-    yield from _cut(rows.slice(half))
 
 
 def _column(name: str, text: str) -> UsageError:
