@@ -80,14 +80,6 @@ def test_a_batch_is_told_where_it_came_from_and_where_it_is_stored(scan: ModuleT
 
 
 @BOTH
-def test_encodings_can_be_forgotten(scan: ModuleType) -> None:
-    batch = scan.Batch.of("t", [b"a"])
-    batch.carry_encoding("p", b"old")
-    batch.forget_encodings()
-    assert batch.encoded("p", lambda batch: b"new") == b"new"
-
-
-@BOTH
 def test_the_weight_counts_values_messages_and_batches(scan: ModuleType) -> None:
     batches = [scan.Batch.of("a", [b"xx", b"yyy"]), scan.Batch.of("b", [b""])]
     assert scan.weigh(batches, 10, 100) == 5 + 3 * 10 + 2 * 100

@@ -159,7 +159,7 @@ class Batch:
 
     def encoded(self, protocol: str, encode: Callable[[Batch], Buffer]) -> Buffer:
         """The batch in a protocol's bytes; all subscribers share one encoding."""
-        # A local name, because another thread may call `forget_encodings` meanwhile.
+        # A local name, because another thread may call `keep_batches` meanwhile.
         encodings = self._encodings
         if encodings is None:
             encodings = self._encodings = {}
@@ -167,10 +167,6 @@ class Batch:
         if encoding is None:
             encoding = encodings[protocol] = encode(self)
         return encoding
-
-    def forget_encodings(self) -> None:
-        """Drop the cached encodings. Thread-safe."""
-        self._encodings = None
 
     def carry_encoding(self, protocol: str, encoding: Buffer) -> None:
         """Use the bytes that the batch arrived in as its encoding in that protocol."""

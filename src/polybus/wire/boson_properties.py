@@ -462,8 +462,3 @@ def encode_publish(
 def encode_subscribe(starts: Mapping[str, str], *, tell: bool = False) -> bytes:
     """Subscribe to each topic from its start; `tell` requests the position of each."""
     return _message([_property(SUBSCRIBE, subscribe_lines(starts, tell=tell))])
-
-
-def encode_unsubscribe(topics: Sequence[str] = ()) -> bytes:
-    """End the subscriptions to these topics; without topics, to all."""
-    return _message([_property(UNSUBSCRIBE, "\n".join(topics).encode())])

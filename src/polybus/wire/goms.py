@@ -279,11 +279,6 @@ def encode_sends(batch: Batch) -> bytes:
     return scan.encode_lines(_head("send", [batch.topic]), batch.buffer, batch.spans)
 
 
-def encode_logout(topics: Sequence[str] | None = None) -> bytes:
-    """Leave these topics; None means all."""
-    return b'{"messagetype":"logout"}\n' if topics is None else _head("logout", topics) + b"}\n"
-
-
 def encode_close() -> bytes:
     return b'{"messagetype":"close"}\n'
 

@@ -35,7 +35,6 @@ def stored(headers: dict[str, bytes] | None) -> Batch:
         ("publish_with_receipt", wire.encode_publish("news", b"hello", None, b"id-")),
         ("part", wire.encode_publish("news", b"one", flag=2)),
         ("subscribe", wire.encode_subscribe({"news": "earliest"})),
-        ("unsubscribe_all", wire.encode_unsubscribe([])),
         ("delivered", wire.encode(stored({"origin": b"\x00\xff\x01"}))),
         ("receipt", wire.encode_receipt("news", b"id-", 3, 11)),
         ("error", wire.encode_error("topic.unknown", "no")),
