@@ -89,15 +89,15 @@ def test_the_weight_counts_values_messages_and_batches(scan: ModuleType) -> None
 @BOTH
 def test_what_was_taken_is_counted_by_topic_and_protocol(scan: ModuleType) -> None:
     one, other = BusTopic([]), BusTopic([])
-    one.taken["p"] = scan.Flow(5, 100)
+    one.taken["p"] = scan.Traffic(5, 100)
     batches = [scan.Batch.of("a", [b"xx", b"yyy"]), scan.Batch.of("b", [b""])]
     batches[0].protocol = "p"
     scan.count_taken(batches, [one, other])
     scan.count_taken(batches[:1], [one])
-    flow = one.taken["p"]
-    assert (flow.messages, flow.value_bytes) == (9, 110)
-    flow = other.taken[""]
-    assert (flow.messages, flow.value_bytes) == (1, 0)
+    traffic = one.taken["p"]
+    assert (traffic.messages, traffic.value_bytes) == (9, 110)
+    traffic = other.taken[""]
+    assert (traffic.messages, traffic.value_bytes) == (1, 0)
     with pytest.raises(ValueError):
         scan.count_taken(batches, [one])
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 from polybus.batch import Batch
 from polybus.bus.subscriptions import Subscriber
-from polybus.scan import Flow
+from polybus.scan import Traffic
 
 
 class Topic:
@@ -23,13 +23,13 @@ class Topic:
         self.name = name
         # A tuple, replaced on change: delivery may go on over the old one meanwhile.
         self.subscribers: tuple[Subscriber, ...] = ()
-        self.taken: dict[str, Flow] = {}
-        self.delivered: dict[str, Flow] = {}
-        self._settled = Flow()
+        self.taken: dict[str, Traffic] = {}
+        self.delivered: dict[str, Traffic] = {}
+        self._settled = Traffic()
 
     @property
     def messages_in(self) -> int:
-        return sum(flow.messages for flow in self.taken.values())
+        return sum(traffic.messages for traffic in self.taken.values())
 
     def listen(self, subscribers: tuple[Subscriber, ...]) -> None:
         """Replace the subscribers."""
@@ -38,11 +38,11 @@ class Topic:
 
     def take(self, batch: Batch) -> None:
         """Count a batch that was accepted."""
-        flow = self.taken.get(batch.protocol)
-        if flow is None:
-            flow = self.taken[batch.protocol] = Flow()
-        flow.messages += len(batch)
-        flow.value_bytes += batch.value_bytes
+        traffic = self.taken.get(batch.protocol)
+        if traffic is None:
+            traffic = self.taken[batch.protocol] = Traffic()
+        traffic.messages += len(batch)
+        traffic.value_bytes += batch.value_bytes
 
     def spare(self, batch: Batch, protocol: str) -> None:
         """Correct for a subscriber that did not get a batch because it sent it."""
@@ -50,8 +50,8 @@ class Topic:
 
     def settle(self) -> None:
         """Count what the subscribers got since the last call."""
-        value_bytes = sum(flow.value_bytes for flow in self.taken.values())
-        taken, before = Flow(self.messages_in, value_bytes), self._settled
+        value_bytes = sum(traffic.value_bytes for traffic in self.taken.values())
+        taken, before = Traffic(self.messages_in, value_bytes), self._settled
         self._settled = taken
         messages, value_bytes = taken.messages - before.messages, value_bytes - before.value_bytes
         if messages:
@@ -59,6 +59,6 @@ class Topic:
                 self._deliver(protocol, count * messages, count * value_bytes)
 
     def _deliver(self, protocol: str, messages: int, value_bytes: int) -> None:
-        flow = self.delivered.setdefault(protocol, Flow())
-        flow.messages += messages
-        flow.value_bytes += value_bytes
+        traffic = self.delivered.setdefault(protocol, Traffic())
+        traffic.messages += messages
+        traffic.value_bytes += value_bytes

@@ -38,7 +38,7 @@ cdef class Batch:
 cdef Batch new_batch(object topic, object buffer, array.array spans)
 
 
-cdef class Flow:
+cdef class Traffic:
     cdef public int64_t messages
     cdef public int64_t value_bytes
 
@@ -49,7 +49,7 @@ cpdef weigh(batches, int64_t message_bytes, int64_t batch_bytes)
 @cython.locals(batch=Batch, found=list)
 cpdef find_topics(batches, dict topics, int64_t now_us)
 
-@cython.locals(batch=Batch, flow=Flow, taken=dict)
+@cython.locals(batch=Batch, traffic=Traffic, taken=dict)
 cpdef count_taken(batches, topics)
 
 @cython.locals(batch=Batch, total=Py_ssize_t)

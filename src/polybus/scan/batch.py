@@ -182,7 +182,7 @@ def new_batch(topic: str, buffer: Buffer, spans: array[int]) -> Batch:
     return batch
 
 
-class Flow:
+class Traffic:
     """Counts messages and their bytes."""
 
     __slots__ = ("messages", "value_bytes")
@@ -196,7 +196,7 @@ class BusTopic(Protocol):
     """What this module needs of a topic of the bus; `taken` counts its messages by protocol."""
 
     @property
-    def taken(self) -> dict[str, Flow]: ...
+    def taken(self) -> dict[str, Traffic]: ...
 
     @property
     def subscribers(self) -> object: ...
@@ -231,11 +231,11 @@ def count_taken(batches: Sequence[Batch], topics: Sequence[BusTopic]) -> None:
         raise ValueError("batches and topics must have the same length")
     for batch, topic in zip(batches, topics):  # noqa: B905 - in C the argument is slow
         taken = topic.taken
-        flow = taken.get(batch.protocol)
-        if flow is None:
-            flow = taken[batch.protocol] = Flow()
-        flow.messages += count_of(batch.spans)
-        flow.value_bytes += bytes_of(batch.spans)
+        traffic = taken.get(batch.protocol)
+        if traffic is None:
+            traffic = taken[batch.protocol] = Traffic()
+        traffic.messages += count_of(batch.spans)
+        traffic.value_bytes += bytes_of(batch.spans)
 
 
 def listen_alike(topics: Sequence[BusTopic]) -> bool:

@@ -99,7 +99,7 @@ class Crowd:
                     self.received[key.data] = int(number)
 
 
-class Traffic:
+class CrowdTraffic:
     """The messages for the crowd, and the flood."""
 
     def __init__(self, child: BusChild) -> None:
@@ -229,7 +229,7 @@ async def stall_round(folder: Path, chance: random.Random, count: int) -> Findin
     async def stall(watch: BusWatch) -> None:
         crowd = await asyncio.to_thread(Crowd, child.port, count)
         try:
-            traffic = Traffic(child)
+            traffic = CrowdTraffic(child)
             traffic.begin()
             await asyncio.sleep(1.0)
             watch.begin()
@@ -270,7 +270,7 @@ async def _slices(child: BusChild, crowd: Crowd, findings: Findings) -> dict[boo
     return p99s
 
 
-async def _delivered(crowd: Crowd, traffic: Traffic, findings: Findings) -> None:
+async def _delivered(crowd: Crowd, traffic: CrowdTraffic, findings: Findings) -> None:
     for _ in range(round(DELIVERED_S_MAX / 0.05)):
         if min(crowd.received) == traffic.sent:
             break

@@ -123,11 +123,11 @@ def _traffic(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample]
     for topic in state.bus.topics(system=True):
         listeners.append(({"topic": topic.name}, len(topic.subscribers)))
         delivered = state.delivered(topic)
-        for flows, samples in ((topic.taken, taken), (delivered, given)):
-            for protocol, flow in flows.items():
+        for by_protocol, samples in ((topic.taken, taken), (delivered, given)):
+            for protocol, traffic in by_protocol.items():
                 labels = {"protocol": protocol, "topic": topic.name}
-                samples["messages"].append((labels, flow.messages))
-                samples["bytes"].append((labels, flow.value_bytes))
+                samples["messages"].append((labels, traffic.messages))
+                samples["bytes"].append((labels, traffic.value_bytes))
     yield "messages_in_total", "counter", "Messages published.", taken["messages"]
     yield "bytes_in_total", "counter", "Bytes of values published.", taken["bytes"]
     yield "messages_out_total", "counter", "Messages delivered.", given["messages"]

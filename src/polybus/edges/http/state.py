@@ -9,7 +9,7 @@ from polybus.config import Config
 from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
 from polybus.errors import StorageError
-from polybus.scan import Flow
+from polybus.scan import Traffic
 from polybus.services.services import Services
 from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
 
@@ -60,7 +60,7 @@ class HttpState:
         """Why the log or state.db takes no writes."""
         return self.context.durability.error or self.state_db.error
 
-    def delivered(self, topic: Topic) -> dict[str, Flow]:
+    def delivered(self, topic: Topic) -> dict[str, Traffic]:
         """What was delivered of a topic since the bus started, by protocol."""
         topic.settle()
         delivered = {**topic.delivered}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from polybus import names
 from polybus.errors import StorageError, UsageError
-from polybus.scan import Flow
+from polybus.scan import Traffic
 from polybus.services.context import Context
 from polybus.services.replay import resolve
 from polybus.services.sessions.feeds import Content, Feed, Feeds, Receiver, direct
@@ -44,7 +44,7 @@ class Inboxes:
         self._last_number = 0
         self._sweeps = 0
         self._sweep: asyncio.TimerHandle | None = None
-        self.delivered: dict[str, Flow] = {}
+        self.delivered: dict[str, Traffic] = {}
         self.packs_out = 0
         self.messages_lost = 0
 
@@ -318,11 +318,11 @@ class Inboxes:
             session.show(packs[-1][0])
             self.packs_out += len(packs)
             for _, content in packs:
-                flow = self.delivered.get(content.topic)
-                if flow is None:
-                    flow = self.delivered[content.topic] = Flow()
-                flow.messages += content.count
-                flow.value_bytes += content.value_bytes
+                traffic = self.delivered.get(content.topic)
+                if traffic is None:
+                    traffic = self.delivered[content.topic] = Traffic()
+                traffic.messages += content.count
+                traffic.value_bytes += content.value_bytes
 
     # Timers
 
