@@ -202,6 +202,62 @@ def test_no_modules_import_each_other() -> None:
     assert not knots, report(knots)
 
 
+# Owners
+
+
+def stored_attributes(node: ast.AST) -> list[ast.Attribute]:
+    """The attributes that a statement assigns, deletes, or assigns or deletes an item of."""
+    stored = []
+    for one in ast.walk(node):
+        if isinstance(one, ast.Subscript) and not isinstance(one.ctx, ast.Load):
+            one = one.value
+        elif not isinstance(one, ast.Attribute) or isinstance(one.ctx, ast.Load):
+            continue
+        if isinstance(one, ast.Attribute):
+            stored.append(one)
+    return stored
+
+
+def is_own(attribute: ast.Attribute) -> bool:
+    return isinstance(attribute.value, ast.Name) and attribute.value.id == "self"
+
+
+def fields_of(definition: ast.ClassDef) -> set[str]:
+    """What a class declares in its body or assigns in its methods."""
+    declared = {
+        one.target.id
+        for one in definition.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    return declared | {one.attr for one in stored_attributes(definition) if is_own(one)}
+
+
+def test_only_its_own_module_writes_a_field_of_a_session() -> None:
+    """The same holds for what sessions are made of: feeds, follows and contents."""
+    states = ("Session", "Content", "Feed", "Feeds", "Follow")
+    owners: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((SOURCE / "services" / "sessions").glob("*.py")):
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef) and node.name in states:
+                for field in fields_of(node):
+                    owners[field].add(shown(path))
+    # A session counts itself among the holders of a direct pack.
+    owners["holders"] = {"src/polybus/services/sessions/session.py"}
+    users = [
+        path
+        for path in MODULES
+        if any(name.startswith("polybus.services.sessions.") for name in imported_names(path))
+        or path.parent.name == "sessions"
+    ]
+    foreign = [
+        f"{shown(path)}:{stored.lineno} writes {ast.unparse(stored)}"
+        for path in users
+        for stored in stored_attributes(parsed(path))
+        if stored.attr in owners and not is_own(stored) and shown(path) not in owners[stored.attr]
+    ]
+    assert not foreign, report(foreign)
+
+
 # Names
 
 

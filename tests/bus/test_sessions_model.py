@@ -138,6 +138,6 @@ def test_numbers_that_a_crash_used_up_push_out_no_messages() -> None:
     mark = session.take_unsaved(SessionChanges())
     restored = Session(1, b"", 60, limits)
     packs = {number: direct(b"x") for number in range(3, 9)}
-    restored.restore(packs, next_id=session.next_id, mark=mark, first_id=3)
+    restored.restore(packs, [], next_id=session.next_id, mark=mark, first_id=3)
     assert restored.pack_count <= 10
     assert restored.lost == {}

@@ -41,8 +41,7 @@ class Topic:
         traffic = self.taken.get(batch.protocol)
         if traffic is None:
             traffic = self.taken[batch.protocol] = Traffic()
-        traffic.messages += len(batch)
-        traffic.value_bytes += batch.value_bytes
+        traffic.add(len(batch), batch.value_bytes)
 
     def spare(self, batch: Batch, protocol: str) -> None:
         """Correct for a subscriber that did not get a batch because it sent it."""
@@ -59,6 +58,4 @@ class Topic:
                 self._deliver(protocol, count * messages, count * value_bytes)
 
     def _deliver(self, protocol: str, messages: int, value_bytes: int) -> None:
-        traffic = self.delivered.setdefault(protocol, Traffic())
-        traffic.messages += messages
-        traffic.value_bytes += value_bytes
+        self.delivered.setdefault(protocol, Traffic()).add(messages, value_bytes)

@@ -42,6 +42,8 @@ cdef class Traffic:
     cdef public int64_t messages
     cdef public int64_t value_bytes
 
+    cpdef add(self, int64_t messages, int64_t value_bytes)
+
 
 @cython.locals(batch=Batch, total=int64_t)
 cpdef weigh(batches, int64_t message_bytes, int64_t batch_bytes)

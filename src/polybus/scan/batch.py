@@ -191,6 +191,10 @@ class Traffic:
         self.messages = messages
         self.value_bytes = value_bytes
 
+    def add(self, messages: int, value_bytes: int) -> None:
+        self.messages += messages
+        self.value_bytes += value_bytes
+
 
 class BusTopic(Protocol):
     """What this module needs of a topic of the bus; `taken` counts its messages by protocol."""
@@ -234,8 +238,7 @@ def count_taken(batches: Sequence[Batch], topics: Sequence[BusTopic]) -> None:
         traffic = taken.get(batch.protocol)
         if traffic is None:
             traffic = taken[batch.protocol] = Traffic()
-        traffic.messages += count_of(batch.spans)
-        traffic.value_bytes += bytes_of(batch.spans)
+        traffic.add(count_of(batch.spans), bytes_of(batch.spans))
 
 
 def listen_alike(topics: Sequence[BusTopic]) -> bool:

@@ -36,7 +36,8 @@ class Content:
     Attributes:
         order: when it arrived, compared to other contents; the number a direct pack is stored as.
         value_bytes: what it counts towards a session's limit.
-        holders: how many sessions hold a direct pack.
+        json: set by `JsonCache` for messages of a topic.
+        holders: how many sessions hold a direct pack; they count themselves.
     """
 
     topic: str
@@ -59,8 +60,7 @@ def direct(json: bytes, *, order: int = 0) -> Content:
 
 
 # The content of a pack whose number is used up and whose messages, if any, are in another pack.
-EMPTY = direct(EMPTY_PACK)
-EMPTY.count = EMPTY.value_bytes = 0
+EMPTY = Content("", 0, 0, 0, json=EMPTY_PACK)
 
 
 class JsonCache:
@@ -128,6 +128,15 @@ class Feed(Subscriber):
     def stop_index(self) -> int:
         return self.first_index + len(self.contents)
 
+    def damage(self) -> None:
+        """Its messages cannot be read: its sessions keep their place."""
+        self.is_damaged = True
+
+    def try_again(self) -> bool:
+        """Assume that the topic can be read again; False if it was not damaged."""
+        was_damaged, self.is_damaged = self.is_damaged, False
+        return was_damaged
+
     def trim(self, index: int) -> None:
         """Forget the entries below the index."""
         count = min(index - self.first_index, len(self.contents))
@@ -153,9 +162,9 @@ class Feed(Subscriber):
             self._feeds.wake(self)
 
     def _add(self, batch: Batch) -> Content:
-        content = Content(self.topic, batch.epoch, batch.first_offset, len(batch))
-        content.value_bytes = batch.value_bytes
-        content.order = self._feeds.next_order()
+        order = self._feeds.next_order()
+        size = batch.value_bytes
+        content = Content(self.topic, batch.epoch, batch.first_offset, len(batch), size, order)
         self.stop_offset = content.stop_offset
         self.contents.append(content)
         if len(self.contents) > 2 * self._feeds.contents_max:
@@ -192,6 +201,26 @@ class Follow:
         self.index = feed.first_index + at
         return True
 
+    def take_all(self) -> None:
+        """The session has all entries of the feed."""
+        self.index = self.feed.stop_index
+        self.offset = self.feed.stop_offset
+
+    def read_to(self, offset: int) -> None:
+        """The session has everything before the offset, or gives it up, while it catches up."""
+        self.offset = offset
+
+    def go_back(self, offset: int) -> None:
+        """Read from the offset on again, from the log."""
+        self.offset, self.index = offset, BEHIND
+
+    def listen(self, receiver: Receiver) -> None:
+        """Wake this connection, instead of another one, at a delivery."""
+        self.feed.listeners[self] = receiver
+
+    def unlisten(self) -> None:
+        self.feed.listeners.pop(self, None)
+
 
 class Feeds:
     """One feed per topic that any session follows. `trim` removes those that none does."""
@@ -206,7 +235,7 @@ class Feeds:
         """`on_deleted` lets the sessions of a deleted topic leave it."""
         self.contents_max = config.msgstream.session_packs_max
         self.cache = JsonCache()
-        self.last_order = 0
+        self._last_order = 0
         self._bus = bus
         self._loop = loop
         self._is_volatile = config.durability == "memory"
@@ -218,8 +247,12 @@ class Feeds:
 
     def next_order(self) -> int:
         """The place of a pack in the order of everything that arrives."""
-        self.last_order += 1
-        return self.last_order
+        self._last_order += 1
+        return self._last_order
+
+    def begin_after(self, order: int) -> None:
+        """The next order is above that of everything stored."""
+        self._last_order = order
 
     def feed(self, topic: str) -> Feed:
         """Raises UsageError `topic.unknown`; StorageError, the topic is damaged."""
@@ -235,13 +268,13 @@ class Feeds:
         follow = Follow(feed, offset)
         feed.followers.add(follow)
         if receiver is not None:
-            feed.listeners[follow] = receiver
+            follow.listen(receiver)
         return follow
 
     def leave(self, follow: Follow) -> None:
         feed = follow.feed
         feed.followers.discard(follow)
-        feed.listeners.pop(follow, None)
+        follow.unlisten()
         if not feed.followers and self._feeds.get(feed.topic) is not feed:
             # The feed of a damaged topic: `trim` does not know it.
             self._bus.unsubscribe(feed.topic, feed)
@@ -255,7 +288,7 @@ class Feeds:
         except StorageError:
             # Damaged: the session keeps its place in it, and goes on with its other topics.
             feed = Feed(topic, epoch, offset, self)
-            feed.is_damaged = True
+            feed.damage()
             self._bus.subscribe(topic, feed)
             return self.join(feed, offset)
         # A log in memory begins every topic anew, with a larger epoch than the one on disk. A topic
@@ -265,23 +298,22 @@ class Feeds:
         at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
         return self.join(self.feed(topic), at)
 
-    def stored(self, content: Content) -> int:
-        """How many of the content's messages a crash has left in the log."""
+    def stored(self, topic: str, epoch: int, first_offset: int, count: int) -> int:
+        """How many of a pack's messages a crash has left in the log."""
         try:
-            bounds = self._bus.log.bounds(content.topic)
+            bounds = self._bus.log.bounds(topic)
         except (UsageError, StorageError):
-            # Deleted or damaged: reading it will tell.
-            return content.count
-        if bounds.epoch != content.epoch:
-            return content.count
-        return max(0, min(content.count, bounds.stop - content.first_offset))
+            # Deleted or damaged: a read finds out.
+            return count
+        if bounds.epoch != epoch:
+            return count
+        return max(0, min(count, bounds.stop - first_offset))
 
     def trim(self) -> None:
         """Forget entries that every follower has passed, and feeds without followers."""
         for feed in list(self._feeds.values()):
-            if feed.is_damaged:
-                # Perhaps its file was restored: try again.
-                feed.is_damaged = False
+            # Perhaps the file of a damaged topic was restored.
+            if feed.try_again():
                 self.wake(feed)
             if not feed.followers:
                 self._bus.unsubscribe(feed.topic, feed)

@@ -175,7 +175,7 @@ class Inboxes:
             self._feeds.leave(follow)
         session.close()
         gone = self._saver.end(session)
-        receiver, session.receiver = session.receiver, None
+        receiver = session.detach()
         if receiver is not None:
             receiver.ended()
         return gone
@@ -211,19 +211,14 @@ class Inboxes:
 
     def attach(self, session: Session, receiver: Receiver) -> None:
         """Make this the session's connection, in place of an earlier one."""
-        before = session.receiver
-        session.receiver = receiver
+        before = session.attach(receiver)
         if before is not None:
             before.replaced()
-        for follow in session.follows.values():
-            follow.feed.listeners[follow] = receiver
 
     def detach(self, session: Session, receiver: Receiver) -> None:
         if session.receiver is receiver:
-            session.receiver = None
+            session.detach()
             session.contact(self._loop.time())
-            for follow in session.follows.values():
-                follow.feed.listeners.pop(follow, None)
 
     def confirm(self, session: Session, ids: Sequence[int]) -> None:
         if ids:
@@ -321,8 +316,7 @@ class Inboxes:
                 traffic = self.delivered.get(content.topic)
                 if traffic is None:
                     traffic = self.delivered[content.topic] = Traffic()
-                traffic.messages += content.count
-                traffic.value_bytes += content.value_bytes
+                traffic.add(content.count, content.value_bytes)
 
     # Timers
 

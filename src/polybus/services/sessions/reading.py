@@ -29,22 +29,21 @@ async def catch_up(log: Log, cache: JsonCache, session: Session) -> None:
             continue
         feed, offset = follow.feed, follow.offset
         try:
-            content = await asyncio.to_thread(_read_next, log, follow, offset)
-            start = 0 if content is not None else log.bounds(feed.topic).start
+            piece = await asyncio.to_thread(_read_next, log, follow, offset)
+            start = 0 if piece is not None else log.bounds(feed.topic).start
         except StorageError:
             session.hold(feed.topic)
             continue
         if session.follows.get(feed.topic) is not follow or follow.offset != offset:
             # Another request was faster, or the session no longer follows the topic.
             continue
-        if content is None:
+        if piece is None:
             # The messages that the session needs have expired: continue where the log begins.
             start = min(max(start, offset + 1), feed.stop_offset)
             session.note_missing(follow, start)
             continue
-        json, content.json = content.json, None
-        if json is not None:
-            cache.put(content, json)
+        content, json = piece
+        cache.put(content, json)
         session.add_caught(follow, content)
 
 
@@ -55,14 +54,14 @@ def _read_all(log: Log, content: Content) -> bytes | None:
     while offset < content.stop_offset:
         wanted = Content(content.topic, content.epoch, offset, content.stop_offset - offset)
         piece = _read(log, wanted, bytes_max=max(content.value_bytes, 1))
-        if piece is None or piece.json is None:
+        if piece is None:
             return None
-        encoded.append(piece.json)
-        offset = piece.stop_offset
+        encoded.append(piece[1])
+        offset = piece[0].stop_offset
     return join_contents(encoded)
 
 
-def _read_next(log: Log, follow: Follow, offset: int) -> Content | None:
+def _read_next(log: Log, follow: Follow, offset: int) -> tuple[Content, bytes] | None:
     """The next messages of a session that catches up; None if the log does not have them."""
     feed = follow.feed
     # Stop where the feed's own entries begin, so that the session can go on with those.
@@ -73,8 +72,8 @@ def _read_next(log: Log, follow: Follow, offset: int) -> Content | None:
     return _read(log, wanted, bytes_max=PIECE_BYTES)
 
 
-def _read(log: Log, wanted: Content, *, bytes_max: int) -> Content | None:
-    """The first of the wanted messages, with their JSON; None if the log does not have them.
+def _read(log: Log, wanted: Content, *, bytes_max: int) -> tuple[Content, bytes] | None:
+    """The first of the wanted messages and their JSON; None if the log does not have them.
 
     Raises StorageError, they are damaged.
     """
@@ -85,15 +84,15 @@ def _read(log: Log, wanted: Content, *, bytes_max: int) -> Content | None:
     if not batches or batches[0].epoch != wanted.epoch:
         return None
     encoded = []
-    piece = Content(wanted.topic, wanted.epoch, wanted.first_offset, 0)
+    count = value_bytes = 0
     for batch in batches:
-        part = batch.slice(0, min(len(batch), wanted.count - piece.count))
+        part = batch.slice(0, min(len(batch), wanted.count - count))
         if not len(part):
             break
         encoded.append(encode_messages(part))
-        piece.count += len(part)
-        piece.value_bytes += part.value_bytes
-    if not piece.count:
+        count += len(part)
+        value_bytes += part.value_bytes
+    if not count:
         return None
-    piece.json = join_contents(encoded)
-    return piece
+    piece = Content(wanted.topic, wanted.epoch, wanted.first_offset, count, value_bytes)
+    return piece, join_contents(encoded)

@@ -127,7 +127,7 @@ class Saver:
         await self._state.write([(DELETE_ORPHANS, ()), (DELETE_UNUSED, ())])
         for number, json in await self._state.read("SELECT number, json FROM direct"):
             self._direct[number] = direct(json, order=number)
-        feeds.last_order = max(self._direct, default=0)
+        feeds.begin_after(max(self._direct, default=0))
         packs: dict[int, list[PackRow]] = {}
         for pack in await self._state.read(READ_PACKS):
             packs.setdefault(pack[0], []).append(pack)
@@ -157,10 +157,10 @@ class Saver:
             else:
                 session.follow(follow)
             is_corrected |= follow is None or follow.offset != offset
-        session.lost = {one[0]: LostMessages(*one) for one in msgspec.json.decode(lost)}
         contents = {pack[1]: self._content(pack, feeds) for pack in packs}
         is_corrected |= any(contents[pack[1]].count < pack[5] for pack in packs)
-        session.restore(contents, next_id=next_id, mark=mark, first_id=first_id)
+        losses = [LostMessages(*one) for one in msgspec.json.decode(lost)]
+        session.restore(contents, losses, next_id=next_id, mark=mark, first_id=first_id)
         missing = count - len(packs) + sum(self._is_lost(pack) for pack in packs)
         if missing > 0:
             logger.error("session %d has lost %d packs (state.damaged)", session.number, missing)
@@ -177,9 +177,8 @@ class Saver:
     def _content(self, pack: PackRow, feeds: Feeds) -> Content:
         topic, epoch, first_offset, count, value_bytes, stored_as, _ = pack[2:]
         if topic:
-            content = Content(topic, epoch, first_offset, count, value_bytes)
-            content.count = feeds.stored(content)
-            return content if content.count else EMPTY
+            count = feeds.stored(topic, epoch, first_offset, count)
+            return Content(topic, epoch, first_offset, count, value_bytes) if count else EMPTY
         # The number of a lost one stays in use: a client may wait for it.
         return self._direct.get(stored_as, EMPTY)
 

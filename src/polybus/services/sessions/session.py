@@ -94,7 +94,7 @@ class Session:
 
     Attributes:
         number: its name on disk; only its client knows its key.
-        receiver: the connection that gets its packs; `Inboxes` sets it.
+        receiver: the connection that gets its packs.
         follows: its topics.
         lost: the losses that the client has not been notified of, by topic.
         damaged: the topics that cannot be read, and whether the client was notified.
@@ -145,6 +145,20 @@ class Session:
 
     # Contact
 
+    def attach(self, receiver: Receiver) -> Receiver | None:
+        """Make this its connection; return the one before it."""
+        before, self.receiver = self.receiver, receiver
+        for follow in self.follows.values():
+            follow.listen(receiver)
+        return before
+
+    def detach(self) -> Receiver | None:
+        """It has no connection any more; return the one it had."""
+        before, self.receiver = self.receiver, None
+        for follow in self.follows.values():
+            follow.unlisten()
+        return before
+
     def contact(self, now_s: float) -> None:
         """Its client is there: the time to live begins anew."""
         self._contact_s = now_s
@@ -171,14 +185,14 @@ class Session:
         follow = self.follows.get(topic)
         if follow is None:
             return
-        follow.feed.is_damaged = True
+        follow.feed.damage()
         self.damaged.setdefault(topic, False)
         seen = max(0, self.shown_to + 1 - self._first_id)
         unseen = self._packs[seen:]
         place = (topic, follow.feed.epoch)
         back = [one for one in unseen if one is not None and (one.topic, one.epoch) == place]
         if back:
-            follow.offset, follow.index = back[0].first_offset, BEHIND
+            follow.go_back(back[0].first_offset)
             taken = set(back)
             self._packs[seen:] = [one for one in unseen if one not in taken]
             self.pack_count -= len(back)
@@ -201,8 +215,7 @@ class Session:
                 self._note_lost(feed.topic, feed.epoch, follow.offset, first - follow.offset)
                 index = feed.first_index
             fresh += feed.contents[index - feed.first_index :]
-            follow.index = feed.stop_index
-            follow.offset = feed.stop_offset
+            follow.take_all()
             runs += 1
         if runs > 1:
             fresh.sort(key=ORDER)
@@ -216,7 +229,7 @@ class Session:
 
     def add_caught(self, follow: Follow, content: Content) -> None:
         """Take messages that were read from the log while catching up."""
-        follow.offset = content.stop_offset
+        follow.read_to(content.stop_offset)
         self.damaged.pop(content.topic, None)
         self._take([content])
 
@@ -224,7 +237,7 @@ class Session:
         """The log has expired the topic's messages below `start`: continue there, with a notice."""
         feed = follow.feed
         self._note_lost(feed.topic, feed.epoch, follow.offset, start - follow.offset)
-        follow.offset = start
+        follow.read_to(start)
 
     def note_start(self, feed: Feed, asked: Position, offset: int) -> None:
         """The session begins at `offset`: a notice says what of the position asked for is gone."""
@@ -463,8 +476,17 @@ class Session:
         self._saved_to = self._rewrite_from = self._first_id
         self._is_changed = True
 
-    def restore(self, packs: dict[int, Content], *, next_id: int, mark: int, first_id: int) -> None:
+    def restore(
+        self,
+        packs: dict[int, Content],
+        losses: Iterable[LostMessages],
+        *,
+        next_id: int,
+        mark: int,
+        first_id: int,
+    ) -> None:
         """Take over what was saved; numbers that may have been shown since are used up."""
+        self.lost = {one.topic: one for one in losses}
         first = self._first_id = min([*packs, next_id])
         self._gap = range(first_id, first)
         self.shown_to = mark - 1
