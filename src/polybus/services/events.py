@@ -11,18 +11,16 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.errors import PolybusError
-from polybus.services.sessions.feeds import Content
-from polybus.services.sessions.session import Session
 
 logger = logging.getLogger("polybus.events")
 
@@ -39,6 +37,28 @@ PENDING_MAX = 100_000
 MARKS_MAX = 32
 TEXT_MAX = 500
 LIST_MAX = 50
+
+
+class ReportedPack(Protocol):
+    """What events report of a pack."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+
+
+class ReportedSession(Protocol):
+    """What events report of a session. Sessions use events, so this module does not import them."""
+
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def follows(self) -> Collection[str]: ...
+    @property
+    def shown_to(self) -> int: ...
+    @property
+    def pack_count(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -85,14 +105,16 @@ class EventBook:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._interval_s = WRITE_INTERVAL_S
-        self._tallies: dict[Session, Tally] = {}
-        self._pending: list[Session] = []
+        self._tallies: dict[ReportedSession, Tally] = {}
+        self._pending: list[ReportedSession] = []
         self._events: list[dict[str, Any]] = []
         self.dropped = 0
 
     # Recording
 
-    def delivered(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
+    def delivered(
+        self, session: ReportedSession, packs: Sequence[tuple[int, ReportedPack]]
+    ) -> None:
         """Packs are delivered to a session; those up to `shown_to` not for the first time."""
         if not self._enabled or EVENTS_TOPIC in session.follows:
             return
@@ -115,7 +137,7 @@ class EventBook:
         if len(marks) > MARKS_MAX:
             del marks[0]
 
-    def confirmed(self, session: Session, ids: Sequence[int], count: int) -> None:
+    def confirmed(self, session: ReportedSession, ids: Sequence[int], count: int) -> None:
         """A client confirmed packs; `count` of the numbers existed."""
         if not self._enabled or not count or EVENTS_TOPIC in session.follows:
             return
@@ -140,14 +162,14 @@ class EventBook:
             tally.wait_us += wait_us * count
             tally.wait_us_max = max(tally.wait_us_max, wait_us)
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: ReportedSession) -> None:
         self.tell("session-opened", session=session.digest.hex(), topics=list(session.follows))
 
-    def lost(self, session: Session, topic: str, messages: int) -> None:
+    def lost(self, session: ReportedSession, topic: str, messages: int) -> None:
         digest = session.digest.hex()
         self.tell("lost", session=digest, topic=topic or None, messages=messages)
 
-    def ended(self, session: Session, reason: str) -> None:
+    def ended(self, session: ReportedSession, reason: str) -> None:
         """A session ends, perhaps with packs that are not confirmed."""
         tally = self._tallies.pop(session, None)
         if tally is not None and tally.pending:
@@ -188,7 +210,7 @@ class EventBook:
             for start in range(0, len(events), EVENTS_PER_MESSAGE)
         ]
 
-    def _touched(self, session: Session) -> Tally:
+    def _touched(self, session: ReportedSession) -> Tally:
         """The tally of a session, marked as pending."""
         tally = self._tallies.get(session)
         if tally is None:
@@ -199,7 +221,7 @@ class EventBook:
             self._pending.append(session)
         return tally
 
-    def _report(self, session: Session, tally: Tally) -> list[dict[str, Any]]:
+    def _report(self, session: ReportedSession, tally: Tally) -> list[dict[str, Any]]:
         waiting = session.pack_count
         report = [run | {"waiting": waiting} for run in tally.runs.values()]
         if tally.repeated:
@@ -247,7 +269,7 @@ class EventBook:
             self.write()
 
 
-def _event(kind: str, time_us: int, session: Session | None = None) -> dict[str, Any]:
+def _event(kind: str, time_us: int, session: ReportedSession | None = None) -> dict[str, Any]:
     event: dict[str, Any] = {"kind": kind, "time": _iso(time_us)}
     return event if session is None else event | {"session": session.digest.hex()}
 
