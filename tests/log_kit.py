@@ -7,9 +7,12 @@ from pathlib import Path
 
 from polybus import config
 from polybus.log.files import FileLog
+from polybus.log.interface import LogCallbacks
 
 
-def opened_log(data: Path, clock_us: Callable[[], int]) -> FileLog:
+def opened_log(
+    data: Path, clock_us: Callable[[], int], callbacks: LogCallbacks | None = None
+) -> FileLog:
     """Every commit is synced, and nothing is handed over unasked."""
     return FileLog(
         data,
@@ -17,5 +20,6 @@ def opened_log(data: Path, clock_us: Callable[[], int]) -> FileLog:
         journal=config.Journal(),
         retention=config.Retention(),
         clock=clock_us,
+        callbacks=callbacks,
         maintenance=False,
     )

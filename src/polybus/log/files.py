@@ -84,7 +84,7 @@ class FileLog(LogOfTopics[TopicLog]):
         self._retention = retention
         self._tombstones: dict[int, int] = {}
         """The epoch of each, and a commit from which on the journal has no row of its topic."""
-        self._shared = LogShared(self._topics)
+        self._shared = LogShared(self._topics, self._callbacks.on_frozen)
         self._journal = Committer(
             journal_folder(data),
             durability=durability,
@@ -101,7 +101,7 @@ class FileLog(LogOfTopics[TopicLog]):
         )
         with opened_data(data, self._disk) as self._lock:
             self._open()
-        self._shared.on_frozen = self._callbacks.on_frozen
+        self._shared.opened()
         if maintenance:
             self._maintenance.start()
 

@@ -41,13 +41,23 @@ _RETRIES_MAX = 5
 class LogShared:
     """The topics of a log and the complete segments, with the lock and the caches for them."""
 
-    def __init__(self, topics: "dict[str, TopicLog]") -> None:
+    def __init__(self, topics: "dict[str, TopicLog]", on_frozen: Callable[[str], None]) -> None:
+        """`on_frozen` gets the topics that are found to be damaged after `opened`."""
         self.lock = threading.Lock()
         self.topics = topics
         self.sealed: list[Path] = []
-        self.on_frozen: Callable[[str], None] = lambda topic: None
+        self._on_frozen = on_frozen
+        self._is_open = False
         self._recent = RecentBatches(bytes_max=RECENT_BYTES_MAX)
         self._reread: LruCache[tuple[Path, int], pa.RecordBatch] = LruCache(REREAD_BYTES_MAX)
+
+    def opened(self) -> None:
+        """The log is open: who opened it reads in `Log.frozen` what was damaged before."""
+        self._is_open = True
+
+    def report_frozen(self, topic: str) -> None:
+        if self._is_open:
+            self._on_frozen(topic)
 
     def add(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
         """A commit can be read from its segment; it is not durable yet."""
@@ -125,7 +135,7 @@ class TopicLog(scan.TopicEnd):
     def freeze(self, reason: str) -> None:
         if self.frozen is None:
             self.frozen = frozen_error(self.name, reason)
-            self._shared.on_frozen(self.name)
+            self._shared.report_frozen(self.name)
 
     def check(self, offset: int) -> int:
         """Return `stop` if the offset is within the bounds, else raise UsageError."""
