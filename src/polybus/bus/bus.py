@@ -162,8 +162,10 @@ class Bus:
 
     # Publishing
     #
-    # One path for all. `_accept_one` appends a batch to the log, counts it and expects its receipt;
-    # `_accept` does the same for many at once, in compiled loops. Then the subscribers get them.
+    # All variants append to the log, count, and register the receipts, in this order; then the
+    # subscribers get the batches. `_append_all` does it for many batches, in compiled loops.
+    # `_accept_one` repeats its three steps for a single batch: a list of one would double the
+    # bus's own time per publish, from 0.4 to 0.9 µs.
 
     def publish(
         self, batches: Sequence[Batch], publisher: Publisher, whole: Buffer | None = None
@@ -298,9 +300,9 @@ class Bus:
         """Append all batches at once. Raises as `commit`, with nothing appended."""
         asking = [batch for batch in batches if batch.receipt_ids is not None]
         ticket = self._last_ticket = self.log.append_all(batches, urgent=urgent or bool(asking))
+        scan.count_taken(batches, topics)
         if asking and give is not None:
             self.when_durable(give, ticket, asking)
-        scan.count_taken(batches, topics)
         return ticket
 
     # Receipts
