@@ -279,13 +279,21 @@ def test_whoever_expects_bad_json_expects_bad_text() -> None:
     assert not offenders, report(offenders)
 
 
-def test_a_class_name_has_one_meaning() -> None:
-    """No class name is defined in two modules of the package."""
+def type_names(path: Path) -> list[str]:
+    """The classes of a module and its type aliases: capitalised names at its top level."""
+    names = [node.name for node in nodes(path) if isinstance(node, ast.ClassDef)]
+    for node in parsed(path).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names += [one.id for one in targets if isinstance(one, ast.Name)]
+    return [name for name in names if re.match(r"_?[A-Z]\w*[a-z]", name)]
+
+
+def test_the_name_of_a_type_has_one_meaning() -> None:
+    """No class or type alias has the same name in two modules of the package."""
     places: dict[str, list[str]] = defaultdict(list)
     for module, path in MODULE_FILES.items():
-        for node in nodes(path):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(module)
+        for name in type_names(path):
+            places[name].append(module)
     shared = [
         f"{name}: {', '.join(found)}"
         for name, found in sorted(places.items())

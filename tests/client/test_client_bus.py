@@ -12,7 +12,7 @@ from client_kit import SCHEMES, take, url_of
 
 import polybus
 from polybus.client.connection import Link
-from polybus.client.message import Start
+from polybus.client.message import StartFrom
 from polybus.client.publisher import StreamPublisher
 from polybus.edges.node import Node
 from polybus.errors import PolybusError, UsageError
@@ -108,7 +108,7 @@ async def test_subscriptions_start_where_they_are_told(bus: Node, scheme: str) -
         between = datetime.now(UTC)
         second = await c.publish("news", "two", receipt=True)
         assert first is not None and second is not None
-        starts: list[tuple[Start, str]] = [
+        starts: list[tuple[StartFrom, str]] = [
             ("earliest", "one"),
             (str(first), "one"),
             (second, "two"),

@@ -11,7 +11,7 @@ from events_kit import bus, client, make, push, run, transport
 
 import polybus
 from polybus.client.http import sources
-from polybus.client.msgstream import Event
+from polybus.client.msgstream import StreamEvent
 from polybus.edges.node import Node
 from polybus.errors import PolybusError, UsageError
 from polybus.testing import run_bus
@@ -44,7 +44,7 @@ async def test_an_event_is_confirmed_whose_handler_closes_the_stream(
     await client.publish("shop", "the last", receipt=True)
     events = client.events(session_key=key, transport=transport)
 
-    async def close(event: Event) -> None:
+    async def close(event: StreamEvent) -> None:
         await events.aclose()
 
     events.on("shop", close)
@@ -159,7 +159,7 @@ async def test_a_session_does_not_expire_while_its_client_is_at_work(
     monkeypatch.setattr(sources, "CONTACT_S", 0.05)
     heard: list[str] = []
 
-    async def work(event: Event) -> None:
+    async def work(event: StreamEvent) -> None:
         heard.append(event.name)
         # Longer than the session lives, and than the bus takes to look for such.
         await asyncio.sleep(1.5)

@@ -10,7 +10,7 @@ from client_kit import Proxy, held_packs, url_of
 from events_kit import bus, client, make, push, run, transport
 
 import polybus
-from polybus.client.msgstream import Event, Failure
+from polybus.client.msgstream import Failure, StreamEvent
 from polybus.edges.node import Node
 from polybus.errors import UsageError
 from polybus.testing import run_bus
@@ -57,7 +57,7 @@ async def test_a_pack_is_confirmed_when_its_handlers_have_returned(
 ) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
-    async def handle(event: Event) -> None:
+    async def handle(event: StreamEvent) -> None:
         entered.set()
         await leave.wait()
 
@@ -78,7 +78,7 @@ async def test_a_handler_that_fails_ends_the_run_and_its_pack_comes_again(
 ) -> None:
     heard: list[Any] = []
 
-    def handle(event: Event) -> None:
+    def handle(event: StreamEvent) -> None:
         heard.append(event.data)
         if heard.count(2) == 1 and event.data == 2:
             raise RuntimeError("no")
@@ -104,12 +104,12 @@ async def test_who_is_told_of_a_failure_says_what_to_do(
     heard: list[Any] = []
     failures: list[tuple[Any, str]] = []
 
-    def handle(event: Event) -> None:
+    def handle(event: StreamEvent) -> None:
         heard.append(event.data)
         if event.data == 1 and heard.count(1) < 3:
             raise RuntimeError("no")
 
-    def on_failure(event: Event, error: Exception) -> Failure:
+    def on_failure(event: StreamEvent, error: Exception) -> Failure:
         failures.append((event.data, str(error)))
         return decision
 
@@ -127,7 +127,7 @@ async def test_a_pack_in_work_when_the_connection_breaks_is_handled_once(transpo
     heard: list[Any] = []
     entered, leave = asyncio.Event(), asyncio.Event()
 
-    async def handle(event: Event) -> None:
+    async def handle(event: StreamEvent) -> None:
         heard.append(event.data)
         entered.set()
         await leave.wait()
@@ -158,7 +158,7 @@ async def test_a_stream_that_is_closed_waits_for_its_handler(
     entered = asyncio.Event()
     done: list[bool] = []
 
-    async def handle(event: Event) -> None:
+    async def handle(event: StreamEvent) -> None:
         entered.set()
         await asyncio.sleep(0.05)
         done.append(True)
@@ -181,7 +181,7 @@ async def test_a_run_that_is_cancelled_confirms_nothing_unfinished(
 ) -> None:
     entered = asyncio.Event()
 
-    async def handle(event: Event) -> None:
+    async def handle(event: StreamEvent) -> None:
         entered.set()
         await asyncio.Event().wait()
 
@@ -199,7 +199,7 @@ async def test_a_run_that_is_cancelled_confirms_nothing_unfinished(
 async def test_a_handler_can_be_taken_back(client: polybus.Client) -> None:
     heard: list[str] = []
 
-    def handle(event: Event) -> None:
+    def handle(event: StreamEvent) -> None:
         heard.append(event.name)
 
     async with make(client, "longpolling") as events:

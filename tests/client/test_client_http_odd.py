@@ -15,7 +15,7 @@ from polybus.client.http import connection as http_connection
 from polybus.client.http.connection import HttpConnection, decode, refused
 from polybus.client.http.publisher import REQUEST_BYTES_MAX, REQUEST_LINES_MAX, HttpPublisher
 from polybus.client.http.sessions import SessionStream
-from polybus.client.http.sources import Event, Pack, parse_packs
+from polybus.client.http.sources import Pack, StreamEvent, parse_packs
 from polybus.client.options import ClientOptions, parse
 from polybus.client.transport import PendingPublish
 from polybus.errors import PeerError, PolybusError, StorageError
@@ -169,8 +169,8 @@ def test_packs_come_in_the_order_of_their_numbers() -> None:
     packs = parse_packs(b'{"10":[["a"]],"9":[["b",[1, 2]],["c",null]],"0":[]}')
     assert packs == [
         Pack(0, []),
-        Pack(9, [Event("b", b"[1, 2]", 9), Event("c", b"null", 9)]),
-        Pack(10, [Event("a", b"", 10)]),
+        Pack(9, [StreamEvent("b", b"[1, 2]", 9), StreamEvent("c", b"null", 9)]),
+        Pack(10, [StreamEvent("a", b"", 10)]),
     ]
     assert [event.data for event in packs[1].events] == [[1, 2], None]
 

@@ -8,12 +8,12 @@ from polybus.batch import Batch
 from polybus.client.protocols import SCHEMES, GomsTransport
 from polybus.client.transport import (
     Delivery,
-    Event,
     PendingPublish,
     Refusal,
     Stored,
     Subscribed,
     Transport,
+    TransportEvent,
     add_message,
 )
 from polybus.errors import BusyError, PeerError, UsageError
@@ -201,7 +201,7 @@ def test_a_goms_message_to_several_topics_is_a_message_of_each() -> None:
 
 
 def test_runs_end_where_offsets_jump_or_the_topic_changes() -> None:
-    runs: list[Event] = []
+    runs: list[TransportEvent] = []
     for topic, offset in [("a", 1), ("a", 2), ("a", 4), ("b", 5), ("b", 6)]:
         add_message(runs, topic, str(offset).encode(), None, Position(1, offset))
     shapes = [(one.topic, len(one.values)) for one in runs if isinstance(one, Delivery)]
@@ -209,9 +209,9 @@ def test_runs_end_where_offsets_jump_or_the_topic_changes() -> None:
 
 
 def test_runs_keep_other_events_in_their_place() -> None:
-    runs: list[Event] = []
+    runs: list[TransportEvent] = []
     add_message(runs, "a", b"1", None, Position(1, 1))
     runs.append(Subscribed("a", Position(1, 2)))
     add_message(runs, "a", b"2", None, Position(1, 2))
-    kinds: list[type[Event]] = [type(event) for event in runs]
+    kinds: list[type[TransportEvent]] = [type(event) for event in runs]
     assert kinds == [Delivery, Subscribed, Delivery]

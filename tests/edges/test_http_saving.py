@@ -15,7 +15,7 @@ from polybus.errors import StorageError
 from polybus.services.sessions.feeds import Receiver
 from polybus.services.sessions.saving import SAVE_INTERVAL_S, SAVE_INTERVAL_S_MAX, Saver
 from polybus.services.sessions.session import Session
-from polybus.services.state import StateDb, Statement
+from polybus.services.state import SqlStatement, StateDb
 
 
 async def test_a_session_in_steady_use_does_not_wait_for_the_disk_each_time(
@@ -52,7 +52,7 @@ async def test_the_first_pack_of_a_session_does_not_wait_for_the_disk(
         write = StateDb.write
         disk_goes_on = asyncio.Event()
 
-        async def stuck(state: StateDb, statements: Iterable[Statement]) -> None:
+        async def stuck(state: StateDb, statements: Iterable[SqlStatement]) -> None:
             await disk_goes_on.wait()
             await write(state, statements)
 
@@ -110,7 +110,7 @@ async def test_a_session_that_ended_during_a_failed_save_stays_deleted(
         write = StateDb.write
         failed = asyncio.Event()
 
-        async def fails_once(state: StateDb, statements: Iterable[Statement]) -> None:
+        async def fails_once(state: StateDb, statements: Iterable[SqlStatement]) -> None:
             if not failed.is_set():
                 await asyncio.sleep(0.05)
                 failed.set()
@@ -132,7 +132,7 @@ class SlowState:
     def __init__(self) -> None:
         self.save_s = 0.0
 
-    async def write(self, statements: Iterable[Statement]) -> None:
+    async def write(self, statements: Iterable[SqlStatement]) -> None:
         await asyncio.sleep(self.save_s)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.client.http.sources import Event, Pack
+from polybus.client.http.sources import Pack, StreamEvent
 from polybus.torture.ledger import DIRECT, MessageLedger, SessionLedger, parse_value, value_of
 from polybus.torture.report import INVARIANTS, Findings
 
@@ -62,7 +62,7 @@ def test_offsets_have_no_gap() -> None:
 
 
 def pack(number: int, *events: tuple[str, str]) -> Pack:
-    return Pack(number, [Event(name, text.encode(), number) for name, text in events])
+    return Pack(number, [StreamEvent(name, text.encode(), number) for name, text in events])
 
 
 def test_the_number_of_a_pack_keeps_its_meaning() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from polybus import names
 from polybus.batch import Headers
 from polybus.client import protocols
-from polybus.client.message import Position, Start, start_text
+from polybus.client.message import Position, StartFrom, start_text
 from polybus.client.options import DEFAULT_URL, ClientOptions, ErrorListener, parse
 from polybus.client.publisher import Outgoing, StreamPublisher
 from polybus.client.subscription import StreamSubscription, Subscription
@@ -177,7 +177,7 @@ class Client:
         """
         await self._open_publisher().flush()
 
-    def subscribe(self, topics: str | Iterable[str], start: Start = "latest") -> Subscription:
+    def subscribe(self, topics: str | Iterable[str], start: StartFrom = "latest") -> Subscription:
         """Messages of a topic, or of several: `async for message in c.subscribe("news")`.
 
         `async with c.subscribe(...) as s` (or `s = await c.subscribe(...)`) waits until the bus has
@@ -210,7 +210,7 @@ class Client:
         self,
         topics: Iterable[str] = (),
         *,
-        start: Start = "latest",
+        start: StartFrom = "latest",
         session_key: str | None = None,
         transport: TransportName | None = None,
         on_failure: OnFailure | None = None,

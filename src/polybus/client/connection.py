@@ -21,7 +21,7 @@ from polybus.batch import Buffer
 from polybus.client.options import ClientOptions
 from polybus.client.protocols import SCHEMES
 from polybus.client.retry import Backoff, retrying
-from polybus.client.transport import Event, Refusal, Transport
+from polybus.client.transport import Refusal, Transport, TransportEvent
 from polybus.errors import PeerError, PolybusError
 from polybus.wire.gzip_stream import GzipStream
 
@@ -228,7 +228,7 @@ class Owner(Protocol):
     def opened(self, transport: Transport) -> None:
         """A new link is open, with a new transport."""
 
-    def received(self, event: Event) -> None: ...
+    def received(self, event: TransportEvent) -> None: ...
 
     def lost(self) -> None:
         """The link is lost. Another may follow."""

@@ -11,10 +11,10 @@ import msgspec
 from polybus.errors import UsageError
 from polybus.wire.positions import Position
 
-__all__ = ["NO_HEADERS", "Message", "Position", "Start", "start_text"]
+__all__ = ["NO_HEADERS", "Message", "Position", "StartFrom", "start_text"]
 
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
-Start = str | datetime | Position
+StartFrom = str | datetime | Position
 _POSITION = re.compile(r"[0-9]+:[0-9]+")
 
 
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return msgspec.json.decode(self.value)
 
 
-def start_text(start: Start) -> str:
+def start_text(start: StartFrom) -> str:
     """The start as the bus reads it: `latest`, `earliest`, `EPOCH:OFFSET` or an ISO time in UTC.
 
     Raises:

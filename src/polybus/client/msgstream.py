@@ -26,19 +26,19 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from polybus.client.http.sessions import SessionStream
-from polybus.client.http.sources import Event, Pack
+from polybus.client.http.sources import Pack, StreamEvent
 from polybus.client.options import ClientOptions
 from polybus.client.retry import Backoff
 from polybus.errors import PolybusError, UsageError
 from polybus.wire.msgstream import UNSET, event_chunks
 
-__all__ = ["Event", "EventStream", "Failure", "Handler", "OnFailure"]
+__all__ = ["StreamEvent", "EventStream", "Failure", "Handler", "OnFailure"]
 
 log = logging.getLogger("polybus.client")
 
-Handler = Callable[[Event], Awaitable[None] | None]
+Handler = Callable[[StreamEvent], Awaitable[None] | None]
 Failure = Literal["stop", "retry", "skip"]
-OnFailure = Callable[[Event, Exception], Failure]
+OnFailure = Callable[[StreamEvent, Exception], Failure]
 
 
 class EventStream:
@@ -132,7 +132,7 @@ class EventStream:
             except PolybusError as error:
                 if error.code != UNSET or not self._stream.owns_session:
                     raise
-                await self._emit(Event(UNSET, b'"noSession"'))
+                await self._emit(StreamEvent(UNSET, b'"noSession"'))
                 await self._stream.renew()
                 continue
             for pack in packs:
@@ -155,7 +155,7 @@ class EventStream:
                 receiving.cancel()
                 await asyncio.wait([receiving])
 
-    async def _emit(self, event: Event) -> bool:
+    async def _emit(self, event: StreamEvent) -> bool:
         """Whether the event was handled or skipped; False if `stop` ended its retries."""
         backoff = Backoff()
         while True:
@@ -174,7 +174,7 @@ class EventStream:
                 if self._stopping.is_set():
                     return False
 
-    async def _call_handlers(self, event: Event) -> None:
+    async def _call_handlers(self, event: StreamEvent) -> None:
         heard = False
         for name in event_chunks(event.name):
             for handler in tuple(self._handlers.get(name, ())):

@@ -20,12 +20,12 @@ from polybus.client.options import Address
 from polybus.client.transport import (
     TOO_LARGE,
     Delivery,
-    Event,
     PendingPublish,
     Refusal,
     Stored,
     Subscribed,
     Transport,
+    TransportEvent,
     add_message,
     refusal,
 )
@@ -50,8 +50,8 @@ class _BosonTransport(Transport):
         # By topic, the position of the next message whose frame has none.
         self._next: dict[str, Position] = {}
 
-    def receive(self, data: Buffer) -> list[Event]:
-        events: list[Event] = []
+    def receive(self, data: Buffer) -> list[TransportEvent]:
+        events: list[TransportEvent] = []
         for event in self._codec.receive(data):
             match event:
                 case Deliver(batches):
@@ -144,8 +144,8 @@ class GomsTransport(Transport):
     def goodbye(self) -> bytes:
         return goms.encode_close()
 
-    def receive(self, data: Buffer) -> list[Event]:
-        events: list[Event] = []
+    def receive(self, data: Buffer) -> list[TransportEvent]:
+        events: list[TransportEvent] = []
         for event in self._codec.receive(data):
             match event:
                 case Deliver(batches):
@@ -170,14 +170,14 @@ class GomsTransport(Transport):
                     events.append(Refusal(error, final=True))
         return events
 
-    def _stored(self, topics: Sequence[str], offsets: Sequence[Position]) -> Event:
+    def _stored(self, topics: Sequence[str], offsets: Sequence[Position]) -> TransportEvent:
         if len(topics) != 1 or len(offsets) != 1 or not self._acks_due.get(topics[0]):
             # A topic was deleted after our sends, so acks no longer match sends.
             error = PeerError("goms.ack-unknown", "the bus acknowledged a send that was not sent")
             return Refusal(error, final=True)
         return Stored(self._acks_due[topics[0]].popleft(), offsets[0])
 
-    def _refused(self, code: str, text: str) -> Event:
+    def _refused(self, code: str, text: str) -> TransportEvent:
         if code == Code.UNKNOWN_TOPICS:
             error = refusal("topic.unknown", f"there is no topic {text!r}")
             return Refusal(error, topics=(text, *text.split(",")))
@@ -220,9 +220,9 @@ class QueueTransport(Transport):
         self._subscribed = True
         return b""
 
-    def receive(self, data: Buffer) -> list[Event]:
+    def receive(self, data: Buffer) -> list[TransportEvent]:
         messages = self._reader.receive(data)
-        events: list[Event] = []
+        events: list[TransportEvent] = []
         # A publisher receives the messages of others too, which it did not request.
         if messages and self._subscribed and self._topic is not None:
             events.append(Delivery(self._topic, messages))

@@ -15,12 +15,12 @@ from polybus.client.options import ClientOptions
 from polybus.client.transport import (
     TOO_LARGE,
     Delivery,
-    Event,
     PendingPublish,
     Refusal,
     Stored,
     Subscribed,
     Transport,
+    TransportEvent,
 )
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
 
@@ -299,7 +299,7 @@ class StreamPublisher(Outgoing):
         self._transport = transport
         self._up.set()
 
-    def received(self, event: Event) -> None:
+    def received(self, event: TransportEvent) -> None:
         match event:
             case Stored(receipt_id, position):
                 self._receipts.stored(receipt_id, position)

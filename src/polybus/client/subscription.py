@@ -18,7 +18,14 @@ import msgspec
 from polybus.client.connection import ClientConnection
 from polybus.client.message import NO_HEADERS, Message, Position
 from polybus.client.options import ClientOptions
-from polybus.client.transport import Delivery, Event, Refusal, Stored, Subscribed, Transport
+from polybus.client.transport import (
+    Delivery,
+    Refusal,
+    Stored,
+    Subscribed,
+    Transport,
+    TransportEvent,
+)
 from polybus.errors import PolybusError
 
 MESSAGE_COST_BYTES = 200
@@ -262,7 +269,7 @@ class StreamSubscription(Subscription):
             for topic in self._trackers:
                 self.received(Subscribed(topic))
 
-    def received(self, event: Event) -> None:
+    def received(self, event: TransportEvent) -> None:
         match event:
             case Delivery():
                 self._deliver(event)

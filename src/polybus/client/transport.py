@@ -79,7 +79,7 @@ class Refusal:
     final: bool = False
 
 
-Event = Delivery | Subscribed | Stored | Refusal
+TransportEvent = Delivery | Subscribed | Stored | Refusal
 
 _ERROR_CLASSES: dict[str, type[PolybusError]] = {
     "topic": UsageError,
@@ -135,7 +135,7 @@ class Transport:
         """The last bytes before the client leaves."""
         return b""
 
-    def receive(self, data: Buffer) -> list[Event]:
+    def receive(self, data: Buffer) -> list[TransportEvent]:
         """The events that these bytes complete, in any chunking.
 
         An unreadable stream ends with a final `Refusal`.
@@ -144,7 +144,7 @@ class Transport:
 
 
 def add_message(
-    events: list[Event],
+    events: list[TransportEvent],
     topic: str,
     value: bytes,
     headers: Mapping[str, bytes] | None,

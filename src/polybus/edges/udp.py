@@ -20,13 +20,13 @@ from polybus.wire.goms import decode_datagram
 
 DATAGRAM_BYTES_MAX = 65507
 SWEEP_S = 5.0
-Address = tuple[str, int]
+UdpAddress = tuple[str, int]
 
 
 class UdpPeer(Peer):
     """One address. Its datagrams cannot be held back, and everything is sent at once."""
 
-    def __init__(self, edge: "UdpEdge", address: Address) -> None:
+    def __init__(self, edge: "UdpEdge", address: UdpAddress) -> None:
         self._edge = edge
         self._address = address
         self.proven = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
@@ -63,7 +63,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         self._limits = edge.context.config.limits
         self.connector = connector
         # Peers do not refer to their translators, which refer to them.
-        self._peers: dict[Address, tuple[UdpPeer, GomsTranslator]] = {}
+        self._peers: dict[UdpAddress, tuple[UdpPeer, GomsTranslator]] = {}
         self._transport: asyncio.DatagramTransport | None = None
         self._stopping = False
         self._paused = False
@@ -94,7 +94,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         """Ignore what still comes; answers go out until `close`."""
         self._stopping = True
 
-    def datagram_received(self, data: bytes, addr: Address) -> None:
+    def datagram_received(self, data: bytes, addr: UdpAddress) -> None:
         if self._stopping:
             return
         known = self._peers.get(addr)
@@ -124,7 +124,7 @@ class UdpEdge(asyncio.DatagramProtocol):
     def resume_writing(self) -> None:
         self._paused = False
 
-    def send(self, data: Buffer, address: Address) -> None:
+    def send(self, data: Buffer, address: UdpAddress) -> None:
         """Send lines, as many whole ones as fit in each datagram."""
         if self._transport is None or self._transport.is_closing():
             return
@@ -149,7 +149,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         if packet:
             self._transport.sendto(b"".join(packet), address)
 
-    def forget(self, address: Address) -> None:
+    def forget(self, address: UdpAddress) -> None:
         known = self._peers.pop(address, None)
         if known is not None:
             known[1].leave_all()

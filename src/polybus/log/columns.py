@@ -29,6 +29,10 @@ _VALUE = 5
 _BATCH_BYTES_MIN = 1024
 
 
+TopicKey = tuple[str, int]
+"""A topic and its epoch."""
+
+
 class TopicRows(NamedTuple):
     """The rows of a topic in a commit: `row_count` from `first_row` on, offsets ascending."""
 

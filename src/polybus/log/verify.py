@@ -27,7 +27,7 @@ from polybus.log.journal.segment import CommitEntry, Segment, SegmentScan, read_
 from polybus.log.topics import is_unfinished, read_data_note, read_topic_note, was_deleted
 
 DAMAGES_MAX = 10_000
-Progress = Callable[[str, int, int], None]
+VerifyProgress = Callable[[str, int, int], None]
 """Called with what was checked, the bytes checked so far, and the total."""
 
 
@@ -85,7 +85,7 @@ class VerifyReport:
             self.damages.append(damage)
 
 
-def verify(data: Path, *, progress: Progress | None = None) -> VerifyReport:
+def verify(data: Path, *, progress: VerifyProgress | None = None) -> VerifyReport:
     """Check the data directory of a stopped bus.
 
     Raises UsageError `log.no-data`, the directory does not exist; StorageError `log.locked`, a bus
@@ -128,7 +128,7 @@ class _CheckedTopic:
 class _Check:
     """One check of a data directory."""
 
-    def __init__(self, data: Path, progress: Progress | None, notes: list[str]) -> None:
+    def __init__(self, data: Path, progress: VerifyProgress | None, notes: list[str]) -> None:
         self._data = data
         self._progress = progress
         self._report = VerifyReport(notes=notes)

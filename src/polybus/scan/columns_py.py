@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from polybus.scan.batch import Buffer
 
-Target = bytearray | memoryview
+WritableBuffer = bytearray | memoryview
 Values: TypeAlias = "Sequence[bytes] | Sequence[str] | array[int]"
 """The values of runs: bytes, text or 64-bit numbers. Their counts are passed beside them."""
 _Pairs = Sequence[tuple[bytes, int]]
@@ -48,7 +48,7 @@ def gather(buffers: Sequence[Buffer], spans: Sequence[array[int]]) -> tuple[byte
 def gather_into(
     buffers: Sequence[Buffer],
     spans: Sequence[array[int]],
-    target: Target,
+    target: WritableBuffer,
     ends_at: int,
     values_at: int,
 ) -> int:
@@ -60,7 +60,7 @@ def gather_into(
     return len(values)
 
 
-def ends_into(values: Values, counts: array[int], target: Target, at: int) -> None:
+def ends_into(values: Values, counts: array[int], target: WritableBuffer, at: int) -> None:
     """Write the int32 offsets of a string column that repeats each value `count` times."""
     ends = array("i", [0])
     for value, count in _runs(values, counts):
@@ -69,7 +69,7 @@ def ends_into(values: Values, counts: array[int], target: Target, at: int) -> No
     _put(target, at, ends.tobytes())
 
 
-def offsets_into(firsts: array[int], counts: array[int], target: Target, at: int) -> None:
+def offsets_into(firsts: array[int], counts: array[int], target: WritableBuffer, at: int) -> None:
     """Write an int64 column that counts up from each of `firsts`, `count` rows each."""
     column = array("q")
     for first, count in zip(firsts, counts, strict=True):
@@ -88,12 +88,12 @@ def _encoded(value: str | int) -> bytes:
     return value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True)
 
 
-def _put(target: Target, at: int, column: bytes) -> None:
+def _put(target: WritableBuffer, at: int, column: bytes) -> None:
     _check_place(target, at, column)
     target[at : at + len(column)] = column
 
 
-def _check_place(target: Target, at: int, column: bytes) -> None:
+def _check_place(target: WritableBuffer, at: int, column: bytes) -> None:
     if at < 0 or at + len(column) > len(target):
         raise IndexError("the column does not fit into its target")
 

@@ -7,7 +7,7 @@ from polybus.services.state_rows import NAME, verify_state
 
 
 def verify(
-    data: Path, *, fsync: bool = True, progress: log.Progress | None = None
+    data: Path, *, fsync: bool = True, progress: log.VerifyProgress | None = None
 ) -> log.VerifyReport:
     """What `polybus verify` reports. `fsync`: every save was synced.
 

@@ -33,7 +33,7 @@ PROBE_S = 1.0
 DAMAGED = "state.damaged"
 DAMAGES_LOGGED_MAX = 20
 
-Statement = tuple[str, Sequence[Any]]
+SqlStatement = tuple[str, Sequence[Any]]
 """SQL and its parameters: a tuple for one execution, a list of tuples for one each."""
 
 
@@ -65,7 +65,7 @@ class StateDb:
         """All rows of a query. Raises StorageError `state.failed`."""
         return await self._call(lambda: self._db.execute(query).fetchall())
 
-    async def write(self, statements: Iterable[Statement]) -> None:
+    async def write(self, statements: Iterable[SqlStatement]) -> None:
         """Execute the statements, all or nothing.
 
         Raises:
@@ -122,7 +122,7 @@ class StateDb:
         db.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
         self.damages = [StateDamage(*row) for row in db.execute("SELECT * FROM damages")]
 
-    def _write(self, statements: Iterable[Statement]) -> None:
+    def _write(self, statements: Iterable[SqlStatement]) -> None:
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:

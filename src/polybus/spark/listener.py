@@ -32,7 +32,7 @@ WAITING_MAX = 1000
 RETRY_S = 1.0
 SEND_TIMEOUT_S = 5.0
 
-Report = dict[str, Any]
+QueryReport = dict[str, Any]
 
 
 def install(
@@ -77,7 +77,7 @@ class ConsumerListener(StreamingQueryListener):
         if not groups and error and OURS in error:
             # It failed before its first batch, because of our source or sink.
             groups = [name]
-        report: Report = {"rows-per-s": 0.0}
+        report: QueryReport = {"rows-per-s": 0.0}
         if error:
             report |= {"kind": KIND, "query-id": query, "run-id": str(event.runId)}
             report["last-error"] = clean_cause(error)
@@ -128,15 +128,15 @@ class Reporter:
     ) -> None:
         given = {"data": data, "url": None if data else url, "token": token}
         self._options = {name: str(value) for name, value in given.items() if value is not None}
-        self._waiting: dict[str, Report] = {}
-        self._sending: Report | None = None
+        self._waiting: dict[str, QueryReport] = {}
+        self._sending: QueryReport | None = None
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_failing = False
         self.dropped = 0
         threading.Thread(target=self._run, name="polybus-consumers", daemon=True).start()
 
-    def put(self, group: str, report: Report) -> None:
+    def put(self, group: str, report: QueryReport) -> None:
         """Send a report soon. Fields that it lacks keep the values of the last report."""
         with self._changed:
             before = self._waiting.pop(group, {})
@@ -178,7 +178,7 @@ class Reporter:
                     del self._waiting[group]
                 self._changed.notify_all()
 
-    def _send(self, group: str, report: Report) -> bool:
+    def _send(self, group: str, report: QueryReport) -> bool:
         """Return whether the report is settled: accepted, or refused for good."""
         try:
             location = find_location(self._options)

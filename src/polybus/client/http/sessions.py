@@ -22,7 +22,7 @@ from polybus.client.http.sources import (
     TransportName,
     WebSocketSource,
 )
-from polybus.client.message import Message, Start, start_text
+from polybus.client.message import Message, StartFrom, start_text
 from polybus.client.options import ClientOptions
 from polybus.client.retry import Backoff, retrying
 from polybus.client.subscription import OnClosed, Subscription
@@ -67,7 +67,7 @@ class Sessions:
         self,
         topics: Iterable[str] = (),
         *,
-        start: Start = "latest",
+        start: StartFrom = "latest",
         ttl_s: float | None = None,
     ) -> str:
         """Create a session that follows the topics, and return its key.
@@ -132,7 +132,7 @@ class SessionStream:
         options: ClientOptions,
         *,
         topics: Iterable[str] = (),
-        start: Start = "latest",
+        start: StartFrom = "latest",
         key: str | None = None,
         transport: TransportName | None = None,
     ) -> None:

@@ -49,7 +49,7 @@ _string = msgspec.json.Decoder(str)
 _base64 = msgspec.json.Decoder(_Base64Payload)
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class StreamEvent(msgspec.Struct, frozen=True, gc=False):
     """One event of a session.
 
     Attributes:
@@ -88,7 +88,7 @@ class Pack:
     """Events that arrived together; `pack_id` 0 is a notice, which is never confirmed."""
 
     pack_id: int
-    events: list[Event]
+    events: list[StreamEvent]
 
 
 def parse_packs(text: bytes) -> list[Pack]:
@@ -102,7 +102,7 @@ def parse_packs(text: bytes) -> list[Pack]:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PeerError("msgstream.pack-invalid", f"not packs: {str(error)[:80]}") from error
     return [
-        Pack(number, [Event(event.name, bytes(event.raw), number) for event in events])
+        Pack(number, [StreamEvent(event.name, bytes(event.raw), number) for event in events])
         for number, events in packs
     ]
 

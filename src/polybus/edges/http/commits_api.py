@@ -24,7 +24,7 @@ QUERY_BYTES_MAX = 128
 
 BatchNumber = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 # A list and not a tuple: tools that read OpenAPI handle lists better.
-Range = Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)]
+RangeBody = Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)]
 
 
 class NewCommit(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class Committed(msgspec.Struct):
     query: str
     batch: int
     already: bool
-    offsets: dict[str, list[Range]]
+    offsets: dict[str, list[RangeBody]]
 
 
 class PieceQuery(msgspec.Struct, forbid_unknown_fields=True):

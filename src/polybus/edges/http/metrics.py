@@ -10,14 +10,14 @@ from polybus.edges.http.calls import Call
 from polybus.edges.http.state import HttpState
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
-Text = Annotated[Response, str]
+PlainText = Annotated[Response, str]
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 DAMAGED_SHOWN_MAX = 100
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-async def healthz(call: Call) -> Text:
+async def healthz(call: Call) -> PlainText:
     """Liveness: the bus answers, and the log and state.db take writes."""
     error = call.state.storage_error
     if error is not None:
@@ -25,7 +25,7 @@ async def healthz(call: Call) -> Text:
     return PlainTextResponse("ok\n")
 
 
-async def readyz(call: Call) -> Text:
+async def readyz(call: Call) -> PlainText:
     """Readiness: the bus accepts connections. Lines after the first name damaged topics."""
     if call.state.stopping:
         return PlainTextResponse("stopping\n", 503)
@@ -36,7 +36,7 @@ async def readyz(call: Call) -> Text:
     return PlainTextResponse("\n".join(["ok", *lines, ""]))
 
 
-async def metrics(call: Call) -> Text:
+async def metrics(call: Call) -> PlainText:
     """Metrics for Prometheus, text format 0.0.4."""
     return Response(render(call.state), headers={"content-type": METRICS})
 

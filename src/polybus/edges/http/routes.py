@@ -7,7 +7,7 @@ The functions' docstrings are the summaries in OpenAPI, and their signatures the
 from polybus.edges.http import commits_api, messages_api, metrics, sessions_api, topics_api
 from polybus.edges.http.calls import OCTETS, TEXT, Operation
 from polybus.edges.http.messages_api import NDJSON, NewMessage
-from polybus.edges.http.sessions_api import Pack
+from polybus.edges.http.sessions_api import PackBody
 
 TOPICS = "/v1/topics"
 TOPIC = "/v1/topics/{topic}"
@@ -32,9 +32,9 @@ OPERATIONS = (
     Operation("GET", MESSAGES, messages_api.fetch, fails=[400, 404, 409, 416]),
     Operation("POST", SESSIONS, sessions_api.create, status=201, fails=[400, 404]),
     Operation("PUT", f"{SESSION}/topics", sessions_api.put_topics, fails=[400, 404]),
-    Operation("POST", PACKS, sessions_api.post_pack, status=202, fails=[400, 404], body=Pack),
+    Operation("POST", PACKS, sessions_api.post_pack, status=202, fails=[400, 404], body=PackBody),
     Operation("DELETE", SESSION, sessions_api.delete, status=204, fails=[404]),
-    Operation("POST", BROADCAST, sessions_api.broadcast, status=202, fails=[400], body=Pack),
+    Operation("POST", BROADCAST, sessions_api.broadcast, status=202, fails=[400], body=PackBody),
     Operation("GET", "/v1/consumers", topics_api.list_consumers),
     Operation("PUT", CONSUMER, topics_api.report, status=204, fails=[400, 409]),
     Operation("DELETE", CONSUMER, topics_api.forget, status=204, fails=[404]),

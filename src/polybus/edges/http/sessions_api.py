@@ -13,7 +13,7 @@ TTL_S_MAX = 30 * 86_400
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=TTL_S_MAX)]
 Topics = Annotated[list[str], msgspec.Meta(description="Names of topics; capitals are folded.")]
 # [["type", data], …]: checked by the protocol's own reader.
-Pack = Annotated[
+PackBody = Annotated[
     list[
         Annotated[
             list[Any],

@@ -50,13 +50,13 @@ _WINDOW_SLICES_MAX = 4096
 _GROUP_BYTES_MAX = 48 << 20
 _GROUP_TOPICS_MAX = 1024
 
-Progress = Callable[[str], None]
+HandoverProgress = Callable[[str], None]
 
 
 def hand_over(
     data: Path,
     *,
-    progress: Progress | None = None,
+    progress: HandoverProgress | None = None,
     finished: Callable[[Path], None] | None = None,
     grace_s: float = REPLACED_GRACE_S,
     retention_bytes: int | None = None,
@@ -90,7 +90,7 @@ def hand_over(
         return done
 
 
-def compact(data: Path, *, progress: Progress | None = None) -> list[Path]:
+def compact(data: Path, *, progress: HandoverProgress | None = None) -> list[Path]:
     """Hand over the journal of a stopped bus; return the segments that were deleted.
 
     Raises StorageError `log.locked`, a bus is running on this data directory; `log.full` or
@@ -124,7 +124,7 @@ class _SegmentHandover:
     """The hand-over of one segment."""
 
     def __init__(
-        self, data: Path, segment: Segment, report: Progress, *, retention_bytes: int | None
+        self, data: Path, segment: Segment, report: HandoverProgress, *, retention_bytes: int | None
     ) -> None:
         self.topics: dict[str, TopicHandover] = {}
         self._path = segment.path

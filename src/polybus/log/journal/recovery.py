@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from polybus import scan as scanner
 from polybus.errors import StorageError
-from polybus.log.columns import TopicRows
+from polybus.log.columns import TopicKey, TopicRows
 from polybus.log.disk import Disk, replace_file
 from polybus.log.journal.commit import HEAD, head_of, new_mark
 from polybus.log.journal.segment import (
@@ -50,9 +50,6 @@ from polybus.log.topic_log import TopicLog
 from polybus.log.topics import was_deleted
 
 logger = logging.getLogger("polybus.log")
-
-TopicKey = tuple[str, int]
-"""A topic and its epoch."""
 
 
 class RecoveredSegment(Segment):

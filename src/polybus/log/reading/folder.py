@@ -17,6 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from polybus import names
 from polybus.errors import StorageError
 from polybus.log import layout
+from polybus.log.columns import TopicKey
 from polybus.log.history import manifest as manifests
 from polybus.log.history.manifest import Manifest
 from polybus.log.journal import floor as floors
@@ -29,8 +30,6 @@ SETTLED_NS = 1_000_000_000
 """File systems have coarse timestamps: two changes within this time may have the same one."""
 _TAIL_BYTES = 64
 
-TopicKey = tuple[str, int]
-"""A topic and its epoch."""
 _Seen = tuple[int, int, int]
 
 

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
+from polybus.log.columns import TopicKey
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.history.topic_history import ALWAYS, FileRange, NextAndRows, TimeRange, read_file
 from polybus.log.journal.commit import Damaged, note_of, verify
 from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.journal.topic_commits import CommitRows, SegmentCommits
-from polybus.log.reading.folder import JournalIndex, TopicKey
+from polybus.log.reading.folder import JournalIndex
 
 WINDOW_BYTES = 4 << 20
 """How much of a segment is read at once, unless one commit is larger."""

@@ -26,7 +26,7 @@ from polybus.config import Msgstream
 from polybus.errors import StorageError
 from polybus.services.sessions.feeds import EMPTY, Content, Feeds, Receiver, direct
 from polybus.services.sessions.session import LostMessages, Session, SessionChanges
-from polybus.services.state import StateDb, Statement
+from polybus.services.state import SqlStatement, StateDb
 from polybus.services.state_rows import checksum, session_sum, summed
 
 logger = logging.getLogger("polybus.sessions")
@@ -65,7 +65,7 @@ PackRow = tuple[Any, ...]
 """session, id, topic, epoch, first_offset, count, value_bytes, direct, checksum"""
 
 
-def statements(changes: SessionChanges) -> Iterator[Statement]:
+def statements(changes: SessionChanges) -> Iterator[SqlStatement]:
     """The writes in their order; state.db takes them one by one, on its own thread."""
     direct = [summed(content.order, content.json) for content in changes.direct]
     yield "INSERT OR REPLACE INTO direct VALUES (?, ?, ?)", direct

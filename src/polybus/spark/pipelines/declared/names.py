@@ -215,7 +215,7 @@ class _Call(readers.Resolver):
             return None
         raise readers.unknown_relation(name)
 
-    def source(self, given: dict[str, Any], load: readers.Load, *, streaming: bool) -> Any:
+    def source(self, given: dict[str, Any], load: readers.LoadFrame, *, streaming: bool) -> Any:
         lowered = {key.lower(): str(value) for key, value in given.items()}
         for topic in filter(None, lowered.get("subscribe", "").lower().split(",")):
             self._note("topic", topic.strip(), streaming=streaming)

@@ -38,7 +38,7 @@ _INSTALLED: set[type] = set()
 _ACTIVE = threading.RLock()
 
 
-Load = Callable[[dict[str, Any]], Any]
+LoadFrame = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Resolver:
         """The current rows of that name; None leaves the name to Spark."""
         return None
 
-    def source(self, given: dict[str, Any], load: Load, *, streaming: bool) -> Any:
+    def source(self, given: dict[str, Any], load: LoadFrame, *, streaming: bool) -> Any:
         """The result of `format("polybus")`; `load` takes options to add to those given."""
         return load(self.bus.missing_options(given))
 
