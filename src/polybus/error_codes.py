@@ -65,7 +65,8 @@ log.failed: the disk failed, or the system refused to open a file
     → check the disk and the limit of open files; the bus retries
 log.closed: the bus is stopping → ask again when a bus runs
 log.damaged: stored data differs from what was written → polybus verify lists the damage
-log.frozen: the topic is damaged and read-only → polybus verify lists the damage
+log.frozen: the topic is damaged: it accepts no messages and no subscriptions
+    → polybus verify lists the damage
 log.offset-unknown: the topic has no message at this position → start from earliest or latest
 log.history-busy: another hand-over is running → wait until it has ended
 
@@ -78,6 +79,8 @@ lake.schema: new rows have a column whose type or spelling differs from the tabl
 lake.keys: rows lack a column of the merge keys → name existing columns
 lake.too-large: a table is too large for a merge → append to it, and aggregate on read
 lake.writer: the name of a table's writer is empty or too long
+lake.storage: a file of a table cannot be written, or the disk is full
+    → free space on the disk of DATA/tables, or correct its permissions; then run the flow again
 lake.conflict: another writer changed the table meanwhile → try again
 lake.busy: another writer holds the table's lock, or publishes dead letters → try again
 
@@ -215,6 +218,8 @@ admin.socket-folder: the folder for the socket of a long data path is not this u
     → remove it, or set TMPDIR to a folder of your own
 backup.target: the folder for the copy is not empty, or inside the data folder
     → name a new or empty folder
+backup.storage: a file cannot be copied: a disk is full or failed, or a folder is not writable
+    → free space or correct the permissions, then start again with an empty folder
 backup.incomplete: a folder is not a whole copy: a backup or restore did not end
     → remove it and make it again
 peer.too-slow: a peer left a message unfinished for too long → raise limits.message-timeout-s

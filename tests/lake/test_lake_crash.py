@@ -125,7 +125,7 @@ def test_a_failing_disk_refuses_the_batch_and_takes_it_later(
     table = LakeTable(tmp_path / "silver", disk=disk)
     table.append(batch_rows(0), writer="w", batch_id=0)
     disk.fail(operation, errno.ENOSPC)  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match=r"log\.full: table silver: cannot commit"):
+    with pytest.raises(StorageError, match=r"lake\.storage: table silver: cannot commit"):
         table.append(batch_rows(1), writer="w", batch_id=1)
     assert check_whole(LakeTable(tmp_path / "silver")) == 1
     disk.heal()

@@ -289,6 +289,6 @@ def test_leftovers_go_after_their_grace_and_not_before(table: LakeTable) -> None
 
 def test_a_folder_that_cannot_be_written_is_named(table: LakeTable, tmp_path: Path) -> None:
     (tmp_path / "tables").write_bytes(b"a file in the way")
-    with pytest.raises(StorageError, match=r"log\.failed: table silver"):
+    with pytest.raises(StorageError, match=r"lake\.storage: table silver"):
         table.append(rows(0, 1), writer="w", batch_id=0)
     os.unlink(tmp_path / "tables")

@@ -16,7 +16,7 @@ from sim_kit import FramesPublisher, GomsPublisher, Publisher, check, served, st
 
 from polybus.cli.backup import backup
 from polybus.cli.restore import restore
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.log.disk import FileLock
 from polybus.log.verify import verify
 from polybus.services import backup as backups
@@ -128,6 +128,17 @@ async def test_what_cannot_be_a_backup_is_refused(tmp_path: Path) -> None:
     assert refusal(restore, good, full) == "backup.target"
     (good / "polybus.json").unlink()
     assert refusal(restore, good, tmp_path / "new") == "backup.incomplete"
+
+
+async def test_a_folder_that_cannot_be_written_is_named_with_a_code_of_backups(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    async with run_bus("news", data=str(data)):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"backup\.storage: cannot create .*file/backup"):
+        backups.backup(data, tmp_path / "file" / "backup")
 
 
 def refusal(verb: click.Command, folder: Path, data: Path) -> str:

@@ -21,8 +21,7 @@ from polybus.errors import StorageError
 from polybus.lake import files as lake_files
 from polybus.lake import versions
 from polybus.lake.files import FileNote, TableFile, note_of
-from polybus.lake.table import STAGING, Conflict, LakeTable
-from polybus.log.topics import storage_error
+from polybus.lake.table import STAGING, Conflict, LakeTable, table_error
 
 logger = logging.getLogger("polybus.lake")
 
@@ -134,7 +133,7 @@ def _merged(table: LakeTable, group: list[TableFile]) -> FileNote:
         paths = [table.path / file.path for file in group]
         lake_files.write_file(table.path / path, schema, _rows(paths, schema))
     except OSError as error:
-        raise storage_error(error, f"table {table.name}: cannot write {path}") from error
+        raise table_error(error, f"table {table.name}: cannot write {path}") from error
     types = {name: table.schema.field(name).type for name in partitions}
     return note_of(table.path, path, types)
 

@@ -27,13 +27,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polybus import names
-from polybus.errors import BusyError, UsageError
+from polybus.errors import BusyError, StorageError, UsageError
 from polybus.lake import files as lake_files
 from polybus.lake import versions
 from polybus.lake.files import FileNote, TableFile, new_path, note_of
 from polybus.lake.versions import TableState, Version, merged_schema
 from polybus.log.disk import Disk, FileLock, sync_path
-from polybus.log.topics import storage_error
 
 STAGING = "_staging"
 LOCK_TIMEOUT_S = 30.0
@@ -45,6 +44,11 @@ class Conflict(BusyError):
 
     def __init__(self, table: str) -> None:
         super().__init__("lake.conflict", f"table {table} was changed meanwhile", retry_after_s=0.1)
+
+
+def table_error(error: OSError, what: str) -> StorageError:
+    """The StorageError for an error of the disk under a table."""
+    return StorageError("lake.storage", f"{what}: {error.strerror or error}")
 
 
 class LakeTable:
@@ -164,7 +168,7 @@ class LakeTable:
             self.disk.make_folder(full.parent)
             lake_files.write_file(full, rows.schema, rows.to_batches())
         except OSError as error:
-            raise storage_error(error, f"table {self.name}: cannot write {full}") from error
+            raise table_error(error, f"table {self.name}: cannot write {full}") from error
         return note_of(self.path, path, partition_types)
 
     def commit(
@@ -186,8 +190,8 @@ class LakeTable:
         Raises:
             Conflict: a file to remove is gone, or the version is not `based_on`. Nothing changed.
             UsageError: `lake.schema`, a column has another type than in the table.
-            StorageError: `log.full`, `log.failed`: the old version is still in place, or the new
-                one if only the last fsync failed.
+            StorageError: `lake.storage`: the old version is still in place, or the new one if only
+                the last fsync failed.
         """
         if len(writer.encode()) > WRITER_NAME_BYTES_MAX or not writer:
             text = f"table {self.name}: a writer's name has 1 to {WRITER_NAME_BYTES_MAX} bytes"
@@ -203,7 +207,7 @@ class LakeTable:
                     raise Conflict(self.name)
                 self._save(self._change(state, add, remove, writer, batch_id), state)
         except OSError as error:
-            raise storage_error(error, f"table {self.name}: cannot commit") from error
+            raise table_error(error, f"table {self.name}: cannot commit") from error
         return True
 
     def _change(

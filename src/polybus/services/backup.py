@@ -37,7 +37,7 @@ from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.floor import NAME as FLOOR
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import Segment
-from polybus.log.topics import epoch_of, read_data_note, storage_error
+from polybus.log.topics import epoch_of, read_data_note
 from polybus.services.state_rows import NAME as STATE
 
 WAIT_S = 600.0
@@ -82,7 +82,7 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
         copy.root_files()
         copy.end()
     except OSError as error:
-        raise storage_error(error, f"cannot copy {data} to {target}") from error
+        raise _copy_error(error, f"cannot copy {data} to {target}") from error
 
 
 def restore(source: Path, data: Path) -> None:
@@ -101,7 +101,12 @@ def restore(source: Path, data: Path) -> None:
         copy.root_files(with_state=True)
         copy.end()
     except OSError as error:
-        raise storage_error(error, f"cannot copy {source} to {data}") from error
+        raise _copy_error(error, f"cannot copy {source} to {data}") from error
+
+
+def _copy_error(error: OSError, what: str) -> StorageError:
+    """The StorageError for an error of a disk that a copy reads or writes."""
+    return StorageError("backup.storage", f"{what}: {error.strerror or error}")
 
 
 def check_whole(source: Path) -> None:
@@ -247,7 +252,7 @@ def _make_target(data: Path, target: Path) -> None:
         note.touch(mode=0o600)
         sync_path(target)
     except OSError as error:
-        raise storage_error(error, f"cannot create {target}") from error
+        raise _copy_error(error, f"cannot create {target}") from error
 
 
 def _copy_state(data: Path, target: Path) -> None:

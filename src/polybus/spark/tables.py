@@ -72,8 +72,8 @@ def append(
 
     Raises:
         UsageError: `lake.schema`, a column has another type than in the table.
-        StorageError: `sink.checkpoint`, the checkpoint cannot be synced; `log.full`, `log.failed`.
-            Nothing of the batch is in the table.
+        StorageError: `sink.checkpoint`, the checkpoint cannot be synced; `lake.storage`. Nothing of
+            the batch is in the table.
     """
     if _has_batch(table, writer, batch_id):
         return
