@@ -10,7 +10,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
-import pytest
 
 from polybus import config
 from polybus.config import Limits
@@ -112,6 +111,28 @@ def test_every_thread_is_documented() -> None:
     assert set(re.findall(r"^\| `(polybus-[a-z-]+)`", section, re.MULTILINE)) == thread_names()
 
 
+def lock_names() -> set[tuple[str, str]]:
+    """File and name of every lock between threads; those of benchmarks and test kits aside."""
+    found = set()
+    source = ROOT / "src" / "polybus"
+    for path in sorted(source.rglob("*.py")):
+        place = path.relative_to(source)
+        if place.parts[0] in ("bench", "torture", "testing"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                kind = r"threading\.(R?Lock|Condition|Semaphore)\b"
+                if re.search(kind, ast.unparse(node.value)):
+                    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                    found.add((str(place), ast.unparse(target).rpartition(".")[2]))
+    return found
+
+
+def test_every_lock_is_documented() -> None:
+    table = ARCHITECTURE.split("<!-- locks -->")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(.*?)` `(.*?)` \|", table, re.MULTILINE)) == lock_names()
+
+
 def test_the_longest_read_is_the_one_of_the_code() -> None:
     assert f"busy for more than {READ_S_MAX * 1000:g} ms" in " ".join(ARCHITECTURE.split())
 
@@ -131,17 +152,19 @@ def test_every_dependency_has_a_reason_and_every_reason_a_dependency() -> None:
     assert sorted(re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)) == sorted(set(required))
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("decisions/0*.md")), ids=lambda page: page.name)
-def test_a_decision_has_its_parts_and_is_linked(page: Path) -> None:
-    text = page.read_text()
-    assert re.search(r"^Date: \d{4}-\d{2}-\d{2}\. Status: \w+\.$", text, re.MULTILINE)
-    assert headings(text) == DECISION_HEADINGS
-    assert f"](decisions/{page.name})" in ARCHITECTURE
+def test_a_decision_has_its_parts_and_is_linked() -> None:
+    for page in sorted(DOCS.glob("decisions/0*.md")):
+        text = page.read_text()
+        assert re.search(r"^Date: \d{4}-\d{2}-\d{2}\. Status: \w+\.$", text, re.MULTILINE), (
+            page.name
+        )
+        assert headings(text) == DECISION_HEADINGS, page.name
+        assert f"](decisions/{page.name})" in ARCHITECTURE, page.name
 
 
-@pytest.mark.parametrize("page", PROTOCOL_PAGES, ids=lambda page: page.name)
-def test_a_protocol_page_has_the_five_headings(page: Path) -> None:
-    assert headings(page.read_text()) == PROTOCOL_HEADINGS
+def test_a_protocol_page_has_the_five_headings() -> None:
+    for page in PROTOCOL_PAGES:
+        assert headings(page.read_text()) == PROTOCOL_HEADINGS, page.name
 
 
 WRITTEN_BY_HAND = [
@@ -151,8 +174,7 @@ WRITTEN_BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
-def test_error_codes_in_prose_exist(page: Path) -> None:
+def test_error_codes_in_prose_exist() -> None:
     kinds = {code.partition(".")[0] for code in CODES}
     groups: dict[str, type[config.Settings]] = {
         "http": config.Http,
@@ -163,20 +185,33 @@ def test_error_codes_in_prose_exist(page: Path) -> None:
         for group, kind in groups.items()
         for field in msgspec.structs.fields(kind)
     }
-    for code in re.findall(r"`([a-z]+\.[a-z0-9]+(?:-[a-z0-9]+)*)`", page.read_text()):
-        is_file = re.search(r"\.(json|toml|sock|lock|py|md|db)$", code)
-        if not is_file and code not in settings:
-            assert code.partition(".")[0] not in kinds or code in CODES, code
+    for page in WRITTEN_BY_HAND:
+        for code in re.findall(r"`([a-z]+\.[a-z0-9]+(?:-[a-z0-9]+)*)`", page.read_text()):
+            is_file = re.search(r"\.(json|toml|sock|lock|py|md|db)$", code)
+            if not is_file and code not in settings:
+                known = code.partition(".")[0] not in kinds or code in CODES
+                assert known, f"{page.name} names {code}"
 
 
-@pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
-def test_tests_that_prose_names_exist(page: Path) -> None:
-    for path in re.findall(r"`((?:tests|src|examples)/[\w./-]+)`", page.read_text()):
-        assert (ROOT / path).exists(), path
+def test_files_that_prose_names_exist() -> None:
+    for page in WRITTEN_BY_HAND:
+        for path in re.findall(r"`((?:tests|src|examples)/[\w./-]+)`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
-@pytest.mark.parametrize("picture", sorted(DOCS.glob("img/*.svg")), ids=lambda path: path.name)
-def test_a_picture_is_whole_and_has_a_title(picture: Path) -> None:
-    root = ElementTree.parse(picture).getroot()
-    title = root.find("{http://www.w3.org/2000/svg}title")
-    assert title is not None and title.text
+def test_a_file_says_what_it_decides() -> None:
+    """The words in italics of docs/where.md are in the docstring of the file beside them."""
+    rows = re.findall(r"^\| (.*\?) \| `(.*?)`", (DOCS / "where.md").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    for question, path in rows:
+        docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+        said = " ".join(docstring.lower().split())
+        words = re.findall(r"\*(.+?)\*", question.lower())
+        assert words and all(word in said for word in words), f"{path}: {question}"
+
+
+def test_a_picture_is_whole_and_has_a_title() -> None:
+    for picture in sorted(DOCS.glob("img/*.svg")):
+        root = ElementTree.parse(picture).getroot()
+        title = root.find("{http://www.w3.org/2000/svg}title")
+        assert title is not None and title.text, picture.name

@@ -92,6 +92,36 @@ def test_a_module_begins_with_a_docstring() -> None:
     assert not silent, report(silent)
 
 
+def is_known(name: str) -> bool:
+    """Whether a dotted name is a module, or something that a module has."""
+    module, rest = name, ""
+    while module not in MODULE_FILES:
+        module, _, rest = module.rpartition(".")
+    return not rest or re.search(rf"\b{rest}\b", MODULE_FILES[module].read_text()) is not None
+
+
+def test_docstrings_name_modules_that_exist() -> None:
+    """As `polybus.scan.batch` or as log/files.py."""
+    packages = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    unknown = []
+    for path in MODULES:
+        for node in nodes(path):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            text = ast.get_docstring(node) or ""
+            dotted = re.findall(r"(?<![\w./@-])(polybus(?:\.\w+)+)", text)
+            named = [name for name in dotted if f"polybus.{name.split('.')[1]}" in MODULE_FILES]
+            files = re.findall(r"(?<![\w./<-])((?:\w+/)+\w+\.py)\b", text)
+            missing = [name for name in named if not is_known(name)]
+            missing += [
+                file
+                for file in files
+                if file.split("/")[0] in packages and not (SOURCE / file).exists()
+            ]
+            unknown += [f"{shown(path)} names {name}" for name in missing]
+    assert not unknown, report(unknown)
+
+
 # Tests of every module
 
 

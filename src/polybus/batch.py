@@ -5,7 +5,7 @@ A batch has no Python object per message. Its messages are spans of `buffer`: me
 an Arrow column) and is never modified while a batch refers to it.
 
 With a thousand topics a read is a thousand batches, so the class and the loops over many batches
-are compiled; the twin `polybus.scan.batch_py` documents its attributes and methods.
+are compiled; `polybus.scan.batch` documents its attributes and methods.
 """
 
 from polybus.scan import Batch

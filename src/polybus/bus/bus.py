@@ -2,6 +2,9 @@
 
 Synchronous and single-writer: everything runs on one thread, without locks. The bus knows no
 socket, no clock and no protocol's bytes. Edges and services call it, and it calls subscribers back.
+
+When a receipt is sent: after the log has announced that the batch's ticket is durable, in the order
+of tickets (`settle`). Delivery to subscribers does not wait for that.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a campaign counts: the faults done, and the promises that a fault broke."""
+"""What `polybus torture` checks and counts: the faults done, and the promises that one broke."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -2,7 +2,7 @@
 
 A busy journal holds hundreds of thousands of commits, so an entry is six integers in a flat array
 and not an object. The bus fills the array with `scan.add_places`; a reader in another process
-fills it from the index files (log/reading/index.py).
+fills it from the index files (log/reading/folder.py).
 """
 
 from array import array

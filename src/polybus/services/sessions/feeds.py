@@ -3,6 +3,9 @@
 A feed remembers where each batch of its topic is in the log, not its messages. A session remembers
 how far along the feed it is. So a message costs a feed one entry, and costs nothing for a session
 that no client listens to.
+
+How large a pack is: a batch that is delivered live is one pack. What comes from the log (a large
+commit, or messages to catch up with) is split into packs of about PACK_BYTES.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from polybus.wire.msgstream import EMPTY_PACK, PROTOCOL, encode_messages, encode
 
 CACHE_BYTES_MAX = 16 << 20
 PACK_BYTES = 256 << 10
-"""The approximate size of a pack when a large commit is split."""
+"""The approximate size of a pack whose messages come from the log."""
 WAKES_PER_TURN = 500
 BEHIND = -1
 

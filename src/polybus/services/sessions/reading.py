@@ -4,11 +4,9 @@ import asyncio
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Log
-from polybus.services.sessions.feeds import Content, Follow, JsonCache
+from polybus.services.sessions.feeds import PACK_BYTES, Content, Follow, JsonCache
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import encode_messages, join_contents
-
-PIECE_BYTES = 256 << 10
 
 
 async def json_of(log: Log, cache: JsonCache, content: Content) -> bytes | None:
@@ -69,7 +67,7 @@ def _read_next(log: Log, follow: Follow, offset: int) -> tuple[Content, bytes] |
     stops = [one.first_offset for one in contents if one.first_offset > offset][:1]
     stop = stops[0] if stops else feed.stop_offset
     wanted = Content(feed.topic, feed.epoch, offset, stop - offset)
-    return _read(log, wanted, bytes_max=PIECE_BYTES)
+    return _read(log, wanted, bytes_max=PACK_BYTES)
 
 
 def _read(log: Log, wanted: Content, *, bytes_max: int) -> tuple[Content, bytes] | None:

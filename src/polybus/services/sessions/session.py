@@ -13,6 +13,8 @@ The rules:
 5. A number may be shown to a client only below `mark`, which is on disk (write-ahead). A crash
    loses what happened after the last save. The numbers up to the mark are then used up, as empty
    packs, and the messages come again under new numbers.
+6. A session expires when it has had no connection and no request for longer than its time to live.
+   A restart begins that time again.
 
 Only this module writes a session's fields. It knows no clock, no disk and no client.
 """
