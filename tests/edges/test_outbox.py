@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from polybus.batch import Batch, Buffer
 from polybus.edges.tcp.outbox import (
     PATIENCE_S,
-    SLOW_WRITE_BYTES,
     DroppedMessages,
     Outbox,
     Outboxes,
@@ -109,18 +108,20 @@ def test_peers_that_are_sent_the_same_share_what_is_put_together() -> None:
 
 
 def test_a_peer_that_was_behind_keeps_little_that_is_its_own() -> None:
+    """Peers share what they wait for. Of 8 MiB, a write copies less than 1 %."""
     outboxes, turn = shared("wait")
     written: list[Buffer] = []
     outbox = Outbox(outboxes, written.append, lambda lost: None)
     outbox.pause()
-    large = bytes(3 * SLOW_WRITE_BYTES)
-    pieces = [b"small", b"er", large, *[bytes(SLOW_WRITE_BYTES // 4)] * 6]
+    large = bytes(4 << 20)
+    pieces = [b"small", b"er", large, *(bytes(10_000) for _ in range(400))]
     for data in pieces:
         outbox.send(data)
     outbox.resume()
     assert b"".join(written) == b"".join(pieces)
     assert written[0] == b"smaller" and written[1] is large
-    assert max(map(len, written[2:])) <= SLOW_WRITE_BYTES
+    assert max(map(len, written[2:])) < 80_000
+    assert len(written) < len(pieces) / 4, "small ones are joined all the same"
 
 
 def test_everything_of_a_turn_is_one_write() -> None:
