@@ -122,6 +122,52 @@ def test_docstrings_name_modules_that_exist() -> None:
     assert not unknown, report(unknown)
 
 
+# Words
+
+# Phrases that a reader cannot map to what they know, each with the standard words.
+UNIDIOMATIC = {
+    "so many": "this many, or name the number",
+    "is none of": "is not one of",
+    "are none of": "are not among",
+    "is no backup": "is not a backup",
+    "is no option": "is not an option",
+    "may be no": "may not be a",
+    "for ever": "forever",
+    "anew": "again",
+    "could else": "otherwise … could",
+    "would else": "otherwise … would",
+    "nothing tells": "it is unknown",
+    "nobody can tell": "it cannot be detected",
+    "is told": "is notified",
+    "are told": "are notified",
+    "goes on": "continues",
+    "go on": "continue",
+    "mend": "repair, fix",
+    "mends": "repairs, fixes",
+    "mended": "repaired, fixed",
+    "may be stored or not": "may or may not be stored",
+    "in no file": "missing",
+    "begin so": "begin with this",
+    "ended by itself": "exited unexpectedly",
+}
+
+
+def test_the_prose_has_standard_words() -> None:
+    """Error texts, help, docstrings, comments and documents."""
+    texts = [*MODULES, *sorted(SOURCE.rglob("*.px[yd]")), *sorted((ROOT / "docs").rglob("*.md"))]
+    texts += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    # A phrase may continue on the next line, of a comment for example.
+    phrases = "|".join(phrase.replace(" ", r"\s+(?:# )?") for phrase in UNIDIOMATIC)
+    found = []
+    for path in texts:
+        text = path.read_text()
+        for match in re.finditer(rf"\b(?:{phrases})\b", text, re.IGNORECASE):
+            phrase = re.sub(r"\s+(# )?", " ", match[0]).lower()
+            number = text.count("\n", 0, match.start()) + 1
+            found.append(f"{shown(path)}:{number} {match[0]!r}: write {UNIDIOMATIC[phrase]!r}")
+    assert not found, report(found)
+
+
 # Tests of every module
 
 

@@ -134,7 +134,7 @@ class Limits(Settings, frozen=True):
 
 
 class Retention(Settings, frozen=True):
-    """When the history of a topic is removed. Unset keeps it for ever."""
+    """When the history of a topic is removed. If unset, history is kept forever."""
 
     age_s: float | None = None
     """History files whose newest message is older than this are removed."""

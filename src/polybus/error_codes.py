@@ -35,8 +35,8 @@ client.answer-invalid: an HTTP server answers at the address, but not a bus
     → check the port and the proxy
 client.running: the event stream is already running → call run once at a time
 client.closed: the client was closed or never opened → use it inside `async with`
-client.receipt-unknown: neither a receipt nor a refusal came for this message; it may be stored or
-    not
+client.receipt-unknown: neither a receipt nor a refusal came for this message; it may or may not be
+    stored
     → publish again if duplicates are acceptable, or use retry=True
 client.unsupported: the protocol of the URL does not support this
     → use the protocol that the text names, or boson:// or goms://

@@ -180,7 +180,7 @@ def test_a_replay_that_is_stopped_says_where_and_how_to_go_on(bus: ServedBus) ->
         (["nix", "--into", "copy"], 1, b"topic.unknown"),
         (["news", "--into", "nix"], 1, b"topic.unknown"),
         (["news", "--into", "$events"], 1, b"topic.reserved"),
-        (["news", "--into", "copy", "--from", "99"], 1, b"it holds 0 to 5"),
+        (["news", "--into", "copy", "--from", "99"], 1, b"the topic has 0 to 5"),
         (["news", "--into", "copy", "--from", "5:1"], 1, b"another epoch"),
         (["news", "--into", "copy", "--from", "yesterday"], 2, b"position.invalid"),
         (["news", "--into", "copy", "--speed", "fast"], 2, b"original, max or a multiple"),

@@ -150,9 +150,11 @@ def test_the_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         assert up.notes[-1] == "end stdin"
 
 
-def test_a_pipeline_that_dies_is_told_of_and_started_again(tmp_path: Path) -> None:
+def test_a_pipeline_that_dies_is_reported_and_started_again(tmp_path: Path) -> None:
     with running_up(tmp_path, behaviour={"crashes": 1}) as up:
-        up.until_said(r"pipeline ended by itself \(exit 9\)\n  \| the fake crashes\n  starting it")
+        up.until_said(
+            r"pipeline exited unexpectedly \(exit 9\)\n  \| the fake crashes\n  starting it"
+        )
         up.until(lambda: sum(line.startswith("start") for line in up.notes) == 2)
         assert not gone(up.bus_pid)
         assert up.interrupt() == 0
@@ -171,7 +173,7 @@ def test_what_the_pipeline_goes_on_without_is_said(tmp_path: Path) -> None:
 
 def test_a_pipeline_that_cannot_start_leaves_the_bus_running(tmp_path: Path) -> None:
     with running_up(tmp_path, behaviour={"refuse": True}) as up:
-        up.until_said(r"pipeline ended by itself \(exit 3\)\n  \| the fake refuses\n")
+        up.until_said(r"pipeline exited unexpectedly \(exit 3\)\n  \| the fake refuses\n")
         up.until_said(r"pipeline: down")
         assert not gone(up.bus_pid)
         assert up.interrupt() == 0
@@ -183,7 +185,7 @@ def test_a_bus_that_dies_comes_back_on_its_port_and_the_pipeline_stays(tmp_path:
         up.until_said(r"pipeline: ready after")
         bus = up.bus_pid
         os.kill(bus, signal.SIGKILL)
-        up.until_said(r"bus ended by itself \(was killed by signal 9\)")
+        up.until_said(r"bus exited unexpectedly \(was killed by signal 9\)")
         up.until(lambda: up.text.count(f"bus: ready at tcp://127.0.0.1:{port} ") == 2)
         assert sum(line.startswith("start") for line in up.notes) == 1
         assert up.interrupt() == 0

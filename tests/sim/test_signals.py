@@ -73,7 +73,7 @@ async def test_a_signal_during_the_start_ends_with_zero_and_leaves_a_folder_that
 
 
 async def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
-    """What needs a restart is named; an invalid file changes nothing; the bus goes on."""
+    """What needs a restart is named; an invalid file changes nothing."""
     file = tmp_path / "polybus.json"
     settings: dict[str, object] = {"topics": ["one"], "connectors": [{"port": 0}]}
     file.write_text(json.dumps(settings))
@@ -171,7 +171,7 @@ async def test_sighup_takes_a_renewed_certificate_and_keeps_the_old_one_if_it_is
             await reload("renewed-cert.pem", "renewed-key.pem", "the settings were reloaded")
             assert await served(port) == "renewed-cert.pem"
             for bad in ("cert.pem", "key.pem"):  # not of this key; not a certificate at all
-                said = ("ERROR", "config.tls", str(cert), "the bus goes on")
+                said = ("ERROR", "config.tls", str(cert), "the bus keeps its settings")
                 await reload(bad, "renewed-key.pem", *said)
                 assert await served(port) == "renewed-cert.pem"
             assert await answers(reader, writer)

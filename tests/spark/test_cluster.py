@@ -318,7 +318,7 @@ def test_a_spark_connect_server_without_the_data_folder_is_refused(
             return SimpleNamespace(collect=lambda: [SimpleNamespace(**rows.to_pylist()[0])])
 
     monkeypatch.setattr(os.path, "exists", lambda path: False)
-    with pytest.raises(UsageError, match=r"spark.server: .* does not see .*/data/pipeline"):
+    with pytest.raises(UsageError, match=r"spark.server: .* cannot access .*/data/pipeline"):
         connect.check_server(Elsewhere(), tmp_path / "data")
     assert list((tmp_path / "data" / "pipeline").iterdir()) == []
 

@@ -62,8 +62,8 @@ def test_a_failing_flow_is_marked_and_the_others_continue(spark: Any, tmp_path: 
     runner.start(PipelineFlow("p", "broken", lambda context: 1 / 0))
     eventually(lambda: batches[1:] and len(runner.failures) == 2, timeout_s=120)
     assert {one.flow: one.error for one in runner.failures} == {
-        "bad": "batch 0: ValueError: the colour is wrong; mend the cause and start the pipeline "
-        "again: it continues with this batch",
+        "bad": "batch 0: ValueError: the colour is wrong; fix the cause, then restart the "
+        "pipeline: it continues with this batch",
         "broken": "division by zero",
     }
     assert batches[:2] == [0, 1], "it went on from its checkpoint"

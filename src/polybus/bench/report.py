@@ -11,7 +11,7 @@ from polybus.bench.scenarios import Metric, Scenario
 Unit = Literal["messages/s", "rows/s", "µs", "ms", "s", "KiB", "MiB"]
 COLUMNS = ("work", "who", "figure", "CPU s per M", "polybus is", "target", "", "note")
 NOT_INSTALLED = "not installed"
-# A generator that is later than so many messages sends them in groups and below the rate.
+# A generator that is late by more than this many messages sends them in groups and below the rate.
 LATE_MESSAGES_MAX = 5
 
 

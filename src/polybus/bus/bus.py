@@ -175,8 +175,8 @@ class Bus:
     ) -> int:
         """Append the batches to the log and deliver them; return the last ticket, 0 if none.
 
-        A batch that is not accepted is refused to its publisher; the others go on. `whole` is all
-        batches in the publisher's own encoding, for subscribers that take them all.
+        A batch that is not accepted is refused to its publisher; the others continue. `whole` is
+        all batches in the publisher's own encoding, for subscribers that take them all.
         """
         sender: object = publisher
         topics, accepted, ticket = self._accept(batches, publisher)
@@ -203,7 +203,7 @@ class Bus:
         """Publish one message to several topics; a subscriber of several gets one delivery.
 
         The batches are the same message, one batch per topic. One that is not accepted is refused
-        to its publisher; the others go on.
+        to its publisher; the others continue.
         """
         sender: object = publisher
         topics, accepted, ticket = self._accept(batches, publisher)

@@ -21,7 +21,7 @@ class Topic:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # A tuple, replaced on change: delivery may go on over the old one meanwhile.
+        # A tuple, replaced on change: a delivery may continue over the old one meanwhile.
         self.subscribers: tuple[Subscriber, ...] = ()
         self.taken: dict[str, Traffic] = {}
         self.delivered: dict[str, Traffic] = {}

@@ -28,7 +28,7 @@ VERBS = {
     "restore": "Make a data folder from a backup.",
     "compact": "Turn the journal of a stopped bus into history.",
     "bench": "Measure the bus and other brokers.",
-    "torture": "Harm a bus of its own, and check its promises.",
+    "torture": "Inject faults into a private bus and check its guarantees.",
     "doctor": "Check whether this machine can run a bus.",
     "config": "Show or check the settings.",
 }

@@ -39,7 +39,7 @@ Measured = tuple[list[report.BenchFigure], dict[str, str], dict[str, Any]]
     "--only",
     multiple=True,
     type=click.Choice([*FAMILIES, *NAMES]),
-    help="Measure only this scenario, or all whose names begin so; may be repeated.",
+    help="Measure only this scenario, or all scenarios with this prefix; may be repeated.",
 )
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option(

@@ -135,7 +135,7 @@ def _reload(node: Node, read_config: Callable[[], Config]) -> None:
     try:
         restart = node.reload(read_config())
     except PolybusError as error:
-        logger.error("the settings were not reloaded, the bus goes on: %s", error)
+        logger.error("the settings could not be reloaded; the bus keeps its settings: %s", error)
     else:
         logger.info("the settings were reloaded")
         if restart:

@@ -1,4 +1,4 @@
-"""`polybus torture`: do the worst to a bus of its own, and check that it keeps its promises."""
+"""`polybus torture`: inject faults into a private bus, and check its guarantees."""
 
 import os
 import random
@@ -81,7 +81,7 @@ def torture(
     as_json: bool,
     **counts: int | None,
 ) -> None:
-    """Harm a bus of its own in every way, and check after each fault that it kept its promises.
+    """Inject faults of every kind into a private bus, and check its guarantees after each fault.
 
     It starts real buses on free ports and folders of its own; no other bus is touched. It ends
     with a table: how often each fault was done, and how often each promise was broken. The exit

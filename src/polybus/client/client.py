@@ -136,8 +136,8 @@ class Client:
 
         Raises:
             PolybusError: the bus refused the message (its code, such as `topic.unknown`), or
-                `client.receipt-unknown`: it may be stored or not, because the connection broke, no
-                receipt came in time, or the bus refused a message without naming it.
+                `client.receipt-unknown`: it may or may not be stored, because the connection broke,
+                no receipt came in time, or the bus refused a message without naming it.
             UsageError: `client.closed`, `headers.invalid`, `topic.invalid`, `topic.reserved`, or
                 `client.unsupported`, the protocol has no receipts.
         """

@@ -173,7 +173,9 @@ class GomsTransport(Transport):
     def _stored(self, topics: Sequence[str], offsets: Sequence[Position]) -> TransportEvent:
         if len(topics) != 1 or len(offsets) != 1 or not self._acks_due.get(topics[0]):
             # A topic was deleted after our sends, so acks no longer match sends.
-            error = PeerError("goms.ack-unknown", "the bus acknowledged a send that was not sent")
+            error = PeerError(
+                "goms.ack-unknown", "the bus sent an ack that matches no pending send"
+            )
             return Refusal(error, final=True)
         return Stored(self._acks_due[topics[0]].popleft(), offsets[0])
 

@@ -188,13 +188,15 @@ def client_closed() -> UsageError:
 
 def no_receipt(timeout_s: float) -> PolybusError:
     """The error after a receipt timeout."""
-    text = f"the bus sent no receipt for {timeout_s:g} seconds; the message may be stored or not"
+    text = (
+        f"the bus sent no receipt for {timeout_s:g} seconds; the message may or may not be stored"
+    )
     return PolybusError(RECEIPT_UNKNOWN, text)
 
 
 def _unclear(error: PolybusError) -> PolybusError:
-    text = f"the bus refused a message without naming it; this may be stored or not ({error})"
-    return PolybusError(RECEIPT_UNKNOWN, text)
+    text = "the bus refused a message without naming it; this message may or may not be stored"
+    return PolybusError(RECEIPT_UNKNOWN, f"{text} ({error})")
 
 
 class StreamPublisher(Outgoing):
@@ -316,7 +318,7 @@ class StreamPublisher(Outgoing):
 
     def lost(self) -> None:
         self._down()
-        text = "the connection broke before the receipt came; the message may be stored or not"
+        text = "the connection broke before the receipt came; the message may or may not be stored"
         if self._last_error is not None:
             text += f" (the bus said {self._last_error})"
             self._last_error = None

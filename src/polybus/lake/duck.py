@@ -176,7 +176,7 @@ class Engine:
         statements = self._connection.extract_statements(text)
         kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
         if len(kinds) != 1:
-            raise UsageError("sql.statement", f"write one statement; these are {len(kinds)}")
+            raise UsageError("sql.statement", f"expected one statement, got {len(kinds)}")
         if kinds[0] not in ("SELECT", "EXPLAIN"):
             raise UsageError("sql.statement", f"{kinds[0]} is not supported: use SELECT")
         text = without_explain(text) if kinds[0] == "EXPLAIN" else text

@@ -130,7 +130,7 @@ class FileLog(LogOfTopics[TopicLog]):
         for log in self._topics.values():
             lost = floors.missing(log.name, log.epoch, log.stop, floor)
             if lost is not None:
-                reason = "they left the journal, and history does not have them"
+                reason = "removed from the journal but missing from history"
                 log.freeze(f"offsets {lost[0]} to {lost[1]}: {reason}")
                 logger.error("%s", log.frozen)
         self._shared.sealed = [segment.path for segment in recovered.segments if segment.sealed]

@@ -187,7 +187,7 @@ class TopicLog(scan.TopicEnd):
                     return [self._batch_of(columns.cut(rows, bytes_max=bytes_max), offset)]
                 except FileNotFoundError:
                     continue  # A hand-over moved the rows to history meanwhile: look again.
-        text = f"topic {self.name!r}, offset {offset}: it is in no file of the log"
+        text = f"topic {self.name!r}, offset {offset} is missing from the log"
         self.freeze(text)
         raise StorageError("log.damaged", text)
 

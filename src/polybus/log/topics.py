@@ -7,7 +7,7 @@ create   topic.json in the folder DATA/trash/new, rename of that folder to the t
          versions left those with nothing but topic.json.tmp in the place of the topic's folder.
 delete   polybus.json with the largest epoch so far, rename of the topic folder to DATA/trash/EPOCH,
          removal of everything in it but topic.json. The topic is gone from the rename on; the next
-         start goes on with the removal.
+         start continues the removal.
 
 A topic's epoch is larger than every epoch before it, and it is in topic.json before the journal has
 a message of it. So files and journal rows of an older topic of the same name are recognised.
@@ -268,7 +268,7 @@ class LogOfTopics(ABC, Generic[S]):
             self._disk.remove_folder(trash_folder(data) / str(epoch))
 
     def _tidy_trash(self, data: Path) -> None:
-        """Go on with deletions that a crash interrupted."""
+        """Finish deletions that a crash interrupted."""
         for aside in sorted(trash_folder(data).glob("*")):
             if aside.name.isdigit() and (aside / _NOTE).exists():
                 self._strip(aside)

@@ -185,7 +185,7 @@ class _Check:
             stop = max(state.stop, state.handed_over)
             lost = floors.missing(topic, state.epoch, stop, floor)
             if lost is not None:
-                reason = "they left the journal, and history does not have them"
+                reason = "removed from the journal but missing from history"
                 self._damaged(file, reason, topic, lost)
 
     def _check_data_note(self) -> None:
@@ -363,8 +363,8 @@ class _Check:
             if self._was_deleted(rows, state):
                 self._abandoned += rows.row_count
             elif state is None or state.epoch is not None:
-                known = "it has no" if state is None else f"epoch {state.epoch} is in its"
-                reason = f"epoch {rows.epoch} is in the journal, {known} topic.json"
+                known = "does not exist" if state is None else f"has epoch {state.epoch}"
+                reason = f"the journal has epoch {rows.epoch}, topic.json {known}"
                 self._damaged(path.name, reason, rows.topic, offsets)
             return  # A damaged topic.json is reported already.
         if state.first is None:
@@ -377,7 +377,7 @@ class _Check:
             reason = "missing before the next commit of this segment"
             self._damaged(path.name, reason, rows.topic, gap)
         elif rows.first_offset < state.stop:
-            self._damaged(path.name, "they are there twice", rows.topic, offsets)
+            self._damaged(path.name, "duplicate offsets", rows.topic, offsets)
         state.stop = max(state.stop, rows.stop_offset)
         if intact:
             readable = max(0, rows.stop_offset - max(rows.first_offset, expected))

@@ -112,7 +112,7 @@ def _copy_error(error: OSError, what: str) -> StorageError:
 def check_whole(source: Path) -> None:
     """Raises UsageError `backup.incomplete`."""
     if read_data_note(source) is None or layout.unfinished_copy_path(source).exists():
-        text = f"{source} has no {NOTE}, or its copy did not end: it is no whole backup"
+        text = f"{source} has no {NOTE}, or its copy did not end: it is not a whole backup"
         raise UsageError("backup.incomplete", text)
 
 

@@ -321,7 +321,7 @@ class ConsumerBook(Consumers):
         self._changed.add(group)
 
     def _has_lost_some(self, after_us: int) -> bool:
-        """Whether damage has hidden a position since then: nothing tells what may be removed."""
+        """Whether damage has hidden a position since then: it is unknown what may be removed."""
         return any(
             damage.kind in ("", "consumer")
             and damage.name not in self._consumers

@@ -1,8 +1,8 @@
 """The memory gate: when the bus stops reading from publishers (`memory-bytes-max`).
 
 Messages take memory while they wait for slow subscribers or for the committer. Beyond the limit no
-publisher is read from, and replays wait from half of the limit on: however many replays nobody
-reads, live messages have room.
+publisher is read from, and replays wait from half of the limit on: even with many unread replays,
+live messages have room.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class MemoryGate:
             publisher.release(self)
 
     async def room(self) -> None:
-        """Wait until publishers may go on."""
+        """Wait until publishers may continue."""
         while self.is_full():  # noqa: ASYNC110 - the log's thread frees memory without an event
             await asyncio.sleep(POLL_S)
 

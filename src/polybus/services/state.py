@@ -3,7 +3,7 @@
 One thread reads and writes. Each save is one transaction, so a crash leaves all of it or nothing,
 and SQLite's own recovery accepts every prefix of its writes. A save survives a power cut when its
 future is done; with `durability = "memory"` only the end of the process. Rows have checksums: what
-a start finds damaged is set aside (state_rows.py), and the services go on without it.
+a start finds damaged is set aside (state_rows.py), and the services continue without it.
 
 Rows refer to each other (packs to sessions and direct packs) only within one transaction's order:
 a direct pack is inserted before the packs that refer to it, and deleted with the last of them.

@@ -66,7 +66,7 @@ CREATE TABLE damages (
 """
 COLUMNS = {"sessions": 10, "packs": 9, "direct": 3, "consumers": 3, "producers": 3}
 COLUMNS["producers_read"] = 4
-# What reading a damaged file raises: its tables' names may be no text any more.
+# What reading a damaged file raises: its tables' names may no longer be valid text.
 UNREADABLE = (sqlite3.Error, ValueError, OverflowError, MemoryError)
 DISK_CODES = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM),
@@ -77,7 +77,7 @@ Row = tuple[Any, ...]
 
 
 class StateDamage(NamedTuple):
-    """A row, or a part of the file, that was lost. `name` is empty if nothing tells which."""
+    """A row, or a part of the file, that was lost. `name` is empty if it is unknown which."""
 
     kind: str
     name: str
@@ -197,7 +197,7 @@ def _check_format(db: sqlite3.Connection, path: Path, content: StateContent) -> 
 
 def _earlier(db: sqlite3.Connection) -> list[Row]:
     found = db.execute("SELECT name FROM sqlite_master WHERE name = 'damages'").fetchall()
-    # These rows have no checksum: leave out what is none of them.
+    # These rows have no checksum: skip malformed rows.
     types = "typeof(kind) || typeof(name) || typeof(reason) || typeof(time_s)"
     query = f"SELECT * FROM damages WHERE {types} = 'texttexttextreal'"
     rows = db.execute(query).fetchall() if found else []
@@ -267,7 +267,7 @@ def _commits_of(wal: Path) -> list[int]:
 
 
 def _frames_of(shm: Path) -> int:
-    """How many frames the write-ahead log had; 0 if state.db has them all, or nothing tells.
+    """How many frames the write-ahead log had; 0 if state.db has them all, or if it is unknown.
 
     SQLite keeps the index of the log in this file. It counts a frame after its fsync, writes the
     count twice with a checksum, and removes the file before the log. So what a kill leaves of it

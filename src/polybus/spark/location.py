@@ -100,7 +100,7 @@ class Retry:
         self.reset()
 
     def reset(self) -> None:
-        """Start anew, because an attempt made progress."""
+        """Start over, because an attempt made progress."""
         self._backoff = Backoff(delay_s_max=1.0)
         self._deadline_s = time.monotonic() + self._patience_s
 

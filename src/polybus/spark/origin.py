@@ -2,7 +2,7 @@
 
 Over HTTP, rows arrive as Arrow streams, a page at a time. The bus answers with stop offsets that
 are durable, so what Spark has planned once is still there after a crash of the bus. While the bus
-is away, reading waits some seconds and then goes on at the message where it stopped.
+is away, reading waits some seconds and then continues at the message where it stopped.
 """
 
 import http.client
@@ -24,7 +24,7 @@ from polybus.log.reading.reader import LogReader, Lost, joined
 from polybus.spark.location import BusLocation, Retry, retried
 
 ROWS_MAX = 10_000
-"""Rows in a record batch: more are no faster, fewer are slower."""
+"""Rows in a record batch: more are not faster, fewer are slower."""
 BATCH_BYTES_MAX = 8 << 20
 ARROW = "application/vnd.apache.arrow.stream"
 PAGE_ROWS = 100_000

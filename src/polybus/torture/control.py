@@ -114,7 +114,7 @@ class Shim:
         self, error: int, operations: int, pattern: str, *, after: int = 0,
         count: int = 1 << 40, partial: bool = False,
     ) -> None:  # fmt: skip
-        """Let operations on matching paths fail, after so many of them and so often.
+        """Let `count` operations on matching paths fail, after `after` of them.
 
         `partial` lets the first write be short instead.
         """

@@ -2,7 +2,7 @@
 
 Afterwards the bus must start and serve nothing wrong. `verify` must name exactly what is missing:
 the topic and its offsets, the session's packs or the producer. What a file does not concern is
-complete, and a session is told what it misses.
+complete, and a session is notified of what it misses.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from polybus.torture.report import Findings
 LOAD_S = 1.5
 ZERO_BYTES_MAX = 4096
 PACKS_S_MAX = 2.0
-# A hand-over takes much longer than the rest of a flip: one bus in so many has them.
+# A hand-over takes much longer than the rest of a flip: one bus in this many has them.
 HANDOVERS_EVERY = 5
 HARMS = ("flip", "flip", "cut", "zero", "remove")
 # Locks have no content, and the next start writes run.json again.
@@ -58,7 +58,7 @@ class NamedDamages:
         self._log = [one for one in report.damages if one.file != STATE]
         self._state = [one.reason.split()[0] for one in report.damages if one.file == STATE]
         self.topics = {one.topic for one in self._log if one.topic is not None}
-        # Nothing tells whose messages were in damaged bytes of the journal.
+        # It is unknown whose messages were in damaged bytes of the journal.
         self.has_unknown = any("topics unknown" in one.reason for one in self._log)
 
     def has_topic(self, topic: str) -> bool:
@@ -243,7 +243,9 @@ def compare(
             findings.violated("verify", f"{topic} is damaged too: {stored.refused.get(topic)}")
     for topic, reason in stored.refused.items():
         if not named.has_topic(topic):
-            findings.violated("verify", f"{topic} is refused, and verify does not say so: {reason}")
+            findings.violated(
+                "verify", f"{topic} is refused, and verify does not report it: {reason}"
+            )
     for topic, right in expected.messages.items():
         _compare_topic(topic, stored, dict(right), named, findings)
     _compare_packs(stored, expected, named, findings)
@@ -261,7 +263,7 @@ def _compare_topic(
         if right.get(offset) != text:
             findings.violated("phantoms", f"{topic} {offset}: {text[:40]!r} is wrong")
     missing = sorted(right.keys() - found.keys())
-    # Nothing tells a commit that a crash left without an index record from one that was cut short.
+    # A commit that a crash left without an index record looks like one that was cut short.
     is_torn = any("an unfinished write" in note for note in named.notes)
     if topic in stored.refused or (is_torn and missing[-1:] == sorted(right)[-1:]):
         return

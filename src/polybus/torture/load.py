@@ -1,7 +1,7 @@
 """The load on a bus: writers on every protocol, a session, transactions, topics that come and go.
 
-It goes on until the bus dies or `stopping` is set. Everything that was promised is in the ledgers,
-which outlive the bus, and `Load.check` holds the next bus against them.
+It continues until the bus dies or `stopping` is set. Everything that was promised is in the
+ledgers, which outlive the bus, and `Load.check` holds the next bus against them.
 """
 
 import asyncio

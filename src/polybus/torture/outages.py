@@ -1,6 +1,6 @@
 """I/O errors: operations on one kind of file fail for a while, under load or during a start.
 
-The bus goes on without a restart, but what it could not read counts as damaged until the next. No
+The bus continues without a restart, but what it could not read counts as damaged until the next. No
 receipt is given for what is not stored, and health turns green again by itself. A start may be
 refused while the disk fails, but not afterwards.
 """
@@ -72,7 +72,7 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
 
 
 async def _start(load: Load) -> bool:
-    """Start a bus; what it imports at its first reads is no growth of its memory."""
+    """Start a bus; what it imports at its first reads does not count as growth of its memory."""
     if not await load.child.start():
         return False
     await load.check()

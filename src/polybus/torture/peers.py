@@ -64,7 +64,7 @@ class PlainPeer:
         return int((await self._frame("$receipt")).rpartition(":")[2])
 
     async def subscribe(self, topic: str, start: str) -> str:
-        """Subscribe; the position that the bus tells."""
+        """Subscribe; the position that the bus returns."""
         line = f"{topic} from={start} tell=position"
         self.writer.write(encode_frame(b"$subscribe", line.encode()))
         return (await self._frame("$position")).partition(" ")[0]

@@ -74,7 +74,8 @@ class HistoryReplay:
             for kind, count in left_out.items():
                 if count:
                     click.echo(
-                        f"note: {kind} of {count} messages were left out: the protocol has none"
+                        f"note: {kind} of {count} messages were dropped: "
+                        "the protocol does not support them"
                     )
         if not result.complete and not as_json:
             speed = "max" if self.pace.speed is None else f"{self.pace.speed:g}x"
@@ -114,7 +115,7 @@ def range_of(origin: Origin, topic: str, start: str, stop: str) -> range:
     bounds = origin.bounds(topic)
     first, last = (_resolved(origin, topic, bounds, text) for text in (start, stop))
     if not bounds.start <= first <= bounds.stop or not bounds.start <= last <= bounds.stop:
-        text = f"offsets {first} to {last} of {topic!r} are wanted; it holds"
+        text = f"offsets {first} to {last} of {topic!r} were requested; the topic has"
         raise UsageError("log.offset-unknown", f"{text} {bounds.start} to {bounds.stop}")
     return range(first, max(first, last))
 

@@ -49,7 +49,7 @@ class Child:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep it running until `stop`, or until it has ended by itself too often."""
+        """Keep it running until `stop`, or until it has exited unexpectedly too often."""
         failures = 0
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -119,7 +119,7 @@ class Child:
         code = self.exit_code
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exit {code}"
         last = "".join(f"\n  | {line}" for line in self._last_lines)
-        return f"{self.name} ended by itself ({how}){last}"
+        return f"{self.name} exited unexpectedly ({how}){last}"
 
 
 async def _each_line(stream: asyncio.StreamReader, use: Callable[[str], None]) -> None:

@@ -42,7 +42,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid_answer("the body of a success has an unexpected form") from error
+        raise _invalid_answer("unexpected response body") from error
 
 
 def _invalid_answer(text: str) -> PolybusError:

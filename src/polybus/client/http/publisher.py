@@ -1,8 +1,8 @@
 """Publishing over HTTP.
 
 One request at a time on one connection keeps the order. Messages that are published during a
-request wait for the next one, which carries all messages of one topic. So many receipts cost one
-fsync, although each request waits for its answer.
+request wait for the next one, which carries all messages of one topic. This way many receipts
+cost one fsync, although each request waits for its answer.
 """
 
 import asyncio
@@ -210,7 +210,7 @@ class HttpPublisher(Outgoing):
 
 
 def _unknown(why: str) -> PolybusError:
-    return ConnectionBrokenError(RECEIPT_UNKNOWN, f"the message may be stored or not: {why}")
+    return ConnectionBrokenError(RECEIPT_UNKNOWN, f"the message may or may not be stored: {why}")
 
 
 def _costs(values: Sequence[bytes]) -> list[int]:

@@ -43,7 +43,7 @@ FAILURES = {
     400: "The request is malformed",
     403: "The topic is reserved for the system",
     404: "It does not exist",
-    405: "The path has other methods",
+    405: "Method not allowed for this path",
     409: "It conflicts with what exists or is under way",
     413: "The body is too large",
     415: "The content type is not accepted",

@@ -97,7 +97,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
             self._stop(505, "http.invalid", f"HTTP/{version} is not supported; use HTTP/1.1")
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and version == "1.1"):
-            self._stop(400, "http.invalid", "a request has one header Host")
+            self._stop(400, "http.invalid", "a request must have exactly one Host header")
         self._in_head = False
         # Expect a body. Without one the message is complete at once.
         self._body_bytes = 1

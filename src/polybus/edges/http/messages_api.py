@@ -277,7 +277,7 @@ def _begin(log: Log, topic: str, query: FetchQuery) -> int:
         return query.offset
     start = parse_start(str(given[0]) if given else "earliest")
     if query.time is not msgspec.UNSET and not isinstance(start, Since):
-        raise PeerError("http.query", "time is an ISO time")
+        raise PeerError("http.query", "time must be an ISO time")
     return resolve(log, topic, start)[1]
 
 

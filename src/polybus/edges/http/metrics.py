@@ -66,7 +66,7 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     bus, inboxes = state.bus, state.inboxes
     yield "connections", "gauge", "Open TCP connections.", [({}, state.count_connections())]
     yield "websockets", "gauge", "Open WebSockets.", [({}, len(state.websockets))]
-    yield "polls", "gauge", "Long polls that hang.", [({}, state.polls_hanging)]
+    yield "polls", "gauge", "Open long polls.", [({}, state.polls_hanging)]
     yield "sessions", "gauge", "msgstream sessions.", [({}, len(inboxes))]
     held = sum(session.pack_count for session in inboxes.sessions())
     yield "session_packs", "gauge", "Packs that wait to be confirmed.", [({}, held)]
@@ -90,7 +90,7 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     yield from _consumers(state)
     damages = Counter(one.kind or "file" for one in state.state_db.damages)
     lost: list[Sample] = [({"kind": kind}, count) for kind, count in sorted(damages.items())]
-    yield "state_damages", "gauge", "What state.db has lost by damage, for 30 days.", lost
+    yield "state_damages", "gauge", "Damaged state.db entries found in the last 30 days.", lost
     frozen = float(len(bus.log.frozen))
     yield "topics_damaged", "gauge", "Topics that are frozen because of damage.", [({}, frozen)]
     healthy = float(state.storage_error is None)

@@ -7,4 +7,4 @@ class Upper(asyncio.Protocol):
     """Takes the bytes of an HTTP connection. As it is here, it ignores them."""
 
     def let_go(self) -> None:
-        """The connection is lost, or another takes its bytes: end cycles with what this uses."""
+        """The connection is lost, or another takes its bytes: break reference cycles."""

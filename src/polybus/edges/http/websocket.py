@@ -171,7 +171,7 @@ class WebSocketPeer(Upper):
             return
         self._session = session
         self._inboxes.attach(session, self)
-        # In the next turn: until uvicorn has put this above the connection, nobody tells it that
+        # In the next turn: until uvicorn has put this above the connection, nobody notifies it that
         # the peer does not read, and it would send the whole backlog.
         self._state.loop.call_soon(self.wake)
 

@@ -35,7 +35,7 @@ class QueueTranslator(Translator):
     def __init__(self, edge: Edge, peer: QueuePeer, connector: Connector) -> None:
         super().__init__(edge, peer)
         self._reset = peer.reset
-        assert connector.topic is not None, "the config check asks for it"
+        assert connector.topic is not None, "the config check requires it"
         topic = connector.topic.lower()
         self.codec = wire.QueueCodec(self.limits, topic)
         try:

@@ -262,7 +262,7 @@ class Translator(Subscriber):
             self.bus.unsubscribe_new(self)
 
     def let_go(self) -> None:
-        """The connection is lost: refer to nothing else that refers to this."""
+        """The connection is lost: drop references, to break the cycle."""
 
     # Replays call these
 
@@ -287,7 +287,7 @@ class Translator(Subscriber):
     def reply(self, data: Buffer) -> None:
         """Send a reply; a peer that does not read its replies is not read from either.
 
-        Receipts are no replies: a client may publish everything first and read them afterwards.
+        Receipts do not count as replies: a client may publish everything before it reads them.
         """
         self.peer.send(data, (), self)
 

@@ -172,7 +172,7 @@ class _Line(msgspec.Struct):
 
 
 def _segment_in(text: bytes) -> Path | None:
-    """The segment that a line reports as done. Any other output tells of damage or an error."""
+    """The segment that a line reports as done. Any other output reports damage or an error."""
     try:
         return Path(msgspec.json.decode(text, type=_Line).segment)
     except (msgspec.DecodeError, UnicodeDecodeError):

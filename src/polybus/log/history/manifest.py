@@ -10,7 +10,7 @@ hand-over sweeps, but never a name without a file. A manifest of another epoch t
 counts as empty if the trash proves that this topic was deleted (log/topics.py), else as damage.
 
 The first hand-over makes the folder `history` before the manifest, and nothing removes it. So the
-folder without a manifest tells that one was lost, unless the journal has all rows from offset 0 on.
+folder without a manifest shows that one was lost, unless the journal has all rows from offset 0 on.
 
 Manifests have one writer at a time: the hand-over and retention hold `HistoryLock`. In one bus they
 run one after the other; the lock is for a hand-over process that outlives a killed bus.

@@ -58,7 +58,7 @@ class Written(NamedTuple):
 class Committer:
     """Writes the journal. `append` is for one thread, everything else for any thread.
 
-    It tells `shared` of commits and complete segments, and calls `callbacks`, on its own thread.
+    It passes commits and complete segments to `shared`, and calls `callbacks`, on its own thread.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Rows leave the journal because history has them. If a topic's history ends before its floor, the
 folder mixes two moments, as a copy with a hand-over in between does, or its manifest was lost: rows
-are missing, although no later row of the topic may tell.
+are missing, even if no later row shows the gap.
 
 Order of writes: manifests with the rows, the floor, then the deletion of segments. A crash before
 the deletion leaves rows that both have. A topic leaves the floor only with the proof of its
@@ -66,7 +66,7 @@ def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk) -> None:
     floor = dict(before or {})
     for rows in deleted:
         floor[rows.topic] = max(floor.get(rows.topic, (0, 0)), (rows.epoch, rows.stop_offset))
-    # Not those of deleted topics, or it would grow for ever.
+    # Not those of deleted topics, or it would grow forever.
     buried = {path.name for path in trash_folder(data).glob("*")}
     kept = {
         topic: (epoch, stop)

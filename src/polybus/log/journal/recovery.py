@@ -5,8 +5,8 @@ the folder; at its end the end marker, fsync, seal record of the index, fsync. R
 every prefix:
 
 - No head yet: the last segment begins again (`_begin_again`).
-- Bytes at the end of the last segment that are no whole commit: a torn write. No receipt was sent
-  for it, so it is cut off (`_cut`). Anywhere else such bytes are damage.
+- Bytes at the end of the last segment that are not a whole commit: a torn write. No receipt was
+  sent for it, so it is cut off (`_cut`). Anywhere else such bytes are damage.
 - Whole commits without an index record, or a lost or damaged index: the commits are found in the
   segment, synced, and the index is replaced (`_write_index`).
 - An end marker without a seal record: the index is replaced likewise.

@@ -214,7 +214,7 @@ class Segment:
 
     Attributes:
         head: the size of its head; None if that is damaged.
-        scan: what follows the indexed commits; None if the index is sealed or tells of more bytes
+        scan: what follows the indexed commits; None if the index is sealed or names more bytes
             than the file has.
         entries, end: all commits, and where the last one ends.
         sealed: the segment is complete.

@@ -200,7 +200,7 @@ class JournalIndex:
                 yield commits
 
     def floor(self) -> floors.Floor:
-        """What has left the journal; nothing if that is damaged: a start of the bus mends it."""
+        """What was removed from the journal; empty if damaged: the next start repairs the file."""
         try:
             return self._floor.read() or {}
         except StorageError:

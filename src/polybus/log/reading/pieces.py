@@ -117,7 +117,7 @@ def journal_pieces(journal: JournalIndex, plan: ReadPlan, start: int) -> Iterato
             yield Piece(found.segment, first, last, size, None, tuple(run)).cut(start, stop)
         start = stop
     if start < plan.stop:
-        text = f"topic {plan.topic!r}: offsets {start} to {plan.stop - 1} are in no file of the log"
+        text = f"topic {plan.topic!r}: offsets {start} to {plan.stop - 1} are missing from the log"
         raise StorageError("log.damaged", f"{text}; run polybus verify")
 
 

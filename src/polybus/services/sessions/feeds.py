@@ -289,13 +289,13 @@ class Feeds:
         try:
             bounds = self._bus.log.bounds(topic)
         except StorageError:
-            # Damaged: the session keeps its place in it, and goes on with its other topics.
+            # Damaged: the session keeps its place in it, and continues with its other topics.
             feed = Feed(topic, epoch, offset, self)
             feed.damage()
             self._bus.subscribe(topic, feed)
             return self.join(feed, offset)
-        # A log in memory begins every topic anew, with a larger epoch than the one on disk. A topic
-        # that was recreated on disk has a larger epoch than the saved one.
+        # A log in memory begins every topic at 0 again, with a larger epoch than the one on disk.
+        # A topic that was recreated on disk has a larger epoch than the saved one.
         if epoch < bounds.epoch and not self._is_volatile:
             return None
         at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
@@ -331,7 +331,7 @@ class Feeds:
         self._on_deleted(topic)
 
     def deletion_notice(self, topic: str) -> Content:
-        """The pack that tells a session that its topic was deleted."""
+        """The pack that notifies a session that its topic was deleted."""
         notice = b"[" + encode_notice("topic.deleted", {"topic": topic}) + b"]"
         return direct(notice, order=self.next_order())
 

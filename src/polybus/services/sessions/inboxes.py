@@ -331,7 +331,7 @@ class Inboxes:
 
 
 def _new_key() -> str:
-    """A random key that does not begin with a dash, so that it is no option on a command line."""
+    """A random key that does not begin with a dash, so that it is not parsed as an option."""
     while (key := secrets.token_urlsafe(KEY_BYTES)).startswith("-"):
         pass
     return key

@@ -62,7 +62,7 @@ def _read_all(log: Log, content: Content) -> bytes | None:
 def _read_next(log: Log, follow: Follow, offset: int) -> tuple[Content, bytes] | None:
     """The next messages of a session that catches up; None if the log does not have them."""
     feed = follow.feed
-    # Stop where the feed's own entries begin, so that the session can go on with those.
+    # Stop where the feed's own entries begin, so that the session can continue with those.
     contents = list(feed.contents)
     stops = [one.first_offset for one in contents if one.first_offset > offset][:1]
     stop = stops[0] if stops else feed.stop_offset

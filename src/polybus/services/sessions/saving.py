@@ -6,7 +6,7 @@ Order of writes: everything of one save is one transaction of state.db, and a pa
 shown only after a save has raised the session's mark above it (write-ahead). A restart restores the
 last save: topics with their offsets, packs by their place in the log, direct packs with their
 content, and losses that no notice has reported. Messages of the log that came later are numbered
-anew from the saved offsets. A pack that is missing or has lost its content, because state.db was
+again from the saved offsets. A pack that is missing or has lost its content, because state.db was
 damaged, is empty, and a notice counts it.
 
 State.db may be ahead of the log, which loses unsynced messages in a crash, and behind it when a

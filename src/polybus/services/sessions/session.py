@@ -162,7 +162,7 @@ class Session:
         return before
 
     def contact(self, now_s: float) -> None:
-        """Its client is there: the time to live begins anew."""
+        """Its client is there: the time to live begins again."""
         self._contact_s = now_s
 
     def is_expired(self, now_s: float) -> bool:
@@ -503,9 +503,9 @@ class Session:
         self._is_changed = False
 
     def lose(self, count: int, first_id: int) -> None:
-        """So many of the restored packs, from this number on, are damaged: send a notice.
+        """`count` of the restored packs, from this number on, are damaged: send a notice.
 
-        Nothing tells which: every number without a pack is sent as an empty one.
+        It is unknown which: every number without a pack is sent as an empty one.
         """
         first = min(first_id, self._first_id)
         missing = [EMPTY] * (self._first_id - first)

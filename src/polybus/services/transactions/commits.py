@@ -109,8 +109,8 @@ class Producers(dict[str, Producer]):
                 text = (
                     f"producer {key.producer!r}: batch {key.batch} follows batch {known.batch}, "
                     "so batches are missing: was the checkpoint replaced by a newer or another "
-                    "one? start the query with another option producer, or with takeOver=true if "
-                    "what is missing may stay missing"
+                    "one? start the query with another option producer, or with takeOver=true "
+                    "to skip the missing batches"
                 )
                 if not take_over:
                     raise UsageError("commit.gap", text)
@@ -118,7 +118,7 @@ class Producers(dict[str, Producer]):
         if known.query and not take_over:
             text = (
                 f"producer {key.producer!r} belongs to query {known.query}, and this is query "
-                f"{key.query}: its checkpoint is a new one, so what was published before might be "
+                f"{key.query}: its checkpoint is new, so earlier messages could be "
                 "published again; give the query another option producer, or take the name over "
                 "with option takeOver=true"
             )

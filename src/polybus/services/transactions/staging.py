@@ -73,7 +73,7 @@ def check_file(name: str) -> int:
     """The batch of a staged file's name. Raises UsageError `commit.file`."""
     found = _FILE.fullmatch(name)
     if found is None:
-        text = f"{name[:40]!r} is no staged file's name, BATCH-UNIQUE.arrows"
+        text = f"{name[:40]!r} is not a valid staged file name (BATCH-UNIQUE.arrows)"
         raise UsageError("commit.file", text)
     return int(found[1])
 

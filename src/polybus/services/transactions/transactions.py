@@ -397,6 +397,6 @@ class Transactions:
         return await in_thread(self._thread, work, *arguments)
 
     async def _room(self) -> None:
-        """Wait until publishers may go on and the previous part is out of memory."""
+        """Wait until publishers may continue and the previous part is out of memory."""
         await self._context.durability.wait(self._last_ticket)
         await self._context.memory.room()

@@ -388,7 +388,7 @@ def _told(run: _FlowRun, error: Exception, *, is_final: bool) -> str:
         return cause
     advice = ""
     if is_final:
-        advice = "; mend the cause and start the pipeline again: it continues with this batch"
+        advice = "; fix the cause, then restart the pipeline: it continues with this batch"
     elif run.flow.retried and cause.startswith(run.flow.retried):
         advice = f"; {run.flow.retried_advice}"
     return f"batch {run.failed_batch}: {cause}{advice}"

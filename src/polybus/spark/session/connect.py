@@ -90,7 +90,7 @@ def check_server(spark: Any, data: Path) -> None:
         text = f"the Spark Connect server has {has}, and streams need it in their processes"
         raise UsageError("spark.server", f"{text}; pip install polybus=={__version__} there")
     if not row.shared:
-        text = f"the Spark Connect server does not see {folder}, where tables and checkpoints are"
+        text = f"the Spark Connect server cannot access {folder}, where tables and checkpoints are"
         raise UsageError("spark.server", f"{text}; mount it there at the same path")
 
 

@@ -115,7 +115,7 @@ class PolybusStreamWriter(DataSourceStreamArrowWriter):
         query = task and task.getLocalProperty("sql.streaming.queryId")
         batch = task and task.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            text = "Spark does not say to which query and batch a task belongs"
+            text = "the task has no query id or batch id"
             raise UsageError("sink.mode", f"{text}; write from a streaming query")
         producer = self._options.producer or query
         name = stage(iterator, self._columns, self._options.location, producer, int(batch))

@@ -3,7 +3,7 @@
 The options decide where a query begins, the offset in the checkpoint where a stream resumes, and
 the bounds of the log what of that still exists. Missing messages are data loss.
 
-Damaged topics are found before a batch is planned, and held in place while the others go on. The
+Damaged topics are found before a batch is planned, and held in place while the others continue. The
 end offset of a batch is final once Spark has written it to its checkpoint: the batch runs again
 with it until it succeeds. So with `failOnDamage` false the reader verifies a range before it plans
 it: it reads the offsets of the range, which compares all checksums, and plans up to the damage.
@@ -157,7 +157,7 @@ class HeldTopics:
         """What a topic lacks that ends before a durable offset: no end moves back by itself."""
         if self._fail or bounds is None or bounds.epoch != end.epoch or bounds.stop >= end.offset:
             return ""
-        text = f"topic {topic!r}: messages before offset {end.offset} are in no file of the log"
+        text = f"topic {topic!r}: messages before offset {end.offset} are missing from the log"
         return f"{text}; run polybus verify"
 
     def _hold(self, topic: str, error: StorageError, offset: int | None) -> None:
@@ -261,7 +261,7 @@ class TopicPositions:
         return begun
 
     def resumed_in(self, topic: str, end: TopicOffset, bounds: Bounds | None) -> TopicOffset | None:
-        """Where reading goes on in a topic that was read up to `end`; None if it was deleted."""
+        """Where reading continues in a topic that was read up to `end`; None if it was deleted."""
         if bounds is None:
             self.loss.note(f"topic {topic!r} was deleted; it was read up to offset {end.offset}")
             return None

@@ -210,7 +210,7 @@ class Supervisor:
             self._load(spark, self._retried)
         flows = self._flows()
         self._say({"event": "progress", "flows": flows})
-        # Flows report a full disk; a missing status is no reason to end them.
+        # Flows report a full disk; a missing status does not end them.
         with contextlib.suppress(OSError):
             self._write_status("running", flows)
         news = set()
@@ -257,7 +257,7 @@ class Supervisor:
         if url is not None:
             self._await(answers, f"no bus answers at {url} yet")
         else:
-            text = f"no bus has made {data} yet: polybus serve --data {data}"
+            text = f"{data} does not exist yet; start the bus: polybus serve --data {data}"
             self._await((data / "polybus.json").exists, text)
 
     def _await_old_jvm(self) -> None:

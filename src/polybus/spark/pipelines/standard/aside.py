@@ -26,7 +26,7 @@ from polybus.spark.pipelines.standard.decode import literal
 
 FILE = "standard-aside.json"
 FOUND_MAX = 100
-"""After so many finds in a batch, a half that fails is set aside as a whole."""
+"""After this many failures in a batch, a half that fails is set aside as a whole."""
 REASON_CHARS_MAX = 500
 PLACE = ("topic", "epoch", "offset")
 Stage = Callable[[DataFrame], list[FileNote]]
