@@ -1,7 +1,10 @@
 # Everything a checkout needs: `make run`, `make test`. Each target sets itself up.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := $(wildcard src/polybus/scan/*.px[yd]) src/polybus/scan/batch.py pyproject.toml setup.py
+COMPILED := src/polybus/scan src/polybus/edges/tcp src/polybus/log/journal
+SOURCES := $(foreach one,$(COMPILED),$(wildcard $(one)/*.px[yd])) src/polybus/scan/batch.py \
+    src/polybus/edges/tcp/outbox.py src/polybus/edges/tcp/pump.py \
+    src/polybus/log/journal/message.py pyproject.toml setup.py
 
 .PHONY: run test test-fast lint docs bench clean
 
@@ -34,7 +37,7 @@ bench: .venv/ready
 	$(BIN)/polybus bench
 
 clean:
-	rm -rf .venv build dist src/polybus/scan/*.so src/polybus/scan/*.c
+	rm -rf .venv build dist $(foreach one,$(COMPILED),$(one)/*.so $(one)/*.c)
 
 .venv/ready: $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

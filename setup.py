@@ -1,4 +1,4 @@
-"""Build the compiled scanner; everything else is in pyproject.toml.
+"""Build the compiled scanner and pump; everything else is in pyproject.toml.
 
 The extensions are optional: without a C compiler the install still succeeds and the bus runs on
 the pure-Python twins in `polybus/scan` (`polybus doctor` says so).
@@ -9,15 +9,23 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-SCAN = Path("src/polybus/scan")
-# batch.py is compiled as it is, with the types of batch.pxd.
-MODULES = [SCAN / "batch.py", *sorted(SCAN.glob("*.pyx"))]
+SOURCE = Path("src")
+SCAN, TCP = SOURCE / "polybus/scan", SOURCE / "polybus/edges/tcp"
+# The .py files are compiled as they are, some with the types of a .pxd.
+MODULES = [
+    *sorted(SCAN.glob("*.pyx")),
+    *sorted(TCP.glob("*.pyx")),
+    SCAN / "batch.py",
+    TCP / "outbox.py",
+    TCP / "pump.py",
+    SOURCE / "polybus/log/journal/message.py",
+]
 
 setup(
     ext_modules=cythonize(
         [
             Extension(
-                f"polybus.scan.{path.stem}",
+                ".".join(path.relative_to(SOURCE).with_suffix("").parts),
                 [str(path)],
                 extra_compile_args=["-O3"],
                 optional=True,

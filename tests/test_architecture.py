@@ -13,7 +13,7 @@ import msgspec
 
 from polybus import config
 from polybus.config import Limits
-from polybus.edges.tcp.connection import READ_S_MAX
+from polybus.edges.tcp.pump import GATHER_S, READ_S_MAX, SHARED_READ_BYTES, SMALL_MESSAGES_MAX
 from polybus.error_codes import CODES
 from polybus.log.columns import SCHEMA
 
@@ -133,8 +133,13 @@ def test_every_lock_is_documented() -> None:
     assert set(re.findall(r"^\| `(.*?)` `(.*?)` \|", table, re.MULTILINE)) == lock_names()
 
 
-def test_the_longest_read_is_the_one_of_the_code() -> None:
-    assert f"busy for more than {READ_S_MAX * 1000:g} ms" in " ".join(ARCHITECTURE.split())
+def test_the_numbers_of_the_pump_are_those_of_the_code() -> None:
+    text = " ".join(ARCHITECTURE.split())
+    assert f"busy for more than {READ_S_MAX * 1000:g} ms" in text
+    assert f"at most {SHARED_READ_BYTES >> 10} KiB" in text
+    rate = f"{SMALL_MESSAGES_MAX / GATHER_S:,.0f} single writes per second"
+    assert rate in text
+    assert f"once every {GATHER_S * 1000:g} ms" in text
 
 
 def requirement_names(requirements: list[str]) -> list[str]:

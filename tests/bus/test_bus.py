@@ -164,7 +164,9 @@ def test_a_replay_goes_live_with_little_still_to_be_taken() -> None:
 
 def test_a_topic_that_takes_no_writes_does_not_hold_up_the_others_of_a_read() -> None:
     class Frozen(MemoryLog):
-        def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+        def append_all(
+            self, batches: Sequence[Batch], *, urgent: bool = False, is_taken: bool = False
+        ) -> int:
             raise StorageError("log.frozen", "a topic is damaged")
 
         def append(self, batch: Batch, *, urgent: bool = False) -> int:

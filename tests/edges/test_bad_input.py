@@ -75,7 +75,9 @@ async def test_lengths_that_no_bytes_follow_take_no_memory(protocol: str) -> Non
             for peer in peers:
                 await peer.__aenter__()
                 await peer.send(head + b"some")
-            await until(lambda: sum(one._unfinished > 0 for one in open_connections(node)) == 100)
+            await until(
+                lambda: sum(one.unfinished_bytes > 0 for one in open_connections(node)) == 100
+            )
             await is_alive(node)
         assert growth.peak_bytes < 4 * MEBI
         for peer in peers:

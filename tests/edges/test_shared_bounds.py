@@ -8,7 +8,8 @@ import pytest
 
 from polybus.config import Limits
 from polybus.edges.edge import BadPeers
-from polybus.edges.tcp.shared import FREE_BYTES, Assembly, ReadBuffers
+from polybus.edges.tcp.buffers import ReadBuffers
+from polybus.edges.tcp.shared import FREE_BYTES, Assembly
 
 
 class Sender:

@@ -8,10 +8,9 @@ import random
 import pytest
 from edge_kit import frame
 
-from polybus.edges.tcp import stream
 from polybus.testing import ScriptedPeer, run_bus
 
-LARGE = stream.LARGE_BYTES
+LARGE = 64 << 10
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])

@@ -83,7 +83,7 @@ async def test_many_large_unfinished_messages_share_a_bounded_pool() -> None:
         held = open_connections(node)
         await until(lambda: any("assembly" in one._held_by for one in held))
         assert await is_alive(node) < 4
-        assert sum(one._unfinished for one in held) < 12 * MEBI
+        assert sum(one.unfinished_bytes for one in held) < 12 * MEBI
         # Now all may finish, one after another.
         finishing = [
             asyncio.create_task(finish(peer, sender))

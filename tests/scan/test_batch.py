@@ -15,7 +15,7 @@ import pytest
 from polybus.batch import Batch
 from polybus.scan import batch, plain
 
-PURE = plain.from_source()
+PURE = plain.from_source("polybus.scan.batch")
 BOTH = pytest.mark.parametrize("scan", [batch, PURE], ids=["compiled", "pure"])
 
 

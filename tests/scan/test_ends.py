@@ -13,7 +13,7 @@ import pytest
 from polybus.errors import StorageError
 from polybus.scan import Batch, batch, plain
 
-PURE = plain.from_source()
+PURE = plain.from_source("polybus.scan.batch")
 BOTH = pytest.mark.parametrize("scan", [batch, PURE], ids=["compiled", "pure"])
 
 

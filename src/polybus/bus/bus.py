@@ -199,6 +199,25 @@ class Bus:
                     topic.spare(batch, subscriber.protocol)
         return ticket
 
+    def subscribers_of(self, batches: Sequence[Batch]) -> tuple[Subscriber, ...] | None:
+        """Who gets each of these batches, if the log takes them; None if some get only a part."""
+        found: tuple[Subscriber, ...] | None = None
+        for batch in batches:
+            topic = self._topics.get(batch.topic)
+            if topic is None or not self.log.takes(batch.topic):
+                return None
+            if found is None:
+                found = topic.subscribers
+            elif found != topic.subscribers:
+                return None
+        return found
+
+    def publish_delivered(self, batches: Sequence[Batch], publisher: Publisher) -> int:
+        """Append batches that the caller has just given to `subscribers_of`; return the ticket."""
+        topics = scan.find_topics(batches, self._topics, self._clock_us())
+        assert topics is not None
+        return self._append_all(batches, topics, publisher.receipt, is_taken=True)
+
     def publish_joint(self, batches: Sequence[Batch], publisher: Publisher) -> int:
         """Publish one message to several topics; a subscriber of several gets one delivery.
 
@@ -299,10 +318,13 @@ class Bus:
         give: Give | None,
         *,
         urgent: bool = False,
+        is_taken: bool = False,
     ) -> int:
         """Append all batches at once. Raises as `commit`, with nothing appended."""
         asking = [batch for batch in batches if batch.receipt_ids is not None]
-        ticket = self._last_ticket = self.log.append_all(batches, urgent=urgent or bool(asking))
+        ticket = self._last_ticket = self.log.append_all(
+            batches, urgent=urgent or bool(asking), is_taken=is_taken
+        )
         scan.count_taken(batches, topics)
         if asking and give is not None:
             self.when_durable(give, ticket, asking)

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
 from polybus.edges.tcp.connection import Connection
 from polybus.edges.tcp.layers import tls_context
+from polybus.edges.tcp.listener import Listener, bind, bind_path
 from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError
@@ -37,7 +36,6 @@ from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
 from polybus.services.services import Services
 
-BACKLOG = 4096
 RELOADED = ("topics", "topic_config", "retention", "pipeline")
 """The settings that can change while the bus runs; the files of certificates can too."""
 OpenLog = Callable[[Config, LogCallbacks], Log]
@@ -81,7 +79,7 @@ class Server:
         self._edge = edge
         self._context = edge.context
         self._tcp = tcp
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._udp_edges: list[UdpEdge] = []
         # Each connection takes the context of its time: a reload replaces them.
         self._certificates: dict[Tls, ssl.SSLContext] = {}
@@ -118,12 +116,9 @@ class Server:
             tls = None if settings is None else self._certificates[settings]
             return Connection(self._tcp, connector, tls)
 
-        server = await self._context.loop.create_server(
-            connect, connector.ip, connector.port, backlog=BACKLOG
-        )
-        self._servers.append(server)
-        bound: socket.socket = server.sockets[0]
-        return f"tcp://{connector.ip}:{bound.getsockname()[1]}"
+        sockets = await bind(connector.ip, connector.port)
+        self._listeners += [Listener(self._tcp, one, connect) for one in sockets]
+        return f"tcp://{connector.ip}:{sockets[0].getsockname()[1]}"
 
     def reload_certificates(self) -> None:
         """Read the certificates again, for connections from now on. Raises ConfigError."""
@@ -134,20 +129,15 @@ class Server:
         if path.parent != self._context.data.resolve():
             access.prepare_socket_folder(path)
         connect = partial(Connection, self._tcp, Connector(speaks="http"), is_admin=True)
-        before = os.umask(0o177)
-        try:
-            server = await self._context.loop.create_unix_server(connect, str(path))
-        finally:
-            os.umask(before)
-        self._servers.append(server)
+        self._listeners.append(Listener(self._tcp, bind_path(path), connect))
 
     async def stop(self) -> None:
         """Stop accepting, give receipts for what was read, then close every connection.
 
         Returns within `shutdown-timeout-s`. The caller closes the log.
         """
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            listener.close()
         for edge in self._udp_edges:
             edge.stop_reading()
         self._tcp.stop_reading()

@@ -238,7 +238,13 @@ class FileLog(LogOfTopics[TopicLog]):
         log.stop += len(batch.spans) >> 1
         return self._journal.append([batch], urgent)
 
-    def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+    def takes(self, topic: str) -> bool:
+        log = self._topics.get(topic)
+        return log is not None and log.frozen is None and self._journal.failure is None
+
+    def append_all(
+        self, batches: Sequence[Batch], *, urgent: bool = False, is_taken: bool = False
+    ) -> int:
         logs = scan.find_ends(batches, self._topics)
         if logs is None:
             for batch in batches:
@@ -246,7 +252,7 @@ class FileLog(LogOfTopics[TopicLog]):
                 if log.frozen is not None:
                     raise log.frozen.again()
             raise AssertionError("every topic exists and can be written")
-        if self._journal.failure is not None:
+        if self._journal.failure is not None and not is_taken:
             raise self._journal.failure.again()
         # Nothing below can fail.
         return self._journal.append(scan.take_batches(batches, logs, self._clock()), urgent)

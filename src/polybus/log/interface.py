@@ -101,11 +101,19 @@ class Log(Protocol):
             StorageError: the log or the topic cannot be written; the batch is not in the log.
         """
 
-    def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+    def takes(self, topic: str) -> bool:
+        """Whether the topic exists and an append to it would not be refused now."""
+
+    def append_all(
+        self, batches: Sequence[Batch], *, urgent: bool = False, is_taken: bool = False
+    ) -> int:
         """Append batches of any topics in one commit; return the ticket of the last.
 
         They become durable together: after a crash the log has all of them or none. They are in
         memory together until they are written, so the caller bounds their size.
+
+        `is_taken`: subscribers have them already, because `takes` said yes just before. They are
+        not refused then, even if the disk failed meanwhile: they wait for it as those before do.
 
         Raises:
             UsageError: `topic.unknown`.

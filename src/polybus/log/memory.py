@@ -143,7 +143,13 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
             self._on_durable(self._ticket)
         return self._ticket
 
-    def append_all(self, batches: Sequence[Batch], *, urgent: bool = False) -> int:
+    def takes(self, topic: str) -> bool:
+        log = self._topics.get(topic)
+        return log is not None and log.frozen is None
+
+    def append_all(
+        self, batches: Sequence[Batch], *, urgent: bool = False, is_taken: bool = False
+    ) -> int:
         for batch in batches:
             log = self._log_of(batch.topic)
             if log.frozen is not None:

@@ -1,13 +1,17 @@
-"""Running batch.py as it is: what it calls in C when it is compiled.
+"""Running modules that are compiled as they are without the compiler: what they call in C then.
 
-With POLYBUS_PURE=1 in the environment, its source is loaded even if it is compiled.
+With POLYBUS_PURE=1 in the environment, their source is loaded even if they are compiled.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from array import array
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -62,9 +66,32 @@ def add_entry(entries: array[int], part: tuple[Any, ...], position: int, size: i
     entries.extend((first_offset, count, position, size, first_row, latest))
 
 
-def from_source() -> ModuleType:
-    """batch.py as a new module, not compiled."""
-    spec = spec_from_file_location("polybus.scan.batch", Path(__file__).with_name("batch.py"))
+# Compiled as they are: their source runs, too.
+AS_THEY_ARE = (
+    "polybus.scan.batch",
+    "polybus.edges.tcp.outbox",
+    "polybus.edges.tcp.pump",
+    "polybus.log.journal.message",
+)
+
+
+class SourceFinder(MetaPathFinder):
+    """Finds the source of modules that are compiled as they are."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in AS_THEY_ARE or not path:
+            return None
+        return spec_from_file_location(
+            fullname, Path(path[0]) / f"{fullname.rpartition('.')[2]}.py"
+        )
+
+
+def from_source(name: str) -> ModuleType:
+    """A module that is compiled as it is, as a new one from its source."""
+    package = importlib.import_module(name.rpartition(".")[0])
+    spec = SourceFinder().find_spec(name, package.__path__)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -73,4 +100,4 @@ def from_source() -> ModuleType:
 
 PURE = os.environ.get("POLYBUS_PURE", "") not in ("", "0")
 if PURE:
-    sys.modules["polybus.scan.batch"] = from_source()
+    sys.meta_path.insert(0, SourceFinder())

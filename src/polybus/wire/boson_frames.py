@@ -102,6 +102,18 @@ class FrameStream(Generic[E]):
         return HEADER_BYTES + int(topic_bytes) + int(length)
 
 
+def whole_of(batches: Sequence[Batch], data: Buffer, start: int, end: int) -> Buffer | None:
+    """Batches whose frames are exactly `data[start:end]`, spelled canonically, for subscribers."""
+    for batch in batches:
+        if batch.receipt_ids is not None:
+            # Subscribers never see a receipt request. One batch is encoded only on delivery.
+            return scan.encode_frames(batches) if len(batches) > 1 else None
+    whole = memoryview(data)[start:end]
+    if len(batches) == 1:
+        batches[0].carry_encoding(PROTOCOL, whole)
+    return whole
+
+
 class BosonFramesCodec(BosonCodec, FrameStream[Event]):
     """The server's side of one connection; wire/codec.py has the contract."""
 
@@ -132,9 +144,8 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
                 if unnamed:
                     batches, canonical = self._name(batches, unnamed, events)
                 if batches:
-                    events.append(
-                        _published(batches, data, start, end) if canonical else Publish(batches)
-                    )
+                    whole = whole_of(batches, data, start, end) if canonical else None
+                    events.append(Publish(batches, whole))
                 start = end
             if start == stop:
                 self._needed_bytes = HEADER_BYTES
@@ -148,6 +159,28 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         self._needed_bytes = 0
         self.backlog = start < stop
         return start
+
+    def scan_plain(self, data: Buffer, start: int, stop: int) -> tuple[int, list[Batch]]:
+        """Where the plain frames from `start` on end, and their batches; `receive` the rest.
+
+        Nothing of what is unusual is plain: a topic that was not seen before, or a frame inside a
+        sequence of parts.
+        """
+        if self._carry or self._failed or self._parts.open:
+            return start, []
+        limits = self._limits
+        end, batches, unnamed = scan.scan_frames(
+            data,
+            start,
+            stop,
+            limits.message_bytes_max,
+            limits.topic_bytes_max,
+            _canonical,
+            PROTOCOL,
+        )
+        return (start, []) if unnamed else (end, batches)
+
+    whole_of = staticmethod(whole_of)
 
     def take_carry(self) -> bytes:
         carry, self._carry = self._carry, None
@@ -214,18 +247,6 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         """Report each kind of error once per read, however many frames have it."""
         if not any(isinstance(event, Bad) and event.error.code == code for event in events):
             events.append(Bad(PeerError(code, text, final=False)))
-
-
-def _published(batches: list[Batch], data: Buffer, start: int, end: int) -> Publish:
-    """The event of batches whose frames are exactly `data[start:end]`, spelled canonically."""
-    for batch in batches:
-        if batch.receipt_ids is not None:
-            # Subscribers never see a receipt request. One batch is encoded only on delivery.
-            return Publish(batches, scan.encode_frames(batches) if len(batches) > 1 else None)
-    whole = memoryview(data)[start:end]
-    if len(batches) == 1:
-        batch.carry_encoding(PROTOCOL, whole)
-    return Publish(batches, whole)
 
 
 def _merge(batch: Batch, other: Batch) -> None:

@@ -14,6 +14,7 @@ thousand of them. To let other peers proceed, a server's codec pauses after STEP
 `data` must not change after `receive`: batches refer to it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -79,4 +80,18 @@ class Codec(Protocol[E]):
     @property
     def unfinished_bytes(self) -> int:
         """The memory of an unfinished message."""
+        ...
+
+
+class PlainCodec(Codec[E], Protocol[E]):
+    """A codec whose plain messages may be published together with those of other connections."""
+
+    def scan_plain(self, data: Buffer, start: int, stop: int) -> tuple[int, list[Batch]]:
+        """Where the plain messages from `start` on end, and their batches; `receive` the rest."""
+        ...
+
+    def whole_of(
+        self, batches: Sequence[Batch], data: Buffer, start: int, stop: int
+    ) -> Buffer | None:
+        """Batches that are exactly `data[start:stop]`, as subscribers may get them."""
         ...

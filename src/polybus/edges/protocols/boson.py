@@ -14,7 +14,7 @@ from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.translator import Peer, Translator
+from polybus.edges.protocols.translator import Peer, PlainTranslator, Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.wire import boson_frames, boson_properties
 from polybus.wire.boson import BadPublish, ReceiptOwed, Subscribe, Unsubscribe
@@ -53,7 +53,7 @@ class BosonTranslator(Translator):
         self.reply(self.wire.encode_position(topic, epoch, offset))
 
 
-class BosonFramesTranslator(BosonTranslator):
+class BosonFramesTranslator(BosonTranslator, PlainTranslator):
     wire = boson_frames
     protocol = boson_frames.PROTOCOL
     encode = staticmethod(boson_frames.encode)

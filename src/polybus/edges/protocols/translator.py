@@ -17,7 +17,7 @@ from polybus.edges.edge import Edge
 from polybus.edges.tcp.outbox import DroppedMessages
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
 from polybus.services.replay import replay
-from polybus.wire.codec import Bad, Codec, Publish
+from polybus.wire.codec import Bad, Codec, PlainCodec, Publish
 from polybus.wire.positions import Latest, Position, Start, SubscribeLine, parse_start
 
 EVERYTHING = "*"
@@ -304,3 +304,13 @@ class Translator(Subscriber):
     def note(self, code: str, text: str) -> None:
         """Count and log an error of the peer's."""
         self.edge.bad_peers.note(self.peer.name, self.protocol, code, text)
+
+
+class PlainTranslator(Translator):
+    """A translator whose peers may be sent the bytes of others as they arrived.
+
+    `plain_outbox` is where such bytes go; None if layers are around the protocol.
+    """
+
+    codec: PlainCodec[Any]
+    plain_outbox: Any = None

@@ -8,39 +8,29 @@ The first bytes show what a peer speaks: a protocol, or a layer whose content is
 (gzip inside TLS is two layers). Once a protocol is known and no layer is around it, the connection
 drops its list of layers.
 
-An idle connection owns no buffer. A read lands behind the bytes that its codec left over, in the
-current shared buffer; if batches may refer to it afterwards, another buffer takes its place.
+The pump reads the socket (pump). An idle connection owns no buffer: a read lands behind the bytes
+that its codec left over, in a shared one.
 """
 
-import asyncio
 import ssl
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import cast
 
 from polybus.batch import Buffer
 from polybus.config import Connector
-from polybus.edges.protocols.translator import Translator
-from polybus.edges.tcp import local
+from polybus.edges.protocols.translator import PlainTranslator, Translator
 from polybus.edges.tcp.layers import GzipLayer, Layer, TlsLayer, unwrap
 from polybus.edges.tcp.outbox import DroppedMessages, Outbox
-from polybus.edges.tcp.shared import READ_BYTES, TcpShared
+from polybus.edges.tcp.pump import CARRY_BYTES_MAX, Channel
+from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.stream import LAYERS_GATE, Stream
 from polybus.errors import PeerError
 from polybus.wire.detect import detect
 
-READ_S_MAX = 0.025
-"""How long one connection may occupy the loop."""
-READ_BYTES_FIRST = 64 << 10
-READ_BYTES_LEAST = 8 << 10
-# More than what a peer's send buffer may have gathered while we rested (4 MiB, 64 KiB a read).
-FULL_READS = 80
-# A small read is copied, so that few messages do not keep a whole read buffer alive.
-SMALL_BYTES = 128 << 10
-CARRY_BYTES_MAX = 64 << 10
+PULL_S_MAX = 0.025
+"""How long the layers of one connection may occupy the loop."""
 BACKLOG_GATE = "backlog"
-READ_BYTES_MAX = READ_BYTES - CARRY_BYTES_MAX
 # Protocols that a connector may speak alone, before its peer has sent anything.
 UNDETECTED = ("goms", "queue")
 
@@ -69,58 +59,29 @@ class Connection(Stream):
         # What the layers have not produced yet from the bytes read.
         self._pieces: Iterator[bytes] | None = None
         self.translator: Translator | None = None
-        self._carry = b""
-        self._read_bytes = READ_BYTES_FIRST
-        # Consecutive full reads while the receive buffer is narrow; FULL_READS when it is not.
-        self._full_reads = FULL_READS
-        self._unfinished = 0
+        self.carry = b""
+        self.unfinished_bytes = 0
 
-    # asyncio calls these
+    # The pump calls these
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport implements the interface without inheriting from it.
-        transport = cast(asyncio.Transport, transport)
-        self.transport = transport
+    def connection_made(self, channel: Channel) -> None:
+        self.transport = channel
         tcp = self.tcp
-        address = transport.get_extra_info("peername")
+        address = channel.get_extra_info("peername")
         self.name = f"{address[0]}:{address[1]}" if address else "unknown"
         self.outbox = Outbox(tcp.outboxes, self.write_now, self._on_overflow)
-        # Pause as soon as the socket is full: what waits in the outbox is counted and shared.
-        transport.set_write_buffer_limits(0)
-        if local.is_local(transport.get_extra_info):
-            local.narrow(transport.get_extra_info("socket"))
-            self._full_reads = 0
         if not tcp.admit(self):
             self._closing = True
-            transport.abort()
+            channel.abort()
             return
         protocols = self._connector.protocols
         if len(protocols) == 1 and self._tls is None and protocols[0] in UNDETECTED:
             self.speak(protocols[0])
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        self.tcp.pace.before_read(self)
-        view = self.tcp.buffers.view
-        carried = len(self._carry)
-        if carried:
-            view[:carried] = self._carry
-        return view[carried : carried + self._read_bytes]
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def receive(self, data: Buffer) -> None:
+        """Handle bytes of the peer, `carry` included."""
         if self._closing:
             return
-        if self._full_reads < FULL_READS:
-            self._widen_if_full(nbytes)
-        buffers = self.tcp.buffers
-        size = len(self._carry) + nbytes
-        self._carry = b""
-        data: Buffer
-        if size <= SMALL_BYTES:
-            data = bytes(buffers.view[:size])
-        else:
-            data = buffers.view[:size]
-            buffers.replace()
-        began = perf_counter() if nbytes >= self._read_bytes else 0.0
         try:
             if self._layers:
                 self._pieces = unwrap(self._layers, data)
@@ -130,10 +91,6 @@ class Connection(Stream):
                 self._pull()
         except PeerError as error:
             self._answer_last(error)
-        if began:
-            self._adapt(perf_counter() - began)
-        is_narrow = self._full_reads < FULL_READS
-        self.tcp.pace.after_read(self, nbytes, is_narrow=is_narrow)
 
     def eof_received(self) -> bool:
         self._peer_ended = True
@@ -156,7 +113,7 @@ class Connection(Stream):
             self.translator.let_go()
             self.translator = None
         self._count_unfinished(0)
-        self._carry = self._head = b""
+        self.carry = self._head = b""
         self._pieces = None
         self._layers = None
         self._forget_stream()
@@ -181,9 +138,9 @@ class Connection(Stream):
             tcp.loop.call_soon(self._go_on)
             return
         unfinished = codec.unfinished_bytes
-        if unfinished or self._unfinished:
+        if unfinished or self.unfinished_bytes:
             if unfinished < CARRY_BYTES_MAX and self._layers is None:
-                self._carry = codec.take_carry()
+                self.carry = codec.take_carry()
             self._count_unfinished(unfinished, completed=bool(events))
         if tcp.memory.is_full():
             tcp.memory.hold(self)
@@ -197,7 +154,7 @@ class Connection(Stream):
             self.release(BACKLOG_GATE)
 
     def _pull(self) -> None:
-        """Hand on what the layers produce, until a gate holds us or READ_S_MAX has passed.
+        """Hand on what the layers produce, until a gate holds us or PULL_S_MAX has passed.
 
         A few bytes of gzip may be many messages, so backpressure applies between two pieces too.
         """
@@ -208,7 +165,7 @@ class Connection(Stream):
                 # The release of the last other gate continues here.
                 self.hold(LAYERS_GATE)
                 break
-            if perf_counter() - began > READ_S_MAX:
+            if perf_counter() - began > PULL_S_MAX:
                 self.hold(LAYERS_GATE)
                 self.tcp.loop.call_soon(self.pull_on)
                 break
@@ -268,6 +225,10 @@ class Connection(Stream):
         if not self._layers:
             self._layers = None
         self.translator = self.tcp.translators[protocol](self, self._connector)
+        if self._layers is None and isinstance(self.translator, PlainTranslator):
+            self.transport.plain = self.translator.codec
+            self.outbox.write_through(self.transport.write)
+            self.translator.plain_outbox = self.outbox
         self.tcp.assembly.update(self, 0, 0, completed=True)
 
     def _reject(self, found: str) -> None:
@@ -277,22 +238,8 @@ class Connection(Stream):
         self.tcp.edge.bad_peers.note(self.name, "unknown", "detect.unknown", text)
         self.close()
 
-    def _widen_if_full(self, nbytes: int) -> None:
-        """A peer that fills its window faster than we read it gets a larger one."""
-        is_full = nbytes >= local.NARROW_BYTES and not self.tcp.pace.rested
-        self._full_reads = self._full_reads + 1 if is_full else 0
-        if self._full_reads == FULL_READS:
-            local.widen(self.transport.get_extra_info("socket"))
-
-    def _adapt(self, elapsed_s: float) -> None:
-        """Read more at once while that is cheap, less when a read delays the loop."""
-        if elapsed_s > READ_S_MAX:
-            self._read_bytes = max(self._read_bytes // 2, READ_BYTES_LEAST)
-        elif elapsed_s < READ_S_MAX / 2:
-            self._read_bytes = min(self._read_bytes * 2, READ_BYTES_MAX)
-
     def _count_unfinished(self, unfinished: int, *, completed: bool = False) -> None:
-        before, self._unfinished = self._unfinished, unfinished
+        before, self.unfinished_bytes = self.unfinished_bytes, unfinished
         self.tcp.assembly.update(self, before, unfinished, completed=completed)
 
     def _answer_last(self, error: PeerError) -> None:
@@ -315,6 +262,7 @@ class Connection(Stream):
         if self._closing:
             return
         self._closing = True
+        self.transport.plain = None
         if self.translator is not None:
             self.translator.leave_all()
         self._close_stream()
@@ -340,7 +288,7 @@ class Connection(Stream):
     def too_slow(self) -> None:
         """An unfinished message, or an unknown protocol, has taken too long."""
         if self._held_by:
-            # It waits for us: its time begins anew.
+            # It waits for us: its time starts again.
             self.tcp.assembly.excuse(self)
             return
         error = PeerError("peer.too-slow", "your message did not arrive in time")

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Outboxes: bytes that wait for a peer, written once per loop turn, and what happens to slow peers.
 
 A transport holds one write until its socket has taken all of it. Meanwhile it pauses us, and
@@ -15,6 +16,8 @@ While memory is short (`memory-bytes-max`), the policy applies early to peers th
 largest outbox first: slow peers pay for it, not the publishers.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,8 +25,13 @@ from dataclasses import dataclass, field
 from operator import is_not
 from typing import Literal
 
+try:
+    import cython
+except ImportError:
+    # Only the compiler needs it.
+    from polybus.scan import plain as cython
 from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import Holdable
+from polybus.bus.subscriptions import Holdable, Publisher
 from polybus.services.memory import MemoryGate
 
 Policy = Literal["disconnect", "drop-oldest", "wait"]
@@ -52,11 +60,12 @@ class DroppedMessages:
             self.next_positions[batch.topic] = (batch.epoch, batch.last_offset + 1)
 
 
+@cython.cclass
 class Outboxes:
     """What all outboxes of a bus share.
 
-    Every outbox that has pending bytes is written once per loop turn, not once per message;
-    `before` and `after` are called around these writes.
+    Every outbox that has pending bytes is written once per loop turn, not once per message. In a
+    turn of the pump (`in_turn`) the pump calls `flush` itself.
     """
 
     def __init__(
@@ -66,8 +75,6 @@ class Outboxes:
         *,
         policy: Policy,
         bytes_max: int,
-        before: Callable[[], None] = lambda: None,
-        after: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy: Policy = policy
         self.bytes_max = bytes_max
@@ -75,27 +82,26 @@ class Outboxes:
         self.congested: set[Outbox] = set()
         self._call_soon = call_soon
         self._memory = memory
-        self._before = before
-        self._after = after
         self._pending: list[Outbox] = []
         # The last pieces that were joined, and the result.
         self._pieces: list[Buffer] = []
         self._joined: Buffer = b""
         self._short_s = 0.0
+        self.in_turn = False
 
-    def flush_soon(self, outbox: "Outbox") -> None:
-        """Write what the outbox holds at the end of the loop turn."""
-        if not self._pending:
-            self._call_soon(self._flush)
+    def flush_soon(self, outbox: Outbox) -> None:
+        """Write what the outbox holds at the end of the turn."""
+        if not self._pending and not self.in_turn:
+            self._call_soon(self.flush)
         self._pending.append(outbox)
 
-    def _flush(self) -> None:
-        self._before()
-        pending, self._pending = self._pending, []
-        for outbox in pending:
-            outbox.flush()
-        self._pieces, self._joined = [], b""
-        self._after()
+    def flush(self) -> None:
+        """Write what all outboxes hold."""
+        if self._pending:
+            pending, self._pending = self._pending, []
+            for outbox in pending:
+                outbox.flush()
+            self._pieces, self._joined = [], b""
 
     def join(self, pieces: list[Buffer]) -> Buffer:
         """One buffer of all pieces, shared by all outboxes that hold the same pieces.
@@ -130,6 +136,7 @@ class Outboxes:
                 return
 
 
+@cython.cclass
 class Outbox:
     """One peer's pending bytes. `bytes` excludes what the transport holds."""
 
@@ -158,8 +165,13 @@ class Outbox:
         self.patience_s = PATIENCE_S
         self.quiet_s = 0.0
 
-    def send(self, data: Buffer, batches: Sequence[Batch] = ()) -> None:
-        """Queue the bytes of batches, or of a reply; they go out at the end of the loop turn."""
+    def send(
+        self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
+    ) -> None:
+        """Queue the bytes of batches, or of a reply; they go out at the end of the loop turn.
+
+        The publisher is held back if the peer is slow.
+        """
         if self.closed:
             return
         self._pending.append((data, batches))
@@ -168,6 +180,8 @@ class Outbox:
             self._ledger.hold(data)
             if self.bytes > self._limit:
                 self._overflow()
+            if publisher is not None and self.wants_wait() and publisher.hold(self):
+                self.add_waiter(publisher)
         elif not self._scheduled:
             self._scheduled = True
             self._shared.flush_soon(self)
@@ -302,6 +316,10 @@ class Outbox:
         self._shared.congested.discard(self)
         self.release_waiters()
         self._release_drains()
+
+    def write_through(self, write: Callable[[Buffer], None]) -> None:
+        """Write with this from now on."""
+        self._write = write
 
     def forget_peer(self) -> None:
         """The connection is lost: refer to it no more, since it refers to this."""

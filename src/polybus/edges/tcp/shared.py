@@ -4,19 +4,16 @@ import asyncio
 import contextlib
 import math
 import resource
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-
-import pyarrow as pa
 
 from polybus.bus.subscriptions import Holdable
 from polybus.config import Connector, Limits
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.outbox import Outboxes
-from polybus.edges.tcp.pace import Pace
+from polybus.edges.tcp.pump import Pump
 
 TICK_S = 0.1
 TICKS_PER_OVERDUE_CHECK = 2
@@ -29,11 +26,6 @@ SILENT_S = 60.0
 GATE = "assembly"
 # Open files that are not connections: segments, history, databases, libraries.
 FILES_KEPT = 256
-# Large, because work is per batch and a read gives one batch per topic: with a thousand topics a
-# read of 256 KiB has two messages per batch, a read of 2 MiB has nineteen.
-READ_BYTES = 2 << 20
-_SPARE_MAX = 12
-_TRIES = 4
 
 TranslatorFactory = Callable[[Any, Connector], Translator]
 """Makes the translator of a connection, once its protocol is known."""
@@ -95,7 +87,7 @@ class Assembly:
             self._count(connection, max(before - FREE_BYTES, 0), max(now - FREE_BYTES, 0))
 
     def excuse(self, connection: Assembling) -> None:
-        """It was not read from: its deadline begins anew."""
+        """It was not read from: its deadline starts again."""
         if connection in self._deadlines:
             self._deadlines[connection] = self._clock_s() + self._limits.message_timeout_s
 
@@ -154,43 +146,6 @@ class OpenConnection(Assembling, Protocol):
     def stop_reading(self) -> None: ...
 
 
-class ReadBuffers:
-    """Hands out buffers for socket reads.
-
-    A batch's messages stay in the buffer they were read into until slow subscribers have taken them
-    and the committer has written them. So a buffer is reused only when its reference count says
-    that nothing else refers to it.
-    """
-
-    def __init__(self, size_bytes: int = READ_BYTES) -> None:
-        self._size_bytes = size_bytes
-        self._spare: deque[pa.Buffer] = deque(maxlen=_SPARE_MAX)
-        self._take(self._new())
-
-    def _new(self) -> pa.Buffer:
-        # Arrow does not zero its memory: zeroing 2 MiB takes as long as scanning them.
-        return pa.allocate_buffer(self._size_bytes, memory_pool=pa.system_memory_pool())
-
-    def _take(self, buffer: pa.Buffer) -> None:
-        self.current = buffer
-        self.view = memoryview(buffer).cast("B")
-
-    def replace(self) -> None:
-        """Leave the current buffer to the batches that refer to it, and take another."""
-        self.view.release()
-        self._spare.append(self.current)
-        spare = self._spare
-        for _ in range(min(len(spare), _TRIES)):
-            buffer = spare.popleft()
-            # Two references: the name `buffer` and the argument of getrefcount.
-            if sys.getrefcount(buffer) == 2:
-                break
-            spare.append(buffer)
-        else:
-            buffer = self._new()
-        self._take(buffer)
-
-
 class TcpShared:
     """Admits connections, and runs the timers that limit them."""
 
@@ -202,16 +157,13 @@ class TcpShared:
         self.loop = context.loop
         self.memory = context.memory
         self.translators = translators
-        self.buffers = ReadBuffers()
-        self.pace = Pace()
         self.outboxes = Outboxes(
             self.loop.call_soon,
             context.memory,
-            before=self.pace.before_writes,
-            after=self.pace.after_writes,
             policy=context.config.slow_subscriber,
             bytes_max=limits.outbox_bytes_max,
         )
+        self.pump = Pump(self.loop, context.bus, context.memory, self.outboxes)
         self.assembly = Assembly(limits, self.loop.time)
         self.connections: set[OpenConnection] = set()
         self._connections_max = min(limits.connections_max, _files_max() - FILES_KEPT)
@@ -238,7 +190,6 @@ class TcpShared:
     def forget(self, connection: OpenConnection) -> None:
         self.connections.discard(connection)
         self.assembly.forget(connection)
-        self.pace.forget(connection)
         if not self.connections:
             self._all_gone.set()
 
@@ -268,6 +219,8 @@ class TcpShared:
                 await asyncio.wait_for(self._all_gone.wait(), patience_s)
         for connection in list(self.connections):
             connection.abort()
+        await asyncio.sleep(0)
+        self.pump.close()
 
     def _on_tick(self) -> None:
         self._tick = self.loop.call_later(TICK_S, self._on_tick)

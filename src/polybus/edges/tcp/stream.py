@@ -8,7 +8,6 @@ hardly ever looks for reference cycles.
 """
 
 import asyncio
-import os
 import socket
 import struct
 from collections.abc import Callable, Hashable, Sequence
@@ -17,19 +16,19 @@ from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
 from polybus.edges.tcp.layers import Layer, finish, wrap
 from polybus.edges.tcp.outbox import Outbox
+from polybus.edges.tcp.pump import Channel
 from polybus.edges.tcp.shared import TcpShared
 
 CLOSE_TIMEOUT_S = 2.0
-LARGE_BYTES = 64 << 10
 LAYERS_GATE = "layers"
 # Linger on, for zero seconds: closing the socket then sends a reset.
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class Stream(asyncio.BufferedProtocol):
+class Stream:
     """The half of a connection that writes and closes. Implements bus.Holdable."""
 
-    transport: asyncio.Transport
+    transport: Channel
     outbox: Outbox
 
     def __init__(self, tcp: TcpShared) -> None:
@@ -42,7 +41,7 @@ class Stream(asyncio.BufferedProtocol):
         self._peer_ended = False
         self._is_lost = False
 
-    # asyncio calls these
+    # The channel calls these
 
     def pause_writing(self) -> None:
         self.outbox.pause()
@@ -50,8 +49,7 @@ class Stream(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.outbox.resume()
         if self._closing and not self.outbox.held_bytes:
-            # asyncio's own transport must not be closed from here.
-            self.tcp.loop.call_soon(self._end_stream)
+            self._end_stream()
 
     # Writing
 
@@ -64,34 +62,14 @@ class Stream(asyncio.BufferedProtocol):
     def send(
         self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
     ) -> None:
-        self.outbox.send(data, batches)
-        if publisher is not None and self.outbox.wants_wait() and publisher.hold(self.outbox):
-            self.outbox.add_waiter(publisher)
+        self.outbox.send(data, batches, publisher)
 
     def write_now(self, data: Buffer) -> None:
         """Write without the outbox: the caller handles backpressure itself."""
         if self._layers is not None:
             data = wrap(self._layers, data)
-        if len(data) >= LARGE_BYTES:
-            data = self._write_large(data)
         if data:
             self.transport.write(data)
-
-    def _write_large(self, data: Buffer) -> Buffer:
-        """Write as much as the socket takes at once; return the rest.
-
-        A transport holds Python's lock while it writes. `os.write` releases it, so that the
-        committer can work meanwhile.
-        """
-        transport = self.transport
-        if self._closing or transport.is_closing() or transport.get_write_buffer_size():
-            return data
-        try:
-            written = os.write(transport.get_extra_info("socket").fileno(), data)
-        except OSError:
-            # Full or broken: the transport handles both.
-            return data
-        return memoryview(data)[written:]
 
     # Closing
 

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The bytes of a commit's record batch message: which buffers are compressed.
 
 pyarrow compresses all buffers of a message or none. In rows of small messages half of the bytes are
