@@ -18,6 +18,7 @@ from polybus.edges.node import Node
 from polybus.log.layout import segments
 from polybus.services.sessions import saving
 from polybus.services.sessions.session import Session
+from polybus.services.state_rows import verify_state
 from polybus.wire.msgstream import EMPTY_PACK
 
 pytestmark = pytest.mark.slow
@@ -390,6 +391,43 @@ def test_a_start_that_sets_damaged_rows_aside_may_be_killed() -> None:
     ):
         assert list(crash.seen.values()) == [[[[1, '[["direct","whole 1"]]']], ["a"]]], crash
         assert crash.end == crash.seen, crash
+
+
+def with_lost_saves(run: Run) -> None:
+    """A session with five packs after a kill, and a flipped bit in its first saves."""
+    names = [f"state.db{end}" for end in ("", "-wal", "-shm")]
+    killed: dict[str, bytes] = {}
+
+    async def work(client: Client) -> None:
+        await client.open("a")
+        for number in range(5):
+            await client.post(f"pack {number}")
+        killed.update({name: (run.data / name).read_bytes() for name in names})
+
+    with_client(Run(run.data), work)
+    wal = bytearray(killed["state.db-wal"])
+    page_bytes = int.from_bytes(wal[8:12], "big")
+    frames = (len(wal) - 32) // (24 + page_bytes)
+    wal[32 + (24 + page_bytes) * (frames // 2) + 100] ^= 1
+    for name, content in {**killed, "state.db-wal": bytes(wal)}.items():
+        (run.data / name).write_bytes(content)
+
+
+def look_at_lost(data: Path) -> Any:
+    """Whether the proof of the damage is where it was or set aside, and what a start shows."""
+    is_named = "saves are damaged" in str(verify_state(data))
+    is_aside = any(data.glob("state.db.damaged-*-wal"))
+    return [is_named or is_aside, look(data), any(data.glob("state.db.damaged-*-shm"))]
+
+
+def test_a_start_that_finds_lost_saves_may_be_killed() -> None:
+    for crash in crashes(
+        *(start_and_stop, look_at_lost),
+        start=with_lost_saves,
+        ends=("kill", "cut"),
+        verified=False,
+    ):
+        assert crash.seen == crash.end == [True, {}, True], crash
 
 
 def lose_a_segment(data: Path) -> None:

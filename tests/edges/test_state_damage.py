@@ -16,11 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from polybus.batch import Batch
+from polybus.cli import main
 from polybus.cli.verify import verify
 from polybus.config import Config
 from polybus.edges.http.metrics import render
 from polybus.edges.node import Node
 from polybus.errors import StorageError, UsageError
+from polybus.services import state_rows
 from polybus.services.consumers import ConsumerPosition, Report
 from polybus.services.state_rows import KEYS, examine, open_or_renew, verify_state
 from polybus.services.transactions.commits import TransactionKey
@@ -314,6 +316,99 @@ def test_a_write_ahead_log_that_lost_its_last_save_is_noticed(data: Path, harm: 
     found = on_bus(data, shown)
     assert any(name.startswith("session") for name in found) == (harm == "none")
     assert verify_state(data) == []
+
+
+def with_lost_saves(data: Path) -> None:
+    """The files as a kill leaves them, with a flipped bit in the write-ahead log."""
+    files = [data / f"state.db{end}" for end in ("", "-wal", "-shm")]
+    with contextlib.closing(sqlite3.connect(files[0], isolation_level=None)) as db:
+        for save in ("CREATE TABLE another (one)", "DROP TABLE another"):
+            db.execute(save)
+        killed = [path.read_bytes() for path in files]
+    for path, content in zip(files, killed, strict=True):
+        path.write_bytes(content)
+    wal = killed[1]
+    files[1].write_bytes(wal[:100] + bytes([wal[100] ^ 1]) + wal[101:])
+
+
+def state_files(data: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in data.glob("state.db*")}
+
+
+@pytest.mark.parametrize("command", ["list", "consumers", "describe a"])
+def test_no_command_hides_lost_saves(data: Path, command: str) -> None:
+    with_lost_saves(data)
+    before = state_files(data)
+    for _ in range(2):
+        result = CliRunner().invoke(main, ["topics", *command.split(), "--data", str(data)])
+        assert result.exit_code == 0, result.output
+    assert state_files(data) == before
+    result = CliRunner().invoke(verify, ["--data", str(data)])
+    assert result.exit_code == 1 and "its last saves are damaged" in result.output
+
+
+def test_a_backup_neither_hides_lost_saves_nor_lacks_them(data: Path, tmp_path: Path) -> None:
+    with_lost_saves(data)
+    before = state_files(data)
+    copy = tmp_path / "copy"
+    for arguments in (["backup", str(copy)], ["verify"]):
+        result = CliRunner().invoke(main, [*arguments, "--data", str(data)])
+        assert result.exit_code == 1 and "its last saves are damaged" in result.output
+    assert state_files(data) == state_files(copy) == before
+    restored = ["restore", str(copy), "--data", str(tmp_path / "new")]
+    assert CliRunner().invoke(main, restored).exit_code == 1
+    assert not any(name.startswith("session") for name in on_bus(copy, shown))
+
+
+def test_forgetting_a_consumer_sets_lost_saves_aside_first(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_lost_saves(data)
+    before = state_files(data)
+    result = CliRunner().invoke(main, ["topics", "forget", "two", "--data", str(data)])
+    assert result.exit_code == 0, result.output
+    assert "state.damaged" in caplog.text and "its last saves are damaged" in caplog.text
+    for end in ("-wal", "-shm"):
+        assert (data / f"state.db.damaged-1{end}").read_bytes() == before[f"state.db{end}"]
+    found = on_bus(data, shown)
+    assert [name for name in found if name.startswith("consumer")] == [
+        "consumer one",
+        "consumer three",
+    ]
+    assert not any(name.startswith("session") for name in found)
+
+
+def test_saves_after_a_kill_are_read_on_a_full_disk(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_lost_saves(data)
+    copyfile = shutil.copyfile
+
+    def full(source: Path, target: Path) -> None:
+        if target.is_relative_to(data):
+            raise OSError(28, "No space left on device")
+        copyfile(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    lost = open_or_renew(data / "state.db", fsync=True)
+    assert any("its last saves are damaged" in str(one) for one in lost)
+    assert not any(path.is_dir() for path in data.glob("state.db*"))
+
+
+def test_a_start_continues_one_that_was_killed_before_the_new_file_had_its_name(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_lost_saves(data)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_rows, "_put_in_place", lambda path: None)
+        assert open_or_renew(data / "state.db", fsync=True)
+    assert verify_state(data) == []
+    result = CliRunner().invoke(main, ["topics", "consumers", "--data", str(data)])
+    assert result.exit_code == 0 and "three" in result.output
+    found = on_bus(data, shown)
+    assert "consumer three" in found
+    assert not any(name.startswith("session") for name in found)
+    assert not [*data.glob("state.db.renewed*")]
 
 
 def test_a_file_of_format_1_gets_checksums(data: Path) -> None:

@@ -189,7 +189,7 @@ def forget(config: Config, group: str, as_json: bool) -> None:
     def forget_offline(log: Log) -> None:
         from polybus.services.consumers import forget_saved
 
-        forget_saved(Path(config.data), group)
+        forget_saved(Path(config.data), group, fsync=config.durability != "memory")
 
     _ask(config, forget_offline, "DELETE", f"/v1/consumers/{quote(group, safe='')}")
     echo(as_json, {"group": group}, f"forgot {group}")

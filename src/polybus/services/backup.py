@@ -4,7 +4,8 @@ Each part is copied before the parts that it refers to, so that the copy never r
 lacks. What it has beyond that is what a crash leaves too, and a start accepts it:
 
 1. Spark's checkpoints and the tables, only while no pipeline runs. They refer to offsets.
-2. state.db, through SQLite's backup. Packs and producers refer to the log.
+2. state.db. Packs and producers refer to the log. Of a running bus through SQLite's backup; of a
+   stopped one its files as they are, with the write-ahead log: opening them would hide its damage.
 3. Staged files, again after the journal: an intent in the journal refers to them.
 4. The journal. A sealed segment does not change any more. Of the last one the copy has a prefix,
    with everything that had a receipt when the copy began; recovery cuts off the rest.
@@ -26,9 +27,13 @@ import contextlib
 import errno
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import quote
+
+import msgspec
 
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
@@ -38,9 +43,12 @@ from polybus.log.journal.floor import NAME as FLOOR
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import Segment
 from polybus.log.topics import epoch_of, read_data_note
+from polybus.processes import is_alive
 from polybus.services.state_rows import NAME as STATE
+from polybus.services.state_rows import files_of as state_files
 
 WAIT_S = 600.0
+POLL_S = 0.05
 TRIES = 3
 NOTE = "polybus.json"
 IMMUTABLE = (".parquet",)
@@ -59,7 +67,8 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
         UsageError: `backup.target`, the target cannot be used; `pipeline.running`, the tables
             change at the moment; `log.no-data`.
         BusyError: a hand-over has not ended in WAIT_S.
-        StorageError: a file cannot be read or written.
+        StorageError: a file cannot be read or written; `log.locked`, a start or another command
+            has not ended in WAIT_S.
     """
     if read_data_note(data) is None:
         raise UsageError("log.no-data", f"{data} is not a data folder")
@@ -72,7 +81,7 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
                 for table in layout.folders_in(data / "tables"):
                     copy.tree(f"tables/{table.name}", without=FOLDERS_LEFT_OUT)
         with HistoryLock(data, wait_s=WAIT_S):
-            _copy_state(data, target)
+            copy.state()
             copy.tree("staging", link=True)
             copy.tombstones()
             copy.journal()
@@ -146,6 +155,15 @@ class _Copy:
                     left -= len(piece)
                 copied.flush()
                 os.fsync(copied.fileno())
+
+    def state(self) -> None:
+        lock = _lock_of_stopped(self._data)
+        if lock is None:
+            _copy_live_state(self._data / STATE, self._target / STATE)
+            return
+        with lock:
+            for path in state_files(self._data):
+                self.file(path)
 
     def tombstones(self) -> None:
         """Copy the proofs that topics were deleted, of which the journal may have rows."""
@@ -255,23 +273,47 @@ def _make_target(data: Path, target: Path) -> None:
         raise _copy_error(error, f"cannot create {target}") from error
 
 
-def _copy_state(data: Path, target: Path) -> None:
-    path = data / STATE
-    if not path.exists():
-        return
-    os.close(os.open(target / STATE, os.O_CREAT | os.O_RDWR, 0o600))
+def _lock_of_stopped(data: Path) -> AbstractContextManager[object] | None:
+    """Keep a bus from starting; None if one runs.
+
+    Raises StorageError `log.locked`: neither in WAIT_S. A start may still examine the files.
+    """
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return layout.DataLock(data, shared=True)
+        except StorageError:
+            if _is_running(data):
+                return None
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(POLL_S)
+
+
+def _is_running(data: Path) -> bool:
+    """Whether a bus has started, and does not stop yet: it writes its note last."""
     try:
-        url = f"file:{quote(str(path))}?mode=rw"
+        note = msgspec.json.decode((data / "run.json").read_bytes())
+        return is_alive(note["pid"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _copy_live_state(path: Path, target: Path) -> None:
+    os.close(os.open(target, os.O_CREAT | os.O_RDWR, 0o600))
+    try:
+        # Changes nothing, even if the bus is killed meanwhile.
+        url = f"file:{quote(str(path))}?mode=ro&readonly_shm=1"
         with (
             contextlib.closing(sqlite3.connect(url, uri=True)) as source,
-            contextlib.closing(sqlite3.connect(target / STATE)) as copied,
+            contextlib.closing(sqlite3.connect(target)) as copied,
         ):
             source.backup(copied)
             # One file, without a log of its own beside it.
             copied.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as error:
         raise StorageError("state.failed", f"{path}: {error}") from error
-    sync_path(target / STATE)
+    sync_path(target)
 
 
 @contextlib.contextmanager

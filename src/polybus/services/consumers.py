@@ -22,8 +22,8 @@ from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds
 from polybus.services.context import Context
-from polybus.services.state import StateDb, of_stopped_bus
-from polybus.services.state_rows import summed
+from polybus.services.state import StateDb, changing_stopped_bus
+from polybus.services.state_rows import of_stopped_bus, summed
 
 logger = logging.getLogger("polybus.consumers")
 
@@ -378,9 +378,9 @@ def saved_consumers(data: Path, bounds_of: BoundsOf, clock_us: Callable[[], int]
     return consumers
 
 
-def forget_saved(data: Path, group: str) -> None:
+def forget_saved(data: Path, group: str, *, fsync: bool = True) -> None:
     """Forget a consumer of a stopped bus. Raises UsageError `consumer.unknown`; StorageError."""
-    with of_stopped_bus(data) as db:
+    with changing_stopped_bus(data, fsync=fsync) as db:
         if db is None or not db.execute(DELETE, (group,)).rowcount:
             raise unknown_consumer(group)
 

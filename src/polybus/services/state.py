@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from polybus.errors import StorageError
-from polybus.services.state_rows import FORMAT, NAME, StateDamage, open_or_renew
+from polybus.services.state_rows import FORMAT, NAME, StateDamage, files_of, open_or_renew
 from polybus.services.threads import in_thread
 
 logger = logging.getLogger("polybus.state")
@@ -112,14 +111,7 @@ class StateDb:
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        found = open_or_renew(self._path, fsync=self._fsync)
-        for damage in found[-DAMAGES_LOGGED_MAX:]:
-            logger.error("%s: %s: %s", DAMAGED, self._path, damage)
-        if len(found) > DAMAGES_LOGGED_MAX:
-            logger.error("%s: %s: %d damages in all", DAMAGED, self._path, len(found))
-        self._db = db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
+        self._db = db = _opened(self._path, fsync=self._fsync)
         self.damages = [StateDamage(*row) for row in db.execute("SELECT * FROM damages")]
 
     def _write(self, statements: Iterable[SqlStatement]) -> None:
@@ -145,15 +137,36 @@ class StateDb:
 
 
 @contextlib.contextmanager
-def of_stopped_bus(data: Path) -> Iterator[sqlite3.Connection | None]:
-    """The database of a stopped bus; None if it has none. Raises StorageError `state.failed`."""
+def changing_stopped_bus(data: Path, *, fsync: bool) -> Iterator[sqlite3.Connection | None]:
+    """The state of a stopped bus, to change; None if it has none. Raises StorageError.
+
+    What is damaged in it is set aside first and logged, as a start does.
+    """
     path = data / NAME
-    if not path.exists():
+    if not files_of(data):
         yield None
         return
     try:
-        url = f"file:{quote(str(path))}?mode=rw"
-        with contextlib.closing(sqlite3.connect(url, uri=True, isolation_level=None)) as db:
+        with contextlib.closing(_opened(path, fsync=fsync)) as db:
             yield db
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise StorageError("state.failed", f"{path}: {error}") from error
+
+
+def _opened(path: Path, *, fsync: bool) -> sqlite3.Connection:
+    """The file, examined before: from now on SQLite may change it and the files beside it."""
+    found = open_or_renew(path, fsync=fsync)
+    for damage in found[-DAMAGES_LOGGED_MAX:]:
+        logger.error("%s: %s: %s", DAMAGED, path, damage)
+    if len(found) > DAMAGES_LOGGED_MAX:
+        logger.error("%s: %s: %d damages in all", DAMAGED, path, len(found))
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
+        # A save that was cut short is in the log no more: two of them would look like damage.
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except BaseException:
+        db.close()
+        raise
+    return db

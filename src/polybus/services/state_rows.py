@@ -4,8 +4,14 @@ Every row ends with a checksum of its values. A start, and `verify`, read all ro
 check the structure of the file. What is intact of a damaged file goes into a new one; the old one
 is kept as `state.db.damaged-N`. A file of an older format, without checksums, is renewed likewise.
 
-Order of writes: the new file is made whole beside the old one, the old one gets its other name, and
-one rename puts the new one in its place. A start after a crash in between begins again.
+SQLite changes what it opens: it moves the intact saves of the write-ahead log into the file and
+removes the log, and with it all proof of the others. So only a start that has examined the files
+opens them for writing; everybody else, and the examination itself, reads a copy (`reading`).
+
+Order of writes: the old files get their other names, the new file is made whole beside them, and
+one rename makes it `state.db.renewed`. A start after a crash before that begins again. From then on
+that file is the state: the old write-ahead log is removed, which SQLite would apply to it, and
+another rename gives it its name. A start after a crash in between continues there.
 """
 
 import contextlib
@@ -20,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 import xxhash
@@ -30,6 +37,9 @@ from polybus.log import layout
 from polybus.log.disk import sync_path
 
 NAME = "state.db"
+RENEWED, NEW, EXAMINED = f"{NAME}.renewed", f"{NAME}.new", f"{NAME}.examined"
+BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite adds to the name of a file for those beside it."""
 FORMAT = 2
 # A flipped bit in one of SQLite's two numbers is not taken for a newer version.
 APPLICATION_ID = 0x50420000
@@ -135,24 +145,85 @@ def _is_right(table: str, row: Row) -> bool:
 # Reading everything
 
 
-def examine(path: Path, *, fsync: bool = True) -> StateContent:
-    """All rows of a file that nobody else uses, and what is damaged.
+def files_of(data: Path) -> list[Path]:
+    """The files that make up the state of a stopped bus."""
+    path = _current(data / NAME)
+    found = [path, *(_beside(path, suffix) for suffix in BESIDE)]
+    return [one for one in found if one.exists()]
+
+
+def _current(path: Path) -> Path:
+    """The file that has the state: another if a start was killed while it put that in its place."""
+    renewed = path.with_name(RENEWED)
+    return renewed if renewed.exists() else path
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+@contextlib.contextmanager
+def reading(path: Path, *, scratch: Path | None = None) -> Iterator[sqlite3.Connection]:
+    """A database that nobody else uses, to read; neither it nor the files beside it change.
+
+    If there are saves beside it, this is a copy: in `scratch`, or where temporary files are.
+    """
+    url = f"file:{quote(str(path))}?immutable=1"
+    with contextlib.ExitStack() as stack:
+        beside = [one for one in (_beside(path, suffix) for suffix in BESIDE) if one.exists()]
+        if any(one.stat().st_size for one in beside if not one.name.endswith("-shm")):
+            folder = stack.enter_context(_copied([path, *beside], scratch))
+            url = f"file:{quote(str(folder / path.name))}?mode=rw"
+        db = sqlite3.connect(url, uri=True, isolation_level=None, check_same_thread=False)
+        yield stack.enter_context(contextlib.closing(db))
+
+
+@contextlib.contextmanager
+def _copied(files: list[Path], scratch: Path | None) -> Iterator[Path]:
+    folder = _copy(files, scratch)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy(files: list[Path], scratch: Path | None) -> Path:
+    if scratch is None:
+        folder = Path(tempfile.mkdtemp(prefix="polybus-state-"))
+    else:
+        folder = scratch / EXAMINED
+        folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        for one in files:
+            shutil.copyfile(one, folder / one.name)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        if scratch is None:
+            raise
+        # A full disk keeps no bus from starting.
+        return _copy(files, None)
+    return folder
+
+
+def examine(path: Path, *, fsync: bool = True, scratch: Path | None = None) -> StateContent:
+    """All rows of a file that nobody else uses, and what is damaged. Nothing is changed.
 
     With `fsync` every save was synced, so that one which the write-ahead log has lost is a damage.
+    `scratch`: as for `reading`.
 
     Raises:
         StorageError: `log.format`, a newer version wrote it.
+        sqlite3.Error, OSError: the disk fails.
     """
     content = StateContent()
     if not path.stat().st_size:
         content.damages.append(StateDamage("", "", "the file is empty"))
         return content
-    later = _commits_of(path.with_name(f"{NAME}-wal"))
-    synced_frames = _frames_of(path.with_name(f"{NAME}-shm"))
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    # A name that is not UTF-8 makes its row's checksum wrong, and no other.
-    db.text_factory = lambda text: text.decode(errors="surrogateescape")
-    with contextlib.closing(db):
+    later = _commits_of(_beside(path, "-wal"))
+    synced_frames = _frames_of(_beside(path, "-shm"))
+    with reading(path, scratch=scratch) as db:
+        # A name that is not UTF-8 makes its row's checksum wrong, and no other.
+        db.text_factory = lambda text: text.decode(errors="surrogateescape")
         try:
             _check_format(db, path, content)
             read_frames = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
@@ -308,8 +379,11 @@ def open_or_renew(path: Path, *, fsync: bool) -> list[StateDamage]:
         StorageError: `log.format`.
         sqlite3.Error, OSError: the disk fails.
     """
-    for leftover in path.parent.glob(f"{NAME}.new*"):
+    for leftover in path.parent.glob(f"{NEW}*"):
         leftover.unlink()
+    shutil.rmtree(path.with_name(EXAMINED), ignore_errors=True)
+    if path.with_name(RENEWED).exists():
+        _put_in_place(path)
     if not path.exists():
         content = StateContent()
         if _was_removed(path):
@@ -317,7 +391,7 @@ def open_or_renew(path: Path, *, fsync: bool) -> list[StateDamage]:
             content.earlier = list(content.damages)
         _make(path, content)
         return content.damages
-    content = examine(path, fsync=fsync)
+    content = examine(path, fsync=fsync, scratch=path.parent)
     if content.damages:
         aside = _set_aside(path)
         found = [one._replace(time_s=time.time()) for one in content.damages]
@@ -336,7 +410,7 @@ def _was_removed(path: Path) -> bool:
 
 def _make(path: Path, content: StateContent) -> None:
     """Make a file of these rows, and put it in the place of another."""
-    new = path.with_name(f"{NAME}.new")
+    new = path.with_name(NEW)
     # Session keys are not in it, but messages are.
     os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
@@ -352,11 +426,18 @@ def _make(path: Path, content: StateContent) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID | FORMAT}")
         db.execute(f"PRAGMA user_version = {FORMAT}")
         db.execute("COMMIT")
-    for suffix in ("-shm", "-wal"):
-        # SQLite would apply it to the new file.
-        path.with_name(NAME + suffix).unlink(missing_ok=True)
     sync_path(new)
-    os.replace(new, path)
+    os.replace(new, path.with_name(RENEWED))
+    sync_path(path.parent)
+    _put_in_place(path)
+
+
+def _put_in_place(path: Path) -> None:
+    """Let a renewed file take the place of the old one and of the files beside that."""
+    for suffix in BESIDE:
+        _beside(path, suffix).unlink(missing_ok=True)
+    sync_path(path.parent)
+    os.replace(path.with_name(RENEWED), path)
     sync_path(path.parent)
 
 
@@ -380,11 +461,11 @@ def _with_sums(rows: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _set_aside(path: Path) -> Path:
-    """Give a damaged file another name beside its own; the last name is used again and again."""
+    """Give damaged files other names beside their own; the last name is used again and again."""
     names = [path.with_name(f"{NAME}.damaged-{number}") for number in range(1, ASIDE_MAX + 1)]
     aside = next((one for one in names if not one.exists()), names[-1])
-    for suffix in ("", "-wal"):
-        source, target = path.with_name(NAME + suffix), aside.with_name(aside.name + suffix)
+    for suffix in ("", *BESIDE):
+        source, target = _beside(path, suffix), _beside(aside, suffix)
         target.unlink(missing_ok=True)
         if source.exists():
             try:
@@ -396,16 +477,26 @@ def _set_aside(path: Path) -> Path:
 
 
 def verify_state(data: Path, *, fsync: bool = True) -> list[StateDamage]:
-    """What is damaged in the state.db of a stopped bus. Nothing is changed; it reads a copy.
+    """What is damaged in the state.db of a stopped bus. Nothing is changed.
 
     Raises:
         StorageError: `log.format`.
     """
-    with tempfile.TemporaryDirectory(prefix="polybus-verify-") as folder:
-        copy = Path(folder) / NAME
-        for suffix in ("", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(data / (NAME + suffix), Path(folder) / (NAME + suffix))
-        if copy.exists():
-            return examine(copy, fsync=fsync).damages
-        return [REMOVED] if _was_removed(data / NAME) else []
+    path = _current(data / NAME)
+    if path.exists():
+        return examine(path, fsync=fsync).damages
+    return [REMOVED] if _was_removed(path) else []
+
+
+@contextlib.contextmanager
+def of_stopped_bus(data: Path) -> Iterator[sqlite3.Connection | None]:
+    """The state of a stopped bus, to read; None if it has none. Raises StorageError."""
+    path = _current(data / NAME)
+    if not path.exists():
+        yield None
+        return
+    try:
+        with reading(path) as db:
+            yield db
+    except (sqlite3.Error, OSError) as error:
+        raise StorageError("state.failed", f"{path}: {error}") from error
