@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import os
 import sys
 import time
@@ -173,3 +174,57 @@ async def test_tables_wait_for_the_end_of_the_pipeline_or_are_left_out(tmp_path:
     assert not (tmp_path / "2/tables").exists()
     assert (tmp_path / "3/tables/silver/1.parquet").read_bytes() == b"rows"
     assert verify(tmp_path / "3").intact
+
+
+def make_read_only(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the superuser, too, who may write everywhere."""
+    real = os.open
+
+    def read_only(path: str | Path, flags: int, *rest: int, **named: int) -> int:
+        is_inside = Path(os.fsdecode(path)).is_relative_to(data)
+        if is_inside and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, flags, *rest, **named)
+
+    for path in [data, *data.rglob("*")]:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    monkeypatch.setattr(os, "open", read_only)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+async def test_a_stopped_bus_can_be_copied_from_a_folder_that_can_only_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool
+) -> None:
+    data, folder = tmp_path / "data", tmp_path / "backup"
+    async with run_bus("news", data=str(data)) as node:
+        key = await node.http.inboxes.create(["news"], ttl_s=600.0, start="latest")
+    (data / "pipeline/lock").touch()
+    backups.backup(data, tmp_path / "first")
+    if not has_locks:
+        for name in ("lock", "history.lock"):
+            (data / name).unlink()
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    with monkeypatch.context() as patch:
+        make_read_only(data, patch)
+        ended = CliRunner().invoke(backup, [str(folder), "--data", str(data)])
+        assert ended.exit_code == 0, ended.output
+    for path in [data, *data.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+    async with run_bus(data=str(folder)) as node:
+        assert "news" in node.bus.log.topics()
+        assert node.http.inboxes.find(key) is not None
+
+
+async def test_a_running_bus_whose_folder_can_only_be_read_is_not_copied_without_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    async with run_bus("news", data=str(data)):
+        (data / "history.lock").unlink(missing_ok=True)
+        with monkeypatch.context() as patch:
+            make_read_only(data, patch)
+            with pytest.raises(StorageError, match="run this as the bus's user"):
+                await asyncio.to_thread(backups.backup, data, tmp_path / "backup")
+        for path in [data, *data.rglob("*")]:
+            path.chmod(0o700 if path.is_dir() else 0o600)

@@ -58,6 +58,8 @@ LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
 # Folders of a topic or a table. A topic, a table or a flow may have any of these names itself.
 FOLDERS_LEFT_OUT = ("scratch", "_staging")
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
+# What opening or creating a file to lock raises where files can only be read.
+ONLY_READ = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
 
 
 def backup(data: Path, target: Path, *, tables: bool = True) -> None:
@@ -80,7 +82,7 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
                 copy.tree("pipeline")
                 for table in layout.folders_in(data / "tables"):
                     copy.tree(f"tables/{table.name}", without=FOLDERS_LEFT_OUT)
-        with HistoryLock(data, wait_s=WAIT_S):
+        with _no_handover(data):
             copy.state()
             copy.tree("staging", link=True)
             copy.tombstones()
@@ -148,7 +150,9 @@ class _Copy:
         with path.open("rb") as source:
             mode = os.fstat(source.fileno()).st_mode & 0o777
             left = os.fstat(source.fileno()).st_size if size is None else size
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o660)
+            # Of a folder that can only be read, too, a bus can use the copy.
+            mode = (mode | 0o600) & 0o660
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as copied:
                 while left and (piece := source.read(min(left, 1 << 20))):
                     copied.write(piece)
@@ -273,6 +277,21 @@ def _make_target(data: Path, target: Path) -> None:
         raise _copy_error(error, f"cannot create {target}") from error
 
 
+def _no_handover(data: Path) -> AbstractContextManager[object]:
+    """Keep hand-over and retention away. Raises BusyError, StorageError."""
+    try:
+        return HistoryLock(data, shared=True, wait_s=WAIT_S)
+    except OSError as error:
+        if error.errno not in ONLY_READ:
+            raise
+    # Without a file to lock, only a running bus could hand over.
+    lock = _lock_of_stopped(data)
+    if lock is None:
+        text = f"{data} belongs to a running bus and can only be read: run this as the bus's user"
+        raise StorageError("backup.storage", text)
+    return lock
+
+
 def _lock_of_stopped(data: Path) -> AbstractContextManager[object] | None:
     """Keep a bus from starting; None if one runs.
 
@@ -287,6 +306,11 @@ def _lock_of_stopped(data: Path) -> AbstractContextManager[object] | None:
                 return None
             if time.monotonic() >= until_s:
                 raise
+        except OSError as error:
+            if error.errno not in ONLY_READ:
+                raise
+            # No bus has ever run in it, as in a backup, or none can be seen.
+            return contextlib.nullcontext()
         time.sleep(POLL_S)
 
 
@@ -323,7 +347,7 @@ def _no_pipeline(data: Path) -> Iterator[None]:
         yield
         return
     try:
-        lock = FileLock(path)
+        lock = FileLock(path, shared=True)
     except BlockingIOError as error:
         text = "a pipeline writes the tables: stop it, or leave the tables out (--no-tables)"
         raise UsageError("pipeline.running", text) from error
