@@ -2,7 +2,7 @@
 
 A producer stages files and asks for a commit until it has an answer. Each batch that had one is in
 the log once, as a whole and in order; one without an answer is there once or not at all, and asking
-again makes it once.
+again makes it once. That ends for a single batch that the bus has forgotten (producers-max).
 """
 
 from __future__ import annotations
@@ -304,15 +304,28 @@ class Transactions(Model):
         try:
             if hasattr(self, "life"):
                 self.arm()
+                # First: each commit of another producer may make the bus forget one of these.
+                self.do(self._ask_again)
                 for name in self.producers:
                     self.commit(name)
-                self.do(self._ask_again)
                 self.do(self._check_now)
         finally:
             super().teardown()
 
     async def _ask_again(self) -> None:
-        for one in self.others:
+        """Ask for single batches that had no answer, the newest first.
+
+        The bus forgets the oldest of them beyond PRODUCERS_MAX: whoever asks later than that makes
+        them twice.
+        """
+        known = sum(
+            bool(one.done) or (one.staged is not None and one.staged.is_asked)
+            for one in self.producers.values()
+        )
+        for one in reversed(self.others):
+            known += one.is_asked
+            if known > PRODUCERS_MAX:
+                return
             if one.offsets is None and one.is_asked:
                 await self._commit(one)
 
