@@ -1,8 +1,8 @@
 """A campaign: rounds of faults, each with a folder and a seed of its own, and their findings.
 
 A round depends on nothing but its seed and its number, so it can be run again alone, and rounds
-run at the same time. The seed decides what is done and in which order; how far the bus is at that
-moment is up to the machine.
+run at the same time. The seed decides its plan: what is done, in which order and after which wait.
+How far the bus is at that moment is up to the machine.
 """
 
 import asyncio

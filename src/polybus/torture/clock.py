@@ -4,6 +4,7 @@ import asyncio
 import random
 from pathlib import Path
 
+from polybus.torture.chances import split
 from polybus.torture.child import BusChild
 from polybus.torture.control import Shim
 from polybus.torture.kills import check_files, finish_round
@@ -20,7 +21,7 @@ async def clock_round(folder: Path, chance: random.Random, count: int) -> Findin
     findings = Findings()
     shim = Shim(folder)
     child = BusChild(folder, environment=shim.environment)
-    load = Load(child, chance, findings)
+    load = Load(child, split(chance), findings)
     try:
         while findings.count < count and not findings.broken:
             if not await child.start():
@@ -28,11 +29,12 @@ async def clock_round(folder: Path, chance: random.Random, count: int) -> Findin
                 return findings
             await load.check()
             running = asyncio.create_task(load.run())
-            for _ in range(chance.randint(1, 5)):
-                await asyncio.sleep(chance.uniform(0.02, chance.choice(STAY_S)))
-                _jump(shim, chance)
+            one = split(chance)
+            for _ in range(one.randint(1, 5)):
+                await asyncio.sleep(one.uniform(0.02, one.choice(STAY_S)))
+                _jump(shim, one)
                 findings.count += 1
-            await asyncio.sleep(chance.uniform(0.02, chance.choice(STAY_S)))
+            await asyncio.sleep(one.uniform(0.02, one.choice(STAY_S)))
             child.kill()
             await running
             await check_files(child, findings)

@@ -21,6 +21,7 @@ from polybus.errors import PolybusError
 from polybus.log.verify import VerifyReport
 from polybus.services.state_rows import NAME as STATE
 from polybus.services.transactions.commits import TOPIC as COMMITS
+from polybus.torture.chances import ranked, split
 from polybus.torture.child import TOPICS, BusChild, shown
 from polybus.torture.kills import check_log
 from polybus.torture.ledger import DIRECT
@@ -81,13 +82,14 @@ async def flip_round(folder: Path, chance: random.Random, count: int) -> Finding
     """Fill a data folder once, then harm `count` copies of it, one file each."""
     findings = Findings()
     child = BusChild(folder)
-    load = Load(child, chance, findings)
+    load = Load(child, split(chance), findings)
+    is_killed = chance.random() < 0.5
     try:
         if not await child.start():
             findings.violated("starts", f"no start; see {folder}/bus.log")
             return findings
         await _fill(load)
-        if chance.random() < 0.5:
+        if is_killed:
             child.kill()
         else:
             await child.stop()
@@ -95,10 +97,10 @@ async def flip_round(folder: Path, chance: random.Random, count: int) -> Finding
         child.kill()
     await asyncio.to_thread(child.await_orphans)
     expected = await _serve_copy(load, "whole", "", Holdings())
-    for number in range(count):
+    for number, one in enumerate([split(chance) for _ in range(count)]):
         copy = folder / f"harmed-{number}"
         _copy(child.data, copy / "data")
-        harmed = harm(copy / "data", chance)
+        harmed = harm(copy / "data", one)
         await _serve_copy(load, copy.name, harmed, expected)
         findings.count += 1
     return findings
@@ -129,31 +131,60 @@ def kinds(data: Path) -> dict[str, list[Path]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What is done to which file; all places are fractions, as sizes depend on the machine."""
+
+    salt: int
+    """Decides the kind of file."""
+    file: float
+    what: str
+    position: float
+    zero_bytes: int
+    bit: int
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> "Harm":
+        return cls(
+            salt=chance.getrandbits(64),
+            file=chance.random(),
+            what=chance.choice(HARMS),
+            position=chance.random(),
+            zero_bytes=chance.randint(1, ZERO_BYTES_MAX),
+            bit=chance.randrange(8),
+        )
+
+    def path(self, found: dict[str, list[Path]]) -> Path:
+        """The file, of any kind with the same chance."""
+        paths = found[ranked(found, self.salt)[0]]
+        return paths[int(self.file * len(paths))]
+
+    def apply(self, data: Path, path: Path) -> str:
+        """Harm a file, and say what was done."""
+        name, size = path.relative_to(data), path.stat().st_size
+        if self.what == "remove" or size == 0:
+            path.unlink()
+            return f"{name} removed"
+        position = int(self.position * size)
+        if self.what == "cut":
+            os.truncate(path, position)
+            return f"{name} cut at byte {position} of {size}"
+        with path.open("r+b") as file:
+            file.seek(position)
+            if self.what == "zero":
+                length = min(size - position, self.zero_bytes)
+                file.write(bytes(length))
+                return f"{name} bytes {position} to {position + length} of {size} set to 0"
+            byte = file.read(1)[0]
+            file.seek(position)
+            file.write(bytes([byte ^ (1 << self.bit)]))
+        return f"{name} bit {self.bit} of byte {position} of {size} flipped"
+
+
 def harm(data: Path, chance: random.Random) -> str:
     """Harm one file, of any kind with the same chance, and say what was done."""
-    found = kinds(data)
-    path = chance.choice(found[chance.choice(sorted(found))])
-    size = path.stat().st_size
-    what = chance.choice(HARMS) if size else "remove"
-    name = path.relative_to(data)
-    if what == "remove":
-        path.unlink()
-        return f"{name} removed"
-    position = chance.randrange(size)
-    if what == "cut":
-        os.truncate(path, position)
-        return f"{name} cut at byte {position} of {size}"
-    with path.open("r+b") as file:
-        file.seek(position)
-        if what == "zero":
-            length = min(size - position, chance.randint(1, ZERO_BYTES_MAX))
-            file.write(bytes(length))
-            return f"{name} bytes {position} to {position + length} of {size} set to 0"
-        bit = chance.randrange(8)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ (1 << bit)]))
-    return f"{name} bit {bit} of byte {position} of {size} flipped"
+    planned = Harm.draw(chance)
+    return planned.apply(data, planned.path(kinds(data)))
 
 
 async def _serve_copy(load: Load, name: str, harmed: str, expected: Holdings) -> Holdings:

@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 
+from polybus.torture.chances import split
 from polybus.torture.child import BusChild
 from polybus.torture.frames import PARSERS, encoded, mutated
 from polybus.torture.peers import UPGRADE
@@ -36,14 +37,15 @@ async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Finding
         key = (await child.ask("POST", "/v1/sessions", {"topics": []}))["sessionKey"]
         await child.ask("POST", f"/v1/sessions/{key}/packs", [["direct", 1]])
         # What every bus takes for its first connections is not growth.
+        chances = {parser: split(chance) for parser in PARSERS}
         for parser in PARSERS:
-            await asyncio.to_thread(_send, child, parser, key, chance)
+            await asyncio.to_thread(_send, child, parser, key, chances[parser])
         watch.begin()
         per_parser = max(1, count // len(PARSERS))
         for parser in PARSERS:
             sent = 0
             while sent < per_parser:
-                sent += await asyncio.to_thread(_send, child, parser, key, chance)
+                sent += await asyncio.to_thread(_send, child, parser, key, chances[parser])
             findings.count += sent
         await watch.end()
 

@@ -7,6 +7,7 @@ import random
 import signal
 from pathlib import Path
 
+from polybus.torture.chances import split
 from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
 from polybus.torture.load import Load
 from polybus.torture.report import Findings
@@ -21,23 +22,23 @@ async def kill_round(folder: Path, chance: random.Random, count: int) -> Finding
     """Kill a bus `count` times on one folder; each bus is held against everything before it."""
     findings = Findings()
     child = BusChild(folder)
-    load = Load(child, chance, findings)
+    load = Load(child, split(chance), findings)
     try:
-        for _ in range(count):
-            moment = chance.choice(MOMENTS)
+        for one in [split(chance) for _ in range(count)]:
+            moment = one.choice(MOMENTS)
             if moment == "start":
                 child.spawn()
-                await asyncio.sleep(chance.uniform(0, 0.9))
+                await asyncio.sleep(one.uniform(0, 0.9))
             elif not await child.start():
                 findings.violated("starts", f"no start; see {folder}/bus.log")
                 return findings
             else:
                 await load.check()
-                await _load_until(moment, load, chance)
+                await _load_until(moment, load, one)
             child.kill()
             findings.count += 1
             # Else the next bus starts while the hand-over of the last one may still run.
-            if chance.random() < 0.5:
+            if one.random() < 0.5:
                 await check_files(child, findings)
         await finish_round(child, load)
     finally:

@@ -5,14 +5,15 @@ receipt is there afterwards.
 """
 
 import asyncio
-import contextlib
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from polybus.errors import PolybusError
+from polybus.torture.chances import split
 from polybus.torture.child import SETTINGS, BusChild
-from polybus.torture.flips import kinds
+from polybus.torture.flips import Harm, kinds
 from polybus.torture.kills import check_log
 from polybus.torture.report import Findings
 from polybus.torture.storms import Storm, rooms_of
@@ -29,18 +30,18 @@ async def mixed_round(folder: Path, chance: random.Random, count: int) -> Findin
     findings = Findings()
     rooms = [f"room{number}" for number in range(rooms_of(CLIENTS))]
     child = BusChild(folder, settings={"topics": [*SETTINGS["topics"], *rooms]})
-    storm = Storm(child, chance, CLIENTS, PUBLISHING)
+    storm = Storm(child, split(chance), CLIENTS, PUBLISHING)
     flipped = ""
     try:
-        for _ in range(count):
+        for one in [split(chance) for _ in range(count)]:
             if not await _start(child, storm, flipped, findings):
                 return findings
             coming = asyncio.create_task(_come_and_go(storm))
-            await asyncio.sleep(chance.uniform(0.02, 0.5))
+            await asyncio.sleep(one.uniform(0.02, 0.5))
             child.kill()
             await coming
             await asyncio.to_thread(child.await_orphans)
-            flipped = _flip(child.data, chance) if chance.random() < 0.5 else ""
+            flipped = _flip(child.data, one) if one.random() < 0.5 else ""
             findings.count += 1
         if await _start(child, storm, flipped, findings):
             if await child.stop() != 0:
@@ -75,12 +76,7 @@ async def _come_and_go(storm: Storm) -> None:
 
 def _flip(data: Path, chance: random.Random) -> str:
     found = {kind: paths for kind, paths in kinds(data).items() if GIVEN_UP.fullmatch(kind)}
-    with contextlib.suppress(IndexError):
-        path = chance.choice(found[chance.choice(sorted(found))])
-        content = bytearray(path.read_bytes())
-        if content:
-            at = chance.randrange(len(content))
-            content[at] ^= 1 << chance.randrange(8)
-            path.write_bytes(content)
-            return f"{path.relative_to(data)} byte {at} of {len(content)} flipped"
-    return ""
+    flip = replace(Harm.draw(chance), what="flip")
+    path = flip.path(found) if found else None
+    # An empty file has no bit.
+    return flip.apply(data, path) if path is not None and path.stat().st_size else ""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from polybus.errors import PolybusError
 from polybus.torture import control
+from polybus.torture.chances import split
 from polybus.torture.child import BusChild, shown
 from polybus.torture.control import Shim
 from polybus.torture.cuts import PowerCut
@@ -45,23 +46,24 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
     findings = Findings()
     shim = Shim(folder, records=True)
     child = BusChild(folder, environment=shim.environment)
-    load = Load(child, chance, findings)
+    load = Load(child, split(chance), findings)
     power = PowerCut(shim)
     try:
         while findings.count < count and not findings.broken:
-            if chance.randrange(10) < STARTS_OF_TEN:
-                await _failing_start(load, shim, chance)
+            one = split(chance)
+            if one.randrange(10) < STARTS_OF_TEN:
+                await _failing_start(load, shim, one)
             elif child.process is None and not await _start(load):
                 findings.violated("starts", f"no start; see {folder}/bus.log")
             else:
-                await _outage(load, shim, chance)
+                await _outage(load, shim, one)
             # Nobody may have used the chosen files meanwhile.
             findings.count += shim.failures > 0
-            if chance.random() < 0.3:
+            if one.random() < 0.3:
                 # The next bus is held against everything before it.
                 child.kill_all()
-                if chance.random() < 0.5:
-                    await asyncio.to_thread(power.cut, chance)
+                if one.random() < 0.5:
+                    await asyncio.to_thread(power.cut, one)
                 await check_files(child, findings)
         child.kill_all()
         if not findings.broken:

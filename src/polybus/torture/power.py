@@ -5,6 +5,7 @@ import random
 import signal
 from pathlib import Path
 
+from polybus.torture.chances import split
 from polybus.torture.child import BusChild
 from polybus.torture.control import CUT_POWER, Shim
 from polybus.torture.cuts import PowerCut
@@ -24,21 +25,21 @@ async def cut_round(folder: Path, chance: random.Random, count: int) -> Findings
     shim = Shim(folder, records=True)
     durability = chance.choice(("fsync", "interval"))
     child = BusChild(folder, settings={"durability": durability}, environment=shim.environment)
-    load = Load(child, chance, findings)
+    load = Load(child, split(chance), findings)
     power = PowerCut(shim)
     try:
-        for _ in range(count):
-            moment = chance.choice(MOMENTS)
+        for one in [split(chance) for _ in range(count)]:
+            moment = one.choice(MOMENTS)
             if moment == "start":
-                shim.end_before(chance.randint(1, START_OPERATIONS_MAX), CUT_POWER)
+                shim.end_before(one.randint(1, START_OPERATIONS_MAX), CUT_POWER)
             if await start_until_off(child, shim):
                 await load.check()
-                await _load_until(moment, load, shim, chance)
+                await _load_until(moment, load, shim, one)
             elif not shim.is_off:
                 findings.violated("starts", f"no start; see {folder}/bus.log")
                 return findings
             child.kill_all()
-            await asyncio.to_thread(power.cut, chance)
+            await asyncio.to_thread(power.cut, one)
             findings.count += 1
             await check_files(child, findings)
             if findings.broken:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from polybus.torture.chances import split
 from polybus.torture.child import BusChild
 from polybus.torture.control import KILL_SELF, Shim
 from polybus.torture.kills import check_files, finish_round
@@ -23,22 +24,22 @@ async def write_kill_round(folder: Path, chance: random.Random, count: int) -> F
     findings = Findings()
     shim = Shim(folder)
     child = BusChild(folder, environment=shim.environment)
-    load = Load(child, chance, findings)
+    load = Load(child, split(chance), findings)
     try:
-        for _ in range(count):
+        for one in [split(chance) for _ in range(count)]:
             child.spawn()
             assert isinstance(child.process, subprocess.Popen)
             # Else only the process that does the write ends; it may be the hand-over.
-            how = child.process.pid if chance.random() < 0.7 else KILL_SELF
-            torn = chance.random() < 0.5
-            if chance.random() < 0.4:
-                shim.end_before(chance.randint(1, START_OPERATIONS_MAX), how, torn=torn)
+            how = child.process.pid if one.random() < 0.7 else KILL_SELF
+            torn = one.random() < 0.5
+            if one.random() < 0.4:
+                shim.end_before(one.randint(1, START_OPERATIONS_MAX), how, torn=torn)
             killed = child.process
             is_ready = await child.ready()
             shim.go_on()
             if is_ready and killed.poll() is None:
                 await load.check()
-                wanted = chance.randint(1, chance.choice(OPERATIONS_MAX))
+                wanted = one.randint(1, one.choice(OPERATIONS_MAX))
                 shim.end_before(wanted, how, torn=torn)
                 await _load_until_dead(load)
             elif killed.poll() != -signal.SIGKILL:
@@ -47,7 +48,7 @@ async def write_kill_round(folder: Path, chance: random.Random, count: int) -> F
             child.kill()
             shim.reset()
             findings.count += 1
-            if chance.random() < 0.5:
+            if one.random() < 0.5:
                 await check_files(child, findings)
         await finish_round(child, load)
     finally:

@@ -1,0 +1,21 @@
+"""Generators of random numbers that do not disturb each other.
+
+A round is planned by its seed. So the load, each fault and each parser has a generator of its own:
+how often one of them draws, which depends on the machine, changes nothing for the others.
+"""
+
+import random
+from collections.abc import Iterable
+
+
+def split(chance: random.Random) -> random.Random:
+    """A generator of its own, for one draw from `chance`."""
+    return random.Random(chance.getrandbits(64))
+
+
+def ranked(options: Iterable[str], salt: int) -> list[str]:
+    """The options in an order that `salt` decides, each first with the same chance.
+
+    Whether one option is there changes nothing for the order of the others.
+    """
+    return sorted(options, key=lambda option: random.Random(f"{salt} {option}").random())
