@@ -87,7 +87,7 @@ def test_a_round_that_fails_itself_is_a_finding(tmp_path: Path) -> None:
     run = Campaign(tmp_path, 7, lambda text: None, jobs=2)
     run.run(iter([campaign.Round("storms", 1, -1)]))
     assert run.totals["storms"].broken == {"errors": 1}
-    assert run.failures[-1] == "again: polybus torture --seed 7 --round storms:1"
+    assert run.failures[-1] == "again: polybus torture --seed 7 --round storms:1:-1"
 
 
 @pytest.mark.timeout(120)
@@ -115,6 +115,7 @@ def test_a_broken_promise_names_the_command_that_repeats_it(
     first, kept, again = run.failures[:3]
     assert again == "again: polybus torture --seed 7 --round kills:1"
     assert kept == f"kept: {tmp_path}/kills-1" and (tmp_path / "kills-1").is_dir()
+    assert run.failures[-1] == "again: polybus torture --seed 7 --round kills:2:2", "fewer"
     repeated = Campaign(tmp_path, 7, said.append)
     repeated.run(iter([campaign.Round("kills", 1, 10)]))
     assert repeated.failures[0] == first

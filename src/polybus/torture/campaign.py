@@ -172,7 +172,7 @@ class Campaign:
         name = f"{one.fault}:{one.number}"
         self.notes += [f"{name}: {text}" for text in found.notes]
         if found.broken:
-            if one.count > FAULTS[one.fault].per_round:
+            if one.count != FAULTS[one.fault].per_round:
                 name += f":{one.count}"
             self.failures += [
                 *found.texts,
