@@ -95,3 +95,6 @@ def test_findings_of_rounds_add_up_to_a_row() -> None:
     total.add(Findings(count=2))
     assert total.row("kills")[:2] == ["kills", 5]
     assert dict(zip(INVARIANTS, total.row("kills")[2:], strict=True))["lost"] == 1
+    row = dict(zip(INVARIANTS, total.row("kills", ("packs", "lost"))[2:], strict=True))
+    assert row["packs"] is None and row["order"] == 0
+    assert row["lost"] == 1, "what was found is told in any case"

@@ -139,13 +139,10 @@ def _check_files(clients: int) -> None:
 def _show(campaign: Campaign, as_json: bool) -> None:
     if as_json:
         keys = ("fault", "count", *INVARIANTS)
-        faults = [
-            dict(zip(keys, found.row(name), strict=True)) for name, found in campaign.totals.items()
-        ]
+        faults = [dict(zip(keys, row, strict=True)) for row in campaign.rows()]
         told = {"faults": faults, "failures": campaign.failures, "notes": campaign.notes}
         echo_json({"seed": campaign.seed, **told})
         return
-    rows = [found.row(name) for name, found in campaign.totals.items()]
-    echo_table(["fault", "count", *INVARIANTS], rows)
+    echo_table(["fault", "count", *INVARIANTS], campaign.rows())
     for text in campaign.notes[-NOTES_MAX:] + campaign.failures:
         click.echo(shown(text))

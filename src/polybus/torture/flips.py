@@ -97,6 +97,7 @@ async def flip_round(folder: Path, chance: random.Random, count: int) -> Finding
         child.kill()
     await asyncio.to_thread(child.await_orphans)
     expected = await _serve_copy(load, "whole", "", Holdings())
+    _check_whole(load, expected)
     for number, one in enumerate([split(chance) for _ in range(count)]):
         copy = folder / f"harmed-{number}"
         _copy(child.data, copy / "data")
@@ -104,6 +105,17 @@ async def flip_round(folder: Path, chance: random.Random, count: int) -> Finding
         await _serve_copy(load, copy.name, harmed, expected)
         findings.count += 1
     return findings
+
+
+def _check_whole(load: Load, stored: Holdings) -> None:
+    """What was not harmed has everything that was promised."""
+    for topic, messages in stored.messages.items():
+        load.messages.check(topic, messages, load.findings)
+    # The load has stopped: at most the answer to its last transaction did not come.
+    last = load.batch - 1 if load.batch else None
+    if stored.batch not in (last, load.batch):
+        text = f"the last batch is {stored.batch} and was {last} in an unharmed copy"
+        load.findings.violated("transactions", text)
 
 
 def _copy(data: Path, to: Path) -> None:

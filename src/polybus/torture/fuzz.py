@@ -48,6 +48,7 @@ async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Finding
                 sent += await asyncio.to_thread(_send, child, parser, key, chances[parser])
             findings.count += sent
         await watch.end()
+        findings.notes.append(f"{findings.count} frames; {watch.told}")
 
     return await watched_round(child, findings, fuzz)
 

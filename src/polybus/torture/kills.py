@@ -85,7 +85,7 @@ async def check_files(child: BusChild, findings: Findings) -> None:
     if isinstance(report, str):
         findings.violated("verify", report)
     elif not report.intact:
-        findings.violated("verify", f"damage after a kill: {report.damages[0]}")
+        findings.violated("verify", f"damage in files that nobody harmed: {report.damages[0]}")
     await check_log(child, findings)
 
 

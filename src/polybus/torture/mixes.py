@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from polybus.errors import PolybusError
+from polybus.log.journal.floor import NAME as FLOOR
+from polybus.log.verify import VerifyReport
+from polybus.services.state_rows import NAME as STATE
 from polybus.torture.chances import split
 from polybus.torture.child import SETTINGS, BusChild
 from polybus.torture.flips import Harm, kinds
-from polybus.torture.kills import check_log
+from polybus.torture.kills import check_files
 from polybus.torture.report import Findings
 from polybus.torture.storms import Storm, rooms_of
 
@@ -40,13 +43,15 @@ async def mixed_round(folder: Path, chance: random.Random, count: int) -> Findin
             await asyncio.sleep(one.uniform(0.02, 0.5))
             child.kill()
             await coming
-            await asyncio.to_thread(child.await_orphans)
+            await check_files(child, findings)
             flipped = _flip(child.data, one) if one.random() < 0.5 else ""
+            if flipped:
+                _check_named(await child.verified(), flipped, findings)
             findings.count += 1
         if await _start(child, storm, flipped, findings):
             if await child.stop() != 0:
                 findings.violated("starts", "no clean stop")
-            await check_log(child, findings)
+            await check_files(child, findings)
     except (PolybusError, OSError) as error:
         findings.violated("errors", f"the bus does not answer: {error!r} ({flipped})")
     finally:
@@ -72,6 +77,23 @@ async def _come_and_go(storm: Storm) -> None:
         for peer in storm.go():
             peer.vanish("close")
     storm.failed.clear()
+
+
+def _check_named(report: VerifyReport | str, flipped: str, findings: Findings) -> None:
+    """verify names nothing but the flipped file.
+
+    Of the others than floor.json a flipped bit may be unused, or is not damage.
+    """
+    if isinstance(report, str):
+        findings.violated("verify", f"{report} ({flipped})")
+        return
+    path = flipped.split()[0]
+    expected = STATE if path.startswith(STATE) else Path(path).name
+    for damage in report.damages:
+        if Path(damage.file).name != expected:
+            findings.violated("verify", f"{damage} is named, too ({flipped})")
+    if expected == FLOOR and report.intact:
+        findings.violated("verify", f"the damage is not named ({flipped})")
 
 
 def _flip(data: Path, chance: random.Random) -> str:

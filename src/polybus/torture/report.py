@@ -1,6 +1,7 @@
 """What `polybus torture` checks and counts: the faults done, and the promises that one broke."""
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 INVARIANTS = {
@@ -39,5 +40,10 @@ class Findings:
         self.count += other.count
         self.broken += other.broken
 
-    def row(self, fault: str) -> list[object]:
-        return [fault, self.count, *(self.broken[name] for name in INVARIANTS)]
+    def row(self, fault: str, unchecked: Container[str] = ()) -> list[object]:
+        """Name, count and broken promises; None for one that the fault does not check."""
+        broken = (
+            None if name in unchecked and not self.broken[name] else self.broken[name]
+            for name in INVARIANTS
+        )
+        return [fault, self.count, *broken]

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from polybus.client import connect
 from polybus.errors import PolybusError
 from polybus.torture.child import BusChild, shown
-from polybus.torture.kills import check_log
+from polybus.torture.kills import check_files
+from polybus.torture.ledger import MessageLedger
 from polybus.torture.report import Findings
 
 ANSWER_S_MAX = 1.0
@@ -16,6 +17,8 @@ ANSWER_S_MAX = 1.0
 DESCRIPTORS_MORE_MAX = 16
 SETTLE_S = 5.0
 PROBE_INTERVAL_S = 0.1
+# No other peer writes there: all of its messages are known.
+PROBE_TOPIC = "probe"
 # What a peer of a bus that is gone or does not answer gets.
 BROKEN = (OSError, EOFError, ValueError, PolybusError, TimeoutError)
 
@@ -29,6 +32,7 @@ class BusWatch:
     def __init__(self, child: BusChild, findings: Findings) -> None:
         self._child = child
         self._findings = findings
+        self._messages = MessageLedger()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._before_descriptors = 0
@@ -41,12 +45,15 @@ class BusWatch:
         self._thread.start()
 
     async def end(self) -> None:
-        """Stop the client, and wait until memory and descriptors are back, which takes a moment.
+        """Stop the client, hold its topic against its receipts, and wait until memory and
+        descriptors are back, which takes a moment.
 
-        The memory is checked with the bus's log (`check_log`).
+        The memory is checked with the bus's log (`check_log`). Raises PolybusError.
         """
         self.abandon()
         await asyncio.to_thread(self._thread.join)
+        stored = (await self._child.messages(PROBE_TOPIC))[1]
+        self._messages.check(PROBE_TOPIC, stored, self._findings)
         await self._child.settle()
         more = 0
         for _ in range(round(SETTLE_S / 0.1)):
@@ -84,7 +91,11 @@ class BusWatch:
         async with connect(f"boson://127.0.0.1:{self._child.port}", reconnect=False) as client:
             while not self._ended.is_set():
                 began_s = time.monotonic()
-                await client.publish("beta", "probe", receipt=True)
+                await client.publish("beta", "probe")
+                (value,) = self._messages.take(PROBE_TOPIC, "probe", 1)
+                position = await client.publish(PROBE_TOPIC, value, receipt=True)
+                assert position is not None
+                self._messages.receipt(PROBE_TOPIC, [value], position.offset)
                 await self._child.ask("GET", "/v1/topics")
                 took_s = time.monotonic() - began_s
                 self.slowest_s = max(self.slowest_s, took_s)
@@ -104,11 +115,12 @@ async def watched_round(
         if not await child.start(warm=False):
             findings.violated("starts", f"no start; see {child.folder}/bus.log")
             return findings
+        await child.ask("POST", "/v1/topics", {"name": PROBE_TOPIC})
         await harm(watch)
         code = await child.stop()
         if code != 0:
             findings.violated("starts", f"exit code {code} after SIGTERM")
-        await check_log(child, findings)
+        await check_files(child, findings)
     except BROKEN as error:
         findings.violated("errors", f"the bus is gone or does not answer: {error!r}")
     finally:

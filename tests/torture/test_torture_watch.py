@@ -1,0 +1,93 @@
+"""What is checked of a bus that lived through something, and of one that was killed and harmed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from polybus.log.verify import Damage, VerifyReport
+from polybus.torture.child import BusChild
+from polybus.torture.mixes import _check_named
+from polybus.torture.report import Findings
+from polybus.torture.watch import PROBE_TOPIC, BusWatch, watched_round
+
+
+async def _nothing(child: BusChild) -> None: ...
+
+
+async def _add_message(child: BusChild) -> None:
+    await child.ask("POST", f"/v1/topics/{PROBE_TOPIC}/messages", "not the probe's")
+
+
+async def _remove_topic(child: BusChild) -> None:
+    await child.ask("DELETE", f"/v1/topics/{PROBE_TOPIC}")
+    await child.ask("POST", "/v1/topics", {"name": PROBE_TOPIC})
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [(_nothing, set()), (_add_message, {"phantoms"}), (_remove_topic, {"lost"})],
+)
+async def test_the_messages_of_the_probe_are_checked(tmp_path: Path, act, expected) -> None:  # type: ignore[no-untyped-def]
+    async def harm(watch: BusWatch) -> None:
+        watch.begin()
+        await asyncio.sleep(0.5)
+        watch.abandon()
+        await asyncio.sleep(0.3)
+        await act(child)
+        await watch.end()
+
+    child = BusChild(tmp_path)
+    found = await watched_round(child, Findings(), harm)
+    assert found.broken.keys() == expected, found.texts
+
+
+async def test_damaged_files_of_a_bus_that_stopped_cleanly_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = BusChild(tmp_path)
+    stop = child.stop
+
+    async def stop_and_harm() -> int:
+        code = await stop()
+        next(child.data.glob("accounts/default/topics/alpha/topic.json")).write_bytes(b"{}")
+        return code
+
+    async def harm(watch: BusWatch) -> None: ...
+
+    monkeypatch.setattr(child, "stop", stop_and_harm)
+    found = await watched_round(child, Findings(), harm)
+    assert found.broken == {"verify": 1}, found.texts
+
+
+FLOOR = Damage(file="journal/floor.json", reason="its checksum is wrong")
+STATE = Damage(file="state.db", reason="session 1: its checksum is wrong")
+ALPHA = Damage(file="001.arrows", reason="commit 1: bad", topic="alpha", first=1, last=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "damages", "is_right"),
+    [
+        ("journal/floor.json", [FLOOR], True),
+        ("journal/floor.json", [], False),
+        ("journal/floor.json", [FLOOR, ALPHA], False),
+        ("state.db", [STATE], True),
+        ("state.db-wal", [STATE], True),
+        # The byte may be one that nothing uses.
+        ("state.db", [], True),
+        ("state.db", [ALPHA], False),
+        ("journal/001.index", [], True),
+        ("journal/001.index", [ALPHA], False),
+        ("admin.token", [], True),
+        ("admin.token", [STATE], False),
+    ],
+)
+def test_a_flip_in_a_mix_is_named_and_nothing_else(
+    path: str, damages: list[Damage], is_right: bool
+) -> None:
+    findings = Findings()
+    report = VerifyReport(damages=damages, damage_count=len(damages))
+    _check_named(report, f"{path} bit 1 of byte 2 of 3 flipped", findings)
+    assert (not findings.broken) == is_right
