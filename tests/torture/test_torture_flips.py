@@ -41,11 +41,24 @@ def test_what_is_missing_must_be_named() -> None:
     assert broken(stored, found(ALPHA)) == []
     assert broken(stored, found(UNKNOWN)) == []
     assert broken(stored, found(note="an unfinished write from byte 3 on")) == []
+    torn = found(note="an unfinished write from byte 3 on")
     stored.messages["alpha"] = [(1, "b")]
+    assert broken(stored, torn) == ["verify"], "the first one is not the end of the topic"
     assert broken(stored, found(ALPHA)) == ["verify"], "another offset is missing"
     assert broken(stored, found(SESSION)) == ["verify"], "something else is named"
     stored.messages = {"alpha": [(0, "a"), (1, "b")], "beta": []}
     assert broken(stored, found(ALPHA)) == ["verify"], "another topic is missing"
+
+
+def test_an_unfinished_write_excuses_the_end_of_a_topic_and_no_hole() -> None:
+    expected, stored = whole(), whole()
+    expected.messages["alpha"] = [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
+    torn = found(note="an unfinished write from byte 3 on")
+    for kept, is_excused in (([0, 1], True), ([1], False), ([0, 2], False), ([], True)):
+        findings = Findings()
+        stored.messages["alpha"] = [expected.messages["alpha"][offset] for offset in kept]
+        compare(stored, expected, torn, "journal/001.arrows", findings)
+        assert (not findings.broken) == is_excused, kept
 
 
 def test_a_lost_transaction_must_be_named() -> None:

@@ -11,7 +11,7 @@ from polybus.log.verify import Damage, VerifyReport
 from polybus.torture.child import BusChild
 from polybus.torture.mixes import _check_named
 from polybus.torture.report import Findings
-from polybus.torture.watch import PROBE_TOPIC, BusWatch, watched_round
+from polybus.torture.watch import PROBE_TOPIC, BusWatch, Lateness, watched_round
 
 
 async def _nothing(child: BusChild) -> None: ...
@@ -60,6 +60,24 @@ async def test_damaged_files_of_a_bus_that_stopped_cleanly_are_found(
     monkeypatch.setattr(child, "stop", stop_and_harm)
     found = await watched_round(child, Findings(), harm)
     assert found.broken == {"verify": 1}, found.texts
+
+
+@pytest.mark.parametrize(
+    ("took_s", "times"),
+    [
+        ([0.9, 0.9], 0),
+        ([2.5, 0.1, 2.5], 0),
+        ([2.5, 1.1], 1),
+        ([2.5, 1.1, 1.1], 1),
+        ([0.1, 5.1, 0.1], 1),
+    ],
+)
+def test_late_answers_count_if_they_cannot_be_the_machines(took_s: list[float], times: int) -> None:
+    findings = Findings()
+    lateness = Lateness(findings)
+    for one in took_s:
+        lateness.note(one)
+    assert findings.broken["errors"] == times
 
 
 FLOOR = Damage(file="journal/floor.json", reason="its checksum is wrong")

@@ -42,8 +42,8 @@ STALLED = 7
 DELIVERED_S_MAX = 10.0
 DRAIN_S_MAX = 10.0
 TIMES_MAX = 2.0
-# Below this a doubled delay is the machine's.
-P99_S_MIN = 0.02
+# Below this a doubled delay may be the machine's.
+P99_S_MIN = 0.01
 
 
 class Crowd:
