@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -12,17 +11,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from polybus.cli.torture import torture as command
-from polybus.torture import campaign, flips
+from polybus.torture import campaign
 from polybus.torture.campaign import FAULTS, Campaign
 from polybus.torture.report import INVARIANTS, Findings
 
 SEED = 11
-SHORT = {"kills": 3, "frames": 2000, "storms": 150, "reconnects": 10, "mixes": 3}
+SHORT = {"kills": 1, "frames": 800, "storms": 50}
+# About two minutes of faults, of all kinds; test_torture_storms.py has the stalls.
+CAMPAIGN = {
+    **{"kills": 4, "writes": 4, "cuts": 2, "errors": 3, "clock": 4, "flips": 10},
+    **{"frames": 4000, "storms": 300, "reconnects": 30, "mixes": 4},
+}
 
 
 def torture(*options: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +52,46 @@ def test_a_short_campaign_finds_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert f"seed {SEED}" in ended.stderr
     assert list(tmp_path.iterdir()) == [], "a clean campaign leaves nothing behind"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", CAMPAIGN)
+def test_every_fault_finds_nothing_with_any_seed(fault: str, tmp_path: Path) -> None:
+    run = Campaign(tmp_path, random.SystemRandom().randrange(2**32), lambda text: None)
+    run.run_counts({fault: CAMPAIGN[fault]})
+    # It has the command, and so the seed.
+    assert run.is_clean, "\n".join(run.failures)
+    assert run.totals[fault].count >= CAMPAIGN[fault]
+
+
+def test_the_campaign_has_every_fault() -> None:
+    assert CAMPAIGN.keys() | {"stalls"} == FAULTS.keys()
+
+
+def test_a_time_is_shared_by_all_faults_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds take a second, and those of stalls three."""
+    now_s = 0.0
+    done: list[campaign.Round] = []
+
+    def perform(place: Path, seed: int, one: campaign.Round) -> Findings:
+        nonlocal now_s
+        now_s += 3.0 if one.fault == "stalls" else 1.0
+        done.append(one)
+        return Findings(count=one.count)
+
+    monkeypatch.setattr(campaign, "perform", perform)
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now_s))
+    run = Campaign(tmp_path, 7, lambda text: None)
+    run.run_for(14.5, tuple(FAULTS))
+    assert run.totals.keys() == FAULTS.keys()
+    assert [row[0] for row in run.rows()] == list(FAULTS), "in the usual order"
+    assert 14.5 - 1 <= now_s <= 14.5
+    assert all(one.count < FAULTS[one.fault].per_round for one in done), "small rounds"
+    now_s, done[:] = 0.0, []
+    run.run_for(campaign.SHORT_S, tuple(FAULTS))
+    assert all(one.count == FAULTS[one.fault].per_round for one in done)
 
 
 def users(folder: Path) -> set[str]:
@@ -90,13 +135,6 @@ def test_a_round_that_fails_itself_is_a_finding(tmp_path: Path) -> None:
     run.run(iter([campaign.Round("storms", 1, -1)]))
     assert run.totals["storms"].broken == {"errors": 1}
     assert run.failures[-1] == "again: polybus torture --seed 7 --round storms:1:-1"
-
-
-@pytest.mark.timeout(120)
-def test_harm_to_any_file_is_named_exactly_and_never_served(tmp_path: Path) -> None:
-    found = asyncio.run(flips.flip_round(tmp_path / "round", random.Random(SEED), 4))
-    assert found.texts == []
-    assert found.count == 4
 
 
 def test_a_broken_promise_names_the_command_that_repeats_it(

@@ -7,6 +7,7 @@ How far the bus is at that moment is up to the machine.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -36,6 +37,10 @@ RoundRun = Callable[[Path, random.Random, int], Coroutine[Any, Any, Findings]]
 Tell = Callable[[str], None]
 
 
+SHORT_S = 600.0
+"""A campaign that is shorter than this has small rounds, so that every fault has its turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A kind of fault: what a round does, and how often it does it."""
@@ -50,6 +55,10 @@ class Fault:
     unchecked: tuple[str, ...] = ()
     """Invariants of things that its load does not use."""
 
+    @property
+    def per_short_round(self) -> int:
+        return max(1, self.per_round * 3 // 10)
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -60,6 +69,8 @@ class Round:
     count: int
 
 
+_Running = dict[Connection, tuple[BaseProcess, Round, float]]
+"""Rounds in processes of their own, by their results, with the time when each began."""
 _NO_LOAD = ("transactions", "deleted")
 _NO_SESSION = ("packs", *_NO_LOAD)
 COMPILED = ("writes", "cuts", "errors", "clock")
@@ -108,6 +119,8 @@ class Campaign:
     totals: dict[str, Findings] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    _took_s: dict[str, float] = field(default_factory=dict)
+    """The longest round of each fault."""
 
     @property
     def is_clean(self) -> bool:
@@ -115,7 +128,11 @@ class Campaign:
 
     def rows(self) -> list[list[object]]:
         """A row of the table for each fault that was done."""
-        return [found.row(name, FAULTS[name].unchecked) for name, found in self.totals.items()]
+        return [
+            self.totals[name].row(name, fault.unchecked)
+            for name, fault in FAULTS.items()
+            if name in self.totals
+        ]
 
     def run_counts(self, counts: dict[str, int]) -> None:
         """Do each fault as often as stated."""
@@ -127,21 +144,40 @@ class Campaign:
         )
 
     def run_for(self, seconds: float, faults: tuple[str, ...]) -> None:
-        """Do all faults in turn until the time is up; rounds that have begun are finished."""
-        self.run(_until(time.monotonic() + seconds, faults))
+        """Do all faults in turn until the time is up; rounds that have begun are finished.
+
+        A round that takes longer than what is left, as the last one of its kind did, is not begun.
+        """
+        self.run(self._until(time.monotonic() + seconds, faults, is_short=seconds < SHORT_S))
+
+    def _until(self, end_s: float, faults: tuple[str, ...], *, is_short: bool) -> Iterator[Round]:
+        # Before one that runs alone all others have to end: those come last.
+        faults = tuple(sorted(faults, key=lambda one: FAULTS[one].is_alone))
+        for number in itertools.count(1):
+            some = False
+            for fault in faults:
+                if time.monotonic() + self._took_s.get(fault, 0.0) >= end_s:
+                    continue
+                some = True
+                of = FAULTS[fault]
+                yield Round(fault, number, of.per_short_round if is_short else of.per_round)
+            if not some:
+                return
 
     def run(self, rounds: Iterator[Round]) -> None:
         """Run rounds, as many at a time as there are jobs; a single job in this process."""
         if self.jobs == 1:
             for one in rounds:
                 self._tell([one])
-                self._note(one, perform(self.folder, self.seed, one))
+                began_s = time.monotonic()
+                found = perform(self.folder, self.seed, one)
+                self._note(one, found, time.monotonic() - began_s)
             return
-        running: dict[Connection, tuple[BaseProcess, Round]] = {}
+        running: _Running = {}
         try:
             while True:
                 while len(running) >= self.jobs or any(
-                    FAULTS[one.fault].is_alone for _, one in running.values()
+                    FAULTS[one.fault].is_alone for _, one, _ in running.values()
                 ):
                     self._collect(running)
                 following = next(rounds, None)
@@ -154,23 +190,23 @@ class Campaign:
                     arguments = (writer, self.folder, self.seed, following)
                     started = processes.Process(target=_perform_and_send, args=arguments)
                     started.start()
-                running[reader] = (started, following)
-                self._tell([one for _, one in running.values()])
+                running[reader] = (started, following, time.monotonic())
+                self._tell([one for _, one, _ in running.values()])
             while running:
                 self._collect(running)
         finally:
-            for process, _ in running.values():
+            for process, _, _ in running.values():
                 assert process.pid is not None
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
                 process.join()
 
-    def _collect(self, running: dict[Connection, tuple[BaseProcess, Round]]) -> None:
+    def _collect(self, running: _Running) -> None:
         """Wait until a round ends, and take its findings."""
         for reader in wait(list(running)):
             assert isinstance(reader, Connection)
-            process, one = running[reader]
+            process, one, began_s = running[reader]
             try:
                 found = reader.recv()
             except EOFError:
@@ -179,13 +215,14 @@ class Campaign:
             process.join()
             reader.close()
             del running[reader]
-            self._note(one, found)
+            self._note(one, found, time.monotonic() - began_s)
 
     def _tell(self, rounds: list[Round]) -> None:
         names = ", ".join(f"{one.fault}:{one.number}" for one in rounds)
         self.tell(f"{sum(one.count for one in self.totals.values())} done; running {names}")
 
-    def _note(self, one: Round, found: Findings) -> None:
+    def _note(self, one: Round, found: Findings, took_s: float) -> None:
+        self._took_s[one.fault] = max(took_s, self._took_s.get(one.fault, 0.0))
         self.totals.setdefault(one.fault, Findings()).add(found)
         name = f"{one.fault}:{one.number}"
         self.notes += [f"{name}: {text}" for text in found.notes]
@@ -197,16 +234,6 @@ class Campaign:
                 f"kept: {_folder(self.folder, one)}",
                 f"again: polybus torture --seed {self.seed} --round {name}",
             ]
-
-
-def _until(end_s: float, faults: tuple[str, ...]) -> Iterator[Round]:
-    number = 0
-    while True:
-        number += 1
-        for fault in faults:
-            if time.monotonic() >= end_s:
-                return
-            yield Round(fault, number, FAULTS[fault].per_round)
 
 
 def _folder(place: Path, one: Round) -> Path:
