@@ -222,6 +222,20 @@ def test_it_kills_before_or_within_an_exact_write(shim: Shim) -> None:
     assert (shim.root / "a").read_bytes() == b"1212"
 
 
+def test_it_kills_before_an_exact_write_of_some_files(shim: Shim) -> None:
+    program = """
+for _ in range(3):
+    append("a", b"1", False)
+    append("state.db", b"2", False)
+    append("state.db-wal", b"3", False)
+"""
+    # Each is opened and written: the eighth change of them is the second write of the last.
+    shim.end_before(8, KILL_SELF, pattern="state.db*")
+    assert run(shim, program).returncode == -signal.SIGKILL
+    left = [(shim.root / name).read_bytes() for name in ("a", "state.db", "state.db-wal")]
+    assert left == [b"11", b"22", b"3"]
+
+
 def test_only_the_wall_clock_is_shifted(shim: Shim) -> None:
     shim.shift_clock(-86400.5)
     program = "import time; print(time.time(), time.monotonic())"

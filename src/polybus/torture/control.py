@@ -26,13 +26,16 @@ class _Control(ctypes.Structure):
     """`struct control` of shim.c."""
 
     _fields_ = [
-        *((name, ctypes.c_char * PATH_BYTES) for name in ("root", "log", "graveyard", "pattern")),
+        *(
+            (name, ctypes.c_char * PATH_BYTES)
+            for name in ("root", "log", "graveyard", "pattern", "end_pattern")
+        ),
         *(
             (name, ctypes.c_int64)
             for name in (
                 *("clock_ns", "operations", "end_at", "end_how", "end_torn", "off"),
                 *("error", "error_mask", "error_after", "error_count", "error_partial"),
-                *("error_matches", "syncs"),
+                *("error_matches", "syncs", "end_matches"),
             )
         ),
     ]
@@ -89,14 +92,20 @@ class Shim:
         """Which operations fail, or failed before they were healed."""
         return int(self._control.error_mask)
 
-    def end_before(self, operation: int, how: int, *, torn: bool = False) -> None:
-        """End when this many more changes were made; `how`: a process, KILL_SELF or CUT_POWER.
+    def end_before(
+        self, operation: int, how: int, *, torn: bool = False, pattern: str = ""
+    ) -> None:
+        """End before the change of this number; `how`: a process, KILL_SELF or CUT_POWER.
 
-        `torn` does half of it first if it is a write.
+        `torn` does half of it first if it is a write. With a `pattern` only changes of files whose
+        path below the root matches count.
         """
-        self._control.end_how = how
-        self._control.end_torn = torn
-        self._control.end_at = self.operations + operation
+        control = self._control
+        control.end_at = control.end_matches = 0
+        control.end_how = how
+        control.end_torn = torn
+        control.end_pattern = os.fsencode(pattern)
+        control.end_at = operation if pattern else self.operations + operation
 
     def cut_power(self) -> None:
         """From now on no change ends."""

@@ -16,7 +16,7 @@ from polybus.torture.report import Findings
 MOMENTS = ("load", "write", "write", "start", "stop")
 LOAD_S = (0.3, 0.8, 2.5)
 OPERATIONS_MAX = 3000
-START_OPERATIONS_MAX = 120
+START_OPERATIONS_MAX = 200
 
 
 async def cut_round(folder: Path, chance: random.Random, count: int) -> Findings:

@@ -40,6 +40,7 @@ enum { GO_ON = 0, WRITE_PART = -1, WRITE_PART_AND_DIE = -2 };
 
 struct control {
     char root[PATH_BYTES], log[PATH_BYTES], graveyard[PATH_BYTES], pattern[PATH_BYTES];
+    char end_pattern[PATH_BYTES]; /* Only operations on such paths count for the end. */
     _Atomic int64_t clock_ns;
     _Atomic int64_t operations;
     _Atomic int64_t end_at; /* The operation before which the end comes, or 0. */
@@ -49,6 +50,7 @@ struct control {
     _Atomic int64_t error; /* What operations fail with, or 0. */
     _Atomic int64_t error_mask, error_after, error_count, error_partial, error_matches;
     _Atomic int64_t syncs;
+    _Atomic int64_t end_matches;
 };
 
 struct record {
@@ -149,11 +151,22 @@ static int fault_of(int operation, int fd, const char *path) {
     return match == 0 && ctl->error_partial && operation == WRITE ? WRITE_PART : (int)ctl->error;
 }
 
+/* Whether the end comes before this operation: one of all, or of those on matching paths. */
+static int is_end(int fd, const char *path) {
+    char found[PATH_BYTES];
+    int64_t number = ++ctl->operations;
+    if (!ctl->end_pattern[0] || !ctl->end_at) return number == ctl->end_at;
+    if (!path) path = path_of(fd, found) ? found : "";
+    if (strncmp(path, ctl->root, root_bytes)) return 0;
+    if (fnmatch(ctl->end_pattern, path + root_bytes + 1, 0)) return 0;
+    return ++ctl->end_matches == ctl->end_at;
+}
+
 /* Called before every change: GO_ON, an error number, or a part of a write. */
 static int before(int operation, int fd, const char *path) {
     if (ctl->off)
         for (;;) pause();
-    if (++ctl->operations == ctl->end_at) {
+    if (is_end(fd, path)) {
         if (!ctl->end_torn || operation != WRITE) end();
         return WRITE_PART_AND_DIE;
     }
