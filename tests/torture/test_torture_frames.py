@@ -9,7 +9,17 @@ import pytest
 
 from polybus.config import Limits
 from polybus.torture import fuzz
-from polybus.torture.frames import PARSERS, Number, boson_frame, encoded, goms, mutated, queue
+from polybus.torture.frames import (
+    KEY,
+    PARSERS,
+    Number,
+    boson_frame,
+    encoded,
+    goms,
+    http,
+    mutated,
+    queue,
+)
 from polybus.wire import boson_frames
 from polybus.wire.goms import GomsCodec
 from polybus.wire.queue import QueueReader
@@ -52,6 +62,24 @@ def test_a_number_takes_any_value_that_its_layout_can_hold() -> None:
     assert Number(">i", -1).encode() == b"\xff\xff\xff\xff"
     assert Number(">i", 1 << 31).encode() == b"\x80\x00\x00\x00"
     assert Number(">B", 257).encode() == b"\x01"
+
+
+def test_http_bodies_come_with_a_length_or_in_whole_chunks() -> None:
+    bodies = {}
+    for seed in range(200):
+        head, _, body = encoded(http(random.Random(seed))).partition(b"\r\n\r\n")
+        if b"chunked" not in head:
+            assert b"content-length: %d" % len(body) in head
+            continue
+        content, rest = b"", body
+        while not rest.startswith(b"0\r\n"):
+            size, _, rest = rest.partition(b"\r\n")
+            content, rest = content + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        assert rest == b"0\r\n\r\n"
+        bodies[seed] = content
+    assert len(set(bodies.values())) > 5
+    keyed = [seed for seed in range(200) if KEY in encoded(http(random.Random(seed)))]
+    assert len(keyed) > 30
 
 
 def test_datagrams_count_when_they_were_read() -> None:

@@ -107,6 +107,7 @@ def harms_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[H
         "_fill": fill,
         "_copy": lambda data, to: None,
         "_serve_copy": serve_copy,
+        "_check_whole": lambda load, stored: None,
         "harm": harm,
     }.items():
         monkeypatch.setattr(flips, name, fake)

@@ -5,6 +5,7 @@ that the parser gets past the first bytes and into every branch behind a length,
 """
 
 import gzip
+import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 from polybus.torture.child import TOPICS
 
 DEPTH = 2000
+KEY = b"<session key>"
+"""Stands for the key of a session of the bus."""
 NAMES = (*TOPICS, "", "$events", "nobody", "x" * 300, "Ä", "a/../b", "$subscribe", "$login", "*")
 CONTENTS = (b"", b"hello", b"{}", b"\xff\xfe", b"x" * 5000, b"alpha from=earliest", b"\0" * 9)
 
@@ -143,18 +146,30 @@ def http(chance: random.Random) -> Frame:
     method = chance.choice((b"GET", b"POST", b"PUT", b"DELETE", b"OPTIONS"))
     path = chance.choice(
         (b"/v1/topics", b"/v1/topics/alpha/messages", b"/v1/sessions", b"/v1/commits", b"/metrics")
-        + (b"/v1/sessions/k/packs", b"/v1/broadcast", b"/msgstream", b"/v1/staging/p/0-12345678.a")
+        + (b"/v1/sessions/%s/packs" % KEY, b"/v1/sessions/%s/topics" % KEY, b"/v1/sessions/k/packs")
+        + (b"/v1/broadcast", b"/msgstream", b"/v1/staging/p/0-12345678.a")
     )
-    query = chance.choice((b"", b"?offset=0&limit=1", b"?time=2020-01-01", b"?sessionKey=k"))
+    query = chance.choice((b"", b"?offset=0&limit=1", b"?time=2020-01-01", b"?sessionKey=" + KEY))
     body = chance.choice(
         (b"", b"[]", b'{"name":"' + b"t" * 9 + b'"}', b'{"topics":["alpha"]}', b'[["a",1]]')
         + (b'{"value":1}\n{"base64":"AA=="}\n', b"[" * DEPTH, b'{"batch":-1}')
     )
     kind = chance.choice((b"application/json", b"application/x-ndjson", b"text/plain"))
     head = b"host: 127.0.0.1\r\ncontent-type: " + kind + b"\r\n"
-    length = str(len(body)).encode()
-    return [method, b" ", path, query, b" HTTP/1.1\r\n", head, b"content-length: ", length,
-            b"\r\n\r\n", body]  # fmt: skip
+    frame: Frame = [method, b" ", path, query, b" HTTP/1.1\r\n", head]
+    if chance.random() < 0.3:
+        return [*frame, b"transfer-encoding: chunked\r\n\r\n", *_chunks(body, chance)]
+    return [*frame, b"content-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
+
+
+def _chunks(body: bytes, chance: random.Random) -> Frame:
+    """A body in one to three chunks, each with its length, and the last one without content."""
+    cuts = sorted(chance.randrange(len(body) + 1) for _ in range(chance.randrange(3)))
+    frame: Frame = []
+    for start, stop in itertools.pairwise((0, *cuts, len(body))):
+        if start < stop:
+            frame += [b"%x" % (stop - start), b"\r\n", body[start:stop], b"\r\n"]
+    return [*frame, b"0", b"\r\n\r\n"]
 
 
 def websocket(chance: random.Random) -> Frame:

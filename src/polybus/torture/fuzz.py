@@ -7,9 +7,10 @@ import socket
 import time
 from pathlib import Path
 
+from polybus.errors import PolybusError
 from polybus.torture.chances import split
 from polybus.torture.child import BusChild
-from polybus.torture.frames import PARSERS, encoded, mutated
+from polybus.torture.frames import KEY, PARSERS, encoded, mutated
 from polybus.torture.peers import UPGRADE
 from polybus.torture.report import Findings
 from polybus.torture.watch import BusWatch, watched_round
@@ -33,24 +34,35 @@ async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Finding
     child = BusChild(folder)
 
     async def fuzz(watch: BusWatch) -> None:
-        # Without topics: what a session with a long backlog costs is not the parser's matter.
-        key = (await child.ask("POST", "/v1/sessions", {"topics": []}))["sessionKey"]
-        await child.ask("POST", f"/v1/sessions/{key}/packs", [["direct", 1]])
         # What every bus takes for its first connections is not growth.
         chances = {parser: split(chance) for parser in PARSERS}
         for parser in PARSERS:
-            await asyncio.to_thread(_send, child, parser, key, chances[parser])
+            await _send_with_session(child, parser, chances[parser])
         watch.begin()
         per_parser = max(1, count // len(PARSERS))
         for parser in PARSERS:
             sent = 0
             while sent < per_parser:
-                sent += await asyncio.to_thread(_send, child, parser, key, chances[parser])
+                sent += await _send_with_session(child, parser, chances[parser])
             findings.count += sent
         await watch.end()
         findings.notes.append(f"{findings.count} frames; {watch.told}")
 
     return await watched_round(child, findings, fuzz)
+
+
+async def _send_with_session(child: BusChild, parser: str, chance: random.Random) -> int:
+    """Send some frames, which may know the key of a session, change or even delete it."""
+    if parser not in ("http", "websocket"):
+        return await asyncio.to_thread(_send, child, parser, "", chance)
+    # Without topics: what a session with a long backlog costs is not the parser's matter.
+    key = (await child.ask("POST", "/v1/sessions", {"topics": []}))["sessionKey"]
+    await child.ask("POST", f"/v1/sessions/{key}/packs", [["direct", 1]])
+    try:
+        return await asyncio.to_thread(_send, child, parser, key, chance)
+    finally:
+        with contextlib.suppress(PolybusError):
+            await child.ask("DELETE", f"/v1/sessions/{key}")
 
 
 def frames_of(parser: str, chance: random.Random) -> list[bytes]:
@@ -76,7 +88,7 @@ def _send(child: BusChild, parser: str, key: str, chance: random.Random) -> int:
     with contextlib.ExitStack() as stack:
         peers = []
         for _ in range(CONNECTIONS):
-            frames = frames_of(parser, chance)
+            frames = [one.replace(KEY, key.encode()) for one in frames_of(parser, chance)]
             count += len(frames)
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             peers.append(peer)

@@ -6,7 +6,9 @@ ledgers, which outlive the bus, and `Load.check` holds the next bus against them
 
 import asyncio
 import contextlib
+import json
 import random
+import socket
 from collections.abc import Callable, Container, Coroutine
 from typing import Any
 
@@ -50,7 +52,7 @@ class Load:
     async def run(self) -> None:
         """Send until the bus dies or `stopping` is set."""
         jobs: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            self._push, self._follow, self._transact, self._make_and_delete
+            self._push, self._follow, self._transact, self._make_and_delete, self._send_datagrams
         ]  # fmt: skip
         writers = [(scheme, number) for scheme in SCHEMES for number in range(WRITER_COUNT)]
         try:
@@ -79,6 +81,20 @@ class Load:
                 else:
                     await client.flush()
                     await asyncio.sleep(0.005)
+
+    async def _send_datagrams(self) -> None:
+        """goMS over UDP: a datagram may be lost, but not come twice, late or changed."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            # A dead bus refuses the next datagram.
+            peer.connect(("127.0.0.1", self.child.udp_port))
+            peer.setblocking(False)
+            # goMS sends only to topics for which the peer is registered. It reads nothing of them.
+            peer.send(json.dumps({"messagetype": "register", "topics": [TOPICS[2]]}).encode())
+            while not self.stopping.is_set():
+                (value,) = self.messages.take(TOPICS[2], "udp", 1)
+                request = {"messagetype": "send", "topics": [TOPICS[2]], "data": value}
+                peer.send(json.dumps(request).encode())
+                await asyncio.sleep(self._chance.uniform(0, 0.02))
 
     # The session.
 
