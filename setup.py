@@ -18,6 +18,7 @@ MODULES = [
     SCAN / "batch.py",
     TCP / "outbox.py",
     TCP / "pump.py",
+    TCP / "transport.py",
     SOURCE / "polybus/log/journal/message.py",
 ]
 

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
 from typing import Any
@@ -31,7 +32,11 @@ MEBI = 1 << 20
 
 @pytest.fixture(params=["installed", "source"], autouse=True)
 def pump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    chosen = installed if request.param == "installed" else plain.from_source(installed.__name__)
+    chosen = installed
+    if request.param == "source":
+        for name in ("polybus.edges.tcp.transport", installed.__name__):
+            chosen = plain.from_source(name)
+            monkeypatch.setitem(sys.modules, name, chosen)
     monkeypatch.setattr(shared, "Pump", chosen.Pump)
     yield chosen
 
@@ -156,7 +161,7 @@ async def test_a_writer_of_single_messages_is_gathered_and_nobody_else_waits(
     monkeypatch.setattr(pump, "GATHER_S", 1e-2)
     monkeypatch.setattr(pump, "SMALL_MESSAGES_MAX", 20)
     async with run_bus("news", "calm", durability="memory") as node, peers(node, 2) as found:
-        flooding, calm = open_channels(node, found)
+        flooding, calm = transports_of(node, found)
         is_over = False
 
         def flood() -> int:
@@ -171,23 +176,23 @@ async def test_a_writer_of_single_messages_is_gathered_and_nobody_else_waits(
 
         flooded = asyncio.create_task(asyncio.to_thread(flood))
         try:
-            await until(lambda: flooding._is_gathering)
+            await until(lambda: flooding.is_gathering)
             for _ in range(20):
                 await found[1].send(frame("calm?receipt=1", b""))
                 await found[1].read_frame()
-                assert not calm._is_gathering
+                assert not calm.is_gathering
                 # Everybody's first message of a tick is read at once.
                 await asyncio.sleep(0.025)
         finally:
             is_over = True
         count = await flooded
         await until(lambda: node.bus.log.bounds("news").stop == count + 2)
-        await until(lambda: not flooding._is_gathering)
+        await until(lambda: not flooding.is_gathering)
         await found[0].send(frame("news?receipt=2", b""))
         assert (await found[0].read_frame())[0] == "$receipt"
 
 
-def open_channels(node: Node, found: list[ScriptedPeer]) -> list[Any]:
+def transports_of(node: Node, found: list[ScriptedPeer]) -> list[Any]:
     by_name = {one.name: one.transport for one in open_connections(node)}
     return [by_name[name_of(one)] for one in sockets_of(found)]
 
@@ -232,7 +237,7 @@ async def test_floods_of_all_kinds_leave_others_their_turn() -> None:
 async def test_a_peer_that_is_gone_while_it_is_not_read_from_is_noticed_later() -> None:
     """A reset of a paused connection neither spins the loop nor ends it before it is read."""
     async with run_bus("news") as node, peers(node, 1) as found:
-        (channel,) = open_channels(node, found)
+        (transport,) = transports_of(node, found)
         (one,) = sockets_of(found)
         (connection,) = open_connections(node)
         connection.hold("test")
@@ -243,7 +248,7 @@ async def test_a_peer_that_is_gone_while_it_is_not_read_from_is_noticed_later() 
         assert node.tcp.connections
         connection.release("test")
         await until(lambda: not node.tcp.connections)
-        assert channel.is_closing()
+        assert transport.is_closing()
         assert node.bus.log.bounds("news").stop == 2
 
 

@@ -132,7 +132,7 @@ def test_lake_tables_are_there_with_partitions_and_younger_columns(data: Path) -
         ("SELECT * FROM zzz", "sql.table-unknown", "there are orders"),
         ("SELECT nope FROM orders", "sql.invalid", "LINE 1: SELECT nope FROM orders\n"),
         ("SELEC value FROM orders", "sql.invalid", "^^^^^"),
-        ("SELECT value FROM orders; SELECT 1", "sql.statement", "these are 2"),
+        ("SELECT value FROM orders; SELECT 1", "sql.statement", "got 2"),
         ("DROP TABLE orders", "sql.statement", "DROP"),
         ("CREATE TABLE x (a INT)", "sql.statement", "CREATE"),
         ("COPY orders TO '/tmp/x.csv'", "sql.statement", "COPY"),
@@ -141,7 +141,7 @@ def test_lake_tables_are_there_with_partitions_and_younger_columns(data: Path) -
         ("SELECT * FROM read_csv('/etc/passwd')", "sql.failed", "disabled by configuration"),
         ("SELECT * FROM '/etc/passwd'", "sql.table-unknown", "/etc/passwd"),
         ("SELECT * FROM a.b.c.d", "sql.table-unknown", "c.d"),
-        ("", "sql.statement", "these are 0"),
+        ("", "sql.statement", "got 0"),
         ("SELECT 1 / (SELECT 'x')::INT", "sql.failed", "x"),
     ],
 )

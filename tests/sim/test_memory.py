@@ -92,7 +92,8 @@ async def test_one_huge_message_takes_its_own_size_and_little_more(
         before = resident_bytes(bus)
         await peer.send(encode_publish("red", value, dict(headers), b"1"))
         await peer.read(4)
-        assert resident_bytes(bus, "VmHWM") - before < len(value) + 16 * MEBI
+        # Read buffers, and the holes that its growth left in the heap.
+        assert resident_bytes(bus, "VmHWM") - before < len(value) + 20 * MEBI
 
 
 async def stalled(stack: contextlib.AsyncExitStack, bus: Process, request: bytes) -> None:

@@ -163,7 +163,7 @@ def test_a_flow_that_fails_in_a_batch_says_which_one_why_and_what_to_do(
     assert (failed.pipeline, failed.flow) == ("shop", "checked")
     text = failed.error or ""
     assert text.startswith("batch 0: ") and "no order: poison" in text
-    assert text.endswith("start the pipeline again: it continues with this batch")
+    assert text.endswith("restart the pipeline: it continues with this batch")
     assert "\n" not in text and "org.apache" not in text and len(text) < 300
 
 

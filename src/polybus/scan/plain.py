@@ -71,6 +71,7 @@ AS_THEY_ARE = (
     "polybus.scan.batch",
     "polybus.edges.tcp.outbox",
     "polybus.edges.tcp.pump",
+    "polybus.edges.tcp.transport",
     "polybus.log.journal.message",
 )
 

@@ -22,9 +22,10 @@ from polybus.config import Connector
 from polybus.edges.protocols.translator import PlainTranslator, Translator
 from polybus.edges.tcp.layers import GzipLayer, Layer, TlsLayer, unwrap
 from polybus.edges.tcp.outbox import DroppedMessages, Outbox
-from polybus.edges.tcp.pump import CARRY_BYTES_MAX, Channel
+from polybus.edges.tcp.pump import CARRY_BYTES_MAX
 from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.stream import LAYERS_GATE, Stream
+from polybus.edges.tcp.transport import SocketTransport
 from polybus.errors import PeerError
 from polybus.wire.detect import detect
 
@@ -64,15 +65,15 @@ class Connection(Stream):
 
     # The pump calls these
 
-    def connection_made(self, channel: Channel) -> None:
-        self.transport = channel
+    def connection_made(self, transport: SocketTransport) -> None:
+        self.transport = transport
         tcp = self.tcp
-        address = channel.get_extra_info("peername")
+        address = transport.get_extra_info("peername")
         self.name = f"{address[0]}:{address[1]}" if address else "unknown"
         self.outbox = Outbox(tcp.outboxes, self.write_now, self._on_overflow)
         if not tcp.admit(self):
             self._closing = True
-            channel.abort()
+            transport.abort()
             return
         protocols = self._connector.protocols
         if len(protocols) == 1 and self._tls is None and protocols[0] in UNDETECTED:

@@ -1,4 +1,4 @@
-"""Accepting connections: each becomes a channel of the pump."""
+"""Accepting connections: each becomes a socket of the pump."""
 
 import asyncio
 import contextlib

@@ -33,9 +33,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import socket
-from collections import deque
 from collections.abc import Hashable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,7 +45,8 @@ except ImportError:
     from polybus.scan import plain as cython
 if not cython.compiled:
     from polybus.batch import Batch
-    from polybus.edges.tcp.sockets_py import READABLE, WRITABLE, Readiness, receive, transmit
+    from polybus.edges.tcp.sockets_py import READABLE, WRITABLE, Readiness, receive
+    from polybus.edges.tcp.transport import SocketTransport
 from polybus.bus.subscriptions import Publisher
 from polybus.edges.tcp.buffers import ReadBuffers
 
@@ -55,15 +54,14 @@ if TYPE_CHECKING:
     from polybus.batch import Buffer
     from polybus.bus.bus import Bus
     from polybus.edges.tcp.outbox import Outbox, Outboxes
+    from polybus.edges.tcp.transport import PumpedConnection
     from polybus.errors import PolybusError
     from polybus.services.memory import MemoryGate
-    from polybus.wire.codec import PlainCodec
 
 logger = logging.getLogger("polybus.tcp")
 
 TURN_S_MAX = 200e-6
-"""How long the pump goes on before the loop's other work."""
-READ_BYTES_FIRST = 64 << 10
+"""How long the pump continues before the loop's other work."""
 READ_BYTES_LEAST = 8 << 10
 SHARED_READ_BYTES = 64 << 10
 SHARED_S = 0.01
@@ -84,261 +82,6 @@ class PumpedPublisher(Publisher, Protocol):
     """What the pump needs of a connection's translator."""
 
     def publish(self, batches: Sequence[Batch], whole: Buffer | None = None) -> None: ...
-
-
-class PumpedConnection(Protocol):
-    """What the pump needs of a connection."""
-
-    name: str
-    carry: bytes
-    """Bytes of an unfinished message; they belong before the next read."""
-    unfinished_bytes: int
-    translator: Any
-
-    def receive(self, data: Buffer) -> None:
-        """Handle bytes, the carry included."""
-        ...
-
-    def eof_received(self) -> bool:
-        """The peer sends no more; whether to keep the socket open."""
-        ...
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
-
-    def connection_lost(self, error: Exception | None) -> None: ...
-
-    def hold(self, gate: Hashable) -> bool: ...
-
-    def release(self, gate: Hashable) -> None: ...
-
-
-@cython.cclass
-class Channel:
-    """A connection's socket, with the methods of an asyncio transport.
-
-    `plain` is the connection's codec while its messages may be published with those of others.
-    """
-
-    __slots__ = (
-        "_ends_output",
-        "_gathers",
-        "_has_ended",
-        "_is_closed",
-        "_is_closing",
-        "_is_gathering",
-        "_is_reading",
-        "_pump",
-        "_tick",
-        "_waiting",
-        "connection",
-        "fd",
-        "plain",
-        "read_bytes",
-        "socket",
-        "watched",
-    )
-
-    def __init__(self, pump: Pump, connected: socket.socket, connection: PumpedConnection) -> None:
-        self._pump = pump
-        self.socket = connected
-        self.fd = connected.fileno()
-        self.connection: PumpedConnection = connection
-        self.plain: PlainCodec[Any] | None = None
-        self.read_bytes = READ_BYTES_FIRST
-        # What the socket has not taken yet.
-        self._waiting: deque[Buffer] = deque()
-        self.watched = 0
-        # The tick of the last small read, and the ticks in a row of which the end was waited for.
-        self._tick = 0
-        self._is_gathering = False
-        self._gathers = 0
-        self._is_reading = True
-        self._has_ended = False
-        self._ends_output = False
-        self._is_closing = False
-        self._is_closed = False
-
-    # Reading
-
-    def pause_reading(self) -> None:
-        self._is_reading = False
-        self._watch()
-
-    def resume_reading(self) -> None:
-        self._is_reading = True
-        self._watch()
-
-    def _may_read(self) -> bool:
-        return self._is_reading and not (self._has_ended or self._is_closing or self._is_closed)
-
-    def _watch(self) -> None:
-        """Be in the epoll for what this can do now."""
-        events = 0
-        if not self._is_closed:
-            if self._may_read() and not self._is_gathering:
-                events = READABLE
-            if self._waiting:
-                events |= WRITABLE
-        if events != self.watched:
-            self._pump.readiness.watch(self.fd, events, self.watched)
-            self.watched = events
-
-    def ended(self) -> None:
-        """The peer sends no more."""
-        self._has_ended = True
-        self._watch()
-        if not self.connection.eof_received():
-            self.close()
-
-    # Writing
-
-    def write(self, data: Buffer) -> None:
-        """Write what the socket takes; the rest when it takes more."""
-        if self._is_closed or self._ends_output:
-            return
-        if not self._waiting:
-            sent = transmit(self.fd, data)
-            if sent == len(data):
-                return
-            if sent < 0:
-                if sent != -errno.EAGAIN:
-                    self.fail(-sent)
-                    return
-                sent = 0
-            self._waiting.append(memoryview(data)[sent:] if sent else data)
-            self._watch()
-            self.connection.pause_writing()
-        elif len(data):
-            self._waiting.append(data)
-
-    def writable(self) -> None:
-        """The socket takes more."""
-        waiting = self._waiting
-        while waiting:
-            data = waiting[0]
-            sent = transmit(self.fd, data)
-            if sent < 0:
-                if sent != -errno.EAGAIN:
-                    self.fail(-sent)
-                return
-            if sent < len(data):
-                waiting[0] = memoryview(data)[sent:]
-                return
-            waiting.popleft()
-        self._watch()
-        self.connection.resume_writing()
-        if self._waiting or self._is_closed:
-            return
-        if self._is_closing:
-            self._end(None)
-        elif self._ends_output:
-            self._shut_down()
-
-    def get_write_buffer_size(self) -> int:
-        return sum([len(data) for data in self._waiting])
-
-    # Ending
-
-    def write_eof(self) -> None:
-        """Send EOF after what was written. Raises OSError."""
-        if not self._ends_output and not self.is_closing():
-            self._ends_output = True
-            if not self._waiting:
-                self.socket.shutdown(socket.SHUT_WR)
-
-    def _shut_down(self) -> None:
-        try:
-            self.socket.shutdown(socket.SHUT_WR)
-        except OSError as error:
-            self._end(error)
-
-    def close(self) -> None:
-        """Close after what was written."""
-        if self.is_closing():
-            return
-        self._is_closing = True
-        if self._waiting:
-            self._watch()
-        else:
-            self._end(None)
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._end(None)
-
-    def fail(self, number: int) -> None:
-        """A system call failed: the connection is lost."""
-        self._end(OSError(number, os.strerror(number)))
-
-    def _end(self, error: Exception | None) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._waiting.clear()
-        self._watch()
-        # Not from here: whoever closes a connection may be in the middle of its work.
-        self._pump.loop.call_soon(self._lose, error)
-
-    def _lose(self, error: Exception | None) -> None:
-        connection, self.connection = self.connection, _NOBODY
-        self.plain = None
-        self._pump.remove(self)
-        self.socket.close()
-        connection.connection_lost(error)
-
-    def is_closing(self) -> bool:
-        return self._is_closing or self._is_closed
-
-    # About the socket
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        try:
-            match name:
-                case "socket":
-                    return self.socket
-                case "peername":
-                    return self.socket.getpeername()
-                case "sockname":
-                    return self.socket.getsockname()
-        except OSError:
-            # The peer is gone.
-            pass
-        return default
-
-
-class _Nobody:
-    """Stands for the connection of a channel that is closed."""
-
-    name = ""
-    carry = b""
-    unfinished_bytes = 0
-    translator = None
-
-    def receive(self, data: Buffer) -> None:
-        return
-
-    def eof_received(self) -> bool:
-        return True
-
-    def pause_writing(self) -> None:
-        return
-
-    def resume_writing(self) -> None:
-        return
-
-    def connection_lost(self, error: Exception | None) -> None:
-        return
-
-    def hold(self, gate: Hashable) -> bool:
-        return False
-
-    def release(self, gate: Hashable) -> None:
-        return
-
-
-_NOBODY = _Nobody()
 
 
 class JointPublisher:
@@ -375,7 +118,7 @@ class Pump:
     __slots__ = (
         "_buffers",
         "_bus",
-        "_channels",
+        "_sockets",
         "_gathering",
         "_is_shared",
         "_lane_boxes",
@@ -406,12 +149,12 @@ class Pump:
         self._memory = memory
         self._outboxes = outboxes
         self._buffers = ReadBuffers()
-        self._channels: dict[int, Channel] = {}
-        # What this pass has read: channel, start and stop in the buffer.
-        self._pieces: list[tuple[Channel, int, int]] = []
+        self._sockets: dict[int, SocketTransport] = {}
+        # What this pass has read: transport, start and stop in the buffer.
+        self._pieces: list[tuple[SocketTransport, int, int]] = []
         self._used = 0
-        self._gathering: list[Channel] = []
-        self._last_reader: Channel | None = None
+        self._gathering: list[SocketTransport] = []
+        self._last_reader: SocketTransport | None = None
         # The subscribers of the last batches, and their outboxes.
         self._lane_of: object = None
         self._lane_boxes: list[Outbox] | None = None
@@ -422,22 +165,22 @@ class Pump:
         self._small_messages = 0
         loop.add_reader(self.readiness.fileno(), self.turn)
 
-    def add(self, connected: socket.socket, connection: PumpedConnection) -> Channel:
+    def add(self, connected: socket.socket, connection: PumpedConnection) -> SocketTransport:
         """Take over a connected socket that does not block; reading begins in the next turn."""
-        channel = Channel(self, connected, connection)
-        self._channels[channel.fd] = channel
-        channel._watch()  # noqa: SLF001
-        return channel
+        transport = SocketTransport(self.loop, self.readiness, connected, connection, self.remove)
+        self._sockets[transport.fd] = transport
+        transport.watch()
+        return transport
 
-    def remove(self, channel: Channel) -> None:
-        self._channels.pop(channel.fd, None)
-        if self._last_reader is channel:
+    def remove(self, transport: SocketTransport) -> None:
+        self._sockets.pop(transport.fd, None)
+        if self._last_reader is transport:
             self._last_reader = None
         # It may be among these, and would not be freed.
         self._lane_of = self._lane_boxes = None
 
     def close(self) -> None:
-        """Stop for good; every channel is closed."""
+        """Stop for good; every transport is closed."""
         if self.readiness.fileno() >= 0:
             self.loop.remove_reader(self.readiness.fileno())
             self.readiness.close()
@@ -465,55 +208,58 @@ class Pump:
 
     def _pass(self, count: int) -> None:
         """Read every ready socket once, then handle what was read."""
-        others: list[tuple[Channel, int]] = []
+        others: list[tuple[SocketTransport, int]] = []
         for index in range(count):
-            channel = self._channels[self.readiness.fd(index)]
+            transport = self._sockets[self.readiness.fd(index)]
             events = self.readiness.events(index)
             if events & WRITABLE:
-                others.append((channel, 1))
-            if events == WRITABLE or not channel.watched & READABLE:
+                others.append((transport, 1))
+            if events == WRITABLE or not transport.watched & READABLE:
                 continue
-            got = self._read(channel)
+            got = self._read(transport)
             if got > 0:
                 if got < SMALL_READ_BYTES:
-                    if self._small_messages > SMALL_MESSAGES_MAX and channel._tick == self._tick:  # noqa: SLF001
-                        self._wait_for_tick(channel)
-                    channel._tick = self._tick  # noqa: SLF001
+                    if self._small_messages > SMALL_MESSAGES_MAX and transport.tick == self._tick:
+                        self._wait_for_tick(transport)
+                    transport.tick = self._tick
                 if self._is_full():
                     # The others are still ready in the next pass.
                     break
             elif got != -errno.EAGAIN:
-                others.append((channel, got))
+                others.append((transport, got))
         self._handle_pieces()
-        for channel, what in others:
-            self._tell(channel, what)
+        for transport, what in others:
+            self._tell(transport, what)
 
-    def _tell(self, channel: Channel, what: int) -> None:
+    def _tell(self, transport: SocketTransport, what: int) -> None:
         """The socket takes more (1), has ended (0) or failed (a negative errno)."""
         try:
             if what > 0:
-                channel.writable()
+                transport.writable()
             elif what == 0:
-                channel.ended()
+                transport.ended()
             else:
-                channel.fail(-what)
+                transport.fail(-what)
         except Exception:
-            self._drop(channel)
+            self._drop(transport)
 
-    def _read(self, channel: Channel) -> int:
+    def _read(self, transport: SocketTransport) -> int:
         """Read a socket once, behind what was read before; return the result of the call."""
         view = self._buffers.view
         start = self._used
-        carry = channel.connection.carry
+        carry = transport.connection.carry
         if carry:
             view[start : start + len(carry)] = carry
             start += len(carry)
-        size = SHARED_READ_BYTES if self._is_shared else channel.read_bytes
-        got = receive(channel.fd, view, start, min(start + size, len(view)))
+        size = transport.read_bytes
+        if self._is_shared and transport.connection.unfinished_bytes < CARRY_BYTES_MAX:
+            # In the middle of a large message there is nothing to handle yet.
+            size = SHARED_READ_BYTES
+        got = receive(transport.fd, view, start, min(start + size, len(view)))
         if got > 0:
             if carry:
-                channel.connection.carry = b""
-            self._pieces.append((channel, self._used, start + got))
+                transport.connection.carry = b""
+            self._pieces.append((transport, self._used, start + got))
             self._used = start + got
         return got
 
@@ -528,49 +274,49 @@ class Pump:
         self._tick_end_s = now_s + GATHER_S
         self._small_messages = 0
 
-    def _wait_for_tick(self, channel: Channel) -> None:
+    def _wait_for_tick(self, transport: SocketTransport) -> None:
         """Read a socket again when the tick ends."""
-        channel._is_gathering = True  # noqa: SLF001
-        channel._watch()  # noqa: SLF001
+        transport.is_gathering = True
+        transport.watch()
         if not self._gathering:
             self.loop.call_later(GATHER_S, self._gather)
-        self._gathering.append(channel)
+        self._gathering.append(transport)
 
     def _gather(self) -> None:
         """A tick has ended: read what peers that write single messages have sent meanwhile."""
         self._next_tick(perf_counter())
-        channels, self._gathering = self._gathering, []
-        others: list[tuple[Channel, int]] = []
+        sockets, self._gathering = self._gathering, []
+        others: list[tuple[SocketTransport, int]] = []
         outboxes = self._outboxes
         outboxes.in_turn = True
         try:
-            for channel in channels:
-                channel._tick = self._tick  # noqa: SLF001
-                if channel._may_read():  # noqa: SLF001
+            for transport in sockets:
+                transport.tick = self._tick
+                if transport.may_read():
                     if self._is_full():
                         self._handle_pieces()
-                    got = self._read(channel)
+                    got = self._read(transport)
                     if got <= 0 and got != -errno.EAGAIN:
-                        others.append((channel, got))
+                        others.append((transport, got))
             self._handle_pieces()
-            for channel, what in others:
-                self._tell(channel, what)
+            for transport, what in others:
+                self._tell(transport, what)
         finally:
             outboxes.in_turn = False
             outboxes.flush()
-            self._go_on_gathering(channels)
+            self._continue_gathering(sockets)
 
-    def _go_on_gathering(self, channels: list[Channel]) -> None:
+    def _continue_gathering(self, sockets: list[SocketTransport]) -> None:
         """Wait for the next tick if this one brought as much again."""
         is_much = self._small_messages > SMALL_MESSAGES_MAX
-        for channel in channels:
-            channel._gathers += 1  # noqa: SLF001
-            if is_much and channel._gathers < GATHERS_MAX and channel._may_read():  # noqa: SLF001
-                self._gathering.append(channel)
+        for transport in sockets:
+            transport.gathers += 1
+            if is_much and transport.gathers < GATHERS_MAX and transport.may_read():
+                self._gathering.append(transport)
             else:
-                channel._gathers = 0  # noqa: SLF001
-                channel._is_gathering = False  # noqa: SLF001
-                channel._watch()  # noqa: SLF001
+                transport.gathers = 0
+                transport.is_gathering = False
+                transport.watch()
         if self._gathering:
             self.loop.call_later(GATHER_S, self._gather)
 
@@ -586,7 +332,7 @@ class Pump:
                 self._last_reader = last
             self._handle(pieces, used)
 
-    def _handle(self, pieces: list[tuple[Channel, int, int]], used: int) -> None:
+    def _handle(self, pieces: list[tuple[SocketTransport, int, int]], used: int) -> None:
         buffers = self._buffers
         data: Buffer
         if used <= SMALL_BYTES:
@@ -595,74 +341,74 @@ class Pump:
             data = buffers.view[:used]
             buffers.replace()
         began_s = perf_counter()
-        run: list[tuple[Channel, list[Batch]]] = []
+        run: list[tuple[SocketTransport, list[Batch]]] = []
         run_start = run_stop = 0
-        for channel, start, stop in pieces:
-            end, batches = self._scan(channel, data, start, stop)
+        for transport, start, stop in pieces:
+            end, batches = self._scan(transport, data, start, stop)
             if batches:
                 if run and start != run_stop:
                     self._publish(run, data, run_start, run_stop)
                     run = []
                 if not run:
                     run_start = start
-                run.append((channel, batches))
+                run.append((transport, batches))
                 run_stop = end
-            if end < stop or channel.connection.unfinished_bytes:
+            if end < stop or transport.connection.unfinished_bytes:
                 if run:
                     self._publish(run, data, run_start, run_stop)
                     run = []
                 try:
-                    channel.connection.receive(data if stop - end == used else data[end:stop])
+                    transport.connection.receive(data if stop - end == used else data[end:stop])
                 except Exception:
-                    self._drop(channel)
+                    self._drop(transport)
         if run:
             self._publish(run, data, run_start, run_stop)
         self._adapt(pieces, perf_counter() - began_s)
         if self._memory.is_full():
-            for channel, _, _ in pieces:
-                self._memory.hold(channel.connection)
+            for transport, _, _ in pieces:
+                self._memory.hold(transport.connection)
 
     def _scan(
-        self, channel: Channel, data: Buffer, start: int, stop: int
+        self, transport: SocketTransport, data: Buffer, start: int, stop: int
     ) -> tuple[int, list[Batch]]:
         """Where the plain messages of a read end, and their batches."""
-        codec = channel.plain
+        codec = transport.plain
         if codec is None:
             return start, []
         try:
             end, batches = codec.scan_plain(data, start, stop)
         except Exception:
-            self._drop(channel)
+            self._drop(transport)
             return stop, []
-        if channel._is_gathering or stop - start < SMALL_READ_BYTES:  # noqa: SLF001
+        if transport.is_gathering or stop - start < SMALL_READ_BYTES:
             self._small_messages += sum([len(batch) for batch in batches])
         return end, batches
 
     def _publish(
-        self, run: list[tuple[Channel, list[Batch]]], data: Buffer, start: int, stop: int
+        self, run: list[tuple[SocketTransport, list[Batch]]], data: Buffer, start: int, stop: int
     ) -> None:
         """Publish the messages of neighbouring reads.
 
         If all their subscribers take them as they arrived, those are written to first, and the
         log, which has said that it takes them, and the figures come after.
         """
-        channel, batches = run[0]
-        codec = channel.plain
+        transport, batches = run[0]
+        codec = transport.plain
         if codec is None:
             # It was closed while an earlier one was handled.
             return
         try:
-            publisher = channel.connection.translator
+            publisher = transport.connection.translator
             if len(run) > 1:
                 by_name: dict[str, PumpedPublisher] = {}
                 batches = []
-                for channel, its_batches in run:
-                    by_name[channel.connection.name] = channel.connection.translator
+                for transport, its_batches in run:
+                    by_name[transport.connection.name] = transport.connection.translator
                     batches += its_batches
                 publisher = JointPublisher(by_name)
-            for channel, its_batches in run:
+            for transport, its_batches in run:
                 for batch in its_batches:
-                    batch.sender = channel.connection.name
+                    batch.sender = transport.connection.name
             whole = codec.whole_of(batches, data, start, stop)
             lane = self._lane(batches)
             if whole is None or lane is None:
@@ -673,8 +419,8 @@ class Pump:
             self._outboxes.flush()
             self._bus.publish_delivered(batches, publisher)
         except Exception:
-            for channel, _ in run:
-                self._drop(channel)
+            for transport, _ in run:
+                self._drop(transport)
 
     def _lane(self, batches: list[Batch]) -> list[Outbox] | None:
         """The outboxes of the batches' subscribers, if all of them take the bytes as they are."""
@@ -687,17 +433,17 @@ class Pump:
             self._lane_boxes = None if None in found else found
         return self._lane_boxes
 
-    def _adapt(self, pieces: list[tuple[Channel, int, int]], elapsed_s: float) -> None:
+    def _adapt(self, pieces: list[tuple[SocketTransport, int, int]], elapsed_s: float) -> None:
         """Read more at once while that is cheap, less when a read delays the others."""
-        for channel, start, stop in pieces:
-            if stop - start >= channel.read_bytes:
+        for transport, start, stop in pieces:
+            if stop - start >= transport.read_bytes:
                 if elapsed_s > READ_S_MAX:
-                    channel.read_bytes = max(channel.read_bytes // 2, READ_BYTES_LEAST)
+                    transport.read_bytes = max(transport.read_bytes // 2, READ_BYTES_LEAST)
                 elif elapsed_s < READ_S_MAX / 2:
                     most = len(self._buffers.view) - 2 * CARRY_BYTES_MAX
-                    channel.read_bytes = min(channel.read_bytes * 2, most)
+                    transport.read_bytes = min(transport.read_bytes * 2, most)
 
-    def _drop(self, channel: Channel) -> None:
+    def _drop(self, transport: SocketTransport) -> None:
         """A bug of ours: it costs the connection, and nobody else."""
         logger.exception("an error in a connection")
-        channel.abort()
+        transport.abort()

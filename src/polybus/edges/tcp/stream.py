@@ -16,8 +16,8 @@ from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
 from polybus.edges.tcp.layers import Layer, finish, wrap
 from polybus.edges.tcp.outbox import Outbox
-from polybus.edges.tcp.pump import Channel
 from polybus.edges.tcp.shared import TcpShared
+from polybus.edges.tcp.transport import SocketTransport
 
 CLOSE_TIMEOUT_S = 2.0
 LAYERS_GATE = "layers"
@@ -28,7 +28,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 class Stream:
     """The half of a connection that writes and closes. Implements bus.Holdable."""
 
-    transport: Channel
+    transport: SocketTransport
     outbox: Outbox
 
     def __init__(self, tcp: TcpShared) -> None:
@@ -41,7 +41,7 @@ class Stream:
         self._peer_ended = False
         self._is_lost = False
 
-    # The channel calls these
+    # The transport calls these
 
     def pause_writing(self) -> None:
         self.outbox.pause()
