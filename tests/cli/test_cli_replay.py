@@ -295,9 +295,12 @@ def crash_before(position: int, patched: pytest.MonkeyPatch) -> list[str]:
 
     def around(write: Any, name_of: Callable[..., str]) -> Any:
         def crashing(*arguments: Any, **options: Any) -> Any:
-            if len(done) == position:
-                raise Crash
-            done.append(name_of(*arguments))
+            name = name_of(*arguments)
+            # The report of a reader's position comes at any time, and is no write of the run.
+            if name != "consumers":
+                if len(done) == position:
+                    raise Crash
+                done.append(name)
             return write(*arguments, **options)
 
         return crashing

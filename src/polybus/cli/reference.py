@@ -68,7 +68,12 @@ def _commands(
 
 def _help(path: tuple[str, ...], command: click.Command) -> str:
     context = click.Context(
-        command, info_name=" ".join(path), terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH
+        command,
+        info_name=" ".join(path),
+        terminal_width=HELP_WIDTH,
+        max_content_width=HELP_WIDTH,
+        # As in a shell; a command keeps the option of the first context that asks for its help.
+        help_option_names=root.context_settings["help_option_names"],
     )
     return "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
 
