@@ -23,6 +23,7 @@ from polybus import scan
 from polybus.edges.node import Node
 from polybus.edges.tcp import pump as installed
 from polybus.edges.tcp import shared
+from polybus.edges.tcp.buffers import ReadBuffers
 from polybus.scan import plain
 from polybus.testing import ScriptedPeer, run_bus
 from polybus.wire.boson_frames import BosonFramesCodec
@@ -316,3 +317,130 @@ async def test_layers_and_other_protocols_share_a_turn_with_plain_frames() -> No
             assert sorted(value for value, _ in rows) == [b"a", b"b", b"c"]
             got = sorted([(await goms.read_line()) for _ in range(2)])
             assert [b'"data":"a"' in got[0], b'"data":"b"' in got[1]] == [True, True]
+
+
+async def test_a_publisher_whose_reads_end_within_messages_is_not_too_slow() -> None:
+    async with run_bus("news", limits={"message-timeout-s": 0.5}) as node, peers(node, 1) as found:
+        stream = frame("news", b"x" * 93) * 30
+        size = len(frame("news", b"x" * 93))
+        # Each part ends 40 bytes into a message.
+        await found[0].send(stream[:40])
+        for at in range(40, len(stream) - size, size):
+            await found[0].send(stream[at : at + size])
+            await asyncio.sleep(0.05)
+        await found[0].send(stream[at + size :])
+        await until(lambda: node.bus.log.bounds("news").stop == 31)
+
+
+async def test_every_flood_is_read_when_the_buffer_is_full(
+    pump: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "ReadBuffers", lambda: ReadBuffers(256 << 10))
+    async with run_bus("news", durability="memory") as node, peers(node, 5) as found:
+        is_over = False
+        large = frame("news", b"x" * 1000) * 200
+
+        def flood(one: socket.socket) -> None:
+            with socket.socket(fileno=os.dup(one.fileno())) as raw:
+                raw.setblocking(True)
+                with contextlib.suppress(OSError):
+                    while not is_over:
+                        raw.sendall(large)
+
+        floods = [asyncio.create_task(asyncio.to_thread(flood, one)) for one in sockets_of(found)]
+        try:
+            names = {name_of(one) for one in sockets_of(found)}
+            seen: set[str] = set()
+            append_all = node.bus.log.append_all
+
+            def noted(batches: Any, **options: Any) -> int:
+                seen.update(batch.sender for batch in batches)
+                return append_all(batches, **options)
+
+            monkeypatch.setattr(node.bus.log, "append_all", noted)
+            await until(lambda: seen >= names)
+        finally:
+            is_over = True
+            await asyncio.gather(*floods)
+
+
+async def test_a_small_message_keeps_little_in_memory_beside_a_large_read(
+    pump: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_bus("news", "calm", durability="memory") as node, peers(node, 3) as found:
+        await found[1].send(frame("calm?receipt=1", b""))
+        await found[1].read_frame()
+        kept: list[int] = []
+        append_all = node.bus.log.append_all
+
+        def noted(batches: Any, **options: Any) -> int:
+            kept.extend(
+                memoryview(getattr(batch.buffer, "obj", batch.buffer)).nbytes
+                for batch in batches
+                if batch.topic == "calm"
+            )
+            return append_all(batches, **options)
+
+        monkeypatch.setattr(node.bus.log, "append_all", noted)
+        large = frame("news", b"x" * 1000) * 60
+        send_together(node, found, [large, frame("calm", b"y"), large])
+        await until(lambda: kept)
+        assert max(kept) <= pump.CHUNK_BYTES
+
+
+async def test_a_slow_subscriber_holds_only_the_publishers_of_its_topics() -> None:
+    settings: dict[str, Any] = {"slow-subscriber": "wait"}
+    limits = {"outbox-bytes-max": 1 << 16}
+    async with run_bus("news", "calm", limits=limits, **settings) as node, peers(node, 3) as found:
+        await found[2].send(frame("$subscribe", b"news tell=position"))
+        await found[2].read_frame()
+        found[2]._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        loud, calm, _ = (one for one in sorted(open_connections(node), key=_order(found)))
+        for _ in range(2000):
+            if loud._held_by:
+                break
+            os.write(sockets_of(found)[0].fileno(), frame("news", b"x" * 8000))
+            await asyncio.sleep(0)
+        for _ in range(20):
+            send_together(node, found[:2], [frame("news", b"x"), frame("calm?receipt=1", b"y")])
+            assert (await found[1].read_frame())[0] == "$receipt"
+            assert not calm._held_by
+        found[2]._writer.transport.resume_reading()  # type: ignore[attr-defined]
+
+
+def _order(found: list[ScriptedPeer]) -> Any:
+    names = [name_of(one) for one in sockets_of(found)]
+    return lambda connection: names.index(connection.name)
+
+
+async def test_receipts_of_equal_addresses_go_to_their_own_connections() -> None:
+    """Connections of two connectors may have the same address and port of the client."""
+    async with run_bus("news") as node, peers(node, 2) as found:
+        one, other = sorted(open_connections(node), key=_order(found))
+        other.name = one.name
+        for number in range(5):
+            ids = [b"%d-a" % number, b"%d-b" % number]
+            send_together(node, found, [frame(b"news?receipt=" + each) for each in ids])
+            for peer, each in zip(found, ids, strict=True):
+                assert (await peer.read_frame())[1].split()[0] == each
+
+
+async def test_an_error_while_writing_to_a_peer_costs_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run_bus("news") as node, peers(node, 3) as found:
+        for peer in found[:2]:
+            await peer.send(frame("$subscribe", b"news tell=position"))
+            await peer.read_frame()
+        bad, _, _ = sorted(open_connections(node), key=_order(found))
+
+        def fails(_: Any) -> None:
+            raise RuntimeError("a bug")
+
+        bad.outbox.write_through(fails)
+        with caplog.at_level(logging.ERROR, "polybus.tcp"):
+            for value in (b"1", b"2"):
+                await found[2].send(frame("news?receipt=1", value))
+                assert (await found[2].read_frame())[0] == "$receipt"
+                assert await found[1].read_frame() == ("news", value)
+        assert "a bug" in caplog.text

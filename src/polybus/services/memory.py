@@ -19,25 +19,30 @@ REPLAY_POLL_S = 0.02
 
 
 class Ledger:
-    """Counts the bytes that wait in all outboxes; a buffer that several share counts once."""
+    """Counts the memory of what waits in all outboxes; a buffer that several share counts once.
+
+    A view counts as the whole buffer that it keeps in memory.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
         self._holders: dict[int, int] = {}
 
     def hold(self, data: Buffer) -> None:
-        holders = self._holders.get(id(data), 0)
+        owner = data.obj if isinstance(data, memoryview) else data
+        holders = self._holders.get(id(owner), 0)
         if not holders:
-            self.bytes += len(data)
-        self._holders[id(data)] = holders + 1
+            self.bytes += memoryview(owner).nbytes
+        self._holders[id(owner)] = holders + 1
 
     def release(self, data: Buffer) -> None:
-        holders = self._holders[id(data)] - 1
+        owner = data.obj if isinstance(data, memoryview) else data
+        holders = self._holders[id(owner)] - 1
         if holders:
-            self._holders[id(data)] = holders
+            self._holders[id(owner)] = holders
         else:
-            del self._holders[id(data)]
-            self.bytes -= len(data)
+            del self._holders[id(owner)]
+            self.bytes -= memoryview(owner).nbytes
 
 
 class MemoryGate:

@@ -93,6 +93,11 @@ class Connection(Stream):
         except PeerError as error:
             self._answer_last(error)
 
+    def message_completed(self) -> None:
+        """A message has ended: the time for the next begins with its first byte."""
+        if self.unfinished_bytes:
+            self._count_unfinished(0, completed=True)
+
     def eof_received(self) -> bool:
         self._peer_ended = True
         if self._closing:

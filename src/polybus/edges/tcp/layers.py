@@ -63,8 +63,10 @@ class TlsLayer:
             raise PeerError("tls.failed", f"TLS: {error.reason or 'handshake failed'}") from error
 
     def send(self, data: Buffer) -> bytes:
-        if self._shaken and len(data):
-            self._tls.write(data)
+        # A peer that broke its TLS takes no more; what it sent ends the connection.
+        with contextlib.suppress(ssl.SSLError):
+            if self._shaken and len(data):
+                self._tls.write(data)
         return self._outgoing.read()
 
     def owed(self) -> bytes:

@@ -66,7 +66,13 @@ class Listener:
             if connected.family != socket.AF_UNIX:
                 _tune(connected)
             connection = self._connect()
-            connection.connection_made(self._tcp.pump.add(connected, connection))
+            try:
+                transport = self._tcp.pump.add(connected, connection)
+            except OSError as error:
+                logger.error("a connection cannot be watched: %s", error)
+                connected.close()
+                continue
+            connection.connection_made(transport)
 
 
 def _tune(connected: socket.socket) -> None:
@@ -89,7 +95,11 @@ async def bind(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, kind, number, _, address in dict.fromkeys(found):
-            opened = socket.socket(family, kind, number)
+            try:
+                opened = socket.socket(family, kind, number)
+            except OSError:
+                # This system has no IPv6, or no IPv4.
+                continue
             sockets.append(opened)
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -101,6 +111,8 @@ async def bind(host: str, port: int) -> list[socket.socket]:
         for opened in sockets:
             opened.close()
         raise
+    if not sockets:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     return sockets
 
 

@@ -19,6 +19,7 @@ largest outbox first: slow peers pay for it, not the publishers.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ except ImportError:
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Holdable, Publisher
 from polybus.services.memory import MemoryGate
+
+logger = logging.getLogger("polybus.tcp")
 
 Policy = Literal["disconnect", "drop-oldest", "wait"]
 
@@ -100,7 +103,12 @@ class Outboxes:
         if self._pending:
             pending, self._pending = self._pending, []
             for outbox in pending:
-                outbox.flush()
+                try:
+                    outbox.flush()
+                except Exception:
+                    # A bug of ours: it costs this peer its messages, and nobody else.
+                    logger.exception("an error while writing to a peer")
+                    outbox.close()
             self._pieces, self._joined = [], b""
 
     def join(self, pieces: list[Buffer]) -> Buffer:
@@ -229,7 +237,7 @@ class Outbox:
 
     def pause(self) -> None:
         """The transport is full. Count what it holds and everything that waits."""
-        if not self.paused:
+        if not self.paused and not self.closed:
             self.paused = True
             # The whole write: a transport keeps a buffer that the socket took only in part.
             self._ledger.hold(self._written)

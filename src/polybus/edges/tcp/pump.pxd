@@ -36,7 +36,7 @@ cdef class Pump:
     @cython.locals(start=Py_ssize_t, got=Py_ssize_t, size=Py_ssize_t, carry=bytes)
     cdef Py_ssize_t _read(self, SocketTransport transport) except? -1
     cdef bint _is_full(self) except -1
-    @cython.locals(pieces=list, used=Py_ssize_t, last=SocketTransport)
+    @cython.locals(pieces=list, last=SocketTransport)
     cdef _handle_pieces(self)
     @cython.locals(transport=SocketTransport, got=Py_ssize_t, sockets=list)
     cpdef _gather(self)
@@ -45,17 +45,25 @@ cdef class Pump:
     @cython.locals(transport=SocketTransport, is_much=bint)
     cdef _continue_gathering(self, list sockets)
     @cython.locals(
-        transport=SocketTransport, start=Py_ssize_t, stop=Py_ssize_t, end=Py_ssize_t, run=list,
-        run_start=Py_ssize_t, run_stop=Py_ssize_t, batches=list, batch=Batch,
+        transport=SocketTransport, index=Py_ssize_t, count=Py_ssize_t, first=Py_ssize_t,
+        end=Py_ssize_t, stop=Py_ssize_t, began_s=double, is_kept=bint,
     )
-    cdef _handle(self, list pieces, Py_ssize_t used)
-    @cython.locals(batches=list, batch=Batch)
-    cdef tuple _scan(self, SocketTransport transport, data, Py_ssize_t start, Py_ssize_t stop)
+    cdef _handle(self, list pieces)
     @cython.locals(
-        transport=SocketTransport, batches=list, its_batches=list, batch=Batch, by_name=dict, lane=list,
-        outbox=Outbox,
+        transport=SocketTransport, start=Py_ssize_t, stop=Py_ssize_t, end=Py_ssize_t, run=list,
+        run_stop=Py_ssize_t, batches=list,
     )
-    cdef _publish(self, list run, data, Py_ssize_t start, Py_ssize_t stop)
+    cdef _handle_chunk(self, list pieces, data, Py_ssize_t first)
+    @cython.locals(batches=list, batch=Batch)
+    cdef tuple _scan(
+        self, SocketTransport transport, codec, data, Py_ssize_t start, Py_ssize_t stop
+    )
+    @cython.locals(
+        transport=SocketTransport, batches=list, everything=list, batch=Batch, lane=list,
+        outbox=Outbox, start=Py_ssize_t,
+    )
+    cdef _publish(self, list run, data)
+    cdef _publish_one(self, tuple read, data)
     @cython.locals(found=list)
     cdef list _lane(self, list batches)
     @cython.locals(transport=SocketTransport, start=Py_ssize_t, stop=Py_ssize_t)

@@ -5,9 +5,9 @@ The sockets are in an epoll of their own, and its descriptor is the one thing of
 event loop watches. When it is ready, the pump takes a turn:
 
     1. one read of every ready socket, one behind the other, into the shared buffer
-    2. the plain messages of neighbouring reads are published together, with one call of the bus;
-       everything else goes to its connection
-    3. every subscriber is written to, once
+    2. the plain messages of neighbouring reads are published together, with one call of the bus,
+       and their subscribers written to; everything else goes to its connection
+    3. every other outbox is written, once
     4. again, while sockets are ready, for at most TURN_S_MAX
 
 Nothing here waits. A socket that is always ready is read once a pass, like every other, so a flood
@@ -36,7 +36,7 @@ import logging
 import socket
 from collections.abc import Hashable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 try:
     import cython
@@ -47,16 +47,16 @@ if not cython.compiled:
     from polybus.batch import Batch
     from polybus.edges.tcp.sockets_py import READABLE, WRITABLE, Readiness, receive
     from polybus.edges.tcp.transport import SocketTransport
-from polybus.bus.subscriptions import Publisher
 from polybus.edges.tcp.buffers import ReadBuffers
+from polybus.errors import PolybusError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from polybus.batch import Buffer
     from polybus.bus.bus import Bus
     from polybus.edges.tcp.outbox import Outbox, Outboxes
     from polybus.edges.tcp.transport import PumpedConnection
-    from polybus.errors import PolybusError
     from polybus.services.memory import MemoryGate
+    from polybus.wire.codec import PlainCodec
 
 logger = logging.getLogger("polybus.tcp")
 
@@ -74,40 +74,44 @@ SMALL_MESSAGES_MAX = 150
 SMALL_READ_BYTES = 4 << 10
 GATHERS_MAX = 64
 """After this many ticks in a row a socket is watched again: its peer may write more at once now."""
-# A pass whose reads are small is copied, so that few messages do not keep a read buffer alive.
+# Small reads are copied, so that few messages do not keep a read buffer alive.
 SMALL_BYTES = 128 << 10
+CHUNK_BYTES = 8 << 10
+# An error or the end of a socket, as in sys/epoll.h.
+HANGUP = 0x18
 
 
-class PumpedPublisher(Publisher, Protocol):
-    """What the pump needs of a connection's translator."""
-
-    def publish(self, batches: Sequence[Batch], whole: Buffer | None = None) -> None: ...
+PlainRead = tuple["SocketTransport", "PlainCodec[Any]", "list[Batch]", int, int]
+"""Batches of one read, its codec, and where they are in the data that the read is a part of."""
 
 
 class JointPublisher:
     """The publishers of messages that were published together. Implements bus.Publisher."""
 
-    __slots__ = ("_by_name",)
+    __slots__ = ("_of_batch", "_publishers")
 
-    def __init__(self, by_name: dict[str, PumpedPublisher]) -> None:
-        self._by_name = by_name
+    def __init__(self, run: list[PlainRead]) -> None:
+        self._publishers = [transport.connection.translator for transport, _, _, _, _ in run]
+        # By identity: the bus gives back the batches it was given.
+        self._of_batch = {
+            id(batch): transport.connection.translator
+            for transport, _, batches, _, _ in run
+            for batch in batches
+        }
 
     def receipt(self, batches: Sequence[Batch]) -> None:
-        by_sender: dict[str, list[Batch]] = {}
         for batch in batches:
-            by_sender.setdefault(batch.sender, []).append(batch)
-        for sender, its_batches in by_sender.items():
-            self._by_name[sender].receipt(its_batches)
+            self._of_batch[id(batch)].receipt((batch,))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
-        self._by_name[batch.sender].refuse(batch, error)
+        self._of_batch[id(batch)].refuse(batch, error)
 
     def hold(self, gate: Hashable) -> bool:
-        held = [publisher.hold(gate) for publisher in self._by_name.values()]
+        held = [publisher.hold(gate) for publisher in self._publishers]
         return any(held)
 
     def release(self, gate: Hashable) -> None:
-        for publisher in self._by_name.values():
+        for publisher in self._publishers:
             publisher.release(gate)
 
 
@@ -212,7 +216,7 @@ class Pump:
         for index in range(count):
             transport = self._sockets[self.readiness.fd(index)]
             events = self.readiness.events(index)
-            if events & WRITABLE:
+            if events & WRITABLE or (events & HANGUP and transport.watched & WRITABLE):
                 others.append((transport, 1))
             if events == WRITABLE or not transport.watched & READABLE:
                 continue
@@ -223,8 +227,8 @@ class Pump:
                         self._wait_for_tick(transport)
                     transport.tick = self._tick
                 if self._is_full():
-                    # The others are still ready in the next pass.
-                    break
+                    # Not in the next pass: that would begin with the same sockets.
+                    self._handle_pieces()
             elif got != -errno.EAGAIN:
                 others.append((transport, got))
         self._handle_pieces()
@@ -303,8 +307,8 @@ class Pump:
                 self._tell(transport, what)
         finally:
             outboxes.in_turn = False
-            outboxes.flush()
             self._continue_gathering(sockets)
+            outboxes.flush()
 
     def _continue_gathering(self, sockets: list[SocketTransport]) -> None:
         """Wait for the next tick if this one brought as much again."""
@@ -323,58 +327,85 @@ class Pump:
     # Handling
 
     def _handle_pieces(self) -> None:
-        pieces, used = self._pieces, self._used
-        self._pieces, self._used = [], 0
+        pieces, self._pieces, self._used = self._pieces, [], 0
         if pieces:
             last = pieces[-1][0]
             if last is not self._last_reader or len(pieces) > 1:
                 self._shared_until_s = perf_counter() + SHARED_S
                 self._last_reader = last
-            self._handle(pieces, used)
+            self._handle(pieces)
 
-    def _handle(self, pieces: list[tuple[SocketTransport, int, int]], used: int) -> None:
+    def _handle(self, pieces: list[tuple[SocketTransport, int, int]]) -> None:
+        """Handle reads; those that lie beside each other share a copy of up to CHUNK_BYTES.
+
+        A message that waits for a slow subscriber keeps the bytes of its copy in memory: those of
+        its own read, or of a few small ones.
+        """
         buffers = self._buffers
-        data: Buffer
-        if used <= SMALL_BYTES:
-            data = bytes(buffers.view[:used])
-        else:
-            data = buffers.view[:used]
-            buffers.replace()
         began_s = perf_counter()
-        run: list[tuple[SocketTransport, list[Batch]]] = []
-        run_start = run_stop = 0
-        for transport, start, stop in pieces:
-            end, batches = self._scan(transport, data, start, stop)
-            if batches:
-                if run and start != run_stop:
-                    self._publish(run, data, run_start, run_stop)
-                    run = []
-                if not run:
-                    run_start = start
-                run.append((transport, batches))
-                run_stop = end
-            if end < stop or transport.connection.unfinished_bytes:
-                if run:
-                    self._publish(run, data, run_start, run_stop)
-                    run = []
-                try:
-                    transport.connection.receive(data if stop - end == used else data[end:stop])
-                except Exception:
-                    self._drop(transport)
-        if run:
-            self._publish(run, data, run_start, run_stop)
+        is_kept = False
+        index, count = 0, len(pieces)
+        while index < count:
+            first, end, stop = pieces[index][1], pieces[index][2], index + 1
+            while stop < count and pieces[stop][2] - first <= CHUNK_BYTES:
+                end = pieces[stop][2]
+                stop += 1
+            data: Buffer = buffers.view[first:end]
+            if end - first <= SMALL_BYTES:
+                data = bytes(data)
+            else:
+                is_kept = True
+            self._handle_chunk(pieces[index:stop], data, first)
+            index = stop
+        if is_kept:
+            buffers.replace()
         self._adapt(pieces, perf_counter() - began_s)
         if self._memory.is_full():
             for transport, _, _ in pieces:
                 self._memory.hold(transport.connection)
 
+    def _handle_chunk(
+        self, pieces: list[tuple[SocketTransport, int, int]], data: Buffer, first: int
+    ) -> None:
+        """Handle reads that are `data`, which was at `first` in the buffer."""
+        run: list[PlainRead] = []
+        run_stop = 0
+        for transport, start, stop in pieces:
+            start -= first
+            stop -= first
+            codec = transport.plain
+            end, batches = start, []
+            if codec is not None:
+                end, batches = self._scan(transport, codec, data, start, stop)
+            if batches:
+                if run and start != run_stop:
+                    self._publish(run, data)
+                    run = []
+                run.append((transport, codec, batches, start, end))
+                run_stop = end
+            connection = transport.connection
+            if end < stop or connection.unfinished_bytes:
+                if run:
+                    self._publish(run, data)
+                    run = []
+                try:
+                    if batches:
+                        connection.message_completed()
+                    connection.receive(data[end:stop] if stop - end < len(data) else data)
+                except Exception:
+                    self._drop(transport)
+        if run:
+            self._publish(run, data)
+
     def _scan(
-        self, transport: SocketTransport, data: Buffer, start: int, stop: int
+        self,
+        transport: SocketTransport,
+        codec: PlainCodec[Any],
+        data: Buffer,
+        start: int,
+        stop: int,
     ) -> tuple[int, list[Batch]]:
         """Where the plain messages of a read end, and their batches."""
-        codec = transport.plain
-        if codec is None:
-            return start, []
         try:
             end, batches = codec.scan_plain(data, start, stop)
         except Exception:
@@ -384,43 +415,52 @@ class Pump:
             self._small_messages += sum([len(batch) for batch in batches])
         return end, batches
 
-    def _publish(
-        self, run: list[tuple[SocketTransport, list[Batch]]], data: Buffer, start: int, stop: int
-    ) -> None:
+    def _publish(self, run: list[PlainRead], data: Buffer) -> None:
         """Publish the messages of neighbouring reads.
 
         If all their subscribers take them as they arrived, those are written to first, and the
-        log, which has said that it takes them, and the figures come after.
+        log, which has said that it takes them, and the figures come after. Otherwise each read is
+        published by itself: only its own subscribers may hold its publisher back.
         """
-        transport, batches = run[0]
-        codec = transport.plain
-        if codec is None:
-            # It was closed while an earlier one was handled.
+        everything: list[Batch] = []
+        for transport, _, batches, _, _ in run:
+            for batch in batches:
+                batch.sender = transport.connection.name
+            everything += batches
+        transport, codec, _, start, _ = run[0]
+        lane = self._lane(everything)
+        if lane is None:
+            for one in run:
+                self._publish_one(one, data)
             return
         try:
-            publisher = transport.connection.translator
+            whole = codec.whole_of(everything, data, start, run[-1][4])
+            if whole is None:
+                # One batch, whose receipt requests are not for its subscribers.
+                whole = everything[0].encoded(everything[0].protocol, codec.encode)
+            publisher: Any = transport.connection.translator
             if len(run) > 1:
-                by_name: dict[str, PumpedPublisher] = {}
-                batches = []
-                for transport, its_batches in run:
-                    by_name[transport.connection.name] = transport.connection.translator
-                    batches += its_batches
-                publisher = JointPublisher(by_name)
-            for transport, its_batches in run:
-                for batch in its_batches:
-                    batch.sender = transport.connection.name
-            whole = codec.whole_of(batches, data, start, stop)
-            lane = self._lane(batches)
-            if whole is None or lane is None:
-                self._bus.publish(batches, publisher, whole)
-                return
+                publisher = JointPublisher(run)
             for outbox in lane:
-                outbox.send(whole, batches, publisher)
+                outbox.send(whole, everything, publisher)
             self._outboxes.flush()
-            self._bus.publish_delivered(batches, publisher)
+            try:
+                self._bus.publish_delivered(everything, publisher)
+            except (StorageError, UsageError) as error:
+                # The topic was found to be damaged just now.
+                for batch in everything:
+                    publisher.refuse(batch, error)
         except Exception:
-            for transport, _ in run:
+            for transport, _, _, _, _ in run:
                 self._drop(transport)
+
+    def _publish_one(self, read: PlainRead, data: Buffer) -> None:
+        transport, codec, batches, start, end = read
+        try:
+            whole = codec.whole_of(batches, data, start, end)
+            transport.connection.translator.publish(batches, whole)
+        except Exception:
+            self._drop(transport)
 
     def _lane(self, batches: list[Batch]) -> list[Outbox] | None:
         """The outboxes of the batches' subscribers, if all of them take the bytes as they are."""

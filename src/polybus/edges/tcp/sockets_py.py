@@ -39,7 +39,7 @@ class Readiness:
         self._found: list[tuple[int, int]] = []
 
     def fileno(self) -> int:
-        return self._epoll.fileno()
+        return -1 if self._epoll.closed else self._epoll.fileno()
 
     def watch(self, fd: int, events: int, before: int) -> None:
         """Watch for READABLE, WRITABLE, both or nothing; `before` is what was watched for."""

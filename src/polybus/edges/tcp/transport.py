@@ -48,6 +48,10 @@ class PumpedConnection(Protocol):
         """Handle bytes, the carry included."""
         ...
 
+    def message_completed(self) -> None:
+        """A message that began in an earlier read has ended."""
+        ...
+
     def eof_received(self) -> bool:
         """The peer sends no more; whether to keep the socket open."""
         ...
@@ -282,6 +286,9 @@ class _Nobody:
     translator = None
 
     def receive(self, data: Buffer) -> None:
+        return
+
+    def message_completed(self) -> None:
         return
 
     def eof_received(self) -> bool:
