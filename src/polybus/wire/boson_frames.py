@@ -181,7 +181,6 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         return (start, []) if unnamed else (end, batches)
 
     whole_of = staticmethod(whole_of)
-    encode = staticmethod(lambda batch: encode(batch))
 
     def take_carry(self) -> bytes:
         carry, self._carry = self._carry, None

@@ -14,7 +14,7 @@ thousand of them. To let other peers proceed, a server's codec pauses after STEP
 `data` must not change after `receive`: batches refer to it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -89,9 +89,6 @@ class PlainCodec(Codec[E], Protocol[E]):
     def scan_plain(self, data: Buffer, start: int, stop: int) -> tuple[int, list[Batch]]:
         """Where the plain messages from `start` on end, and their batches; `receive` the rest."""
         ...
-
-    encode: Callable[[Batch], Buffer]
-    """A batch in the protocol's bytes."""
 
     def whole_of(
         self, batches: Sequence[Batch], data: Buffer, start: int, stop: int

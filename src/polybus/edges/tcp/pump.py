@@ -374,15 +374,16 @@ class Pump:
             start -= first
             stop -= first
             codec = transport.plain
-            end, batches = start, []
+            end = start
+            batches: list[Batch] = []
             if codec is not None:
                 end, batches = self._scan(transport, codec, data, start, stop)
-            if batches:
-                if run and start != run_stop:
-                    self._publish(run, data)
-                    run = []
-                run.append((transport, codec, batches, start, end))
-                run_stop = end
+                if batches:
+                    if run and start != run_stop:
+                        self._publish(run, data)
+                        run = []
+                    run.append((transport, codec, batches, start, end))
+                    run_stop = end
             connection = transport.connection
             if end < stop or connection.unfinished_bytes:
                 if run:
@@ -434,11 +435,11 @@ class Pump:
                 self._publish_one(one, data)
             return
         try:
+            publisher: Any = transport.connection.translator
             whole = codec.whole_of(everything, data, start, run[-1][4])
             if whole is None:
                 # One batch, whose receipt requests are not for its subscribers.
-                whole = everything[0].encoded(everything[0].protocol, codec.encode)
-            publisher: Any = transport.connection.translator
+                whole = everything[0].encoded(everything[0].protocol, publisher.encode)
             if len(run) > 1:
                 publisher = JointPublisher(run)
             for outbox in lane:
