@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -56,8 +55,8 @@ def test_a_short_campaign_finds_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", CAMPAIGN)
-def test_every_fault_finds_nothing_with_any_seed(fault: str, tmp_path: Path) -> None:
-    run = Campaign(tmp_path, random.SystemRandom().randrange(2**32), lambda text: None)
+def test_every_fault_finds_nothing(fault: str, tmp_path: Path) -> None:
+    run = Campaign(tmp_path, SEED, lambda text: None)
     run.run_counts({fault: CAMPAIGN[fault]})
     # It has the command, and so the seed.
     assert run.is_clean, "\n".join(run.failures)
