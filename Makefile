@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 COMPILED := src/polybus/scan src/polybus/edges/tcp src/polybus/log/journal
 SOURCES := $(foreach one,$(COMPILED),$(wildcard $(one)/*.px[yd])) src/polybus/scan/batch.py \
-    src/polybus/edges/tcp/outbox.py src/polybus/edges/tcp/pump.py \
-    src/polybus/edges/tcp/transport.py \
+    src/polybus/edges/tcp/handling.py src/polybus/edges/tcp/outbox.py \
+    src/polybus/edges/tcp/pump.py src/polybus/edges/tcp/transport.py \
     src/polybus/log/journal/message.py pyproject.toml setup.py
 
 .PHONY: run test test-fast lint docs bench clean

@@ -16,6 +16,7 @@ MODULES = [
     *sorted(SCAN.glob("*.pyx")),
     *sorted(TCP.glob("*.pyx")),
     SCAN / "batch.py",
+    TCP / "handling.py",
     TCP / "outbox.py",
     TCP / "pump.py",
     TCP / "transport.py",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -35,7 +36,8 @@ MEBI = 1 << 20
 def pump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     chosen = installed
     if request.param == "source":
-        for name in ("polybus.edges.tcp.transport", installed.__name__):
+        tcp = "polybus.edges.tcp"
+        for name in (f"{tcp}.transport", f"{tcp}.handling", installed.__name__):
             chosen = plain.from_source(name)
             monkeypatch.setitem(sys.modules, name, chosen)
     monkeypatch.setattr(shared, "Pump", chosen.Pump)
@@ -444,3 +446,51 @@ async def test_an_error_while_writing_to_a_peer_costs_nobody_else(
                 assert (await found[2].read_frame())[0] == "$receipt"
                 assert await found[1].read_frame() == ("news", value)
         assert "a bug" in caplog.text
+
+
+async def test_a_topic_that_freezes_after_its_delivery_is_refused_to_the_publisher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with run_bus("news") as node, peers(node, 2) as found:
+        subscribers_of = node.bus.subscribers_of
+
+        def freeze(batches: Any) -> Any:
+            subscribers = subscribers_of(batches)
+            node.bus.log.freeze("news", "found just now")
+            return subscribers
+
+        monkeypatch.setattr(node.bus, "subscribers_of", freeze)
+        send_together(node, found, [frame("news?receipt=a", b"a"), frame("news?receipt=b", b"b")])
+        for peer in found:
+            topic, content = await peer.read_frame()
+            assert (topic, content.split()[0]) == ("$error", b"log.frozen")
+
+
+async def test_a_message_that_nobody_subscribes_to_is_not_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with run_bus("news") as node, peers(node, 1) as found:
+        (connection,) = open_connections(node)
+
+        def encode(*_: object) -> bytes:
+            raise AssertionError("encoded for nobody")
+
+        monkeypatch.setattr(type(connection.translator), "encode", encode)
+        await found[0].send(frame("news?receipt=a", b"a"))
+        assert (await found[0].read_frame())[0] == "$receipt"
+
+
+async def test_a_peer_of_the_admin_socket_that_is_gone_while_it_is_written_to_is_noticed() -> None:
+    """A closed Unix socket reports a hang-up, and perhaps nothing else."""
+    async with run_bus("news") as node:
+        path = json.loads((node.data / "run.json").read_text())["admin"]
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(peer, path)
+            await until(lambda: open_connections(node) != [])
+            (connection,) = open_connections(node)
+            transport = connection.transport
+            assert transport is not None
+            transport.pause_reading()
+            transport.write(bytes(4 * MEBI))
+        await until(transport.is_closing)

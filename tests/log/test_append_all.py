@@ -110,3 +110,43 @@ def test_a_full_disk_refuses_the_next_transaction_and_keeps_the_one_it_has(tmp_p
     assert values_from(log, "a", 0) == [b"a-0", b"a-1", b"a-2"]
     assert values_from(log, "b", 0) == [b"b-0", b"b-1", b"b-2"]
     log.close()
+
+
+def test_batches_that_subscribers_have_wait_for_a_disk_that_failed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk(seed=3)
+    log = open_log(tmp_path, disk)
+    log.create_topic("a")
+    delivered = [numbered("a", 1, 2)]
+    disk.fail("write", errno.ENOSPC)
+    log.append(numbered("a", 0, 1), urgent=True)
+    assert log.takes(delivered)
+    wait_until(lambda: log.failure is not None)
+    assert not log.takes(delivered)
+    log.append_all(delivered, is_taken=True)
+    disk.heal()
+    wait_until(lambda: log.failure is None)
+    assert log.takes(delivered)
+    log.sync()
+    log.close()
+    log = open_log(tmp_path)
+    assert values_from(log, "a", 0) == [b"a-0", b"a-1", b"a-2"]
+    log.close()
+
+
+def test_a_log_takes_batches_of_existing_topics_that_are_not_frozen(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.create_topic("a")
+    log.create_topic("b")
+    both = [numbered("a", 0, 1), numbered("b", 0, 1)]
+    assert log.takes(both)
+    assert not log.takes([*both, numbered("c", 0, 1)])
+    log.freeze("b", "damaged")
+    assert log.takes(both[:1])
+    assert not log.takes(both)
+    with pytest.raises(StorageError) as caught:
+        log.append_all(both, is_taken=True)
+    assert caught.value.code == "log.frozen"
+    assert log.bounds("a").stop == 0
+    log.close()

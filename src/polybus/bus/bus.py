@@ -200,20 +200,18 @@ class Bus:
         return ticket
 
     def subscribers_of(self, batches: Sequence[Batch]) -> tuple[Subscriber, ...] | None:
-        """Who gets each of these batches, if the log takes them; None if some get only a part."""
-        found: tuple[Subscriber, ...] | None = None
-        for batch in batches:
-            topic = self._topics.get(batch.topic)
-            if topic is None or not self.log.takes(batch.topic):
-                return None
-            if found is None:
-                found = topic.subscribers
-            elif found != topic.subscribers:
-                return None
-        return found
+        """Who gets all of these batches; None if some get only a part, or the log takes not all."""
+        topics = scan.find_topics(batches, self._topics, self._clock_us())
+        if topics is None or not scan.listen_alike(topics) or not self.log.takes(batches):
+            return None
+        return topics[0].subscribers
 
     def publish_delivered(self, batches: Sequence[Batch], publisher: Publisher) -> int:
-        """Append batches that the caller has just given to `subscribers_of`; return the ticket."""
+        """Append batches that the caller has just given to `subscribers_of`; return the ticket.
+
+        Raises:
+            StorageError: `log.frozen`, a topic was found to be damaged just now.
+        """
         topics = scan.find_topics(batches, self._topics, self._clock_us())
         assert topics is not None
         return self._append_all(batches, topics, publisher.receipt, is_taken=True)

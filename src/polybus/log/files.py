@@ -238,9 +238,8 @@ class FileLog(LogOfTopics[TopicLog]):
         log.stop += len(batch.spans) >> 1
         return self._journal.append([batch], urgent)
 
-    def takes(self, topic: str) -> bool:
-        log = self._topics.get(topic)
-        return log is not None and log.frozen is None and self._journal.failure is None
+    def takes(self, batches: Sequence[Batch]) -> bool:
+        return self._journal.failure is None and scan.find_ends(batches, self._topics) is not None
 
     def append_all(
         self, batches: Sequence[Batch], *, urgent: bool = False, is_taken: bool = False

@@ -101,8 +101,8 @@ class Log(Protocol):
             StorageError: the log or the topic cannot be written; the batch is not in the log.
         """
 
-    def takes(self, topic: str) -> bool:
-        """Whether the topic exists and an append to it would not be refused now."""
+    def takes(self, batches: Sequence[Batch]) -> bool:
+        """Whether `append_all` would not refuse these batches now."""
 
     def append_all(
         self, batches: Sequence[Batch], *, urgent: bool = False, is_taken: bool = False
@@ -112,8 +112,8 @@ class Log(Protocol):
         They become durable together: after a crash the log has all of them or none. They are in
         memory together until they are written, so the caller bounds their size.
 
-        `is_taken`: subscribers have them already, because `takes` said yes just before. They are
-        not refused then, even if the disk failed meanwhile: they wait for it as those before do.
+        `is_taken`: subscribers have them already, because `takes` returned True just before. If
+        the disk failed meanwhile, they wait for it, as batches that were appended earlier do.
 
         Raises:
             UsageError: `topic.unknown`.

@@ -143,9 +143,9 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
             self._on_durable(self._ticket)
         return self._ticket
 
-    def takes(self, topic: str) -> bool:
-        log = self._topics.get(topic)
-        return log is not None and log.frozen is None
+    def takes(self, batches: Sequence[Batch]) -> bool:
+        found = [self._topics.get(batch.topic) for batch in batches]
+        return all(log is not None and log.frozen is None for log in found)
 
     def append_all(
         self, batches: Sequence[Batch], *, urgent: bool = False, is_taken: bool = False

@@ -69,6 +69,7 @@ def add_entry(entries: array[int], part: tuple[Any, ...], position: int, size: i
 # Compiled as they are: their source runs, too.
 AS_THEY_ARE = (
     "polybus.scan.batch",
+    "polybus.edges.tcp.handling",
     "polybus.edges.tcp.outbox",
     "polybus.edges.tcp.pump",
     "polybus.edges.tcp.transport",

@@ -18,11 +18,6 @@ cdef extern from "sys/socket.h" nogil:
     enum: MSG_NOSIGNAL
 
 cdef extern from "sys/epoll.h" nogil:
-    ctypedef union epoll_data_t:
-        int fd
-    struct epoll_event:
-        uint32_t events
-        epoll_data_t data
     int epoll_create1(int flags)
     int epoll_ctl(int epfd, int op, int fd, epoll_event* event)
     int epoll_wait(int epfd, epoll_event* events, int count, int timeout_ms)

@@ -3,31 +3,28 @@
 cimport cython
 from libc.stdint cimport uint32_t
 
-from polybus.edges.tcp.outbox cimport Outbox, Outboxes
+from polybus.edges.tcp.handling cimport ReadHandler, drop
+from polybus.edges.tcp.outbox cimport Outboxes
 from polybus.edges.tcp._sockets cimport Readiness, receive
 from polybus.edges.tcp.transport cimport READABLE, SocketTransport, WRITABLE
-from polybus.scan.batch cimport Batch
 
 @cython.final
 cdef class Pump:
     cdef public object loop
     cdef public Readiness readiness
-    cdef object _bus
     cdef object _memory
     cdef Outboxes _outboxes
     cdef object _buffers
+    cdef ReadHandler _handler
     cdef dict _sockets
     cdef list _pieces
     cdef Py_ssize_t _used
     cdef list _gathering
     cdef SocketTransport _last_reader
-    cdef object _lane_of
-    cdef list _lane_boxes
     cdef double _shared_until_s
     cdef bint _is_shared
     cdef long long _tick
     cdef double _tick_end_s
-    cdef Py_ssize_t _small_messages
 
     @cython.locals(count=int, began_s=double)
     cpdef turn(self)
@@ -41,30 +38,14 @@ cdef class Pump:
     @cython.locals(transport=SocketTransport, got=Py_ssize_t, sockets=list)
     cpdef _gather(self)
     cdef _next_tick(self, double now_s)
+    cdef bint _are_many(self) except -1
     cdef _wait_for_tick(self, SocketTransport transport)
-    @cython.locals(transport=SocketTransport, is_much=bint)
+    @cython.locals(transport=SocketTransport, are_many=bint)
     cdef _continue_gathering(self, list sockets)
     @cython.locals(
         transport=SocketTransport, index=Py_ssize_t, count=Py_ssize_t, first=Py_ssize_t,
         end=Py_ssize_t, stop=Py_ssize_t, began_s=double, is_kept=bint,
     )
     cdef _handle(self, list pieces)
-    @cython.locals(
-        transport=SocketTransport, start=Py_ssize_t, stop=Py_ssize_t, end=Py_ssize_t, run=list,
-        run_stop=Py_ssize_t, batches=list,
-    )
-    cdef _handle_chunk(self, list pieces, data, Py_ssize_t first)
-    @cython.locals(batches=list, batch=Batch)
-    cdef tuple _scan(
-        self, SocketTransport transport, codec, data, Py_ssize_t start, Py_ssize_t stop
-    )
-    @cython.locals(
-        transport=SocketTransport, batches=list, everything=list, batch=Batch, lane=list,
-        outbox=Outbox, start=Py_ssize_t,
-    )
-    cdef _publish(self, list run, data)
-    cdef _publish_one(self, tuple read, data)
-    @cython.locals(found=list)
-    cdef list _lane(self, list batches)
     @cython.locals(transport=SocketTransport, start=Py_ssize_t, stop=Py_ssize_t)
     cdef _adapt(self, list pieces, double elapsed_s)

@@ -32,11 +32,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
-from collections.abc import Hashable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 try:
     import cython
@@ -44,21 +42,18 @@ except ImportError:
     # Only the compiler needs it.
     from polybus.scan import plain as cython
 if not cython.compiled:
-    from polybus.batch import Batch
+    from polybus.edges.tcp.handling import ReadHandler, drop
     from polybus.edges.tcp.sockets_py import READABLE, WRITABLE, Readiness, receive
     from polybus.edges.tcp.transport import SocketTransport
 from polybus.edges.tcp.buffers import ReadBuffers
-from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.edges.tcp.handling import SMALL_READ_BYTES
 
 if TYPE_CHECKING:
     from polybus.batch import Buffer
     from polybus.bus.bus import Bus
-    from polybus.edges.tcp.outbox import Outbox, Outboxes
+    from polybus.edges.tcp.outbox import Outboxes
     from polybus.edges.tcp.transport import PumpedConnection
     from polybus.services.memory import MemoryGate
-    from polybus.wire.codec import PlainCodec
-
-logger = logging.getLogger("polybus.tcp")
 
 TURN_S_MAX = 200e-6
 """How long the pump continues before the loop's other work."""
@@ -71,7 +66,6 @@ READ_S_MAX = 0.025
 CARRY_BYTES_MAX = 64 << 10
 GATHER_S = 1e-3
 SMALL_MESSAGES_MAX = 150
-SMALL_READ_BYTES = 4 << 10
 GATHERS_MAX = 64
 """After this many ticks in a row a socket is watched again: its peer may write more at once now."""
 # Small reads are copied, so that few messages do not keep a read buffer alive.
@@ -81,58 +75,21 @@ CHUNK_BYTES = 8 << 10
 HANGUP = 0x18
 
 
-PlainRead = tuple["SocketTransport", "PlainCodec[Any]", "list[Batch]", int, int]
-"""Batches of one read, its codec, and where they are in the data that the read is a part of."""
-
-
-class JointPublisher:
-    """The publishers of messages that were published together. Implements bus.Publisher."""
-
-    __slots__ = ("_of_batch", "_publishers")
-
-    def __init__(self, run: list[PlainRead]) -> None:
-        self._publishers = [transport.connection.translator for transport, _, _, _, _ in run]
-        # By identity: the bus gives back the batches it was given.
-        self._of_batch = {
-            id(batch): transport.connection.translator
-            for transport, _, batches, _, _ in run
-            for batch in batches
-        }
-
-    def receipt(self, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            self._of_batch[id(batch)].receipt((batch,))
-
-    def refuse(self, batch: Batch, error: PolybusError) -> None:
-        self._of_batch[id(batch)].refuse(batch, error)
-
-    def hold(self, gate: Hashable) -> bool:
-        held = [publisher.hold(gate) for publisher in self._publishers]
-        return any(held)
-
-    def release(self, gate: Hashable) -> None:
-        for publisher in self._publishers:
-            publisher.release(gate)
-
-
 @cython.cclass
 class Pump:
     """Reads and writes the sockets of one bus; see the module docstring."""
 
     __slots__ = (
         "_buffers",
-        "_bus",
         "_sockets",
         "_gathering",
+        "_handler",
         "_is_shared",
-        "_lane_boxes",
-        "_lane_of",
         "_last_reader",
         "_memory",
         "_outboxes",
         "_pieces",
         "_shared_until_s",
-        "_small_messages",
         "_tick",
         "_tick_end_s",
         "_used",
@@ -149,39 +106,34 @@ class Pump:
     ) -> None:
         self.loop = loop
         self.readiness = Readiness()
-        self._bus = bus
         self._memory = memory
         self._outboxes = outboxes
         self._buffers = ReadBuffers()
+        self._handler = ReadHandler(bus, outboxes)
         self._sockets: dict[int, SocketTransport] = {}
         # What this pass has read: transport, start and stop in the buffer.
         self._pieces: list[tuple[SocketTransport, int, int]] = []
         self._used = 0
         self._gathering: list[SocketTransport] = []
         self._last_reader: SocketTransport | None = None
-        # The subscribers of the last batches, and their outboxes.
-        self._lane_of: object = None
-        self._lane_boxes: list[Outbox] | None = None
         self._shared_until_s = 0.0
         self._is_shared = False
         self._tick = 0
         self._tick_end_s = 0.0
-        self._small_messages = 0
         loop.add_reader(self.readiness.fileno(), self.turn)
 
     def add(self, connected: socket.socket, connection: PumpedConnection) -> SocketTransport:
         """Take over a connected socket that does not block; reading begins in the next turn."""
         transport = SocketTransport(self.loop, self.readiness, connected, connection, self.remove)
-        self._sockets[transport.fd] = transport
         transport.watch()
+        self._sockets[transport.fd] = transport
         return transport
 
     def remove(self, transport: SocketTransport) -> None:
         self._sockets.pop(transport.fd, None)
         if self._last_reader is transport:
             self._last_reader = None
-        # It may be among these, and would not be freed.
-        self._lane_of = self._lane_boxes = None
+        self._handler.forget()
 
     def close(self) -> None:
         """Stop for good; every transport is closed."""
@@ -223,7 +175,7 @@ class Pump:
             got = self._read(transport)
             if got > 0:
                 if got < SMALL_READ_BYTES:
-                    if self._small_messages > SMALL_MESSAGES_MAX and transport.tick == self._tick:
+                    if self._are_many() and transport.tick == self._tick:
                         self._wait_for_tick(transport)
                     transport.tick = self._tick
                 if self._is_full():
@@ -245,7 +197,7 @@ class Pump:
             else:
                 transport.fail(-what)
         except Exception:
-            self._drop(transport)
+            drop(transport)
 
     def _read(self, transport: SocketTransport) -> int:
         """Read a socket once, behind what was read before; return the result of the call."""
@@ -276,7 +228,11 @@ class Pump:
     def _next_tick(self, now_s: float) -> None:
         self._tick += 1
         self._tick_end_s = now_s + GATHER_S
-        self._small_messages = 0
+        self._handler.small_messages = 0
+
+    def _are_many(self) -> bool:
+        """Whether this tick has brought many single messages."""
+        return self._handler.small_messages > SMALL_MESSAGES_MAX
 
     def _wait_for_tick(self, transport: SocketTransport) -> None:
         """Read a socket again when the tick ends."""
@@ -312,10 +268,10 @@ class Pump:
 
     def _continue_gathering(self, sockets: list[SocketTransport]) -> None:
         """Wait for the next tick if this one brought as much again."""
-        is_much = self._small_messages > SMALL_MESSAGES_MAX
+        are_many = self._are_many()
         for transport in sockets:
             transport.gathers += 1
-            if is_much and transport.gathers < GATHERS_MAX and transport.may_read():
+            if are_many and transport.gathers < GATHERS_MAX and transport.may_read():
                 self._gathering.append(transport)
             else:
                 transport.gathers = 0
@@ -355,7 +311,7 @@ class Pump:
                 data = bytes(data)
             else:
                 is_kept = True
-            self._handle_chunk(pieces[index:stop], data, first)
+            self._handler.handle(pieces[index:stop], data, first)
             index = stop
         if is_kept:
             buffers.replace()
@@ -363,116 +319,6 @@ class Pump:
         if self._memory.is_full():
             for transport, _, _ in pieces:
                 self._memory.hold(transport.connection)
-
-    def _handle_chunk(
-        self, pieces: list[tuple[SocketTransport, int, int]], data: Buffer, first: int
-    ) -> None:
-        """Handle reads that are `data`, which was at `first` in the buffer."""
-        run: list[PlainRead] = []
-        run_stop = 0
-        for transport, start, stop in pieces:
-            start -= first
-            stop -= first
-            codec = transport.plain
-            end = start
-            batches: list[Batch] = []
-            if codec is not None:
-                end, batches = self._scan(transport, codec, data, start, stop)
-                if batches:
-                    if run and start != run_stop:
-                        self._publish(run, data)
-                        run = []
-                    run.append((transport, codec, batches, start, end))
-                    run_stop = end
-            connection = transport.connection
-            if end < stop or connection.unfinished_bytes:
-                if run:
-                    self._publish(run, data)
-                    run = []
-                try:
-                    if batches:
-                        connection.message_completed()
-                    connection.receive(data[end:stop] if stop - end < len(data) else data)
-                except Exception:
-                    self._drop(transport)
-        if run:
-            self._publish(run, data)
-
-    def _scan(
-        self,
-        transport: SocketTransport,
-        codec: PlainCodec[Any],
-        data: Buffer,
-        start: int,
-        stop: int,
-    ) -> tuple[int, list[Batch]]:
-        """Where the plain messages of a read end, and their batches."""
-        try:
-            end, batches = codec.scan_plain(data, start, stop)
-        except Exception:
-            self._drop(transport)
-            return stop, []
-        if transport.is_gathering or stop - start < SMALL_READ_BYTES:
-            self._small_messages += sum([len(batch) for batch in batches])
-        return end, batches
-
-    def _publish(self, run: list[PlainRead], data: Buffer) -> None:
-        """Publish the messages of neighbouring reads.
-
-        If all their subscribers take them as they arrived, those are written to first, and the
-        log, which has said that it takes them, and the figures come after. Otherwise each read is
-        published by itself: only its own subscribers may hold its publisher back.
-        """
-        everything: list[Batch] = []
-        for transport, _, batches, _, _ in run:
-            for batch in batches:
-                batch.sender = transport.connection.name
-            everything += batches
-        transport, codec, _, start, _ = run[0]
-        lane = self._lane(everything)
-        if lane is None:
-            for one in run:
-                self._publish_one(one, data)
-            return
-        try:
-            publisher: Any = transport.connection.translator
-            whole = codec.whole_of(everything, data, start, run[-1][4])
-            if whole is None:
-                # One batch, whose receipt requests are not for its subscribers.
-                whole = everything[0].encoded(everything[0].protocol, publisher.encode)
-            if len(run) > 1:
-                publisher = JointPublisher(run)
-            for outbox in lane:
-                outbox.send(whole, everything, publisher)
-            self._outboxes.flush()
-            try:
-                self._bus.publish_delivered(everything, publisher)
-            except (StorageError, UsageError) as error:
-                # The topic was found to be damaged just now.
-                for batch in everything:
-                    publisher.refuse(batch, error)
-        except Exception:
-            for transport, _, _, _, _ in run:
-                self._drop(transport)
-
-    def _publish_one(self, read: PlainRead, data: Buffer) -> None:
-        transport, codec, batches, start, end = read
-        try:
-            whole = codec.whole_of(batches, data, start, end)
-            transport.connection.translator.publish(batches, whole)
-        except Exception:
-            self._drop(transport)
-
-    def _lane(self, batches: list[Batch]) -> list[Outbox] | None:
-        """The outboxes of the batches' subscribers, if all of them take the bytes as they are."""
-        subscribers = self._bus.subscribers_of(batches)
-        if subscribers is None:
-            return None
-        if subscribers is not self._lane_of:
-            found: list[Any] = [getattr(one, "plain_outbox", None) for one in subscribers]
-            self._lane_of = subscribers
-            self._lane_boxes = None if None in found else found
-        return self._lane_boxes
 
     def _adapt(self, pieces: list[tuple[SocketTransport, int, int]], elapsed_s: float) -> None:
         """Read more at once while that is cheap, less when a read delays the others."""
@@ -483,8 +329,3 @@ class Pump:
                 elif elapsed_s < READ_S_MAX / 2:
                     most = len(self._buffers.view) - 2 * CARRY_BYTES_MAX
                     transport.read_bytes = min(transport.read_bytes * 2, most)
-
-    def _drop(self, transport: SocketTransport) -> None:
-        """A bug of ours: it costs the connection, and nobody else."""
-        logger.exception("an error in a connection")
-        transport.abort()

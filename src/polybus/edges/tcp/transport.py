@@ -278,7 +278,7 @@ class SocketTransport:
 
 
 class _Nobody:
-    """Stands for the connection of a channel that is closed."""
+    """Stands for the connection of a transport that is closed."""
 
     name = ""
     carry = b""

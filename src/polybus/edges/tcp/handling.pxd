@@ -1,0 +1,38 @@
+"""C types of handling.py, which is compiled as it is."""
+
+cimport cython
+
+from polybus.edges.tcp.outbox cimport Outbox, Outboxes
+from polybus.edges.tcp.transport cimport SocketTransport
+from polybus.scan.batch cimport Batch
+
+@cython.final
+cdef class ReadHandler:
+    cdef public Py_ssize_t small_messages
+    cdef object _bus
+    cdef Outboxes _outboxes
+    cdef object _lane_of
+    cdef list _lane_boxes
+
+    cpdef forget(self)
+    @cython.locals(
+        transport=SocketTransport, start=Py_ssize_t, stop=Py_ssize_t, end=Py_ssize_t, run=list,
+        run_stop=Py_ssize_t, batches=list,
+    )
+    cpdef handle(self, list pieces, data, Py_ssize_t first)
+    @cython.locals(batches=list, batch=Batch)
+    cdef tuple _scan(
+        self, SocketTransport transport, codec, data, Py_ssize_t start, Py_ssize_t stop
+    )
+    @cython.locals(
+        transport=SocketTransport, batches=list, everything=list, batch=Batch, lane=list
+    )
+    cdef _publish(self, list run, data)
+    @cython.locals(outbox=Outbox, start=Py_ssize_t)
+    cdef _write(self, list lane, list run, list batches, data, publisher)
+    cdef _append(self, list batches, publisher)
+    cdef _publish_one(self, tuple read, data)
+    @cython.locals(found=list)
+    cdef list _lane(self, list batches)
+
+cpdef drop(SocketTransport transport)
