@@ -21,11 +21,12 @@ import msgspec
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.config import Config
+from polybus.errors import StorageError
 from polybus.log import files
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
-from polybus.log.journal.committer import Committer
+from polybus.log.journal.committer import RETRY_S, Committer
 from polybus.services.context import Context, Durability
 from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
@@ -111,6 +112,10 @@ class SteppedCommitter(Committer):
             self._round()
         except PowerOff:
             self.loop.stop()
+
+    def _fail(self, failure: StorageError) -> None:
+        super()._fail(failure)
+        self.loop.call_later(RETRY_S, self._step)
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         while not done():

@@ -252,6 +252,31 @@ async def test_those_who_depend_on_a_damaged_topic_are_told_and_others_go_on(
     assert verify(again).intact
 
 
+@pytest.mark.parametrize("harm", ["flip in the journal", "flip in history"])
+async def test_packs_that_were_shown_come_again_when_their_topic_is_repaired(
+    harm: str, data: Path, clients: Clients
+) -> None:
+    async with bus_on(data) as http:
+        shown = await http.packs(clients.key)
+    whole = Path(shutil.copytree(data, data.with_name("whole")))
+    path = HARMS[harm](data, "hurt")
+    async with bus_on(data) as http:
+        packs = await http.packs(clients.key)
+        ((name, damage),) = packs.pop("0")
+        assert name == "topic.damaged" and damage["position"].endswith(":1"), damage
+        assert packs == {
+            number: [] if events[0][0] == "hurt" else events for number, events in shown.items()
+        }
+        await http.packs(clients.key, ",".join(packs))
+    path.write_bytes((whole / path.relative_to(data)).read_bytes())
+    async with bus_on(data) as http:
+        packs = await http.packs(clients.key)
+        assert min(map(int, packs)) > max(map(int, shown))
+        assert [event for events in packs.values() for event in events] == [
+            ["hurt", f"hurt {number}"] for number in (1, 2, 3)
+        ]
+
+
 @pytest.mark.parametrize("topic", ["$commits", "$events"])
 @pytest.mark.parametrize("harm", HARMS)
 async def test_an_administrator_replaces_a_damaged_system_topic(

@@ -269,15 +269,22 @@ class Inboxes:
         shown = await self._readable(session, after)
         self._show(session, shown)
         packs: Packs = []
+        taken_back: set[Content] = set()
+        is_emptied = False
         for number, content in shown:
+            json = None
             try:
-                json = await json_of(self._log, self._feeds.cache, content)
+                if content not in taken_back:
+                    json = await json_of(self._log, self._feeds.cache, content)
             except StorageError:
-                json = None
-                session.hold(content.topic)
-            if json is None:
+                taken_back |= session.hold(content.topic, number)
+            if json is None and content not in taken_back:
                 session.discard(number)
+            is_emptied |= json is None
             packs.append((number, EMPTY_PACK if json is None else json))
+        if is_emptied:
+            # A crash would give the numbers their messages back, and a client may confirm them.
+            await self._saver.save([session])
         if session.needs_notice(after):
             for lost in session.lost.values():
                 self.messages_lost += lost.messages

@@ -13,7 +13,10 @@ The rules:
 5. A number may be shown to a client only below `mark`, which is on disk (write-ahead). A crash
    loses what happened after the last save. The numbers up to the mark are then used up, as empty
    packs, and the messages come again under new numbers.
-6. A session expires when it has had no connection and no request for longer than its time to live.
+6. A pack that was shown and cannot be read at the moment is used up likewise, and so are the later
+   ones of its topic: they are sent empty once that is on disk, and their messages come again under
+   new numbers when the topic can be read.
+7. A session expires when it has had no connection and no request for longer than its time to live.
    A restart begins that time again.
 
 Only this module writes a session's fields. It knows no clock, no disk and no client.
@@ -130,6 +133,8 @@ class Session:
     _rewrite_from: int = 0
     _is_changed: bool = True
     _unsaved_confirms: list[int] = field(default_factory=list)
+    # Packs that are on disk with what they held before.
+    _unsaved_empties: list[int] = field(default_factory=list)
 
     @property
     def next_id(self) -> int:
@@ -179,27 +184,33 @@ class Session:
         self.damaged.pop(topic, None)
         self._is_changed = True
 
-    def hold(self, topic: str) -> None:
+    def hold(self, topic: str, number: int | None = None) -> set[Content]:
         """A topic is damaged: stay where it is, with a notice, until it can be read again.
 
-        Packs of it that no client has seen are taken back, and come from the log later.
+        Its packs from `number` on, or else those that no client has seen, are taken back, and come
+        from the log later. Returns what they held.
         """
         follow = self.follows.get(topic)
         if follow is None:
-            return
+            return set()
         follow.feed.damage()
         self.damaged.setdefault(topic, False)
-        seen = max(0, self.shown_to + 1 - self._first_id)
-        unseen = self._packs[seen:]
+        unseen = max(0, self.shown_to + 1 - self._first_id)
+        first = unseen if number is None else max(0, number - self._first_id)
         place = (topic, follow.feed.epoch)
-        back = [one for one in unseen if one is not None and (one.topic, one.epoch) == place]
+        packs = self._packs
+        back = {one for one in packs[first:] if one is not None and (one.topic, one.epoch) == place}
         if back:
-            follow.go_back(back[0].first_offset)
-            taken = set(back)
-            self._packs[seen:] = [one for one in unseen if one not in taken]
-            self.pack_count -= len(back)
-            self.value_bytes -= sum(one.value_bytes for one in back)
+            follow.go_back(min(follow.offset, *(one.first_offset for one in back)))
+            for index in range(first, unseen):
+                if packs[index] in back:
+                    self._empty(index)
+            gone = back.intersection(packs[unseen:])
+            packs[unseen:] = [one for one in packs[unseen:] if one not in gone]
+            self.pack_count -= len(gone)
+            self.value_bytes -= sum(one.value_bytes for one in gone)
             self._renumber()
+        return back
 
     # Filling
 
@@ -298,15 +309,18 @@ class Session:
     def discard(self, number: int) -> None:
         """Drop a pack whose messages are no longer in the log, with a notice."""
         index = number - self._first_id
-        if 0 <= index < len(self._packs):
-            content = self._packs[index]
-            if content is not None and content is not EMPTY:
-                self._note_lost(content.topic, content.epoch, content.first_offset, content.count)
-                self._let_go(index)
-                # The number stays in use: its client would wait for a missing one.
-                self._packs[index] = EMPTY
-                self.pack_count += 1
-                self._is_changed = True
+        content = self._packs[index] if 0 <= index < len(self._packs) else None
+        if content is not None and content is not EMPTY:
+            self._note_lost(content.topic, content.epoch, content.first_offset, content.count)
+            self._empty(index)
+
+    def _empty(self, index: int) -> None:
+        """Keep the number in use: its client would wait for a missing one."""
+        self._let_go(index)
+        self._packs[index] = EMPTY
+        self.pack_count += 1
+        self._unsaved_empties.append(self._first_id + index)
+        self._is_changed = True
 
     def _let_go(self, index: int) -> None:
         content = self._packs[index]
@@ -455,11 +469,13 @@ class Session:
         if self._rewrite_from:
             changes.renumbered.append((me, self._rewrite_from))
         changes.confirmed += [(me, number) for number in self._unsaved_confirms if number >= first]
-        for number in range(max(self._saved_to, first), next_id):
+        emptied = [number for number in self._unsaved_empties if number >= first]
+        for number in (*emptied, *range(max(self._saved_to, first), next_id)):
             content = self._packs[number - first]
             if content is not None:
                 changes.fresh.append(((me, number), content))
         self._unsaved_confirms = []
+        self._unsaved_empties = []
         self._saved_to = next_id
         self._rewrite_from = 0
         self._is_changed = self._raises_mark = False
