@@ -29,6 +29,9 @@ T = TypeVar("T")
 PROBE = f"PRAGMA user_version = {FORMAT}"
 """Writes what is there already."""
 PROBE_S = 1.0
+FORGET_FAILED = "PRAGMA wal_checkpoint(TRUNCATE)"
+"""A save that failed or was cut short is in the write-ahead log no more: two of them would look
+like damage to the next start."""
 DAMAGED = "state.damaged"
 DAMAGES_LOGGED_MAX = 20
 
@@ -46,6 +49,8 @@ class StateDb:
         self._fsync = fsync
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-state")
         self._closed = False
+        # Of the thread: the last write failed.
+        self._has_failed = False
         self._probe: asyncio.TimerHandle | None = None
         self.damages: list[StateDamage] = []
         """What this start and those of the last weeks have lost."""
@@ -116,6 +121,9 @@ class StateDb:
 
     def _write(self, statements: Iterable[SqlStatement]) -> None:
         db = self._db
+        if self._has_failed:
+            db.execute(FORGET_FAILED)
+            self._has_failed = False
         db.execute("BEGIN IMMEDIATE")
         try:
             for sql, parameters in statements:
@@ -125,6 +133,7 @@ class StateDb:
                     db.execute(sql, parameters)
             db.execute("COMMIT")
         except BaseException:
+            self._has_failed = True
             # A full disk may have rolled back already; its error is the one to report.
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
@@ -164,8 +173,7 @@ def _opened(path: Path, *, fsync: bool) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
-        # A save that was cut short is in the log no more: two of them would look like damage.
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.execute(FORGET_FAILED)
     except BaseException:
         db.close()
         raise
