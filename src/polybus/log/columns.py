@@ -27,6 +27,8 @@ SCHEMA = pa.schema(
 )
 _VALUE = 5
 _BATCH_BYTES_MIN = 1024
+STORED_OVERHEAD_BYTES = 16 << 10
+"""What Arrow takes for rows beside their bytes: for one message a hundred times as much."""
 
 
 TopicKey = tuple[str, int]

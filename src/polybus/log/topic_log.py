@@ -35,6 +35,8 @@ RECENT_BYTES_MAX = 8 << 20
 REREAD_BYTES_MAX = 8 << 20
 """Memory for the commits read last from the journal."""
 _RECENT_BATCHES_MAX = 1024
+# Of commits with one message each, a read ends before the objects of Arrow take megabytes.
+_READ_BATCHES_MAX = 256
 _RETRIES_MAX = 5
 
 
@@ -88,7 +90,8 @@ class LogShared:
             commit = self._reread.get((place.segment, place.position))
             if commit is None:
                 commit = read_rows(read_message(place.segment, place.position, place.size))
-                self._reread.put((place.segment, place.position), commit, commit.nbytes)
+                weight = commit.nbytes + columns.STORED_OVERHEAD_BYTES
+                self._reread.put((place.segment, place.position), commit, weight)
             return place.part_of(commit, offset)
         except Damaged as error:
             raise self._damage(place, topic, str(error)) from error
@@ -148,7 +151,7 @@ class TopicLog(scan.TopicEnd):
     def read(self, offset: int, *, bytes_max: int) -> list[Batch]:
         stop = self.check(offset)
         found: list[Batch] = []
-        while offset < stop and bytes_max > 0:
+        while offset < stop and bytes_max > 0 and len(found) < _READ_BATCHES_MAX:
             try:
                 batches = self._read_some(offset, stop, bytes_max=bytes_max)
             except (StorageError, OSError) as error:

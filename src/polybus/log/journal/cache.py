@@ -12,6 +12,9 @@ from polybus.scan import TopicEnd
 K = TypeVar("K")
 V = TypeVar("V")
 _BATCH_OVERHEAD_BYTES = 512
+# A read of one message is ten objects for ten bytes of text. Thousands of them, each made between
+# two connections of a storm, would keep the memory of all those connections from the system.
+_READS_MAX = 1024
 _ENTRY_OVERHEAD_BYTES = 128
 
 
@@ -39,7 +42,7 @@ class RecentBatches:
         )
         self._kept += reads
         self._bytes += sum([weight for _, weight in reads])
-        while self._bytes > self._bytes_max:
+        while self._bytes > self._bytes_max or len(self._kept) > _READS_MAX:
             tails, weight = self._kept.popleft()
             scan.drop_oldest(tails)
             self._bytes -= weight
