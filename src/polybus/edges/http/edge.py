@@ -21,6 +21,7 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
+from polybus.edges.http.lean import LeanFlow, ShortPipeline
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
 from polybus.edges.http.websocket import Frames, WebSocketPeer
@@ -46,6 +47,20 @@ class ParserStopped(Exception):
 class HttpProtocol(HttpToolsProtocol, Upper):
     """One connection's requests. A request that breaks a limit is answered, then closed."""
 
+    # Beyond 30 attributes an object has a table of its own for their names, of 1.5 KiB.
+    __slots__ = (
+        "_assembly",
+        "_bad_peers",
+        "_body_bytes",
+        "_connection",
+        "_first_head_s",
+        "_head_bytes",
+        "_head_bytes_max",
+        "_in_head",
+        "_when_lost",
+        "refusal",
+    )
+
     def __init__(
         self,
         config: uvicorn.Config,
@@ -57,6 +72,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         # Requests have it as their `state`.
         shared = {"is_admin": connection.is_admin, "when_lost": self._when_lost}
         super().__init__(config=config, server_state=server_state, app_state=shared)
+        self.pipeline = ShortPipeline()  # type: ignore[assignment]
         self._bad_peers = state.bad_peers
         self._head_bytes_max = state.config.http.head_bytes_max
         self._connection = connection
@@ -121,6 +137,10 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         self._forget_request()
 
     # The connection calls these
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = LeanFlow(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._head_bytes + len(data) > 2 * self._head_bytes_max:
@@ -187,6 +207,8 @@ class HttpOutbox(Outbox):
     An answer is written whole, and counts as waiting while the transport holds it. When memory is
     short, a peer that does not read is disconnected; a session keeps what is not confirmed.
     """
+
+    __slots__ = ("_codec",)
 
     def __init__(
         self, connection: Connection, codec: "HttpCodec", on_overflow: OverflowCall

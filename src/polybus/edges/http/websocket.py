@@ -123,6 +123,8 @@ class WebSocketPeer(Upper):
         for event in ws.events_received():
             if isinstance(event, Request):
                 self._open(event)
+                # The library's parser keeps the request as long as the connection.
+                event.headers.clear()
                 self._between_frames = data.endswith(b"\r\n\r\n")
             elif isinstance(event, Frame):
                 self._on_frame(event)
