@@ -107,7 +107,6 @@ class Parts:
         self._receipt_id = b""
         self._parts_count = 0
         self._parts_bytes = 0
-        self._clear()
 
     def _clear(self) -> None:
         self._buffer = bytearray()
@@ -153,6 +152,8 @@ class Parts:
             self._receipt_id = receipt_id
             self._parts_count = 0
             self._parts_bytes = 0
+            # Not before: most connections never send a part.
+            self._clear()
         if flag != WHOLE or content:
             self._append(content, headers)
         if flag == WHOLE:

@@ -184,7 +184,7 @@ class GomsTranslator(Translator):
         self.complain("goms.002001", f"{error.code}: {error.text}")
 
     def topic_deleted(self, topic: str) -> None:
-        self.subscriptions.discard(topic)
+        self.subscriptions.pop(topic, None)
         self.complain("goms.001001", topic)
 
     def send_error(self, code: str, text: str) -> None:

@@ -47,7 +47,7 @@ class QueueTranslator(Translator):
         self._end(error.code, f"{error.text} ({len(batch)} messages)")
 
     def topic_deleted(self, topic: str) -> None:
-        self.subscriptions.discard(topic)
+        self.subscriptions.pop(topic, None)
         # None of the peer's messages is lost, so this is an orderly close.
         self.complain("topic.deleted", f"the topic {topic!r} was deleted")
         self.peer.close()

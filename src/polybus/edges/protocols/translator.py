@@ -61,9 +61,8 @@ class Translator(Subscriber):
         self.bus = edge.context.bus
         self.limits = edge.context.config.limits
         self.peer = peer
-        self.subscriptions: set[str] = set()
-        # Topics whose positions the peer asked for.
-        self._told: set[str] = set()
+        # For each topic, whether the peer asked for its positions.
+        self.subscriptions: dict[str, bool] = {}
         self._everything = False
         self._tell_new = False
         self._replays: dict[str, asyncio.Task[None]] = {}
@@ -119,7 +118,7 @@ class Translator(Subscriber):
         self.complain(error.code, text)
 
     def topic_deleted(self, topic: str) -> None:
-        self.subscriptions.discard(topic)
+        self.subscriptions.pop(topic, None)
         self.complain("topic.deleted", f"the topic {topic!r} was deleted")
 
     def lost(self, lost: DroppedMessages) -> None:
@@ -127,7 +126,7 @@ class Translator(Subscriber):
         text = f"{lost.messages} messages were dropped because you read too slowly"
         self.complain("outbox.dropped", text)
         for topic, (epoch, offset) in lost.next_positions.items():
-            if topic in self._told:
+            if self.subscriptions.get(topic):
                 self.tell_position(topic, epoch, offset)
 
     # Publishing
@@ -205,9 +204,7 @@ class Translator(Subscriber):
         if topic in self.subscriptions:
             return
         where = parse_start(start)
-        self.subscriptions.add(topic)
-        if tell:
-            self._told.add(topic)
+        self.subscriptions[topic] = tell
         if not isinstance(where, Latest):
             self._replay(topic, where, tell=tell)
             return
@@ -239,8 +236,7 @@ class Translator(Subscriber):
         if task is not None:
             task.cancel()
         self.bus.unsubscribe(topic, self)
-        self.subscriptions.discard(topic)
-        self._told.discard(topic)
+        self.subscriptions.pop(topic, None)
 
     def topic_created(self, topic: str) -> None:
         """A topic was created while the peer subscribes to everything."""
@@ -248,9 +244,8 @@ class Translator(Subscriber):
         if replay is not None:
             # It belongs to a deleted topic of the same name.
             replay.cancel()
-        self.subscriptions.add(topic)
+        self.subscriptions[topic] = self._tell_new
         if self._tell_new:
-            self._told.add(topic)
             self.tell_position(topic, self.bus.log.bounds(topic).epoch, 0)
 
     def leave_all(self) -> None:
@@ -276,7 +271,7 @@ class Translator(Subscriber):
         self._replays.pop(topic, None)
         if error is None:
             return
-        self.subscriptions.discard(topic)
+        self.subscriptions.pop(topic, None)
         if error.code in ("topic.deleted", "topic.unknown"):
             self.topic_deleted(topic)
         else:

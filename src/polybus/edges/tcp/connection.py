@@ -167,7 +167,7 @@ class Connection(Stream):
         assert self._layers
         began = perf_counter()
         while self._pieces is not None and not self._closing:
-            if not self._held_by <= {LAYERS_GATE}:
+            if not self._held_by.keys() <= {LAYERS_GATE}:
                 # The release of the last other gate continues here.
                 self.hold(LAYERS_GATE)
                 break

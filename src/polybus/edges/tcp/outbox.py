@@ -38,6 +38,8 @@ from polybus.services.memory import MemoryGate
 logger = logging.getLogger("polybus.tcp")
 
 Policy = Literal["disconnect", "drop-oldest", "wait"]
+# Bytes for a peer, and the batches that they are; none if they are a reply.
+Waiting = tuple[Buffer, Sequence[Batch]]
 
 WRITE_BYTES = 1 << 20
 SLOW_WRITE_BYTES = 64 << 10
@@ -159,13 +161,14 @@ class Outbox:
         self._shared = outboxes
         self._ledger = outboxes.ledger
         self._limit = outboxes.bytes_max
-        self._pending: deque[tuple[Buffer, Sequence[Batch]]] = deque()
+        # A list while the peer takes everything: an empty deque has 760 bytes.
+        self._pending: list[Waiting] | deque[Waiting] = []
         # Publishers that are held back, and replays that wait until the peer takes more.
-        self._waiters: list[Holdable] = []
-        self._drains: list[asyncio.Future[None]] = []
+        self._waiters: list[Holdable] | None = None
+        self._drains: list[asyncio.Future[None]] | None = None
         # The last write, while the transport still holds it.
         self._written: Buffer = b""
-        self._lost = DroppedMessages()
+        self._lost: DroppedMessages | None = None
         self._scheduled = False
         self.bytes = 0
         self.paused = False
@@ -206,6 +209,8 @@ class Outbox:
         return self._shared.policy == "wait" or self.patience_s > 0
 
     def add_waiter(self, waiter: Holdable) -> None:
+        if self._waiters is None:
+            self._waiters = []
         self._waiters.append(waiter)
         self._shared.congested.add(self)
 
@@ -213,6 +218,8 @@ class Outbox:
         """Wait until the peer takes more."""
         if self.paused and not self.closed:
             drained = asyncio.get_running_loop().create_future()
+            if self._drains is None:
+                self._drains = []
             self._drains.append(drained)
             await drained
 
@@ -223,7 +230,7 @@ class Outbox:
         if self.paused or self.closed or not pending:
             return
         if len(pending) == 1:
-            data, _ = pending.popleft()
+            data, _ = pending.pop()
             self.bytes = 0
             self._put(data)
             return
@@ -252,11 +259,11 @@ class Outbox:
             return
         self.reopen()
         self.quiet_s = 0.0
-        if self._lost.messages:
+        if self._lost is not None:
             # Report the drop before the messages that follow it.
-            lost, self._lost = self._lost, DroppedMessages()
+            lost, self._lost = self._lost, None
             held = self._pending
-            self._pending, self._scheduled = deque(), True
+            self._pending, self._scheduled = [], True
             self._on_overflow(lost)
             for data, _ in self._pending:
                 self._ledger.hold(data)
@@ -293,25 +300,25 @@ class Outbox:
         self._on_overflow(self.drop_all())
 
     def release_waiters(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
             waiter.release(self)
 
     def _release_drains(self) -> None:
-        drains, self._drains = self._drains, []
-        for drained in drains:
+        drains, self._drains = self._drains, None
+        for drained in drains or ():
             if not drained.done():
                 drained.set_result(None)
 
     def drop_all(self) -> DroppedMessages:
         """Drop everything that waits, and return what it was."""
+        lost, self._lost = self._lost or DroppedMessages(), None
         for data, batches in self._pending:
-            self._lost.add(batches)
+            lost.add(batches)
             if self.paused:
                 self._ledger.release(data)
         self._pending.clear()
         self.bytes = 0
-        lost, self._lost = self._lost, DroppedMessages()
         return lost
 
     def close(self) -> None:
@@ -335,7 +342,7 @@ class Outbox:
         self._write = self._on_overflow = _nobody
 
     def _write_pieces(self, *, held: bool) -> None:
-        pending = self._pending
+        pending = self._queue()
         bytes_max = SLOW_WRITE_BYTES if held else WRITE_BYTES
         while pending and not self.paused:
             piece: list[Buffer] = []
@@ -354,6 +361,14 @@ class Outbox:
                 # pause() has counted the rest a second time.
                 for data, _ in pending:
                     self._ledger.release(data)
+        if not pending:
+            self._pending = []
+
+    def _queue(self) -> deque[Waiting]:
+        """What waits, to take the oldest from."""
+        if isinstance(self._pending, list):
+            self._pending = deque(self._pending)
+        return self._pending
 
     def _overflow(self) -> None:
         if self._shared.policy == "drop-oldest":
@@ -363,17 +378,19 @@ class Outbox:
 
     def _drop_oldest(self) -> None:
         """Drop the oldest messages until the rest fits; receipts and errors are never dropped."""
-        replies: list[tuple[Buffer, Sequence[Batch]]] = []
-        while self.bytes > self._limit and len(self._pending) > 1:
-            data, batches = self._pending.popleft()
+        replies: list[Waiting] = []
+        pending = self._queue()
+        while self.bytes > self._limit and len(pending) > 1:
+            data, batches = pending.popleft()
             if not batches:
                 replies.append((data, batches))
                 continue
+            self._lost = self._lost or DroppedMessages()
             self._lost.add(batches)
             self._ledger.release(data)
             self.bytes -= len(data)
-        self._pending.extendleft(reversed(replies))
-        if self.bytes > 2 * self._limit and not any(batches for _, batches in self._pending):
+        pending.extendleft(reversed(replies))
+        if self.bytes > 2 * self._limit and not any(batches for _, batches in pending):
             # Only replies are left, and the peer reads none of them.
             self._on_overflow(self.drop_all())
 

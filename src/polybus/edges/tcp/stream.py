@@ -35,8 +35,9 @@ class Stream:
         self.tcp = tcp
         # The lowest first; None once the protocol is known and no layer is around it.
         self._layers: list[Layer] | None = []
-        self._held_by: set[Hashable] = set()
-        self._timers: list[asyncio.TimerHandle] = []
+        # The gates, as keys: an empty set has 216 bytes, an empty dict 48.
+        self._held_by: dict[Hashable, None] = {}
+        self._timers: tuple[asyncio.TimerHandle, ...] = ()
         self._closing = False
         self._peer_ended = False
         self._is_lost = False
@@ -83,7 +84,7 @@ class Stream:
         last answer would fill our memory.
         """
         if self._held_by:
-            self._held_by.clear()
+            self._held_by = {}
             self.transport.resume_reading()
         self.outbox.flush()
         if not self.outbox.held_bytes:
@@ -128,13 +129,13 @@ class Stream:
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call this after a time, unless the connection is lost before."""
-        self._timers.append(self.tcp.loop.call_later(delay_s, call))
+        self._timers += (self.tcp.loop.call_later(delay_s, call),)
 
     def _forget_stream(self) -> None:
         """The connection is lost: refer to nothing that refers to it."""
         for timer in self._timers:
             timer.cancel()
-        self._timers.clear()
+        self._timers = ()
         self._held_by.clear()
         self.outbox.forget_peer()
 
@@ -146,16 +147,16 @@ class Stream:
             return False
         if not self._held_by:
             self.transport.pause_reading()
-        self._held_by.add(gate)
+        self._held_by[gate] = None
         return True
 
     def release(self, gate: Hashable) -> None:
-        self._held_by.discard(gate)
+        self._held_by.pop(gate, None)
         if self._closing:
             return
         if not self._held_by:
             self.transport.resume_reading()
-        elif self._held_by == {LAYERS_GATE}:
+        elif self._held_by.keys() == {LAYERS_GATE}:
             self.tcp.loop.call_soon(self.pull_on)
 
     def pull_on(self) -> None:

@@ -116,8 +116,9 @@ class SocketTransport:
         self.connection: PumpedConnection = connection
         self.plain: PlainCodec[Any] | None = None
         self.read_bytes = READ_BYTES_FIRST
-        # What the socket has not taken yet.
-        self._waiting: deque[Buffer] = deque()
+        # What the socket has not taken yet; most sockets take everything at once, and an empty
+        # deque has 760 bytes.
+        self._waiting: deque[Buffer] | None = None
         self.watched = 0
         # The tick of the last small read, and the ticks in a row of which the end was waited for.
         self.tick = 0
@@ -176,7 +177,7 @@ class SocketTransport:
                     self.fail(-sent)
                     return
                 sent = 0
-            self._waiting.append(memoryview(data)[sent:] if sent else data)
+            self._waiting = deque((memoryview(data)[sent:] if sent else data,))
             self.watch()
             self.connection.pause_writing()
         elif len(data):
@@ -196,6 +197,7 @@ class SocketTransport:
                 waiting[0] = memoryview(data)[sent:]
                 return
             waiting.popleft()
+        self._waiting = None
         self.watch()
         self.connection.resume_writing()
         if self._waiting or self._is_closed:
@@ -206,7 +208,7 @@ class SocketTransport:
             self._shut_down()
 
     def get_write_buffer_size(self) -> int:
-        return sum([len(data) for data in self._waiting])
+        return sum([len(data) for data in self._waiting or ()])
 
     # Ending
 
@@ -245,7 +247,7 @@ class SocketTransport:
         if self._is_closed:
             return
         self._is_closed = True
-        self._waiting.clear()
+        self._waiting = None
         self.watch()
         # Not from here: whoever closes a connection may be in the middle of its work.
         self._loop.call_soon(self._lose, error)
