@@ -16,11 +16,12 @@ from log_contract import LogContract, OpenLog, numbered, values_from
 from polybus import config
 from polybus.batch import Batch
 from polybus.errors import StorageError
-from polybus.log import layout
+from polybus.log import columns, layout
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal.segment import Segment
+from polybus.log.topic_log import REREAD_BYTES_MAX
 from polybus.testing import ManualClock
 
 Durability = Literal["fsync", "interval"]
@@ -114,6 +115,26 @@ class TestHandedOver(FileLogContract):
 def read_stream(path: Path) -> pa.Table:
     with pa.OSFile(str(path)) as source:
         return pa.ipc.open_stream(source).read_all()
+
+
+def test_small_commits_that_were_read_are_counted_with_what_arrow_takes(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polybus.log.topic_log.RECENT_BYTES_MAX", 0)
+    log = opener()
+    log.create_topic("a")
+    for number in range(1000):
+        log.append(numbered("a", number, 1))
+        log.sync()
+    offset = reads = 0
+    while offset < 1000:
+        found = log.read("a", offset, bytes_max=1 << 30)
+        assert len(found) <= 256
+        offset = found[-1].last_offset + 1
+        reads += 1
+    assert reads > 1
+    kept = len(log._shared._reread._kept)
+    assert 0 < kept * columns.STORED_OVERHEAD_BYTES <= REREAD_BYTES_MAX
 
 
 def test_plain_pyarrow_reads_a_live_segment_and_a_sealed_one(opener: Opener) -> None:

@@ -37,6 +37,14 @@ def test_of_a_commit_that_is_too_large_the_last_reads_stay() -> None:
     assert last in ends["a"].tail
 
 
+def test_of_many_small_reads_a_thousand_stay() -> None:
+    ends = {"a": TopicEnd(1, 0, TopicCommits())}
+    recent = RecentBatches(bytes_max=1 << 30)
+    for _ in range(3):
+        written(recent, ends, reads=1000)
+    assert len(ends["a"].tail) == 1024
+
+
 def test_a_read_that_is_larger_than_all_does_not_stay() -> None:
     ends = {"a": TopicEnd(1, 0, TopicCommits())}
     recent = RecentBatches(bytes_max=READ_BYTES // 2)
