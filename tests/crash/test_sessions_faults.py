@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import copy
 import itertools
 import logging
 import shutil
@@ -67,6 +68,16 @@ class World:
         self._key = ""
         self.client = CountingClient()
         self.promised: dict[str, set[str]] = collections.defaultdict(set)
+
+    def copy(self) -> World:
+        """The same world once more, between two lives."""
+        made = copy.copy(self)
+        made.client = copy.deepcopy(self.client)
+        made.promised = copy.deepcopy(self.promised)
+        made._transaction = list(self._transaction)
+        made._clock = copy.deepcopy(self._clock)
+        made._values = copy.copy(self._values)
+        return made
 
     # Lives
 
@@ -218,43 +229,56 @@ class World:
             assert [value for value in got if value in stored] == stored, self.client
 
 
-@contextlib.contextmanager
-def world(*, reads: bool) -> Iterator[World]:
+@pytest.fixture
+def folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="polybus-faults-", dir=MEMORY_DISK))
-    made = World(folder, reads=reads)
     disabled = logging.root.manager.disable
     # Failures are what this is about.
     logging.disable(logging.CRITICAL)
     try:
-        yield made
+        yield folder
     finally:
         logging.disable(disabled)
-        made.release()
         shutil.rmtree(folder)
 
 
-def fail_once(fault: Fault, end: str, *, reads: bool) -> list[str]:
-    """Do it all with one fault; the operations that failed."""
-    with world(reads=reads) as made:
-        made.enter({})
-        made.run(made.before())
-        made.enter(made.leave("kill"))
-        made.disk.fail(fault)
-        made.run(made.failing())
-        failed = made.disk.failed
+def begun(folder: Path, *, reads: bool) -> tuple[World, Tree]:
+    """A world after its first life, and what that has left."""
+    world = World(folder, reads=reads)
+    world.enter({})
+    try:
+        world.run(world.before())
+        return world, world.leave("kill")
+    finally:
+        world.release()
+
+
+def fail_once(world: World, tree: Tree, fault: Fault, end: str) -> list[str]:
+    """Go on with one fault; the operations that failed."""
+    world.enter(tree)
+    try:
+        world.disk.fail(fault)
+        world.run(world.failing())
+        failed = world.disk.failed
         try:
             if end:
-                made.enter(made.leave(end))
-            made.run(made.after())
-            made.check()
+                world.enter(world.leave(end))
+            world.run(world.after())
+            world.check()
         except Exception as error:
             pytest.fail(f"{fault} {failed[:3]}: {error!r}")
         return failed
+    finally:
+        world.release()
 
 
-def fail_each(end: str, count: int, *, reads: bool = False, is_late: bool = False) -> None:
+def fail_each(
+    folder: Path, end: str, count: int, *, reads: bool = False, is_late: bool = False
+) -> None:
+    world, tree = begun(folder, reads=reads)
     for first in itertools.count():
-        if not fail_once(Fault(first, count, is_late=is_late), end, reads=reads):
+        fault = Fault(first, count, is_late=is_late)
+        if not fail_once(world.copy(), tree, fault, end):
             assert first > 50, "only so many operations"
             return
 
@@ -263,12 +287,12 @@ def fail_each(end: str, count: int, *, reads: bool = False, is_late: bool = Fals
     ("end", "count", "is_late"), [("", 1, False), ("cut", FOREVER, False), ("kill", 1, True)]
 )
 def test_a_session_gets_everything_after_a_failed_write(
-    end: str, count: int, is_late: bool
+    folder: Path, end: str, count: int, is_late: bool
 ) -> None:
-    fail_each(end, count, is_late=is_late)
+    fail_each(folder, end, count, is_late=is_late)
 
 
 @pytest.mark.parametrize(("end", "count"), [("kill", 1), ("stop", FOREVER)])
-def test_a_session_gets_everything_after_a_failed_read(end: str, count: int) -> None:
+def test_a_session_gets_everything_after_a_failed_read(folder: Path, end: str, count: int) -> None:
     """What could not be read counts as damaged until the next start."""
-    fail_each(end, count, reads=True)
+    fail_each(folder, end, count, reads=True)
