@@ -28,7 +28,7 @@ class NoBus:
     async def stop(self) -> int:
         return 0
 
-    def spawn(self) -> None: ...
+    def spawn(self, *, warm: bool = True) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -38,7 +38,9 @@ class NoBus:
 class HungryLoad:
     """A load that draws as often as the machine lets it."""
 
-    def __init__(self, child: NoBus, chance: random.Random, findings: Findings) -> None:
+    def __init__(
+        self, child: NoBus, chance: random.Random, findings: Findings, **more: float
+    ) -> None:
         self.child, self.findings, self._chance = child, findings, chance
 
     async def run(self) -> None:
@@ -94,7 +96,7 @@ def harms_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[H
     async def fill(load: HungryLoad) -> None:
         await load.run()
 
-    async def serve_copy(*rest: object) -> flips.Holdings:
+    async def serve_copy(*rest: object, **more: object) -> flips.Holdings:
         return flips.Holdings()
 
     def harm(data: Path, chance: random.Random) -> str:

@@ -5,7 +5,9 @@ import random
 import re
 import resource
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,15 @@ from polybus.bench import BenchError
 from polybus.cli import exits
 from polybus.cli.output import echo_json, echo_table, progress_bar, say, shown
 from polybus.log.arrow_alone import leave_pandas_out
-from polybus.torture.campaign import COMPILED, FAULTS, Campaign, Round
+from polybus.torture.campaign import COMPILED, FAULTS, FULL, Campaign
 from polybus.torture.control import library
 from polybus.torture.report import INVARIANTS
+from polybus.torture.rounds import Round
 from polybus.torture.storms import files_needed
 
 DEFAULT_S = 120.0
 NOTES_MAX = 20
+TELL_INTERVAL_S = 60.0
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -57,6 +61,7 @@ def _count_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("torture")
 @click.option("--for", "seconds", callback=_seconds, help="How long: 90s, 2m, 1h.  [default: 2m]")
 @_count_options
+@click.option("--full", is_flag=True, help="The published numbers of all faults, but those given.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Choose what to do; any if unset.")
 @click.option("--round", "one", callback=_round, metavar="FAULT:N", help="Run one round again.")
 @click.option(
@@ -74,6 +79,7 @@ def _count_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def torture(
     seconds: float | None,
+    full: bool,
     seed: int | None,
     one: Round | None,
     folder: Path | None,
@@ -94,11 +100,15 @@ def torture(
       polybus torture --for 1h --folder /srv   an hour, on the disk of /srv
       polybus torture --kills 1000 --flips 500 a number of some faults
       polybus torture --storms 10000           a storm of 10,000 clients
+      polybus torture --full                   the published scale, about an hour
+      polybus torture --full --flips 500       the same with fewer flips
       polybus torture --seed 7 --round kills:3 one round again
     """
     chosen = {name: count for name, count in counts.items() if count is not None}
+    if full:
+        chosen = FULL | chosen
     if sum((seconds is not None, bool(chosen), one is not None)) > 1:
-        raise click.UsageError("give only one of --for, --round and counts of faults")
+        raise click.UsageError("give only one of --for, --round and counts of faults or --full")
     if one is None:
         _check_files(chosen.get("storms", 0) if chosen else FAULTS["storms"].per_round)
     wanted = [one.fault] if one is not None else chosen or FAULTS
@@ -114,10 +124,11 @@ def torture(
     say(f"seed {seed}")
     place = Path(tempfile.mkdtemp(prefix=f"polybus-torture-{seed}-", dir=folder))
     with progress_bar("starting", hidden=as_json) as update:
-        campaign = Campaign(place, seed, lambda text: update(description=text), jobs)
+        campaign = Campaign(place, seed, _teller(update, as_json=as_json), jobs)
         if one is not None:
             campaign.run(iter([one]))
         elif chosen:
+            say(f"about {campaign.expected_s(chosen) / 60:.0f} min")
             campaign.run_counts(chosen)
         else:
             campaign.run_for(seconds or DEFAULT_S, tuple(FAULTS))
@@ -125,6 +136,21 @@ def torture(
         place.rmdir()
     _show(campaign, as_json)
     exits.end(good=campaign.is_clean)
+
+
+def _teller(update: Callable[..., None], *, as_json: bool) -> Callable[[str], None]:
+    """Show progress on a terminal, or a line of it every minute."""
+    told_s = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal told_s
+        update(description=text)
+        now_s = time.monotonic()
+        if not sys.stderr.isatty() and not as_json and now_s - told_s >= TELL_INTERVAL_S:
+            told_s = now_s
+            say(text)
+
+    return tell
 
 
 def _check_files(clients: int) -> None:

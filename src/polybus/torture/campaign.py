@@ -6,31 +6,29 @@ How far the bus is at that moment is up to the machine.
 """
 
 import asyncio
-import contextlib
+import functools
 import itertools
-import os
 import random
 import shutil
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from polybus.torture.clock import clock_round
 from polybus.torture.flips import flip_round
+from polybus.torture.frames import PARSERS
 from polybus.torture.fuzz import fuzz_round
 from polybus.torture.kills import kill_round
 from polybus.torture.mixes import mixed_round
 from polybus.torture.outages import outage_round
 from polybus.torture.power import cut_round
 from polybus.torture.report import Findings
+from polybus.torture.rounds import Round
 from polybus.torture.stalls import stall_round
 from polybus.torture.storms import CLIENTS_MAX, reconnect_round, storm_round
-from polybus.torture.warm import processes
+from polybus.torture.workers import Worker, first_ended
 from polybus.torture.writes import write_kill_round
 
 RoundRun = Callable[[Path, random.Random, int], Coroutine[Any, Any, Findings]]
@@ -48,6 +46,8 @@ class Fault:
     run: RoundRun
     per_round: int
     meaning: str
+    seconds: float
+    """What one of them takes on two cores of 2026, until a campaign has measured it."""
     is_alone: bool = False
     """No other round runs beside it, because it measures time."""
     per_round_max: int = 0
@@ -60,52 +60,70 @@ class Fault:
         return max(1, self.per_round * 3 // 10)
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Some faults of one kind, on a folder of their own."""
-
-    fault: str
-    number: int
-    count: int
-
-
-_Running = dict[Connection, tuple[BaseProcess, Round, float]]
-"""Rounds in processes of their own, by their results, with the time when each began."""
 _NO_LOAD = ("transactions", "deleted")
 _NO_SESSION = ("packs", *_NO_LOAD)
 COMPILED = ("writes", "cuts", "errors", "clock")
 """Faults that need the library of control.py, and so a C compiler."""
 FAULTS = {
-    "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs"),
-    "writes": Fault(write_kill_round, 10, "Kills (-9) before or in the middle of exact writes"),
-    "cuts": Fault(cut_round, 5, "Power cuts that lose what was not synced"),
-    "errors": Fault(outage_round, 10, "I/O errors and full disks for every kind of file"),
-    "clock": Fault(clock_round, 10, "Jumps of the clock, by minutes to decades"),
-    "flips": Fault(flip_round, 20, "Flips, cuts, zeros and removals in the files of a stopped bus"),
+    "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs", 1.5),
+    "writes": Fault(
+        write_kill_round, 10, "Kills (-9) before or in the middle of exact writes", 1.5
+    ),
+    "cuts": Fault(cut_round, 5, "Power cuts that lose what was not synced", 2.0),
+    "errors": Fault(outage_round, 10, "I/O errors and full disks for every kind of file", 2.0),
+    "clock": Fault(clock_round, 10, "Jumps of the clock, by minutes to decades", 1.0),
+    "flips": Fault(
+        flip_round,
+        20,
+        "Flips, cuts, zeros and removals in the files of a stopped bus",
+        0.25,
+        per_round_max=100,
+    ),
     "frames": Fault(
         fuzz_round,
         8000,
         "Mutated frames for each parser of a live bus",
+        0.0001,
         per_round_max=160_000,
         unchecked=_NO_SESSION,
     ),
     "storms": Fault(
-        storm_round, 1000, "Clients that vanish and reconnect at once", True, CLIENTS_MAX, _NO_LOAD
+        storm_round,
+        1000,
+        "Clients that vanish and reconnect at once",
+        0.005,
+        is_alone=True,
+        per_round_max=CLIENTS_MAX,
+        unchecked=_NO_LOAD,
     ),
     "reconnects": Fault(
         reconnect_round,
         100,
         "Reconnects of a session with a long backlog",
+        0.05,
         per_round_max=1000,
         unchecked=_NO_LOAD,
     ),
     "stalls": Fault(
-        stall_round, 200, "Subscribers beside others that stop reading", True, 1000, _NO_SESSION
+        stall_round,
+        200,
+        "Subscribers beside others that stop reading",
+        0.05,
+        is_alone=True,
+        per_round_max=1000,
+        unchecked=_NO_SESSION,
     ),
     "mixes": Fault(
-        mixed_round, 10, "Kills in a storm, half of them with a flip", unchecked=_NO_SESSION
+        mixed_round, 10, "Kills in a storm, half of them with a flip", 1.5, unchecked=_NO_SESSION
     ),
 }
+FULL = {
+    **{"kills": 1000, "writes": 100, "cuts": 200, "errors": 1000, "clock": 100, "flips": 10_000},
+    # A million for each parser.
+    "frames": 1_000_000 * len(PARSERS),
+    **{"storms": 10_000, "reconnects": 1000, "stalls": 1000, "mixes": 50},
+}
+"""The scale at which Polybus is tested before a release."""
 
 
 @dataclass
@@ -121,6 +139,9 @@ class Campaign:
     notes: list[str] = field(default_factory=list)
     _took_s: dict[str, float] = field(default_factory=dict)
     """The longest round of each fault."""
+    _spent_s: dict[str, float] = field(default_factory=dict)
+    """The time of all rounds of each fault."""
+    _wanted: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
@@ -136,6 +157,7 @@ class Campaign:
 
     def run_counts(self, counts: dict[str, int]) -> None:
         """Do each fault as often as stated."""
+        self._wanted = dict(counts)
         self.run(
             Round(fault, done // step + 1, min(step, wanted - done))
             for fault, wanted in counts.items()
@@ -164,67 +186,74 @@ class Campaign:
             if not some:
                 return
 
-    def run(self, rounds: Iterator[Round]) -> None:
-        """Run rounds, as many at a time as there are jobs; a single job in this process."""
-        if self.jobs == 1:
-            for one in rounds:
-                self._tell([one])
-                began_s = time.monotonic()
-                found = perform(self.folder, self.seed, one)
-                self._note(one, found, time.monotonic() - began_s)
-            return
-        running: _Running = {}
-        try:
-            while True:
-                while len(running) >= self.jobs or any(
-                    FAULTS[one.fault].is_alone for _, one, _ in running.values()
-                ):
-                    self._collect(running)
-                following = next(rounds, None)
-                if following is None:
-                    break
-                while running and FAULTS[following.fault].is_alone:
-                    self._collect(running)
-                reader, writer = processes.Pipe(duplex=False)
-                with writer:
-                    arguments = (writer, self.folder, self.seed, following)
-                    started = processes.Process(target=_perform_and_send, args=arguments)
-                    started.start()
-                running[reader] = (started, following, time.monotonic())
-                self._tell([one for _, one, _ in running.values()])
-            while running:
-                self._collect(running)
-        finally:
-            for process, _, _ in running.values():
-                assert process.pid is not None
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.kill()
-                process.join()
+    def expected_s(self, counts: dict[str, int]) -> float:
+        """About how long it takes until each fault was done as often as stated."""
+        together_s = alone_s = 0.0
+        for name, wanted in counts.items():
+            fault, done = FAULTS[name], self.totals.get(name, Findings()).count
+            one_s = self._spent_s[name] / done if done else fault.seconds
+            left_s = max(0, wanted - done) * one_s
+            if fault.is_alone:
+                alone_s += left_s
+            else:
+                together_s += left_s
+        return together_s / self.jobs + alone_s
 
-    def _collect(self, running: _Running) -> None:
-        """Wait until a round ends, and take its findings."""
-        for reader in wait(list(running)):
-            assert isinstance(reader, Connection)
-            process, one, began_s = running[reader]
-            try:
-                found = reader.recv()
-            except EOFError:
-                found = Findings()
-                found.violated("errors", "the round itself failed: see its traceback above")
-            process.join()
-            reader.close()
-            del running[reader]
+    def run(self, rounds: Iterable[Round]) -> None:
+        """Run rounds, as many at a time as there are jobs; a single job in this process."""
+        if self.jobs > 1:
+            self._run_together(rounds)
+            return
+        for one in rounds:
+            self._tell([one])
+            began_s = time.monotonic()
+            found = perform(self.folder, self.seed, one)
             self._note(one, found, time.monotonic() - began_s)
 
+    def _run_together(self, rounds: Iterable[Round]) -> None:
+        work = functools.partial(perform, self.folder, self.seed)
+        idle: list[Worker] = []
+        busy: list[Worker] = []
+        try:
+            for one in rounds:
+                while busy and (len(busy) >= self.jobs or _is_alone(one, busy)):
+                    self._collect(busy, idle)
+                busy.append(idle.pop() if idle else Worker(work))
+                busy[-1].begin(one)
+                self._tell([worker.round for worker in busy if worker.round is not None])
+                # The next round is chosen by what has ended by then.
+                while busy and (len(busy) >= self.jobs or _is_alone(one, busy)):
+                    self._collect(busy, idle)
+            while busy:
+                self._collect(busy, idle)
+        finally:
+            for worker in busy + idle:
+                worker.close()
+
+    def _collect(self, busy: list[Worker], idle: list[Worker]) -> None:
+        """Wait until a round ends, and take its findings."""
+        for worker in first_ended(busy):
+            one, found, took_s = worker.collect()
+            busy.remove(worker)
+            if found is not None:
+                idle.append(worker)
+            else:
+                worker.close()
+                found = Findings()
+                found.violated("errors", "the round itself failed: see its traceback above")
+            self._note(one, found, took_s)
+
     def _tell(self, rounds: list[Round]) -> None:
-        names = ", ".join(f"{one.fault}:{one.number}" for one in rounds)
-        self.tell(f"{sum(one.count for one in self.totals.values())} done; running {names}")
+        names = ", ".join(one.name for one in rounds)
+        left_s = self.expected_s(self._wanted)
+        left = f"; about {left_s / 60:.0f} min left" if self._wanted else ""
+        self.tell(f"{sum(one.count for one in self.totals.values())} done{left}; running {names}")
 
     def _note(self, one: Round, found: Findings, took_s: float) -> None:
         self._took_s[one.fault] = max(took_s, self._took_s.get(one.fault, 0.0))
+        self._spent_s[one.fault] = took_s + self._spent_s.get(one.fault, 0.0)
         self.totals.setdefault(one.fault, Findings()).add(found)
-        name = f"{one.fault}:{one.number}"
+        name = one.name
         self.notes += [f"{name}: {text}" for text in found.notes]
         if found.broken:
             if one.count != FAULTS[one.fault].per_round:
@@ -234,6 +263,12 @@ class Campaign:
                 f"kept: {_folder(self.folder, one)}",
                 f"again: polybus torture --seed {self.seed} --round {name}",
             ]
+
+
+def _is_alone(one: Round, busy: list[Worker]) -> bool:
+    """Whether this round, or one that runs, must run alone."""
+    running = [worker.round for worker in busy if worker.round is not None]
+    return any(FAULTS[other.fault].is_alone for other in (one, *running))
 
 
 def _folder(place: Path, one: Round) -> Path:
@@ -249,9 +284,3 @@ def perform(place: Path, seed: int, one: Round) -> Findings:
     if not found.broken:
         shutil.rmtree(folder, ignore_errors=True)
     return found
-
-
-def _perform_and_send(result: Connection, place: Path, seed: int, one: Round) -> None:
-    """Runs in a process of its own, which has a group of its own: it ends with its buses."""
-    os.setpgid(0, 0)
-    result.send(perform(place, seed, one))

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from polybus.client.http.connection import HttpConnection
 from polybus.client.options import ClientOptions, parse
 from polybus.errors import PolybusError
@@ -70,10 +72,10 @@ class BusChild:
     def log_text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def spawn(self, *, warm: bool = False) -> None:
+    def spawn(self, *, warm: bool = True) -> None:
         """Start a bus and do not wait for it; a warm one has imported everything already."""
         if warm:
-            self.process = WarmProcess(self._config, self._log)
+            self.process = WarmProcess(self._config, self._log, self._environment)
             return
         kept = {name: text for name, text in os.environ.items() if not name.startswith("POLYBUS_")}
         with self._log.open("ab") as log:
@@ -87,8 +89,7 @@ class BusChild:
 
     async def start(self, *, warm: bool = True) -> bool:
         """Start a bus; whether it is ready. It has ended if not."""
-        # A warm one has the environment of this process.
-        self.spawn(warm=warm and not self._environment)
+        self.spawn(warm=warm)
         return await self.ready()
 
     async def ready(self) -> bool:
@@ -127,7 +128,7 @@ class BusChild:
 
     def await_orphans(self) -> None:
         """Wait until the hand-over of a killed bus has noticed its end."""
-        while any(Path(f"/proc/{one}").exists() for one in self._orphans):
+        while any(map(_is_running, self._orphans)):
             time.sleep(0.01)
 
     async def stop(self) -> int:
@@ -200,7 +201,7 @@ class BusChild:
             answer = await connection.request(method, path, content, timeout_s=20.0)
         finally:
             connection.close()
-        return json.loads(answer) if answer[:1] in (b"{", b"[") else answer
+        return msgspec.json.decode(answer) if answer[:1] in (b"{", b"[") else answer
 
     async def messages(self, topic: str) -> tuple[int, list[tuple[int, str]]]:
         """The epoch of a topic, and offset and text of all its messages. Raises PolybusError."""
@@ -223,6 +224,16 @@ class BusChild:
         except Exception as error:
             # Whatever it raises is a finding.
             return f"verify raised {type(error).__name__}: {error}"
+
+
+def _is_running(number: int) -> bool:
+    """Whether a process has not ended. A zombie has; its new parent may reap it much later."""
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    # Its name may have any characters.
+    return stat.rpartition(") ")[2][:1] not in "ZX"
 
 
 def shown(error: PolybusError) -> str:

@@ -15,6 +15,7 @@ PATH_BYTES = 1024
 OPEN, WRITE, SYNC, NAME, TRUNCATE, READ = 1, 2, 4, 8, 16, 32
 EVERY_CHANGE = OPEN | WRITE | SYNC | NAME | TRUNCATE
 KILL_SELF, CUT_POWER = 0, -1
+PRELOAD, CONTROL = "LD_PRELOAD", "TORTURE_CONTROL"
 
 
 def library(environ: Mapping[str, str] | None = None) -> Path:
@@ -69,7 +70,7 @@ class Shim:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"LD_PRELOAD": str(self._library), "TORTURE_CONTROL": str(self._path)}
+        return {PRELOAD: str(self._library), CONTROL: str(self._path)}
 
     @property
     def operations(self) -> int:
@@ -106,6 +107,10 @@ class Shim:
         control.end_torn = torn
         control.end_pattern = os.fsencode(pattern)
         control.end_at = operation if pattern else self.operations + operation
+
+    def end_with(self, process: int) -> None:
+        """Let this process end, too, when the end comes."""
+        self._control.end_how = process
 
     def cut_power(self) -> None:
         """From now on no change ends."""

@@ -29,6 +29,10 @@ from polybus.torture.load import PRODUCER, Load
 from polybus.torture.report import Findings
 
 LOAD_S = 1.5
+# Each copy is verified, read and compared as a whole: few messages, in all kinds of file.
+LOAD_PAUSE_S = 0.3
+# A bus that lost packs is waited for. Others do their work meanwhile.
+COPIES = 4
 ZERO_BYTES_MAX = 4096
 PACKS_S_MAX = 2.0
 # A hand-over takes much longer than the rest of a flip: one bus in this many has them.
@@ -82,7 +86,7 @@ async def flip_round(folder: Path, chance: random.Random, count: int) -> Finding
     """Fill a data folder once, then harm `count` copies of it, one file each."""
     findings = Findings()
     child = BusChild(folder)
-    load = Load(child, split(chance), findings)
+    load = Load(child, split(chance), findings, pause_s=LOAD_PAUSE_S)
     is_killed = chance.random() < 0.5
     try:
         if not await child.start():
@@ -96,14 +100,22 @@ async def flip_round(folder: Path, chance: random.Random, count: int) -> Finding
     finally:
         child.kill()
     await asyncio.to_thread(child.await_orphans)
+    _copy(child.data, folder / "whole" / "data")
     expected = await _serve_copy(load, "whole", "", Holdings())
     _check_whole(load, expected)
-    for number, one in enumerate([split(chance) for _ in range(count)]):
-        copy = folder / f"harmed-{number}"
-        _copy(child.data, copy / "data")
-        harmed = harm(copy / "data", one)
-        await _serve_copy(load, copy.name, harmed, expected)
-        findings.count += 1
+    waiting = list(enumerate([split(chance) for _ in range(count)]))[::-1]
+
+    async def work() -> None:
+        while waiting:
+            number, one = waiting.pop()
+            copy = folder / f"harmed-{number}"
+            _copy(child.data, copy / "data")
+            harmed = harm(copy / "data", one)
+            handovers = number % HANDOVERS_EVERY == 0
+            await _serve_copy(load, copy.name, harmed, expected, handovers=handovers)
+            findings.count += 1
+
+    await asyncio.gather(*(work() for _ in range(COPIES)))
     return findings
 
 
@@ -199,13 +211,13 @@ def harm(data: Path, chance: random.Random) -> str:
     return planned.apply(data, planned.path(kinds(data)))
 
 
-async def _serve_copy(load: Load, name: str, harmed: str, expected: Holdings) -> Holdings:
+async def _serve_copy(
+    load: Load, name: str, harmed: str, expected: Holdings, *, handovers: bool = True
+) -> Holdings:
     """Verify a copy, serve it, and compare what it has with what it should have."""
-    original, findings = load.child, Findings()
-    folder = original.folder / name
-    if not harmed:
-        _copy(original.data, folder / "data")
-    child = BusChild(folder, handovers=load.findings.count % HANDOVERS_EVERY == 0)
+    findings = Findings()
+    folder = load.child.folder / name
+    child = BusChild(folder, handovers=handovers)
     report = await child.verified()
     stored = Holdings()
     try:

@@ -16,6 +16,8 @@ MOMENTS = ("load", "load", "start", "hand-over", "hand-over process", "stopped")
 # Bookkeeping of sessions is saved every second: some kills come after that.
 LOAD_S = (0.3, 0.8, 2.5)
 HANDOVER_S_MAX = 1.5
+WARM_SHARE = 0.8
+START_S, COLD_START_S = 0.25, 0.9
 
 
 async def kill_round(folder: Path, chance: random.Random, count: int) -> Findings:
@@ -27,8 +29,10 @@ async def kill_round(folder: Path, chance: random.Random, count: int) -> Finding
         for one in [split(chance) for _ in range(count)]:
             moment = one.choice(MOMENTS)
             if moment == "start":
-                child.spawn()
-                await asyncio.sleep(one.uniform(0, 0.9))
+                # One that imports everything first is killed there most of the time.
+                is_warm = one.random() < WARM_SHARE
+                child.spawn(warm=is_warm)
+                await asyncio.sleep(one.uniform(0, START_S if is_warm else COLD_START_S))
             elif not await child.start():
                 findings.violated("starts", f"no start; see {folder}/bus.log")
                 return findings

@@ -26,6 +26,10 @@ from polybus.torture.report import Findings
 SCHEMES = ("boson", "boson+properties", "goms", "http", "queue")
 FOLLOWED = TOPICS[:2]
 WRITER_COUNT = 2
+# All that was written is read again after each fault: writers pause between two writes. There are
+# enough of them that some wait for a commit at any moment.
+PAUSE_S = 0.05
+MESSAGES = (1, 1, 2, 5, 20)
 DRAIN_S = 15.0
 PRODUCER = "torture"
 GONE = "gone"
@@ -36,8 +40,17 @@ _ENDED = (PolybusError, OSError, TimeoutError)
 class Load:
     """What the clients of one data folder do and were promised, over many buses."""
 
-    def __init__(self, child: BusChild, chance: random.Random, findings: Findings) -> None:
+    def __init__(
+        self,
+        child: BusChild,
+        chance: random.Random,
+        findings: Findings,
+        *,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        """`pause_s` is the longest pause of a writer."""
         self.child = child
+        self._pause_s = pause_s
         self.findings = findings
         self.messages = MessageLedger()
         self._chance = chance
@@ -74,13 +87,16 @@ class Load:
         async with connect(f"{scheme}://127.0.0.1:{port}", reconnect=False) as client:
             while not self.stopping.is_set():
                 topic = TOPICS[2] if scheme == "queue" else self._chance.choice(FOLLOWED)
-                values = self.messages.take(topic, writer, self._chance.randint(1, 20))
+                values = self.messages.take(topic, writer, self._chance.choice(MESSAGES))
                 position = await client.publish_many(topic, values, receipt=scheme != "queue")
                 if position is not None:
                     self.messages.receipt(topic, values, position.offset)
                 else:
                     await client.flush()
-                    await asyncio.sleep(0.005)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._chance.uniform(0, self._pause_s))
 
     async def _send_datagrams(self) -> None:
         """goMS over UDP: a datagram may be lost, but not come twice, late or changed."""
@@ -94,7 +110,7 @@ class Load:
                 (value,) = self.messages.take(TOPICS[2], "udp", 1)
                 request = {"messagetype": "send", "topics": [TOPICS[2]], "data": value}
                 peer.send(json.dumps(request).encode())
-                await asyncio.sleep(self._chance.uniform(0, 0.02))
+                await self._pause()
 
     # The session.
 
@@ -110,7 +126,7 @@ class Load:
                 body = f'[["{DIRECT}",{text}]]'.encode()
                 await connection.request("POST", path, body, timeout_s=20.0)
                 self.session.pushed.add(text)
-                await asyncio.sleep(self._chance.uniform(0, 0.02))
+                await self._pause()
         finally:
             connection.close()
 
@@ -158,7 +174,7 @@ class Load:
     async def _transact(self) -> None:
         while not self.stopping.is_set():
             await self._commit()
-            await asyncio.sleep(self._chance.uniform(0, 0.05))
+            await asyncio.sleep(self._chance.uniform(0, 2 * self._pause_s))
 
     async def _commit(self) -> None:
         """The next transaction, or again the one whose answer did not come."""
@@ -193,7 +209,7 @@ class Load:
             self._deleted_sessions.add(key)
             await self.child.ask("DELETE", f"/v1/topics/{topic}")
             self._deleted_topics.add(topic)
-            await asyncio.sleep(self._chance.uniform(0, 0.1))
+            await asyncio.sleep(self._chance.uniform(0, 2 * self._pause_s))
 
     # Checks of a bus that has just started.
 

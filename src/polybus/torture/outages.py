@@ -9,7 +9,6 @@ import asyncio
 import errno
 import random
 import signal
-import subprocess
 from pathlib import Path
 
 from polybus.errors import PolybusError
@@ -39,6 +38,8 @@ ERRORS = (errno.EIO, errno.ENOSPC)
 HEALTHY_S_MAX = 10.0
 FIRST_S_MAX = 0.6
 STARTS_OF_TEN = 2
+# Outages that follow each other before everything is read and compared.
+TOGETHER_MAX = 4
 
 
 async def outage_round(folder: Path, chance: random.Random, count: int) -> Findings:
@@ -51,14 +52,13 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
     try:
         while findings.count < count and not findings.broken:
             one = split(chance)
+            faults = [split(one) for _ in range(one.randint(1, TOGETHER_MAX))]
             if one.randrange(10) < STARTS_OF_TEN:
                 await _failing_start(load, shim, one)
-            elif child.process is None and not await _start(load):
+            elif child.process is None and not await child.start():
                 findings.violated("starts", f"no start; see {folder}/bus.log")
             else:
-                await _outage(load, shim, one)
-            # Nobody may have used the chosen files meanwhile.
-            findings.count += shim.failures > 0
+                await _outages(load, shim, faults)
             if one.random() < 0.3:
                 # The next bus is held against everything before it.
                 child.kill_all()
@@ -71,15 +71,6 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
     finally:
         child.kill_all()
     return findings
-
-
-async def _start(load: Load) -> bool:
-    """Start a bus; what it imports at its first reads does not count as growth of its memory."""
-    if not await load.child.start():
-        return False
-    await load.check()
-    load.child.measure_memory()
-    return True
 
 
 def _fail(shim: Shim, chance: random.Random) -> str:
@@ -97,10 +88,10 @@ def _fail(shim: Shim, chance: random.Random) -> str:
 async def _failing_start(load: Load, shim: Shim, chance: random.Random) -> None:
     child, findings = load.child, load.findings
     child.kill_all()
-    child.spawn()
     fault = _fail(shim, chance)
+    child.spawn()
     started = child.process
-    assert isinstance(started, subprocess.Popen)
+    assert started is not None
     if await child.ready():
         shim.heal()
         await _after_reads(load, shim, fault)
@@ -108,15 +99,36 @@ async def _failing_start(load: Load, shim: Shim, chance: random.Random) -> None:
         if started.returncode == -signal.SIGKILL:
             findings.violated("starts", f"the start hangs: {fault}")
         shim.heal()
-        if not await _start(load):
+        if not await child.start():
             findings.violated("starts", f"no start after the disk has recovered: {fault}")
             return
+    _count(findings, shim)
     await _until_healthy(load, fault)
     await load.check()
     await check_log(child, findings)
 
 
-async def _outage(load: Load, shim: Shim, chance: random.Random) -> None:
+def _count(findings: Findings, shim: Shim) -> None:
+    # Nobody may have used the chosen files meanwhile.
+    findings.count += shim.failures > 0
+
+
+async def _outages(load: Load, shim: Shim, chances: list[random.Random]) -> None:
+    """One outage after the other, each under a load of its own; then everything is checked."""
+    child, findings = load.child, load.findings
+    faults: list[str] = []
+    for chance in chances:
+        faults.append(await _outage(load, shim, chance))
+        if findings.broken:
+            break
+    if not findings.broken:
+        await load.check()
+        await check_log(child, findings)
+    findings.texts = [f"{text} ({'; '.join(faults)})" for text in findings.texts]
+
+
+async def _outage(load: Load, shim: Shim, chance: random.Random) -> str:
+    """Let the disk fail under load, and recover; what was done."""
     child, findings = load.child, load.findings
     load.stopping.clear()
     running = asyncio.create_task(load.run())
@@ -131,20 +143,18 @@ async def _outage(load: Load, shim: Shim, chance: random.Random) -> None:
     await _until_healthy(load, fault)
     load.stopping.set()
     await running
-    assert isinstance(child.process, subprocess.Popen)
-    if child.process.poll() is not None:
-        findings.violated("starts", f"the bus has ended: {fault}")
+    if child.process is None or child.process.poll() is not None:
+        findings.violated("starts", "the bus has ended")
+    _count(findings, shim)
     await _after_reads(load, shim, fault)
-    await load.check()
-    await check_log(child, findings)
-    findings.texts = [f"{text} ({fault})" for text in findings.texts]
+    return fault
 
 
 async def _after_reads(load: Load, shim: Shim, fault: str) -> None:
     """What the bus could not read counts as damaged: only the next bus must have all of it."""
     if shim.fails & control.READ:
         load.child.kill_all()
-        if not await _start(load):
+        if not await load.child.start():
             load.findings.violated("starts", f"no start after the disk has recovered: {fault}")
 
 

@@ -64,9 +64,8 @@ static size_t root_bytes;
 static unsigned char ours[DESCRIPTORS];
 static int (*real_clock)(clockid_t, struct timespec *);
 
-__attribute__((constructor)) static void prepare(void) {
-    const char *path = getenv("TORTURE_CONTROL");
-    real_clock = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+/* A process that was forked from one without a control gets its own here. */
+void torture_attach(const char *path) {
     int fd = path ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0) : -1;
     if (fd < 0) return;
     void *found = mmap(NULL, sizeof *ctl, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -74,6 +73,11 @@ __attribute__((constructor)) static void prepare(void) {
     if (found == MAP_FAILED) return;
     root_bytes = strlen(((struct control *)found)->root);
     ctl = found;
+}
+
+__attribute__((constructor)) static void prepare(void) {
+    real_clock = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    torture_attach(getenv("TORTURE_CONTROL"));
 }
 
 /* Where a name is. */

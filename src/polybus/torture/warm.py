@@ -2,9 +2,13 @@
 
 `python -m polybus.cli serve` spends most of a second on imports. Here `multiprocessing`'s fork
 server imports once, and a bus is a fork of it. Apart from that it is the bus of any other start.
+
+The fork server has the library of control.py loaded, which does nothing there: a bus whose disk or
+clock is to fail attaches it to its own control after the fork.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -13,10 +17,19 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-PRELOADED = ("polybus.torture.campaign", "polybus.cli.serve", "polybus.edges.node", "uvloop")
+from polybus.bench import BenchError
+from polybus.torture.control import CONTROL, PRELOAD, library
+
+PRELOADED = (
+    *("polybus.torture.campaign", "polybus.cli.serve", "polybus.edges.node", "uvloop"),
+    # What a bus imports when it is first used.
+    *("polybus.services.transactions.staging", "websockets.asyncio.client", "pyarrow.acero"),
+)
 
 # Arrow reads this when it is imported: the fork server's has the bus's choice (cli.allocator), too.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -24,15 +37,31 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(list(PRELOADED))
 
 
+def start_server() -> None:
+    """Start this process's fork server, if it has none yet, with the library if it compiles."""
+    before = os.environ.get(PRELOAD)
+    # Without a compiler no fault is asked for that needs it.
+    with contextlib.suppress(BenchError):
+        os.environ[PRELOAD] = str(library())
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            os.environ.pop(PRELOAD, None)
+        else:
+            os.environ[PRELOAD] = before
+
+
 class WarmProcess:
     """A bus, with as much of `subprocess.Popen` as `BusChild` needs."""
 
-    def __init__(self, config: Path, log: Path) -> None:
+    def __init__(self, config: Path, log: Path, environment: Mapping[str, str]) -> None:
+        """`environment` is that of a Shim, or empty."""
+        start_server()
         reader, writer = processes.Pipe(duplex=False)
         with reader, writer:
-            self._process = processes.Process(
-                target=_serve, args=(str(config), str(log), writer, os.getpgrp()), daemon=True
-            )
+            arguments = (str(config), str(log), writer, os.getpgrp(), dict(environment))
+            self._process = processes.Process(target=_serve, args=arguments, daemon=True)
             self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), "rb")
 
@@ -40,6 +69,13 @@ class WarmProcess:
     def pid(self) -> int:
         assert self._process.pid is not None
         return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -58,7 +94,9 @@ class WarmProcess:
         return self._process.exitcode
 
 
-def _serve(config: str, log: str, ready: Connection, group: int) -> None:
+def _serve(
+    config: str, log: str, ready: Connection, group: int, environment: dict[str, str]
+) -> None:
     """Runs in the new process: become `polybus serve`, in the group of whoever asked."""
     os.setpgid(0, group)
     # Nothing that was imported becomes garbage: the collector need not look at it.
@@ -71,5 +109,10 @@ def _serve(config: str, log: str, ready: Connection, group: int) -> None:
     faulthandler.enable()
     for name in [name for name in os.environ if name.startswith("POLYBUS_")]:
         del os.environ[name]
+    # For the hand-over process, which is not a fork.
+    os.environ.pop(PRELOAD, None)
+    os.environ.update(environment)
+    if environment:
+        ctypes.CDLL(None).torture_attach(os.fsencode(environment[CONTROL]))
     sys.argv = ["polybus", "serve", "--config", config]
     runpy.run_module("polybus.cli", run_name="__main__")

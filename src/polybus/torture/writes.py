@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import subprocess
 from pathlib import Path
 
 from polybus.torture.chances import split
@@ -31,14 +30,17 @@ async def write_kill_round(folder: Path, chance: random.Random, count: int) -> F
     load = Load(child, split(chance), findings)
     try:
         for one in [split(chance) for _ in range(count)]:
-            child.spawn()
-            assert isinstance(child.process, subprocess.Popen)
             # Else only the process that does the write ends; it may be the hand-over.
-            how = child.process.pid if one.random() < 0.7 else KILL_SELF
+            is_whole = one.random() < 0.7
             torn = one.random() < 0.5
             if one.random() < 0.4:
-                shim.end_before(one.randint(1, START_OPERATIONS_MAX), how, torn=torn)
+                shim.end_before(one.randint(1, START_OPERATIONS_MAX), KILL_SELF, torn=torn)
+            child.spawn()
             killed = child.process
+            assert killed is not None
+            how = killed.pid if is_whole else KILL_SELF
+            # The bus writes already, but it has no hand-over yet that could end without it.
+            shim.end_with(how)
             is_ready = await child.ready()
             shim.go_on()
             if is_ready and killed.poll() is None:

@@ -1,0 +1,16 @@
+"""What a campaign consists of: rounds of faults."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Some faults of one kind, on a folder of their own."""
+
+    fault: str
+    number: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault}:{self.number}"
