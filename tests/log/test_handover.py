@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import duckdb
@@ -23,6 +25,7 @@ from segments_kit import (
 from polybus.errors import BusyError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.columns import SCHEMA
+from polybus.log.disk import FileLock
 from polybus.log.history import manifest as manifests
 from polybus.log.history import parquet
 from polybus.log.history.handover import compact, hand_over
@@ -303,6 +306,58 @@ def test_many_topics_are_handed_over_in_bounded_groups(
 def test_only_one_hand_over_works_at_a_time(tmp_path: Path) -> None:
     with HistoryLock(tmp_path), pytest.raises(BusyError, match=r"log\.history-busy"):
         hand_over(tmp_path)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 30.0])
+def test_a_backup_that_waits_has_its_turn_after_the_next_segment(
+    tmp_path: Path, wait_s: float
+) -> None:
+    make_topic(tmp_path, "news")
+    segments = [
+        make_segment(tmp_path, number, [[rows_batch("news", 5 * number - 5, 5)]])
+        for number in (1, 2, 3)
+    ]
+    done: list[Path] = []
+    seen: list[int] = []
+    may_end = threading.Event()
+
+    def copy() -> None:
+        with HistoryLock(tmp_path, shared=True, wait_s=30):
+            seen.append(read_history(history_of(tmp_path, "news")).num_rows)
+            may_end.wait(30)
+
+    backup = threading.Thread(target=copy)
+
+    def finished(segment: Path) -> None:
+        done.append(segment)
+        if len(done) == 1:
+            # It finds the lock taken, and looks again later than the hand-over.
+            with HistoryLock(tmp_path):
+                backup.start()
+                while not is_queued(tmp_path):
+                    time.sleep(0.001)
+            if wait_s:
+                may_end.set()
+
+    if wait_s:
+        assert hand_over(tmp_path, finished=finished, wait_s=wait_s) == segments
+    else:
+        with pytest.raises(BusyError, match=r"log\.history-busy"):
+            hand_over(tmp_path, finished=finished)
+        assert done == segments[:1]
+        may_end.set()
+    backup.join()
+    assert seen == [5], "the rows of one segment"
+    assert hand_over(tmp_path) == segments
+    assert read_history(history_of(tmp_path, "news")).num_rows == 15
+
+
+def is_queued(data: Path) -> bool:
+    try:
+        with FileLock(data / manifests.QUEUE):
+            return False
+    except BlockingIOError:
+        return True
 
 
 def test_compact_hands_over_the_live_segment_too(tmp_path: Path) -> None:

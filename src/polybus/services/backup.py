@@ -10,8 +10,8 @@ lacks. What it has beyond that is what a crash leaves too, and a start accepts i
 4. The journal. A sealed segment does not change any more. Of the last one the copy has a prefix,
    with everything that had a receipt when the copy began; recovery cuts off the rest.
 5. The topics. A topic exists before the journal has a row of it, and the trash, copied before the
-   journal and after the topics, proves that others were deleted. Hand-over and retention wait for
-   `history.lock`, which is held throughout: so a segment that the bus deletes meanwhile is in the
+   journal and after the topics, proves that others were deleted. Hand-over and retention, which
+   take `history.lock` for a segment or a run, wait while it is held, throughout: so a segment that the bus deletes meanwhile is in the
    manifests already, and no manifest changes.
 6. polybus.json: a folder without it is not a whole backup.
 
@@ -53,7 +53,7 @@ TRIES = 3
 NOTE = "polybus.json"
 IMMUTABLE = (".parquet",)
 # Files of a running process, or being written.
-LEFT_OUT = ("lock", "history.lock", "run.json", "status.json")
+LEFT_OUT = ("lock", "history.lock", "history.queue", "run.json", "status.json")
 LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
 # Folders of a topic or a table. A topic, a table or a flow may have any of these names itself.
 FOLDERS_LEFT_OUT = ("scratch", "_staging")
@@ -68,7 +68,7 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
     Raises:
         UsageError: `backup.target`, the target cannot be used; `pipeline.running`, the tables
             change at the moment; `log.no-data`.
-        BusyError: a hand-over has not ended in WAIT_S.
+        BusyError: the hand-over of a segment has not ended in WAIT_S.
         StorageError: a file cannot be read or written; `log.locked`, a start or another command
             has not ended in WAIT_S.
     """

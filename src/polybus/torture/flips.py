@@ -39,7 +39,7 @@ PACKS_S_MAX = 2.0
 HANDOVERS_EVERY = 5
 HARMS = ("flip", "flip", "cut", "zero", "remove")
 # Locks have no content, and the next start writes run.json again.
-_UNHARMED = ("lock", "history.lock", "run.json")
+_UNHARMED = ("lock", "history.lock", "history.queue", "run.json")
 
 
 @dataclass

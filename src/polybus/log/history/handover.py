@@ -15,6 +15,9 @@ Order of writes for a topic's rows of a segment, each durable before the next:
    Until then the rows are in both; readers take them from history (log/journal/recovery.py). A
    damaged segment is kept and reported.
 
+`history.lock` is released after each segment: all manifests cover it then, so a backup that waits
+copies what a kill at this moment would leave.
+
 Memory is bounded by a window of commits and the open row groups of a group of topics. A segment is
 read once per group.
 """
@@ -67,27 +70,29 @@ def hand_over(
     These may be deleted, each after `finished` was called for it. A damaged segment is not among
     them: its other topics are handed over up to the first gap in their offsets, and `progress` is
     called with the damage. `retention_bytes` is the limit for topics that set none themselves;
-    files are sized to fit it. Raises BusyError `log.history-busy`, another hand-over is running;
-    OSError if the disk failed: rows handed over so far stay in history.
+    files are sized to fit it. Raises BusyError `log.history-busy`, another hand-over is running, or
+    a backup runs or waits, for longer than `wait_s`; OSError if the disk failed. Rows handed over
+    so far stay in history.
     """
     report = progress or (lambda _: None)
     with HistoryLock(data, wait_s=wait_s):
         for folder in _topic_folders(data):
             sweep_scratch(folder, grace_s=grace_s)
-        done = []
-        for segment in layout.segments(data):
-            found = Segment(segment)
-            if not found.sealed:
-                continue
+    done = []
+    for segment in layout.segments(data):
+        found = Segment(segment)
+        if not found.sealed:
+            continue
+        with HistoryLock(data, wait_s=wait_s):
             work = _SegmentHandover(data, found, report, retention_bytes=retention_bytes)
             for group in _groups(work.topics.values()):
                 work.run(group, grace_s=grace_s)
-            if work.complete():
-                done.append(segment)
-                if finished is not None:
-                    finished(segment)
-            report(f"{segment.name}: {'handed over' if work.complete() else 'kept'}")
-        return done
+        if work.complete():
+            done.append(segment)
+            if finished is not None:
+                finished(segment)
+        report(f"{segment.name}: {'handed over' if work.complete() else 'kept'}")
+    return done
 
 
 def compact(data: Path, *, progress: HandoverProgress | None = None) -> list[Path]:

@@ -13,10 +13,12 @@ The first hand-over makes the folder `history` before the manifest, and nothing 
 folder without a manifest shows that one was lost, unless the journal has all rows from offset 0 on.
 
 Manifests have one writer at a time: the hand-over and retention hold `HistoryLock`. In one bus they
-run one after the other; the lock is for a hand-over process that outlives a killed bus.
+run one after the other; the lock is for a hand-over process that outlives a killed bus, and for
+backups, which share it.
 """
 
 import time
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,7 @@ from polybus.log.topics import epoch_of, was_deleted
 
 NAME = "manifest.json"
 HISTORY = "history"
+QUEUE = "history.queue"
 WAIT_S = 10.0
 POLL_S = 0.02
 SMALL_FILE_BYTES = 16 << 20
@@ -143,16 +146,36 @@ class HistoryLock(FileLock):
     def __init__(self, data: Path, *, shared: bool = False, wait_s: float = 0.0) -> None:
         """Take the lock, or wait for it: the hand-over of a killed bus ends within a second.
 
-        Raises BusyError `log.history-busy`, another process holds it.
+        A hand-over takes it for each segment, and would take it again before a waiting backup looks
+        again. So whoever wants to share it holds `history.queue` meanwhile, and the others take the
+        lock only while nobody does.
+
+        Raises BusyError `log.history-busy`, another process holds it or waits for it.
         """
         path = data / "history.lock"
         until_s = time.monotonic() + wait_s
-        while True:
-            try:
-                super().__init__(path, shared=shared)
-                return
-            except BlockingIOError as error:
-                if time.monotonic() >= until_s:
-                    text = f"{path}: another hand-over or retention is running"
-                    raise BusyError("log.history-busy", text, retry_after_s=5.0) from error
-            time.sleep(POLL_S)
+        with ExitStack() as queue:
+            is_queued = False
+            while True:
+                try:
+                    if not is_queued and shared:
+                        _queue(data, queue)
+                        is_queued = True
+                    with nullcontext() if shared else FileLock(data / QUEUE):
+                        super().__init__(path, shared=shared)
+                    return
+                except BlockingIOError as error:
+                    if time.monotonic() >= until_s:
+                        text = f"{path}: a hand-over, retention or backup is running"
+                        raise BusyError("log.history-busy", text, retry_after_s=5.0) from error
+                time.sleep(POLL_S)
+
+
+def _queue(data: Path, queue: ExitStack) -> None:
+    """Let others wait until `queue` is closed. Raises BlockingIOError: one looks at the moment."""
+    try:
+        queue.enter_context(FileLock(data / QUEUE, shared=True))
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass  # The folder can only be read.
