@@ -26,6 +26,7 @@ from polybus.torture.outages import outage_round
 from polybus.torture.power import cut_round
 from polybus.torture.report import Findings
 from polybus.torture.rounds import Round
+from polybus.torture.slow import slow_round
 from polybus.torture.stalls import stall_round
 from polybus.torture.storms import CLIENTS_MAX, reconnect_round, storm_round
 from polybus.torture.workers import Worker, first_ended
@@ -113,6 +114,15 @@ FAULTS = {
         per_round_max=1000,
         unchecked=_NO_SESSION,
     ),
+    "slow": Fault(
+        slow_round,
+        200,
+        "Subscribers beside others that read or send a few bytes a second",
+        0.05,
+        is_alone=True,
+        per_round_max=1000,
+        unchecked=_NO_SESSION,
+    ),
     "mixes": Fault(
         mixed_round, 10, "Kills in a storm, half of them with a flip", 1.5, unchecked=_NO_SESSION
     ),
@@ -121,7 +131,7 @@ FULL = {
     **{"kills": 1000, "writes": 100, "cuts": 200, "errors": 1000, "clock": 100, "flips": 10_000},
     # A million for each parser.
     "frames": 1_000_000 * len(PARSERS),
-    **{"storms": 10_000, "reconnects": 1000, "stalls": 1000, "mixes": 50},
+    **{"storms": 10_000, "reconnects": 1000, "stalls": 1000, "slow": 1000, "mixes": 50},
 }
 """The scale at which Polybus is tested before a release."""
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from polybus.scan.binary_py import HEADER, HEADER_BYTES
 from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
@@ -214,17 +215,21 @@ def _flood_numbers(data: bytes) -> Iterator[int]:
             yield int(data[start:at].partition(b" ")[0])
 
 
-async def stall_round(folder: Path, chance: random.Random, count: int) -> Findings:
-    """Slices with and without stalled peers beside `count` others."""
-    raise_files_limit()
-    findings = Findings()
-    settings = {
-        "topics": ["alpha", "beta", "flood"],
+def crowd_settings(*topics: str) -> dict[str, Any]:
+    """Settings of a bus with a crowd and a flood."""
+    return {
+        "topics": ["alpha", "beta", "flood", *topics],
         # A hand-over takes a core for a moment, and would be measured.
         "journal": {"handover-interval-s": 3600},
         "limits": {"outbox-bytes-max": OUTBOX_BYTES_MAX},
     }
-    child = BusChild(folder, settings=settings)
+
+
+async def stall_round(folder: Path, chance: random.Random, count: int) -> Findings:
+    """Slices with and without stalled peers beside `count` others."""
+    raise_files_limit()
+    findings = Findings()
+    child = BusChild(folder, settings=crowd_settings())
 
     async def stall(watch: BusWatch) -> None:
         crowd = await asyncio.to_thread(Crowd, child.port, count)
@@ -235,10 +240,12 @@ async def stall_round(folder: Path, chance: random.Random, count: int) -> Findin
             watch.begin()
             p99s = await _slices(child, crowd, findings)
             await traffic.end()
-            await _delivered(crowd, traffic, findings)
+            await delivered(crowd, traffic, findings)
             findings.count = count
             await watch.end()
-            _compare(p99s, watch, findings)
+            compare_delays(p99s, watch, findings, beside="stalled readers")
+            if watch.peak_bytes > GROWTH_BYTES_MAX + STALLED * 2 * OUTBOX_BYTES_MAX:
+                findings.violated("memory", f"{watch.peak_bytes >> 20} MiB while readers stalled")
         finally:
             await asyncio.to_thread(crowd.close)
 
@@ -270,7 +277,8 @@ async def _slices(child: BusChild, crowd: Crowd, findings: Findings) -> dict[boo
     return p99s
 
 
-async def _delivered(crowd: Crowd, traffic: CrowdTraffic, findings: Findings) -> None:
+async def delivered(crowd: Crowd, traffic: CrowdTraffic, findings: Findings) -> None:
+    """Wait until the crowd has all messages."""
     for _ in range(round(DELIVERED_S_MAX / 0.05)):
         if min(crowd.received) == traffic.sent:
             break
@@ -282,13 +290,14 @@ async def _delivered(crowd: Crowd, traffic: CrowdTraffic, findings: Findings) ->
         findings.violated("order", f"in the crowd: {text}")
 
 
-def _compare(p99s: dict[bool, list[float]], watch: BusWatch, findings: Findings) -> None:
+def compare_delays(
+    p99s: dict[bool, list[float]], watch: BusWatch, findings: Findings, *, beside: str
+) -> None:
+    """The crowd's p99 at most doubles beside some peers."""
     alone_s, beside_s = (statistics.median(p99s[key]) for key in (False, True))
     findings.notes.append(
-        f"p99 {alone_s * 1000:.1f} ms, {beside_s * 1000:.1f} ms with stalled readers; {watch.told}"
+        f"p99 {alone_s * 1000:.1f} ms, {beside_s * 1000:.1f} ms with {beside}; {watch.told}"
     )
     if beside_s > TIMES_MAX * max(alone_s, P99_S_MIN):
-        text = f"p99 {beside_s:.3f} s beside stalled readers, {alone_s:.3f} s without"
+        text = f"p99 {beside_s:.3f} s beside {beside}, {alone_s:.3f} s without"
         findings.violated("errors", text)
-    if watch.peak_bytes > GROWTH_BYTES_MAX + STALLED * 2 * OUTBOX_BYTES_MAX:
-        findings.violated("memory", f"{watch.peak_bytes >> 20} MiB while readers stalled")
