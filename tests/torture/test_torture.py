@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +18,15 @@ from click.testing import CliRunner
 
 from polybus.cli.torture import torture as command
 from polybus.torture import campaign
-from polybus.torture.campaign import FAULTS, Campaign
+from polybus.torture.campaign import FAULTS, FULL, Campaign
 from polybus.torture.report import INVARIANTS, Findings
+from polybus.torture.rounds import Round
+from polybus.torture.warm import start_server
+from polybus.torture.workers import Worker, first_ended
 
 SEED = 11
 SHORT = {"kills": 1, "frames": 800, "storms": 50}
-# About two minutes of faults, of all kinds; test_torture_storms.py has the stalls.
+# About two minutes of faults, of all kinds; test_torture_storms.py has stalled and slow peers.
 CAMPAIGN = {
     **{"kills": 4, "writes": 4, "cuts": 2, "errors": 3, "clock": 4, "flips": 10},
     **{"frames": 4000, "storms": 300, "reconnects": 30, "mixes": 4},
@@ -64,7 +68,7 @@ def test_every_fault_finds_nothing(fault: str, tmp_path: Path) -> None:
 
 
 def test_the_campaign_has_every_fault() -> None:
-    assert CAMPAIGN.keys() | {"stalls"} == FAULTS.keys()
+    assert CAMPAIGN.keys() | {"stalls", "slow"} == FAULTS.keys() == FULL.keys()
 
 
 def test_a_time_is_shared_by_all_faults_and_kept(
@@ -72,9 +76,9 @@ def test_a_time_is_shared_by_all_faults_and_kept(
 ) -> None:
     """Rounds take a second, and those of stalls three."""
     now_s = 0.0
-    done: list[campaign.Round] = []
+    done: list[Round] = []
 
-    def perform(place: Path, seed: int, one: campaign.Round) -> Findings:
+    def perform(place: Path, seed: int, one: Round) -> Findings:
         nonlocal now_s
         now_s += 3.0 if one.fault == "stalls" else 1.0
         done.append(one)
@@ -131,9 +135,55 @@ def test_a_campaign_that_is_interrupted_leaves_no_bus_behind(
 
 def test_a_round_that_fails_itself_is_a_finding(tmp_path: Path) -> None:
     run = Campaign(tmp_path, 7, lambda text: None, jobs=2)
-    run.run(iter([campaign.Round("storms", 1, -1)]))
+    run.run([Round("storms", 1, -1), Round("storms", 2, 20)])
     assert run.totals["storms"].broken == {"errors": 1}
+    assert run.totals["storms"].count == 20, "another process runs the next round"
     assert run.failures[-1] == "again: polybus torture --seed 7 --round storms:1:-1"
+
+
+def test_a_fork_server_serves_all_rounds_of_a_worker(tmp_path: Path) -> None:
+    """Else each round would import everything again."""
+    worker = Worker(servers_of)
+    try:
+        found = []
+        for number in (1, 2):
+            worker.begin(Round("kills", number, 1))
+            assert first_ended([worker]) == [worker]
+            found.append(worker.collect()[1])
+        assert found[0] is not None and found[1] is not None
+        assert found[0].notes == found[1].notes != ["None"]
+    finally:
+        worker.close()
+
+
+def servers_of(one: Round) -> Findings:
+    """The fork server of this process, as a note."""
+    start_server()
+    return Findings(notes=[str(forkserver._forkserver._forkserver_pid)])  # type: ignore[attr-defined]
+
+
+def test_the_time_that_is_left_is_that_of_the_rounds_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill takes two seconds; what a stall takes is not known yet."""
+    now_s = 0.0
+
+    def perform(place: Path, seed: int, one: Round) -> Findings:
+        nonlocal now_s
+        now_s += 2.0 * one.count
+        return Findings(count=one.count)
+
+    monkeypatch.setattr(campaign, "perform", perform)
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now_s))
+    said: list[str] = []
+    run = Campaign(tmp_path, 7, said.append)
+    assert run.expected_s({"kills": 100}) == 100 * FAULTS["kills"].seconds
+    run.run_counts({"kills": 70})
+    assert said[1] == "10 done; about 2 min left; running kills:2"
+    assert run.expected_s({"kills": 100}) == 60.0
+    run.jobs = 2
+    alone_s = 10 * FAULTS["stalls"].seconds
+    assert run.expected_s({"kills": 100, "stalls": 10}) == 30.0 + alone_s
 
 
 def test_a_broken_promise_names_the_command_that_repeats_it(
@@ -145,7 +195,7 @@ def test_a_broken_promise_names_the_command_that_repeats_it(
         found.violated("lost", f"message {chance.random()}")
         return found
 
-    monkeypatch.setitem(FAULTS, "kills", campaign.Fault(bad, 10, "bad"))
+    monkeypatch.setitem(FAULTS, "kills", campaign.Fault(bad, 10, "bad", 1.0))
     said: list[str] = []
     run = Campaign(tmp_path, 7, said.append)
     run.run_counts({"kills": 12})
@@ -156,7 +206,7 @@ def test_a_broken_promise_names_the_command_that_repeats_it(
     assert kept == f"kept: {tmp_path}/kills-1" and (tmp_path / "kills-1").is_dir()
     assert run.failures[-1] == "again: polybus torture --seed 7 --round kills:2:2", "fewer"
     repeated = Campaign(tmp_path, 7, said.append)
-    repeated.run(iter([campaign.Round("kills", 1, 10)]))
+    repeated.run([Round("kills", 1, 10)])
     assert repeated.failures[0] == first
 
 
@@ -168,10 +218,26 @@ def test_a_broken_promise_names_the_command_that_repeats_it(
         ("--round", "tea:1"),
         ("--round", "storms:1:0"),
         ("--for", "1s", "--kills", "1"),
+        ("--for", "1s", "--full"),
+        ("--round", "kills:1", "--full"),
     ],
 )
 def test_wrong_options_are_refused(options: tuple[str, ...]) -> None:
     assert CliRunner().invoke(command, options).exit_code == 2
+
+
+def test_full_asks_for_all_faults_and_may_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(Campaign, "run_counts", lambda self, counts: asked.append(counts))
+    monkeypatch.setattr("polybus.cli.torture.library", lambda: None)
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (10**6, 10**6))
+    for more in ([], ["--flips", "7"]):
+        done = CliRunner().invoke(command, ["--full", *more, "--folder", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        assert "about" in done.output and "min" in done.output
+    assert asked == [FULL, FULL | {"flips": 7}]
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.torture import stalls
+from polybus.torture import slow, stalls
 from polybus.torture.child import BusChild
 from polybus.torture.report import Findings
 from polybus.torture.storms import Storm, storm_settings
@@ -60,3 +60,54 @@ def test_stalled_readers_harm_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     found = asyncio.run(stalls.stall_round(tmp_path / "round", random.Random(1), 30))
     assert [text for text in found.texts if "waited" not in text] == []
     assert found.count == 30
+
+
+@pytest.mark.timeout(60)
+def test_slow_peers_harm_no_other_and_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow, "SLICES", 1)
+    monkeypatch.setattr(slow, "SLICE_S", 1.5)
+    monkeypatch.setattr(stalls, "TIMES_MAX", float("inf"))
+    found = asyncio.run(slow.slow_round(tmp_path / "round", random.Random(1), 30))
+    assert [text for text in found.texts if "waited" not in text] == []
+    assert found.count == 30
+
+
+def test_what_a_slow_peer_misses_is_found() -> None:
+    for stored, invariants in (
+        (["a.0.", "b.0.", "a.1."], {}),
+        (["a.0.", "a.1.", "a.2."], {}),
+        (["a.0."], {"lost": 1}),
+        (["a.1.", "a.0."], {"order": 1}),
+        (["a.0.", "a.1.", "a.1."], {"order": 1}),
+    ):
+        findings = Findings()
+        sender = slow.SlowSender("a", 0, str.encode, b"")
+        sender.receipted = ["a.0.", "a.1."]
+        sender.check(stored, findings)
+        assert findings.broken == invariants, stored
+
+
+@pytest.mark.parametrize(
+    ("sent", "invariants"),
+    [([1, 2, 3], {}), ([1, 2], {"lost": 1}), ([1, 3], {"order": 1}), ([1, 2, 2, 3], {"order": 1})],
+)
+async def test_a_slow_reader_must_get_every_message(
+    sent: list[int], invariants: dict[str, int]
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"".join(b"x slow-%06d;" % number for number in sent))
+        writer.close()
+
+    findings = Findings()
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        reader = slow.SlowReader("boson", port, b"\n", random.Random(1))
+        reading = asyncio.create_task(reader.run())
+        await asyncio.sleep(0.05)
+        reading.cancel()
+        await reader.check(3, findings)
+        reader.close()
+    assert findings.broken == invariants

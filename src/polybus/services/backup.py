@@ -10,9 +10,9 @@ lacks. What it has beyond that is what a crash leaves too, and a start accepts i
 4. The journal. A sealed segment does not change any more. Of the last one the copy has a prefix,
    with everything that had a receipt when the copy began; recovery cuts off the rest.
 5. The topics. A topic exists before the journal has a row of it, and the trash, copied before the
-   journal and after the topics, proves that others were deleted. Hand-over and retention, which
-   take `history.lock` for a segment or a run, wait while it is held, throughout: so a segment that the bus deletes meanwhile is in the
-   manifests already, and no manifest changes.
+   journal and after the topics, proves that others were deleted. Hand-over and retention wait for
+   `history.lock`, which is held throughout: so a segment that the bus deletes meanwhile is in the
+   manifests already, and no manifest changes. The hand-over releases it after each segment.
 6. polybus.json: a folder without it is not a whole backup.
 
 Before all of it `unfinished-copy` is written, and it is removed after all: a bus does not start on

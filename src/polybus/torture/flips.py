@@ -30,13 +30,13 @@ from polybus.torture.report import Findings
 
 LOAD_S = 1.5
 # Each copy is verified, read and compared as a whole: few messages, in all kinds of file.
-LOAD_PAUSE_S = 0.3
+LOAD_PAUSE_S = 0.5
 # A bus that lost packs is waited for. Others do their work meanwhile.
 COPIES = 4
 ZERO_BYTES_MAX = 4096
-PACKS_S_MAX = 2.0
+PACKS_S_MAX = 3.0
 # A hand-over takes much longer than the rest of a flip: one bus in this many has them.
-HANDOVERS_EVERY = 5
+HANDOVERS_EVERY = 10
 HARMS = ("flip", "flip", "cut", "zero", "remove")
 # Locks have no content, and the next start writes run.json again.
 _UNHARMED = ("lock", "history.lock", "history.queue", "run.json")

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 
 from polybus.torture.report import Findings
 from polybus.torture.rounds import Round
-from polybus.torture.warm import processes
+from polybus.torture.warm import processes, start_server
 
 Perform = Callable[[Round], Findings]
 
@@ -23,6 +23,7 @@ class Worker:
 
     def __init__(self, perform: Perform) -> None:
         """Start it. It calls `perform`, which can be pickled, for each round."""
+        start_server()
         self._pipe, other = processes.Pipe()
         with other:
             self._process = processes.Process(target=_work, args=(other, perform))
