@@ -149,7 +149,7 @@ class SlowPeers:
                 await asyncio.sleep(TRICKLE_S)
 
     async def slice(self, findings: Findings) -> None:
-        """Slow peers come, go on for a while, and are checked."""
+        """Slow peers come, continue for a while, and are checked."""
         stopping = asyncio.Event()
         readers = [one for _ in range(PEERS) for one in await self._readers()]
         senders = [one for _ in range(PEERS) for one in self._senders()]
