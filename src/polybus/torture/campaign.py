@@ -66,13 +66,13 @@ _NO_SESSION = ("packs", *_NO_LOAD)
 COMPILED = ("writes", "cuts", "errors", "clock")
 """Faults that need the library of control.py, and so a C compiler."""
 FAULTS = {
-    "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs", 1.5),
+    "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs", 1.0),
     "writes": Fault(
-        write_kill_round, 10, "Kills (-9) before or in the middle of exact writes", 1.5
+        write_kill_round, 10, "Kills (-9) before or in the middle of exact writes", 1.0
     ),
-    "cuts": Fault(cut_round, 5, "Power cuts that lose what was not synced", 2.0),
-    "errors": Fault(outage_round, 10, "I/O errors and full disks for every kind of file", 2.0),
-    "clock": Fault(clock_round, 10, "Jumps of the clock, by minutes to decades", 1.0),
+    "cuts": Fault(cut_round, 5, "Power cuts that lose what was not synced", 1.5),
+    "errors": Fault(outage_round, 10, "I/O errors and full disks for every kind of file", 1.6),
+    "clock": Fault(clock_round, 10, "Jumps of the clock, by minutes to decades", 0.6),
     "flips": Fault(
         flip_round,
         20,
@@ -101,7 +101,7 @@ FAULTS = {
         reconnect_round,
         100,
         "Reconnects of a session with a long backlog",
-        0.05,
+        0.04,
         per_round_max=1000,
         unchecked=_NO_LOAD,
     ),
@@ -124,7 +124,7 @@ FAULTS = {
         unchecked=_NO_SESSION,
     ),
     "mixes": Fault(
-        mixed_round, 10, "Kills in a storm, half of them with a flip", 1.5, unchecked=_NO_SESSION
+        mixed_round, 10, "Kills in a storm, half of them with a flip", 1.0, unchecked=_NO_SESSION
     ),
 }
 FULL = {
