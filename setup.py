@@ -11,6 +11,7 @@ from setuptools import Extension, setup
 
 SOURCE = Path("src")
 SCAN, TCP = SOURCE / "polybus/scan", SOURCE / "polybus/edges/tcp"
+SESSIONS = SOURCE / "polybus/services/sessions"
 # The .py files are compiled as they are, some with the types of a .pxd.
 MODULES = [
     *sorted(SCAN.glob("*.pyx")),
@@ -21,6 +22,9 @@ MODULES = [
     TCP / "pump.py",
     TCP / "transport.py",
     SOURCE / "polybus/log/journal/message.py",
+    *(SESSIONS / f"{name}.py" for name in ("contents", "sequence", "session", "delivery")),
+    SOURCE / "polybus/services/tallies.py",
+    SOURCE / "polybus/edges/http/sending.py",
 ]
 
 setup(

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import Content, direct
+from polybus.services.sessions.contents import Content, direct
 from polybus.services.sessions.saving import DELETE_UNUSED, READ_PACKS, statements
-from polybus.services.sessions.session import LostMessages, SessionChanges
+from polybus.services.sessions.changes import LostMessages, SessionChanges
 from polybus.services.state import StateDb
 from polybus.services.state_rows import verify_state
 

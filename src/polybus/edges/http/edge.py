@@ -23,7 +23,8 @@ from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
-from polybus.edges.http.websocket import Frames, WebSocketPeer
+from polybus.edges.http.sending import Frames
+from polybus.edges.http.websocket import WebSocketPeer
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
 from polybus.edges.tcp.outbox import DroppedMessages, Outbox
@@ -194,13 +195,6 @@ class HttpOutbox(Outbox):
         super().__init__(connection.tcp.outboxes, connection.write_now, on_overflow)
         self._codec = codec
 
-    def put(self, data: Buffer) -> None:
-        """Write at once: the caller stops while it is paused."""
-        if self.paused or self.closed:
-            self._write(data)
-        else:
-            self._put(data)
-
     def pause(self) -> None:
         super().pause()
         self._codec.upper.pause_writing()
@@ -245,8 +239,8 @@ class HttpTranslator(Translator):
         self._lost = False
         # The head of an answer, until its body comes or the turn ends.
         self._head = b""
-        self._outbox = HttpOutbox(connection, self.codec, self._on_overflow)
-        connection.outbox = self._outbox
+        self.outbox = HttpOutbox(connection, self.codec, self._on_overflow)
+        connection.outbox = self.outbox
         upper.connection_made(cast(asyncio.Transport, self))
 
     # The connection calls these
@@ -269,7 +263,7 @@ class HttpTranslator(Translator):
 
     def _on_overflow(self, lost: DroppedMessages) -> None:
         # Close at once, so that its memory counts as free.
-        self._outbox.close()
+        self.outbox.close()
         self.abort()
 
     # uvicorn, and the WebSocket, call these as on an asyncio transport
@@ -280,7 +274,7 @@ class HttpTranslator(Translator):
         if self._head:
             head, self._head = self._head, b""
             if len(data) > JOINED_BYTES_MAX:
-                self._outbox.put(head)
+                self.outbox.put(head)
             else:
                 data = head + data
         elif data[:5] == b"HTTP/":
@@ -289,7 +283,7 @@ class HttpTranslator(Translator):
             self.edge.context.loop.call_soon(self._write_head)
             return
         if len(data):
-            self._outbox.put(data)
+            self.outbox.put(data)
 
     def _write_head(self) -> None:
         if self._head:
@@ -325,10 +319,11 @@ class HttpTranslator(Translator):
     def set_protocol(self, protocol: Upper) -> None:
         upper, self.codec.upper = self.codec.upper, protocol
         upper.let_go()
+        self.connection.hand_reads_to(protocol)
         if self._lost:
             # It closed the connection, as it refused the handshake, while another was above.
             protocol.connection_lost(None)
-        elif self._outbox.paused:
+        elif self.outbox.paused:
             protocol.pause_writing()
 
 

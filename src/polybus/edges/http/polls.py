@@ -14,7 +14,7 @@ from starlette.responses import Response
 from polybus.edges.http.calls import problem_of
 from polybus.edges.http.state import HttpState
 from polybus.errors import StorageError
-from polybus.services.sessions.inboxes import Packs
+from polybus.services.sessions.delivery import Packs
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
 

@@ -20,6 +20,9 @@ cdef class ReadHandler:
         run_stop=Py_ssize_t, batches=list,
     )
     cpdef handle(self, list pieces, data, Py_ssize_t first)
+    cdef bint _is_taken(
+        self, SocketTransport transport, data, Py_ssize_t start, Py_ssize_t stop
+    ) except -1
     @cython.locals(batches=list, batch=Batch)
     cdef tuple _scan(
         self, SocketTransport transport, codec, data, Py_ssize_t start, Py_ssize_t stop

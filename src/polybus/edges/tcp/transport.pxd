@@ -20,6 +20,7 @@ cdef class SocketTransport:
     cdef public int fd
     cdef public object connection
     cdef public object plain
+    cdef public object taker
     cdef public Py_ssize_t read_bytes
     cdef object _waiting
     cdef public uint32_t watched

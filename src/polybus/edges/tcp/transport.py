@@ -67,12 +67,21 @@ class PumpedConnection(Protocol):
     def release(self, gate: Hashable) -> None: ...
 
 
+class Taker(Protocol):
+    """Takes some of a connection's reads."""
+
+    def take(self, data: Buffer, start: int, stop: int) -> bool:
+        """Take this part of the data; False if it is for the connection."""
+        ...
+
+
 @cython.cclass
 class SocketTransport:
     """See the module docstring.
 
     Attributes:
         plain: the connection's codec while its messages may be published with those of others.
+        taker: takes reads that it understands before the connection does.
         read_bytes: how much the pump reads at once.
         watched: what the epoll watches for.
         is_gathering, gathers, tick: the pump's, for peers that write single messages.
@@ -95,6 +104,7 @@ class SocketTransport:
         "plain",
         "read_bytes",
         "socket",
+        "taker",
         "tick",
         "watched",
     )
@@ -115,6 +125,7 @@ class SocketTransport:
         self.fd = connected.fileno()
         self.connection: PumpedConnection = connection
         self.plain: PlainCodec[Any] | None = None
+        self.taker: Taker | None = None
         self.read_bytes = READ_BYTES_FIRST
         # What the socket has not taken yet.
         self._waiting: deque[Buffer] = deque()
@@ -252,7 +263,7 @@ class SocketTransport:
 
     def _lose(self, error: Exception | None) -> None:
         connection, self.connection = self.connection, _NOBODY
-        self.plain = None
+        self.plain = self.taker = None
         self._forget(self)
         self.socket.close()
         connection.connection_lost(error)

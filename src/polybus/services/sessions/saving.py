@@ -24,8 +24,10 @@ import msgspec
 
 from polybus.config import Msgstream
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import EMPTY, Content, Feeds, Receiver, direct
-from polybus.services.sessions.session import LostMessages, Session, SessionChanges
+from polybus.services.sessions.changes import LostMessages, SessionChanges
+from polybus.services.sessions.contents import EMPTY, Content, Receiver, direct
+from polybus.services.sessions.feeds import Feeds
+from polybus.services.sessions.session import Session
 from polybus.services.state import SqlStatement, StateDb
 from polybus.services.state_rows import checksum, session_sum, summed
 
