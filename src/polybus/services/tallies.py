@@ -139,7 +139,11 @@ class Tallies:
             return
         tally = self._touched(session)
         now_us = self._clock_us()
-        first, last = max(1, min(ids)), min(max(ids), session.shown_to)
+        first = last = ids[0]
+        for number in ids:
+            first = min(first, number)
+            last = max(last, number)
+        first, last = max(1, first), min(last, session.shown_to)
         tally.first = min(first, tally.first) if tally.confirmed else first
         tally.last = max(last, tally.last)
         tally.confirmed += count

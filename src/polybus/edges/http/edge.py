@@ -189,6 +189,8 @@ class HttpOutbox(Outbox):
     short, a peer that does not read is disconnected; a session keeps what is not confirmed.
     """
 
+    __slots__ = ("_codec",)
+
     def __init__(
         self, connection: Connection, codec: "HttpCodec", on_overflow: OverflowCall
     ) -> None:

@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from polybus.edges.tcp.outbox cimport Outbox
+from polybus.edges.tcp.transport cimport Taker
 from polybus.services.sessions.delivery cimport Delivery
 from polybus.services.sessions.session cimport Session
 
@@ -19,7 +20,7 @@ cdef class Frames:
     cpdef bytes get(self, list packs)
 
 
-cdef class PackSender:
+cdef class PackSender(Taker):
     cdef public Delivery _inboxes
     cdef public object _memory
     cdef public Frames _frames
@@ -33,7 +34,7 @@ cdef class PackSender:
 
     @cython.locals(session=Session, packs=list)
     cpdef wake(self)
-    cpdef _send_packs(self, list packs)
+    cdef _send_packs(self, list packs)
     @cython.locals(session=Session, ids=list)
     cpdef bint take(self, data, Py_ssize_t start, Py_ssize_t stop) except -1
     cpdef _confirm(self, Session session, list ids)

@@ -18,6 +18,8 @@ try:
 except ImportError:
     # Only the compiler needs it.
     from polybus.scan import plain as cython
+if not cython.compiled:
+    from polybus.edges.tcp.transport import Taker
 from polybus.wire.msgstream import encode_packs
 
 if TYPE_CHECKING:
@@ -67,8 +69,21 @@ class Frames:
 
 
 @cython.cclass
-class PackSender:
+class PackSender(Taker):
     """One connection of a session: the half of a WebSocket that most of its bytes pass."""
+
+    __slots__ = (
+        "_again",
+        "_between_frames",
+        "_collecting",
+        "_frames",
+        "_inboxes",
+        "_memory",
+        "_outbox",
+        "_paused",
+        "_sent_to",
+        "_session",
+    )
 
     def __init__(self, inboxes: Delivery, memory: MemoryGate, frames: Frames) -> None:
         self._inboxes = inboxes
@@ -111,8 +126,17 @@ class PackSender:
         self._outbox.put(self._frames.get(packs))
 
     def _collect_later(self, session: Session) -> None:
-        """Continue when something has been read or saved, or when there is room."""
+        """Call `_collected` when something has been read or saved, or when there is room."""
         raise NotImplementedError
+
+    def _collected(self, session: Session, packs: Packs) -> None:
+        self._collecting = None
+        if session is self._session:
+            if packs:
+                self._send_packs(packs)
+            if packs or self._again:
+                self._again = False
+                self.wake()
 
     def take(self, data: Buffer, start: int, stop: int) -> bool:
         """Take a read that is confirmations and nothing else; False if it is not."""

@@ -45,6 +45,8 @@ class WebSocketTransport(asyncio.Transport):
 class WebSocketPeer(PackSender, Upper):
     """One WebSocket and the session it is for. Implements contents.Receiver."""
 
+    __slots__ = ("_closing", "_state", "_text", "_transport", "_waiting_bytes", "_ws", "awaits_pong")
+
     def __init__(self, state: HttpState, frames: Frames) -> None:
         super().__init__(state.inboxes, state.context.memory, frames)
         self._state = state
@@ -185,13 +187,7 @@ class WebSocketPeer(PackSender, Upper):
             self._collecting = None
             self._close(CloseCode.INTERNAL_ERROR, "the bus cannot save the session")
             return
-        self._collecting = None
-        if session is self._session:
-            if packs:
-                self._send_packs(packs)
-            if packs or self._again:
-                self._again = False
-                self.wake()
+        self._collected(session, packs)
 
     def _write_owed(self) -> None:
         for data in self._ws.data_to_send():

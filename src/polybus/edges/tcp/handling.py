@@ -98,7 +98,7 @@ class ReadHandler:
         for transport, start, stop in pieces:
             start -= first
             stop -= first
-            if transport.taker is not None and self._is_taken(transport, data, start, stop):
+            if self._is_taken(transport, data, start, stop):
                 continue
             codec = transport.plain
             end = start
@@ -127,8 +127,9 @@ class ReadHandler:
 
     def _is_taken(self, transport: SocketTransport, data: Buffer, start: int, stop: int) -> bool:
         """Whether this read needs nothing of its connection."""
+        taker = transport.taker
         try:
-            return transport.taker is not None and transport.taker.take(data, start, stop)
+            return taker is not None and taker.take(data, start, stop)
         except Exception:
             drop(transport)
             return True

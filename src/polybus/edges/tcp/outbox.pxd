@@ -43,4 +43,4 @@ cdef class Outbox:
     cpdef bint wants_wait(self)
     cpdef flush(self)
     cpdef put(self, data)
-    cpdef _put(self, data)
+    cdef _put(self, data)

@@ -67,12 +67,15 @@ class PumpedConnection(Protocol):
     def release(self, gate: Hashable) -> None: ...
 
 
-class Taker(Protocol):
+@cython.cclass
+class Taker:
     """Takes some of a connection's reads."""
+
+    __slots__ = ()
 
     def take(self, data: Buffer, start: int, stop: int) -> bool:
         """Take this part of the data; False if it is for the connection."""
-        ...
+        return False
 
 
 @cython.cclass

@@ -12,6 +12,7 @@ from polybus.services.tallies cimport Tallies
 cdef class Delivery:
     cdef public Tallies _events
     cdef public object _saver
+    cdef set _touched
     cdef public object _state
     cdef public dict delivered
     cdef public int64_t packs_out
@@ -20,5 +21,6 @@ cdef class Delivery:
     cpdef confirm(self, Session session, ids)
     @cython.locals(shown=list, packs=list, content=Content)
     cpdef list collect_now(self, Session session, int64_t after)
+    cdef _touch(self, Session session)
     @cython.locals(content=Content, traffic=Traffic)
     cpdef show(self, Session session, list packs)

@@ -42,6 +42,7 @@ class Delivery:
     def __init__(self, events: EventBook, saver: Saver, state: StateDb) -> None:
         self._events = events
         self._saver = saver
+        self._touched = saver.touched
         self._state = state
         self.delivered: dict[str, Traffic] = {}
         self.packs_out = 0
@@ -51,7 +52,7 @@ class Delivery:
             held = session.pack_count
             session.confirm(ids)
             self._events.confirmed(session, ids, held - session.pack_count)
-            self._saver.touch(session)
+            self._touch(session)
 
     def collect_now(self, session: Session, after: int) -> Packs | None:
         """The packs above a number; None if something must be read first.
@@ -59,7 +60,7 @@ class Delivery:
         While its mark must be raised there may be fewer or none: its connection is woken then.
         """
         session.cut()
-        self._saver.touch(session)
+        self._touch(session)
         if session.needs_notice(after) or session.wants_catch_up() is not None:
             return None
         if session.needs_mark():
@@ -75,6 +76,13 @@ class Delivery:
             packs.append((number, content.json))
         self.show(session, shown)
         return packs
+
+    def _touch(self, session: Session) -> None:
+        if self._touched:
+            self._touched.add(session)
+        else:
+            # It starts its timer, too.
+            self._saver.touch(session)
 
     def show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
         """The session's client is being sent these packs."""

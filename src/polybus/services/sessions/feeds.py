@@ -114,7 +114,7 @@ class Feeds:
         self._on_deleted = on_deleted
         self._feeds: dict[str, Feed] = {}
         self._delivered: deque[Feed] = deque()
-        self._to_wake: deque[Receiver] = deque()
+        self._to_wake: list[Receiver] = []
         self._waking = False
 
     def next_order(self) -> int:
@@ -222,14 +222,15 @@ class Feeds:
             self._loop.call_soon(self._wake_some)
 
     def _wake_some(self) -> None:
-        for _ in range(WAKES_PER_TURN):
-            while not self._to_wake:
-                if not self._delivered:
-                    self._waking = False
-                    return
-                feed = self._delivered.popleft()
-                feed.signalled = False
-                self._to_wake.extend(feed.listeners.values())
-            self._to_wake.popleft().wake()
-        # Let others run: ten thousand sessions on one topic take a while.
-        self._loop.call_soon(self._wake_some)
+        while self._delivered and len(self._to_wake) < WAKES_PER_TURN:
+            feed = self._delivered.popleft()
+            feed.signalled = False
+            self._to_wake += feed.listeners.values()
+        some = self._to_wake[:WAKES_PER_TURN]
+        del self._to_wake[:WAKES_PER_TURN]
+        self._waking = bool(self._to_wake or self._delivered)
+        if self._waking:
+            # Let others run: ten thousand sessions on one topic take a while.
+            self._loop.call_soon(self._wake_some)
+        for receiver in some:
+            receiver.wake()

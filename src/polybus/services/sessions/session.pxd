@@ -6,6 +6,8 @@ from libc.stdint cimport int64_t
 from polybus.services.sessions.contents cimport Content, Entries, Follow
 from polybus.services.sessions.sequence cimport PackSequence
 
+cdef int64_t BEHIND
+
 
 @cython.final
 cdef class Session(PackSequence):
