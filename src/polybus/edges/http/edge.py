@@ -23,7 +23,7 @@ from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
-from polybus.edges.http.sending import Frames
+from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.websocket import WebSocketPeer
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
@@ -351,7 +351,7 @@ class HttpEdge:
         # The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn.access").disabled = True
-        self._frames = Frames(state.loop)
+        self._frames = PackEncodings(state.loop, packs_frame)
         self._pings: asyncio.TimerHandle | None = None
 
     def start(self) -> None:

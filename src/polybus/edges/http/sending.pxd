@@ -12,18 +12,19 @@ cdef int TEXT, MASKED, HEAD_BYTES, ID_DIGITS_MAX, COMMA, ZERO
 
 
 @cython.final
-cdef class Frames:
+cdef class PackEncodings:
     cdef object _loop
-    cdef dict _frames
+    cdef object _encode
+    cdef dict _encoded
 
     @cython.locals(found=tuple)
-    cpdef bytes get(self, list packs)
+    cpdef get(self, list packs)
 
 
 cdef class PackSender(Taker):
     cdef public Delivery _inboxes
     cdef public object _memory
-    cdef public Frames _frames
+    cdef public PackEncodings _frames
     cdef public Session _session
     cdef public Outbox _outbox
     cdef public int64_t _sent_to

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 try:
     import cython
@@ -40,18 +41,21 @@ ZERO = 0x30
 
 
 @cython.cclass
-class Frames:
-    """The frames of this loop turn, by their packs.
+class PackEncodings:
+    """Encoded packs of this loop turn.
 
-    A thousand sessions that get the same packs under the same numbers share one buffer.
+    A thousand sessions that get the same packs under the same numbers share one result of `encode`.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, encode: Callable[[Packs], Any]
+    ) -> None:
         self._loop = loop
+        self._encode = encode
         # The packs are kept, so that their ids stay valid.
-        self._frames: dict[tuple[int, ...], tuple[bytes, Packs]] = {}
+        self._encoded: dict[tuple[int, ...], tuple[Any, Packs]] = {}
 
-    def get(self, packs: Packs) -> bytes:
+    def get(self, packs: Packs) -> Any:
         first, json = packs[0]
         if len(packs) == 1:
             key: tuple[int, ...] = (first, id(json))
@@ -59,12 +63,12 @@ class Frames:
             key = (first, *[id(json) for _, json in packs])
         else:
             # With a gap in the numbers, the first does not determine the others.
-            return text_frame(encode_packs(packs))
-        found = self._frames.get(key)
+            return self._encode(packs)
+        found = self._encoded.get(key)
         if found is None:
-            if not self._frames:
-                self._loop.call_soon(self._frames.clear)
-            found = self._frames[key] = (text_frame(encode_packs(packs)), packs)
+            if not self._encoded:
+                self._loop.call_soon(self._encoded.clear)
+            found = self._encoded[key] = (self._encode(packs), packs)
         return found[0]
 
 
@@ -85,7 +89,7 @@ class PackSender(Taker):
         "_session",
     )
 
-    def __init__(self, inboxes: Delivery, memory: MemoryGate, frames: Frames) -> None:
+    def __init__(self, inboxes: Delivery, memory: MemoryGate, frames: PackEncodings) -> None:
         self._inboxes = inboxes
         self._memory = memory
         self._frames = frames
@@ -153,6 +157,10 @@ class PackSender(Taker):
         self._inboxes.confirm(session, ids)
         if session.wants_catch_up() is not None:
             self.wake()
+
+
+def packs_frame(packs: Packs) -> bytes:
+    return text_frame(encode_packs(packs))
 
 
 def text_frame(text: bytes) -> bytes:

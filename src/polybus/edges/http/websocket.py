@@ -21,7 +21,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from polybus.edges.http.polls import PATHS
-from polybus.edges.http.sending import SHORT_BYTES_MAX, Frames, PackSender, text_frame
+from polybus.edges.http.sending import SHORT_BYTES_MAX, PackEncodings, PackSender, text_frame
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
 from polybus.edges.tcp.outbox import Outbox
@@ -47,7 +47,7 @@ class WebSocketPeer(PackSender, Upper):
 
     __slots__ = ("_closing", "_state", "_text", "_transport", "_waiting_bytes", "_ws", "awaits_pong")
 
-    def __init__(self, state: HttpState, frames: Frames) -> None:
+    def __init__(self, state: HttpState, frames: PackEncodings) -> None:
         super().__init__(state.inboxes, state.context.memory, frames)
         self._state = state
         self._ws = ServerProtocol(max_size=state.config.msgstream.websocket_message_bytes_max)
