@@ -1,4 +1,4 @@
-"""Build the compiled scanner and pump; everything else is in pyproject.toml.
+"""Build the compiled scanner, pump and sessions; everything else is in pyproject.toml.
 
 The extensions are optional: without a C compiler the install still succeeds and the bus runs on
 the pure-Python twins in `polybus/scan` (`polybus doctor` says so).
@@ -21,10 +21,13 @@ MODULES = [
     TCP / "outbox.py",
     TCP / "pump.py",
     TCP / "transport.py",
-    SOURCE / "polybus/log/journal/message.py",
-    *(SESSIONS / f"{name}.py" for name in ("contents", "sequence", "session", "delivery")),
-    SOURCE / "polybus/services/tallies.py",
     SOURCE / "polybus/edges/http/sending.py",
+    SOURCE / "polybus/log/journal/message.py",
+    SESSIONS / "contents.py",
+    SESSIONS / "delivery.py",
+    SESSIONS / "sequence.py",
+    SESSIONS / "session.py",
+    SOURCE / "polybus/services/tallies.py",
 ]
 
 setup(

@@ -3,8 +3,8 @@
 A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`, with many events in
 order. docs/howto/monitor.md has the fields of each kind.
 
-Deliveries and confirmations are summed between two messages (tallies). All events are written in one
-batch a few times a second.
+Deliveries and confirmations are summed between two messages (tallies). All events are written in
+one batch a few times a second.
 """
 
 import asyncio

@@ -21,9 +21,9 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
+from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
-from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.websocket import WebSocketPeer
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
@@ -318,7 +318,7 @@ class HttpTranslator(Translator):
             return self.connection.tls or default
         return self.connection.transport.get_extra_info(name, default)
 
-    def set_protocol(self, protocol: Upper) -> None:
+    def set_protocol(self, protocol: WebSocketPeer) -> None:
         upper, self.codec.upper = self.codec.upper, protocol
         upper.let_go()
         self.connection.hand_reads_to(protocol)

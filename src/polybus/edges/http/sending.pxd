@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 
 from polybus.edges.tcp.outbox cimport Outbox
 from polybus.edges.tcp.transport cimport Taker
-from polybus.services.sessions.delivery cimport Delivery
+from polybus.services.sessions.delivery cimport PackDelivery
 from polybus.services.sessions.session cimport Session
 
 cdef int TEXT, MASKED, HEAD_BYTES, ID_DIGITS_MAX, COMMA, ZERO
@@ -22,7 +22,7 @@ cdef class PackEncodings:
 
 
 cdef class PackSender(Taker):
-    cdef public Delivery _inboxes
+    cdef public PackDelivery _inboxes
     cdef public object _memory
     cdef public PackEncodings _frames
     cdef public Session _session

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from polybus.batch import Buffer
     from polybus.edges.tcp.outbox import Outbox
     from polybus.services.memory import MemoryGate
-    from polybus.services.sessions.delivery import Delivery, Packs
+    from polybus.services.sessions.delivery import PackDelivery, Packs
     from polybus.services.sessions.session import Session
 
 TEXT = 0x81
@@ -47,9 +47,7 @@ class PackEncodings:
     A thousand sessions that get the same packs under the same numbers share one result of `encode`.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, encode: Callable[[Packs], Any]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, encode: Callable[[Packs], Any]) -> None:
         self._loop = loop
         self._encode = encode
         # The packs are kept, so that their ids stay valid.
@@ -89,7 +87,7 @@ class PackSender(Taker):
         "_session",
     )
 
-    def __init__(self, inboxes: Delivery, memory: MemoryGate, frames: PackEncodings) -> None:
+    def __init__(self, inboxes: PackDelivery, memory: MemoryGate, frames: PackEncodings) -> None:
         self._inboxes = inboxes
         self._memory = memory
         self._frames = frames

@@ -3,9 +3,9 @@
 A connection gets each pack once. Text frames from the client are lists of ids that it confirms; a
 binary frame ends the connection.
 
-The library handles the handshake, control frames, fragments and errors. Packs and short confirmations
-bypass it (sending), the latter only between two frames. The library does not report that, so
-`ends_between_frames` tracks it.
+The library handles the handshake, control frames, fragments and errors. Packs and short
+confirmations bypass it (sending), the latter only between two frames. The library does not report
+that, so `ends_between_frames` tracks it.
 """
 
 import asyncio
@@ -45,7 +45,15 @@ class WebSocketTransport(asyncio.Transport):
 class WebSocketPeer(PackSender, Upper):
     """One WebSocket and the session it is for. Implements contents.Receiver."""
 
-    __slots__ = ("_closing", "_state", "_text", "_transport", "_waiting_bytes", "_ws", "awaits_pong")
+    __slots__ = (
+        "_closing",
+        "_state",
+        "_text",
+        "_transport",
+        "_waiting_bytes",
+        "_ws",
+        "awaits_pong",
+    )
 
     def __init__(self, state: HttpState, frames: PackEncodings) -> None:
         super().__init__(state.inboxes, state.context.memory, frames)

@@ -7,6 +7,7 @@ Compiled as it is (contents.pxd), or run as it is.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from operator import attrgetter
 from typing import Protocol
 
@@ -18,6 +19,7 @@ except ImportError:
 from polybus.wire.msgstream import EMPTY_PACK
 
 BEHIND = -1
+CACHE_BYTES_MAX = 16 << 20
 _FIRST_OFFSET = attrgetter("first_offset")
 
 
@@ -46,7 +48,7 @@ class Content:
         "value_bytes",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a row
         self,
         topic: str,
         epoch: int,
@@ -77,6 +79,26 @@ def direct(json: bytes, *, order: int = 0) -> Content:
 
 # The content of a pack whose number is used up and whose messages, if any, are in another pack.
 EMPTY = Content("", 0, 0, 0, json=EMPTY_PACK)
+
+
+class JsonCache:
+    """Keeps the JSON of the contents used last, up to a limit in bytes."""
+
+    def __init__(self) -> None:
+        self._contents: deque[Content] = deque()
+        self._bytes = 0
+
+    def put(self, content: Content, json: bytes) -> None:
+        if content.json is not None:
+            return
+        content.json = json
+        self._contents.append(content)
+        self._bytes += len(json)
+        while self._bytes > CACHE_BYTES_MAX and len(self._contents) > 1:
+            oldest = self._contents.popleft()
+            if oldest.json is not None:
+                self._bytes -= len(oldest.json)
+                oldest.json = None
 
 
 class Receiver(Protocol):

@@ -9,7 +9,7 @@ from polybus.services.sessions.session cimport Session
 from polybus.services.tallies cimport Tallies
 
 
-cdef class Delivery:
+cdef class PackDelivery:
     cdef public Tallies _events
     cdef public object _saver
     cdef set _touched

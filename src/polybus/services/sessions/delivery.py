@@ -31,7 +31,7 @@ Packs = list[tuple[int, bytes]]
 
 
 @cython.cclass
-class Delivery:
+class PackDelivery:
     """What needs no waiting of the inboxes.
 
     Attributes:

@@ -11,6 +11,7 @@ commit, or messages to catch up with) is split into packs of about PACK_BYTES.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
@@ -22,35 +23,15 @@ from polybus.services.sessions.contents import (
     Content,
     Entries,
     Follow,
+    JsonCache,
     Receiver,
     direct,
 )
 from polybus.wire.msgstream import PROTOCOL, encode_messages, encode_notice
 
-CACHE_BYTES_MAX = 16 << 20
 PACK_BYTES = 256 << 10
 """The approximate size of a pack whose messages come from the log."""
 WAKES_PER_TURN = 500
-
-
-class JsonCache:
-    """Keeps the JSON of the contents used last, up to a limit in bytes."""
-
-    def __init__(self) -> None:
-        self._contents: deque[Content] = deque()
-        self._bytes = 0
-
-    def put(self, content: Content, json: bytes) -> None:
-        if content.json is not None:
-            return
-        content.json = json
-        self._contents.append(content)
-        self._bytes += len(json)
-        while self._bytes > CACHE_BYTES_MAX and len(self._contents) > 1:
-            oldest = self._contents.popleft()
-            if oldest.json is not None:
-                self._bytes -= len(oldest.json)
-                oldest.json = None
 
 
 class Feed(Entries, Subscriber):
@@ -144,7 +125,7 @@ class Feeds:
         return follow
 
     def leave(self, follow: Follow) -> None:
-        feed = follow.feed
+        feed = cast(Feed, follow.feed)
         feed.followers.discard(follow)
         follow.unlisten()
         if not feed.followers and self._feeds.get(feed.topic) is not feed:

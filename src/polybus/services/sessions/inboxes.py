@@ -10,7 +10,7 @@ from polybus.errors import StorageError, UsageError
 from polybus.services.context import Context
 from polybus.services.replay import resolve
 from polybus.services.sessions.contents import Content, Receiver, direct
-from polybus.services.sessions.delivery import ANSWER_BYTES_MAX, Delivery, Packs
+from polybus.services.sessions.delivery import ANSWER_BYTES_MAX, PackDelivery, Packs
 from polybus.services.sessions.feeds import Feed, Feeds
 from polybus.services.sessions.reading import catch_up, json_of
 from polybus.services.sessions.saving import Saver
@@ -24,7 +24,7 @@ SWEEP_S = 1.0
 TRIM_SWEEPS = 10
 
 
-class Inboxes(Delivery):
+class Inboxes(PackDelivery):
     """Sessions by the digest of their key: the key itself is not kept."""
 
     def __init__(self, context: Context, state: StateDb) -> None:
