@@ -1,11 +1,14 @@
 # Everything a checkout needs: `make run`, `make test`. Each target sets itself up.
 PYTHON ?= python3
 BIN := .venv/bin
-COMPILED := src/polybus/scan src/polybus/edges/tcp src/polybus/log/journal
+COMPILED := src/polybus/scan src/polybus/edges/http src/polybus/edges/tcp src/polybus/log/journal \
+    src/polybus/services src/polybus/services/sessions
 SOURCES := $(foreach one,$(COMPILED),$(wildcard $(one)/*.px[yd])) src/polybus/scan/batch.py \
     src/polybus/edges/tcp/handling.py src/polybus/edges/tcp/outbox.py \
     src/polybus/edges/tcp/pump.py src/polybus/edges/tcp/transport.py \
-    src/polybus/log/journal/message.py pyproject.toml setup.py
+    src/polybus/log/journal/message.py src/polybus/edges/http/sending.py \
+    src/polybus/services/tallies.py $(foreach one,contents delivery sequence session,\
+    src/polybus/services/sessions/$(one).py) pyproject.toml setup.py
 
 .PHONY: run test test-fast lint docs bench clean
 

@@ -1,4 +1,4 @@
-"""Build the compiled scanner and pump; everything else is in pyproject.toml.
+"""Build the compiled scanner, pump and sessions; everything else is in pyproject.toml.
 
 The extensions are optional: without a C compiler the install still succeeds and the bus runs on
 the pure-Python twins in `polybus/scan` (`polybus doctor` says so).
@@ -11,6 +11,7 @@ from setuptools import Extension, setup
 
 SOURCE = Path("src")
 SCAN, TCP = SOURCE / "polybus/scan", SOURCE / "polybus/edges/tcp"
+SESSIONS = SOURCE / "polybus/services/sessions"
 # The .py files are compiled as they are, some with the types of a .pxd.
 MODULES = [
     *sorted(SCAN.glob("*.pyx")),
@@ -20,7 +21,13 @@ MODULES = [
     TCP / "outbox.py",
     TCP / "pump.py",
     TCP / "transport.py",
+    SOURCE / "polybus/edges/http/sending.py",
     SOURCE / "polybus/log/journal/message.py",
+    SESSIONS / "contents.py",
+    SESSIONS / "delivery.py",
+    SESSIONS / "sequence.py",
+    SESSIONS / "session.py",
+    SOURCE / "polybus/services/tallies.py",
 ]
 
 setup(

@@ -10,7 +10,8 @@ from bus_kit import closed_loop, new_bus, new_feeds
 from polybus.config import Msgstream
 from polybus.services import events as module
 from polybus.services.events import EventBook
-from polybus.services.sessions.feeds import Content, Feed, Follow
+from polybus.services.sessions.contents import Content, Follow
+from polybus.services.sessions.feeds import Feed
 from polybus.services.sessions.session import Session
 
 

@@ -9,8 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from polybus.batch import Batch
 from polybus.config import Msgstream
-from polybus.services.sessions.feeds import Content, Feed, Follow, direct
-from polybus.services.sessions.session import Session, SessionChanges
+from polybus.services.sessions.changes import SessionChanges
+from polybus.services.sessions.contents import Content, Follow, direct
+from polybus.services.sessions.feeds import Feed
+from polybus.services.sessions.session import Session
 
 PACKS_MAX = 6
 BYTES_MAX = 40

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from polybus.edges.http.websocket import Frames, ends_between_frames, short_text, text_frame
+from polybus.edges.http.sending import PackEncodings, confirmed_ids, packs_frame, text_frame
+from polybus.edges.http.websocket import ends_between_frames
 from polybus.testing import ScriptedPeer
+from polybus.wire.msgstream import parse_confirm_ids
 
 UPGRADE = (
     b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
@@ -29,14 +31,23 @@ def test_a_text_frame_is_the_librarys(text: bytes) -> None:
     assert text_frame(text) == Frame(Opcode.TEXT, text).serialize(mask=False, extensions=[])
 
 
+@given(st.lists(st.text("0123456789,", min_size=1, max_size=125), min_size=1), st.binary())
+def test_short_confirmations_are_read_as_by_the_library(texts: list[str], before: bytes) -> None:
+    data = before + b"".join(said(text.encode()) for text in texts)
+    ids = [number for text in texts for number in parse_confirm_ids(text)]
+    has_long = any(len(word) > 15 for text in texts for word in text.split(","))
+    expected = None if has_long else ids
+    assert confirmed_ids(data + b"beyond", len(before), len(data)) == expected
+
+
 @given(st.binary(min_size=1, max_size=125))
-def test_a_short_text_is_unmasked(text: bytes) -> None:
-    assert short_text(said(text)) == text
+def test_anything_that_is_no_plain_id_is_left_to_the_library(text: bytes) -> None:
+    if set(text) - set(b"0123456789,"):
+        assert confirmed_ids(said(text), 0, len(said(text))) is None
 
 
 def test_anything_else_is_left_to_the_library() -> None:
     others = [
-        b"",
         b"\x81",
         said(b""),
         said(b"1" * 126),
@@ -45,13 +56,14 @@ def test_anything_else_is_left_to_the_library() -> None:
         said(b"1", Opcode.PONG),
         said(b"1", fin=False),
         said(b"1", Opcode.CONT),
-        said(b"1") + said(b"2"),
+        said(b"1") + said(b"2", Opcode.PING),
+        said(b"1 "),
         said(b"12")[:-1],
         said(b"12") + b"\x81",
         text_frame(b"unmasked"),
         b"\xc1" + said(b"1")[1:],
     ]
-    assert [short_text(data) for data in others] == [None] * len(others)
+    assert [confirmed_ids(data, 0, len(data)) for data in others] == [None] * len(others)
 
 
 FRAMES = {
@@ -81,7 +93,7 @@ def test_a_message_that_goes_on_is_not_between_frames() -> None:
 
 
 async def test_the_same_packs_share_a_frame_within_a_loop_turn() -> None:
-    frames = Frames(asyncio.get_running_loop())
+    frames = PackEncodings(asyncio.get_running_loop(), packs_frame)
     one, two = b'[["a"]]', b'[["b"]]'
 
     assert frames.get([(1, one)]) is frames.get([(1, one)])

@@ -12,7 +12,7 @@ from http_kit import Http, http_bus, recv
 
 from polybus.config import Msgstream
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import Receiver
+from polybus.services.sessions.contents import Receiver
 from polybus.services.sessions.saving import SAVE_INTERVAL_S, SAVE_INTERVAL_S_MAX, Saver
 from polybus.services.sessions.session import Session
 from polybus.services.state import SqlStatement, StateDb

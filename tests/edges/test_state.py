@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import Content, direct
+from polybus.services.sessions.changes import LostMessages, SessionChanges
+from polybus.services.sessions.contents import Content, direct
 from polybus.services.sessions.saving import DELETE_UNUSED, READ_PACKS, statements
-from polybus.services.sessions.session import LostMessages, SessionChanges
 from polybus.services.state import StateDb
 from polybus.services.state_rows import verify_state
 
@@ -105,7 +105,7 @@ async def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as state:
         await state.write(statements(changes_of(1)))
         changes = changes_of(2, ended=[1])
-        changes.fresh.append(((2, 1), Content(ODD_TOPIC, 0, 0, None, 7)))  # type: ignore[arg-type]
+        changes.fresh.append(((2, 1), Content(None, 0, 0, 1, 7)))  # type: ignore[arg-type]
         with pytest.raises(StorageError):
             await state.write(statements(changes))
 

@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from edge_kit import TIMEOUT_S, frame, line, open_connections, until
@@ -25,6 +25,7 @@ from polybus.edges.node import Node
 from polybus.edges.tcp import pump as installed
 from polybus.edges.tcp import shared
 from polybus.edges.tcp.buffers import ReadBuffers
+from polybus.edges.tcp.connection import Connection
 from polybus.scan import plain
 from polybus.testing import ScriptedPeer, run_bus
 from polybus.wire.boson_frames import BosonFramesCodec
@@ -494,3 +495,37 @@ async def test_a_peer_of_the_admin_socket_that_is_gone_while_it_is_written_to_is
             transport.pause_reading()
             transport.write(bytes(4 * MEBI))
         await until(transport.is_closing)
+
+
+async def test_who_takes_reads_first_leaves_the_others_to_its_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Picky(sys.modules["polybus.edges.tcp.transport"].Taker):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.taken: list[bytes] = []
+
+        def take(self, data: bytes, start: int, stop: int) -> bool:
+            piece = data[start:stop]
+            if piece == b"bad":
+                raise ValueError
+            if piece.startswith(b"mine"):
+                self.taken.append(piece)
+            return piece.startswith(b"mine")
+
+    async with run_bus("news") as node, peers(node, 4) as found:
+        picky = Picky()
+        connections = {one.name: cast(Connection, one) for one in node.tcp.connections}
+        for one in sockets_of(found)[:3]:
+            connections[name_of(one)].hand_reads_to(picky)
+        messages = [b"mine 1", frame("news?receipt=a", b"a"), b"bad", frame("news?receipt=b", b"b")]
+
+        send_together(node, found, messages)
+
+        for index, name in ((1, b"a"), (3, b"b")):
+            topic, content = await found[index].read_frame()
+            assert (topic, content.split()[0]) == ("$receipt", name)
+        assert await found[2].read_to_end() == b""
+        assert picky.taken == [b"mine 1"]
+        assert "an error in a connection" in caplog.text
+        await found[0].send(frame("news?receipt=c", b"c"))
+        assert (await found[0].read_frame())[0] == "$receipt"

@@ -69,11 +69,17 @@ def add_entry(entries: array[int], part: tuple[Any, ...], position: int, size: i
 # Compiled as they are: their source runs, too.
 AS_THEY_ARE = (
     "polybus.scan.batch",
+    "polybus.edges.http.sending",
     "polybus.edges.tcp.handling",
     "polybus.edges.tcp.outbox",
     "polybus.edges.tcp.pump",
     "polybus.edges.tcp.transport",
     "polybus.log.journal.message",
+    "polybus.services.sessions.contents",
+    "polybus.services.sessions.delivery",
+    "polybus.services.sessions.sequence",
+    "polybus.services.sessions.session",
+    "polybus.services.tallies",
 )
 
 

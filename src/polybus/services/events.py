@@ -3,28 +3,27 @@
 A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`, with many events in
 order. docs/howto/monitor.md has the fields of each kind.
 
-Deliveries and confirmations are summed per session and topic between two messages, so that a pack
-costs a few additions. All events are written in one batch a few times a second.
+Deliveries and confirmations are summed between two messages (tallies). All events are written in
+one batch a few times a second.
 """
 
 import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.errors import PolybusError
+from polybus.services.tallies import EVENTS_TOPIC, ReportedSession, Tallies, Tally
 
 logger = logging.getLogger("polybus.events")
 
-EVENTS_TOPIC = "$events"
 PROTOCOL = "polybus"
 WRITE_INTERVAL_S = 0.2
 WRITE_INTERVAL_S_MAX = 5.0
@@ -33,61 +32,12 @@ WRITE_INTERVAL_S_MAX = 5.0
 WRITE_SHARE = 0.02
 EVENTS_PER_MESSAGE = 1000
 PENDING_MAX = 100_000
-# How many times of delivery a session remembers, to measure the time until confirmation.
-MARKS_MAX = 32
 TEXT_MAX = 500
 LIST_MAX = 50
 
 
-class ReportedPack(Protocol):
-    """What events report of a pack."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-
-
-class ReportedSession(Protocol):
-    """What events report of a session. Sessions use events, so this module does not import them."""
-
-    @property
-    def digest(self) -> bytes: ...
-    @property
-    def follows(self) -> Collection[str]: ...
-    @property
-    def shown_to(self) -> int: ...
-    @property
-    def pack_count(self) -> int: ...
-
-
-@dataclass(slots=True)
-class Tally:
-    """Deliveries and confirmations of one session since the last message.
-
-    `runs` has the event that reports the packs delivered of each topic.
-    """
-
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    repeated: int = 0
-    confirmed: int = 0
-    first: int = 0
-    last: int = 0
-    time_us: int = 0
-    # Confirmed packs whose delivery time is known, and how long they took.
-    timed: int = 0
-    wait_us: int = 0
-    wait_us_max: int = 0
-    # (last number, time) of each delivery; kept beyond a message.
-    marks: list[tuple[int, int]] = field(default_factory=list)
-    pending: bool = False
-
-
-class EventBook:
-    """Collects events, and writes them to `$events`.
-
-    A session that follows `$events` itself is left out: each report would cause another.
-    """
+class EventBook(Tallies):
+    """Collects events, and writes them to `$events`."""
 
     def __init__(
         self,
@@ -98,69 +48,16 @@ class EventBook:
         enabled: bool = True,
     ) -> None:
         """`enabled=False` collects nothing."""
+        super().__init__(clock_us, enabled=enabled)
         self._bus = bus
         self._loop = loop
-        self._clock_us = clock_us
-        self._enabled = enabled
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._interval_s = WRITE_INTERVAL_S
-        self._tallies: dict[ReportedSession, Tally] = {}
-        self._pending: list[ReportedSession] = []
         self._events: list[dict[str, Any]] = []
         self.dropped = 0
 
     # Recording
-
-    def delivered(
-        self, session: ReportedSession, packs: Sequence[tuple[int, ReportedPack]]
-    ) -> None:
-        """Packs are delivered to a session; those up to `shown_to` not for the first time."""
-        if not self._enabled or EVENTS_TOPIC in session.follows:
-            return
-        tally = self._touched(session)
-        now_us = self._clock_us()
-        for number, content in packs:
-            if number <= session.shown_to:
-                tally.repeated += 1
-                continue
-            run = tally.runs.get(content.topic)
-            if run is None:
-                run = tally.runs[content.topic] = _event("delivered", now_us, session)
-                run |= {"topic": content.topic or None, "first": number, "last": 0}
-                run |= {"count": 0, "messages": 0}
-            run["last"] = number
-            run["count"] += 1
-            run["messages"] += content.count
-        marks = tally.marks
-        marks.append((packs[-1][0], now_us))
-        if len(marks) > MARKS_MAX:
-            del marks[0]
-
-    def confirmed(self, session: ReportedSession, ids: Sequence[int], count: int) -> None:
-        """A client confirmed packs; `count` of the numbers existed."""
-        if not self._enabled or not count or EVENTS_TOPIC in session.follows:
-            return
-        tally = self._touched(session)
-        now_us = self._clock_us()
-        first, last = max(1, min(ids)), min(max(ids), session.shown_to)
-        tally.first = min(first, tally.first) if tally.confirmed else first
-        tally.last = max(last, tally.last)
-        tally.confirmed += count
-        tally.time_us = now_us
-        marks = tally.marks
-        shown_us = None
-        for number, time_us in marks:
-            if number >= last:
-                shown_us = time_us
-                break
-        while marks and marks[0][0] <= last:
-            del marks[0]
-        if shown_us is not None:
-            wait_us = max(0, now_us - shown_us)
-            tally.timed += count
-            tally.wait_us += wait_us * count
-            tally.wait_us_max = max(tally.wait_us_max, wait_us)
 
     def opened(self, session: ReportedSession) -> None:
         self.tell("session-opened", session=session.digest.hex(), topics=list(session.follows))
@@ -199,7 +96,7 @@ class EventBook:
             if tally is not None and tally.pending:
                 events += self._report(session, tally)
                 if tally.marks:
-                    self._tallies[session] = Tally(marks=tally.marks)
+                    self._tallies[session] = Tally(tally.marks)
                 else:
                     del self._tallies[session]
         if self.dropped:
@@ -210,20 +107,14 @@ class EventBook:
             for start in range(0, len(events), EVENTS_PER_MESSAGE)
         ]
 
-    def _touched(self, session: ReportedSession) -> Tally:
-        """The tally of a session, marked as pending."""
-        tally = self._tallies.get(session)
-        if tally is None:
-            tally = self._tallies[session] = Tally()
-        if not tally.pending:
-            self._write_soon()
-            tally.pending = True
-            self._pending.append(session)
-        return tally
-
     def _report(self, session: ReportedSession, tally: Tally) -> list[dict[str, Any]]:
         waiting = session.pack_count
-        report = [run | {"waiting": waiting} for run in tally.runs.values()]
+        report = []
+        for topic, run in tally.runs.items():
+            delivered = _event("delivered", run.time_us, session)
+            delivered |= {"topic": topic or None, "first": run.first, "last": run.last}
+            delivered |= {"count": run.count, "messages": run.messages}
+            report.append(delivered | {"waiting": waiting})
         if tally.repeated:
             repeated = _event("repeated", self._clock_us(), session)
             report.append(repeated | {"count": tally.repeated})

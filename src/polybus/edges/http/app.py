@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polybus.edges.http.calls import ENCODED, JSON, TEXT, Operation, Problem, performer, problem
-from polybus.edges.http.polls import METHODS, PATHS, answer_poll
+from polybus.edges.http.polls import METHODS, PATHS, Polls
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.http.state import HttpState
 
@@ -69,7 +69,7 @@ def encoded_slashes(app: ASGIApp) -> ASGIApp:
     return routed
 
 
-def polls_first(state: HttpState, app: ASGIApp) -> ASGIApp:
+def polls_first(answer_poll: Endpoint, app: ASGIApp) -> ASGIApp:
     """Answers polls without the application's layers: a thousand may be answered at once."""
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +78,7 @@ def polls_first(state: HttpState, app: ASGIApp) -> ASGIApp:
             return
         request = Request(scope, receive, send)
         try:
-            answer = await answer_poll(state, request)
+            answer = await answer_poll(request)
         except Exception as error:
             answer = await _bug(request, error)
         await answer(scope, receive, send)
@@ -87,13 +87,14 @@ def polls_first(state: HttpState, app: ASGIApp) -> ASGIApp:
 
 
 def make_app(state: HttpState) -> ASGIApp:
+    polls = Polls(state)
     api = Starlette(
-        routes=[*_api_routes(state), *_other_routes(state)],
+        routes=[*_api_routes(state), *_other_routes(polls)],
         middleware=[Middleware(encoded_slashes)],
         exception_handlers={HTTPException: _http_error, Exception: _bug},
     )
     api.router.redirect_slashes = False
-    app = polls_first(state, api)
+    app = polls_first(polls.answer, api)
     if state.config.http.cors_origins:
         origins = state.config.http.cors_origins
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -107,7 +108,7 @@ def _api_routes(state: HttpState) -> Sequence[Route]:
     return [_route(path, endpoints) for path, endpoints in paths.items()]
 
 
-def _other_routes(state: HttpState) -> Sequence[Route]:
+def _other_routes(polls: Polls) -> Sequence[Route]:
     page = importlib.resources.files("polybus.edges.http").joinpath("page.html").read_text()
     script = page.partition("<script>")[2].partition("</script>")[0]
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -123,7 +124,7 @@ def _other_routes(state: HttpState) -> Sequence[Route]:
     async def openapi(request: Request) -> Response:
         return JSONResponse(description())
 
-    msgstream = dict.fromkeys(METHODS, functools.partial(answer_poll, state))
+    msgstream = dict.fromkeys(METHODS, polls.answer)
     return [
         *(_route(path, msgstream) for path in PATHS),
         Route("/openapi.json", openapi),

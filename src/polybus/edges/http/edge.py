@@ -22,9 +22,10 @@ from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
 from polybus.edges.http.lean import LeanFlow, ShortPipeline
+from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
-from polybus.edges.http.websocket import Frames, WebSocketPeer
+from polybus.edges.http.websocket import WebSocketPeer
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
 from polybus.edges.tcp.outbox import DroppedMessages, Outbox
@@ -216,13 +217,6 @@ class HttpOutbox(Outbox):
         super().__init__(connection.tcp.outboxes, connection.write_now, on_overflow)
         self._codec = codec
 
-    def put(self, data: Buffer) -> None:
-        """Write at once: the caller stops while it is paused."""
-        if self.paused or self.closed:
-            self._write(data)
-        else:
-            self._put(data)
-
     def pause(self) -> None:
         super().pause()
         self._codec.upper.pause_writing()
@@ -267,8 +261,8 @@ class HttpTranslator(Translator):
         self._lost = False
         # The head of an answer, until its body comes or the turn ends.
         self._head = b""
-        self._outbox = HttpOutbox(connection, self.codec, self._on_overflow)
-        connection.outbox = self._outbox
+        self.outbox = HttpOutbox(connection, self.codec, self._on_overflow)
+        connection.outbox = self.outbox
         upper.connection_made(cast(asyncio.Transport, self))
 
     # The connection calls these
@@ -291,7 +285,7 @@ class HttpTranslator(Translator):
 
     def _on_overflow(self, lost: DroppedMessages) -> None:
         # Close at once, so that its memory counts as free.
-        self._outbox.close()
+        self.outbox.close()
         self.abort()
 
     # uvicorn, and the WebSocket, call these as on an asyncio transport
@@ -302,7 +296,7 @@ class HttpTranslator(Translator):
         if self._head:
             head, self._head = self._head, b""
             if len(data) > JOINED_BYTES_MAX:
-                self._outbox.put(head)
+                self.outbox.put(head)
             else:
                 data = head + data
         elif data[:5] == b"HTTP/":
@@ -311,7 +305,7 @@ class HttpTranslator(Translator):
             self.edge.context.loop.call_soon(self._write_head)
             return
         if len(data):
-            self._outbox.put(data)
+            self.outbox.put(data)
 
     def _write_head(self) -> None:
         if self._head:
@@ -344,13 +338,14 @@ class HttpTranslator(Translator):
             return self.connection.tls or default
         return self.connection.transport.get_extra_info(name, default)
 
-    def set_protocol(self, protocol: Upper) -> None:
+    def set_protocol(self, protocol: WebSocketPeer) -> None:
         upper, self.codec.upper = self.codec.upper, protocol
         upper.let_go()
+        self.connection.hand_reads_to(protocol)
         if self._lost:
             # It closed the connection, as it refused the handshake, while another was above.
             protocol.connection_lost(None)
-        elif self._outbox.paused:
+        elif self.outbox.paused:
             protocol.pause_writing()
 
 
@@ -376,7 +371,7 @@ class HttpEdge:
         # The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn.access").disabled = True
-        self._frames = Frames(state.loop)
+        self._frames = PackEncodings(state.loop, packs_frame)
         self._pings: asyncio.TimerHandle | None = None
 
     def start(self) -> None:

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from polybus.edges.http.calls import problem_of
+from polybus.edges.http.sending import PackEncodings
 from polybus.edges.http.state import HttpState
 from polybus.errors import StorageError
-from polybus.services.sessions.inboxes import Packs
+from polybus.services.sessions.delivery import Packs
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
 
@@ -26,7 +27,7 @@ _ECHO_CHARS_MAX = 40
 
 
 class Poll:
-    """One request that waits for a session's packs. Implements feeds.Receiver."""
+    """One request that waits for a session's packs. Implements contents.Receiver."""
 
     def __init__(self, state: HttpState, session: Session) -> None:
         self._state = state
@@ -75,57 +76,66 @@ class Poll:
         self.replaced()
 
 
-async def answer_poll(state: HttpState, request: Request) -> Response:
-    """GET and HEAD of /msgstream."""
-    query = parse_qsl(request.url.query, keep_blank_values=True, errors="replace")
-    transport = _first(query, "transport")
-    if transport not in TRANSPORTS:
-        shown = "".join(one for one in transport[:_ECHO_CHARS_MAX] if one.isprintable())
-        return _plain(f"Unknown HTTP transport: {shown}")
-    if request.method == "HEAD":
-        return _packs(b"")
-    key = _first(query, "sessionKey")
-    if not key:
-        return _plain("Missing parameter: sessionKey")
-    session = state.inboxes.find(key)
-    if session is None:
-        return _packs(SESSION_UNSET)
-    confirmed = [value for name, value in query if name == "confirmIds"]
-    state.inboxes.confirm(session, parse_confirm_ids(",".join(confirmed)))
-    try:
-        return await _poll(state, session, request, hangs=transport == "longpolling")
-    except StorageError as error:
-        return problem_of(error)
+class Polls:
+    """Answers the polls of one bus."""
 
+    def __init__(self, state: HttpState) -> None:
+        self._state = state
+        self._answers = PackEncodings(state.loop, lambda packs: _packs(encode_packs(packs)))
 
-async def _poll(state: HttpState, session: Session, request: Request, *, hangs: bool) -> Response:
-    inboxes = state.inboxes
-    poll = Poll(state, session)
-    inboxes.attach(session, poll)
-    when_lost: list[Callable[[], None]] = request.state.when_lost
-    when_lost.append(poll.replaced)
-    try:
-        deadline_s = state.loop.time() + state.config.msgstream.heartbeat_s
-        while not poll.is_over:
-            is_last = not hangs or state.stopping or deadline_s <= state.loop.time()
-            packs = None if is_last else await poll.hang(deadline_s)
-            if packs is None:
-                await state.context.memory.uncrowded()
-                packs = await inboxes.collect(session, 0)
-                if poll.is_over:
-                    # The newer connection gets them.
+    async def answer(self, request: Request) -> Response:
+        """GET and HEAD of /msgstream."""
+        state = self._state
+        query = parse_qsl(request.url.query, keep_blank_values=True, errors="replace")
+        transport = _first(query, "transport")
+        if transport not in TRANSPORTS:
+            shown = "".join(one for one in transport[:_ECHO_CHARS_MAX] if one.isprintable())
+            return _plain(f"Unknown HTTP transport: {shown}")
+        if request.method == "HEAD":
+            return _packs(b"")
+        key = _first(query, "sessionKey")
+        if not key:
+            return _plain("Missing parameter: sessionKey")
+        session = state.inboxes.find(key)
+        if session is None:
+            return _packs(SESSION_UNSET)
+        confirmed = [value for name, value in query if name == "confirmIds"]
+        state.inboxes.confirm(session, parse_confirm_ids(",".join(confirmed)))
+        try:
+            return await self._poll(session, request, hangs=transport == "longpolling")
+        except StorageError as error:
+            return problem_of(error)
+
+    async def _poll(self, session: Session, request: Request, *, hangs: bool) -> Response:
+        state = self._state
+        inboxes = state.inboxes
+        poll = Poll(state, session)
+        inboxes.attach(session, poll)
+        when_lost: list[Callable[[], None]] = request.state.when_lost
+        when_lost.append(poll.replaced)
+        try:
+            deadline_s = state.loop.time() + state.config.msgstream.heartbeat_s
+            while not poll.is_over:
+                is_last = not hangs or state.stopping or deadline_s <= state.loop.time()
+                packs = None if is_last else await poll.hang(deadline_s)
+                if packs is None:
+                    await state.context.memory.uncrowded()
+                    packs = await inboxes.collect(session, 0)
+                    if poll.is_over:
+                        # The newer connection gets them.
+                        break
+                if packs:
+                    answer: Response = self._answers.get(packs)
+                    return answer
+                if is_last:
                     break
-            if packs:
-                return _packs(encode_packs(packs))
-            if is_last:
-                break
-    finally:
-        inboxes.detach(session, poll)
-        when_lost.remove(poll.replaced)
-    if poll.session_ended:
-        return _packs(SESSION_UNSET)
-    headers = NO_CACHE | {"connection": "close"} if state.stopping else NO_CACHE
-    return Response(status_code=204, headers=headers)
+        finally:
+            inboxes.detach(session, poll)
+            when_lost.remove(poll.replaced)
+        if poll.session_ended:
+            return _packs(SESSION_UNSET)
+        headers = NO_CACHE | {"connection": "close"} if state.stopping else NO_CACHE
+        return Response(status_code=204, headers=headers)
 
 
 def _first(query: list[tuple[str, str]], wanted: str) -> str:

@@ -6,5 +6,7 @@ import asyncio
 class Upper(asyncio.Protocol):
     """Takes the bytes of an HTTP connection. As it is here, it ignores them."""
 
+    __slots__ = ()
+
     def let_go(self) -> None:
         """The connection is lost, or another takes its bytes: break reference cycles."""

@@ -3,15 +3,13 @@
 A connection gets each pack once. Text frames from the client are lists of ids that it confirms; a
 binary frame ends the connection.
 
-The library handles the handshake, control frames, fragments and errors. Outgoing packs are framed
-here, so that a thousand sessions that get the same pack under the same number share one buffer.
-Short incoming confirmations are read here too: a frame may bypass the library only between two
-frames. The library does not report that, so `ends_between_frames` tracks it.
+The library handles the handshake, control frames, fragments and errors. Packs and short
+confirmations bypass it (sending), the latter only between two frames. The library does not report
+that, so `ends_between_frames` tracks it.
 """
 
 import asyncio
 import logging
-import struct
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
@@ -23,70 +21,47 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from polybus.edges.http.polls import PATHS
+from polybus.edges.http.sending import SHORT_BYTES_MAX, PackEncodings, PackSender, text_frame
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
+from polybus.edges.tcp.outbox import Outbox
 from polybus.errors import StorageError
-from polybus.services.sessions.inboxes import Packs
 from polybus.services.sessions.session import Session
-from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
+from polybus.wire.msgstream import SESSION_UNSET, parse_confirm_ids
 
 CLOSE_TIMEOUT_S = 2.0
-_TEXT = 0x81
 _FIN = 0x80
-_MASKED = 0x80
-_SHORT_BYTES_MAX = 125
-_SHORT_HEAD_BYTES = 6
 # The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
 QUIET_LOGGER = logging.getLogger("polybus.http")
 QUIET_LOGGER.setLevel(logging.CRITICAL)
 
 
-class Frames:
-    """The frames of this loop turn, by their packs.
+class WebSocketTransport(asyncio.Transport):
+    """What a WebSocket needs of its connection; see edge."""
 
-    A thousand sessions that get the same packs under the same numbers share one buffer.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        # The packs are kept, so that their ids stay valid.
-        self._frames: dict[tuple[int, ...], tuple[bytes, Packs]] = {}
-
-    def get(self, packs: Packs) -> bytes:
-        first, json = packs[0]
-        if len(packs) == 1:
-            key: tuple[int, ...] = (first, id(json))
-        elif packs[-1][0] - first == len(packs) - 1:
-            key = (first, *(id(json) for _, json in packs))
-        else:
-            # With a gap in the numbers, the first does not determine the others.
-            return text_frame(encode_packs(packs))
-        found = self._frames.get(key)
-        if found is None:
-            if not self._frames:
-                self._loop.call_soon(self._frames.clear)
-            found = self._frames[key] = (text_frame(encode_packs(packs)), packs)
-        return found[0]
+    outbox: Outbox
 
 
-class WebSocketPeer(Upper):
-    """One WebSocket and the session it is for. Implements feeds.Receiver."""
+class WebSocketPeer(PackSender, Upper):
+    """One WebSocket and the session it is for. Implements contents.Receiver."""
 
-    def __init__(self, state: HttpState, frames: Frames) -> None:
+    __slots__ = (
+        "_closing",
+        "_state",
+        "_text",
+        "_transport",
+        "_waiting_bytes",
+        "_ws",
+        "awaits_pong",
+    )
+
+    def __init__(self, state: HttpState, frames: PackEncodings) -> None:
+        super().__init__(state.inboxes, state.context.memory, frames)
         self._state = state
-        self._frames = frames
-        self._inboxes = state.inboxes
-        self._memory = state.context.memory
         self._ws = ServerProtocol(max_size=state.config.msgstream.websocket_message_bytes_max)
         self._ws.logger = QUIET_LOGGER
-        self._transport: asyncio.Transport
-        self._session: Session | None = None
-        self._sent_to = 0
-        self._paused = False
-        self._collecting: asyncio.Task[None] | None = None
-        self._again = False
+        self._transport: WebSocketTransport
         self._text = bytearray()
-        self._between_frames = False
         self.awaits_pong = False
         self._waiting_bytes = 0
         self._closing: asyncio.TimerHandle | None = None
@@ -94,7 +69,7 @@ class WebSocketPeer(Upper):
     # The connection calls these
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast(WebSocketTransport, transport)
         self._state.websockets.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -111,12 +86,8 @@ class WebSocketPeer(Upper):
                 error.__traceback__ = error.__context__ = error.__cause__ = None
 
     def data_received(self, data: bytes) -> None:
-        if self._between_frames and self._session is not None:
-            # Nearly all incoming frames are confirmations of a few bytes.
-            text = short_text(data)
-            if text is not None:
-                self._on_text(text)
-                return
+        if self.take(data, 0, len(data)):
+            return
         self._between_frames = self._between_frames and ends_between_frames(data)
         ws = self._ws
         ws.receive_data(data)
@@ -167,15 +138,19 @@ class WebSocketPeer(Upper):
                 self._begin(key)
 
     def _begin(self, key: str) -> None:
-        session = self._inboxes.find(key)
+        session = self._state.inboxes.find(key)
         if session is None:
             self._end_unset()
             return
         self._session = session
-        self._inboxes.attach(session, self)
+        self._state.inboxes.attach(session, self)
         # In the next turn: until uvicorn has put this above the connection, nobody notifies it that
-        # the peer does not read, and it would send the whole backlog.
-        self._state.loop.call_soon(self.wake)
+        # the peer does not read, and it would send the whole backlog. The answer is out then, too.
+        self._state.loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        self._outbox = self._transport.outbox
+        self.wake()
 
     # Reading
 
@@ -201,9 +176,7 @@ class WebSocketPeer(Upper):
         except UnicodeDecodeError:
             self._fail(CloseCode.INVALID_DATA, "not UTF-8")
             return
-        self._inboxes.confirm(session, ids)
-        if session.wants_catch_up() is not None:
-            self.wake()
+        self._confirm(session, ids)
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         self._ws.fail(code, reason)
@@ -212,47 +185,19 @@ class WebSocketPeer(Upper):
 
     # Writing
 
-    def wake(self) -> None:
-        """Send the packs that this connection has not got yet."""
-        session = self._session
-        if session is None or self._paused:
-            return
-        if self._collecting is not None:
-            self._again = True
-            return
-        while not self._paused:
-            packs = None
-            if not self._memory.is_crowded():
-                packs = self._inboxes.collect_now(session, self._sent_to)
-            if packs is None:
-                self._collecting = self._state.loop.create_task(self._collect(session))
-                return
-            if not packs:
-                return
-            self._send_packs(packs)
-            if self._sent_to + 1 == session.next_id:
-                return
+    def _collect_later(self, session: Session) -> None:
+        self._collecting = self._state.loop.create_task(self._collect(session))
 
     async def _collect(self, session: Session) -> None:
         """`wake`, when something must be read or saved first, or there is no room yet."""
         await self._memory.uncrowded()
         try:
-            packs = await self._inboxes.collect(session, self._sent_to)
+            packs = await self._state.inboxes.collect(session, self._sent_to)
         except StorageError:
             self._collecting = None
             self._close(CloseCode.INTERNAL_ERROR, "the bus cannot save the session")
             return
-        self._collecting = None
-        if session is self._session:
-            if packs:
-                self._send_packs(packs)
-            if packs or self._again:
-                self._again = False
-                self.wake()
-
-    def _send_packs(self, packs: Packs) -> None:
-        self._sent_to = max(self._sent_to, packs[-1][0])
-        self._transport.write(self._frames.get(packs))
+        self._collected(session, packs)
 
     def _write_owed(self) -> None:
         for data in self._ws.data_to_send():
@@ -325,27 +270,7 @@ class WebSocketPeer(Upper):
             self._collecting = None
         session, self._session = self._session, None
         if session is not None:
-            self._inboxes.detach(session, self)
-
-
-def text_frame(text: bytes) -> bytes:
-    """An unfragmented, unmasked text frame."""
-    size = len(text)
-    if size <= _SHORT_BYTES_MAX:
-        return b"\x81%c%b" % (size, text)
-    if size < 1 << 16:
-        return b"\x81\x7e" + struct.pack("!H", size) + text
-    return b"\x81\x7f" + struct.pack("!Q", size) + text
-
-
-def short_text(data: bytes) -> bytes | None:
-    """The text, if the data is exactly one short text frame."""
-    size = len(data) - _SHORT_HEAD_BYTES
-    if not 0 < size <= _SHORT_BYTES_MAX or data[0] != _TEXT or data[1] != _MASKED | size:
-        return None
-    mask = (data[2:6] * (size // 4 + 1))[:size]
-    plain = int.from_bytes(data[6:], "little") ^ int.from_bytes(mask, "little")
-    return plain.to_bytes(size, "little")
+            self._state.inboxes.detach(session, self)
 
 
 def ends_between_frames(data: bytes) -> bool:
@@ -356,7 +281,7 @@ def ends_between_frames(data: bytes) -> bool:
             return False
         size = data[at + 1] & 0x7F
         at += 2
-        if size > _SHORT_BYTES_MAX:
+        if size > SHORT_BYTES_MAX:
             length_bytes = 2 if size == 126 else 8
             size = int.from_bytes(data[at : at + length_bytes], "big")
             at += length_bytes

@@ -25,7 +25,7 @@ from polybus.edges.tcp.outbox import DroppedMessages, Outbox
 from polybus.edges.tcp.pump import CARRY_BYTES_MAX
 from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.stream import LAYERS_GATE, Stream
-from polybus.edges.tcp.transport import SocketTransport
+from polybus.edges.tcp.transport import SocketTransport, Taker
 from polybus.errors import PeerError
 from polybus.wire.detect import detect
 
@@ -231,11 +231,17 @@ class Connection(Stream):
         if not self._layers:
             self._layers = None
         self.translator = self.tcp.translators[protocol](self, self._connector)
-        if self._layers is None and isinstance(self.translator, PlainTranslator):
-            self.transport.plain = self.translator.codec
+        if self._layers is None:
             self.outbox.write_through(self.transport.write)
-            self.translator.plain_outbox = self.outbox
+            if isinstance(self.translator, PlainTranslator):
+                self.transport.plain = self.translator.codec
+                self.translator.plain_outbox = self.outbox
         self.tcp.assembly.update(self, 0, 0, completed=True)
+
+    def hand_reads_to(self, taker: Taker) -> None:
+        """Offer reads to this first; not those that layers are around."""
+        if self._layers is None and not self._closing:
+            self.transport.taker = taker
 
     def _reject(self, found: str) -> None:
         """Close a connection that speaks nothing that its connector speaks."""
@@ -268,7 +274,7 @@ class Connection(Stream):
         if self._closing:
             return
         self._closing = True
-        self.transport.plain = None
+        self.transport.plain = self.transport.taker = None
         if self.translator is not None:
             self.translator.leave_all()
         self._close_stream()

@@ -3,7 +3,7 @@
 cimport cython
 
 from polybus.edges.tcp.outbox cimport Outbox, Outboxes
-from polybus.edges.tcp.transport cimport SocketTransport
+from polybus.edges.tcp.transport cimport SocketTransport, Taker
 from polybus.scan.batch cimport Batch
 
 @cython.final
@@ -20,6 +20,10 @@ cdef class ReadHandler:
         run_stop=Py_ssize_t, batches=list,
     )
     cpdef handle(self, list pieces, data, Py_ssize_t first)
+    @cython.locals(taker=Taker)
+    cdef bint _is_taken(
+        self, SocketTransport transport, data, Py_ssize_t start, Py_ssize_t stop
+    ) except -1
     @cython.locals(batches=list, batch=Batch)
     cdef tuple _scan(
         self, SocketTransport transport, codec, data, Py_ssize_t start, Py_ssize_t stop

@@ -98,6 +98,8 @@ class ReadHandler:
         for transport, start, stop in pieces:
             start -= first
             stop -= first
+            if self._is_taken(transport, data, start, stop):
+                continue
             codec = transport.plain
             end = start
             batches: list[Batch] = []
@@ -122,6 +124,15 @@ class ReadHandler:
                     drop(transport)
         if run:
             self._publish(run, data)
+
+    def _is_taken(self, transport: SocketTransport, data: Buffer, start: int, stop: int) -> bool:
+        """Whether this read needs nothing of its connection."""
+        taker = transport.taker
+        try:
+            return taker is not None and taker.take(data, start, stop)
+        except Exception:
+            drop(transport)
+            return True
 
     def _scan(
         self,

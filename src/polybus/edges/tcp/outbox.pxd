@@ -1,5 +1,7 @@
 """C types of outbox.py, which is compiled as it is."""
 
+cimport cython
+
 
 cdef class Outboxes:
     cdef public object policy
@@ -40,4 +42,5 @@ cdef class Outbox:
     cpdef send(self, data, batches=*, publisher=*)
     cpdef bint wants_wait(self)
     cpdef flush(self)
-    cpdef _put(self, data)
+    cpdef put(self, data)
+    cdef _put(self, data)

@@ -236,6 +236,13 @@ class Outbox:
             return
         self._write_pieces(held=False)
 
+    def put(self, data: Buffer) -> None:
+        """Write at once: the caller stops while it is paused."""
+        if self.paused or self.closed:
+            self._write(data)
+        else:
+            self._put(data)
+
     def _put(self, data: Buffer) -> None:
         self._written = data
         self._write(data)

@@ -11,6 +11,10 @@ cdef enum:
     WRITABLE = 4
 
 
+cdef class Taker:
+    cpdef bint take(self, data, Py_ssize_t start, Py_ssize_t stop) except -1
+
+
 @cython.final
 cdef class SocketTransport:
     cdef object _loop
@@ -20,6 +24,7 @@ cdef class SocketTransport:
     cdef public int fd
     cdef public object connection
     cdef public object plain
+    cdef public Taker taker
     cdef public Py_ssize_t read_bytes
     cdef object _waiting
     cdef public uint32_t watched

@@ -68,11 +68,23 @@ class PumpedConnection(Protocol):
 
 
 @cython.cclass
+class Taker:
+    """Takes some of a connection's reads."""
+
+    __slots__ = ()
+
+    def take(self, data: Buffer, start: int, stop: int) -> bool:
+        """Take this part of the data; False if it is for the connection."""
+        return False
+
+
+@cython.cclass
 class SocketTransport:
     """See the module docstring.
 
     Attributes:
         plain: the connection's codec while its messages may be published with those of others.
+        taker: takes reads that it understands before the connection does.
         read_bytes: how much the pump reads at once.
         watched: what the epoll watches for.
         is_gathering, gathers, tick: the pump's, for peers that write single messages.
@@ -95,6 +107,7 @@ class SocketTransport:
         "plain",
         "read_bytes",
         "socket",
+        "taker",
         "tick",
         "watched",
     )
@@ -115,6 +128,7 @@ class SocketTransport:
         self.fd = connected.fileno()
         self.connection: PumpedConnection = connection
         self.plain: PlainCodec[Any] | None = None
+        self.taker: Taker | None = None
         self.read_bytes = READ_BYTES_FIRST
         # What the socket has not taken yet; most sockets take everything at once, and an empty
         # deque has 760 bytes.
@@ -254,7 +268,7 @@ class SocketTransport:
 
     def _lose(self, error: Exception | None) -> None:
         connection, self.connection = self.connection, _NOBODY
-        self.plain = None
+        self.plain = self.taker = None
         self._forget(self)
         self.socket.close()
         connection.connection_lost(error)

@@ -9,143 +9,41 @@ commit, or messages to catch up with) is split into packs of about PACK_BYTES.
 """
 
 import asyncio
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import cast
 
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.config import Config
 from polybus.errors import StorageError, UsageError
-from polybus.wire.msgstream import EMPTY_PACK, PROTOCOL, encode_messages, encode_notice
+from polybus.services.sessions.contents import (
+    BEHIND,
+    Content,
+    Entries,
+    Follow,
+    JsonCache,
+    Receiver,
+    direct,
+)
+from polybus.wire.msgstream import PROTOCOL, encode_messages, encode_notice
 
-CACHE_BYTES_MAX = 16 << 20
 PACK_BYTES = 256 << 10
 """The approximate size of a pack whose messages come from the log."""
 WAKES_PER_TURN = 500
-BEHIND = -1
 
 
-@dataclass(slots=True, eq=False)
-class Content:
-    """What a pack holds, shared by every session that has it.
-
-    For a topic's messages: their place in the log, and their JSON while it is cached. For a direct
-    pack (`topic` is empty): its JSON.
-
-    Attributes:
-        order: when it arrived, compared to other contents; the number a direct pack is stored as.
-        value_bytes: what it counts towards a session's limit.
-        json: set by `JsonCache` for messages of a topic.
-        holders: how many sessions hold a direct pack; they count themselves.
-    """
-
-    topic: str
-    epoch: int
-    first_offset: int
-    count: int
-    value_bytes: int = 0
-    order: int = 0
-    json: bytes | None = None
-    holders: int = 0
-
-    @property
-    def stop_offset(self) -> int:
-        return self.first_offset + self.count
-
-
-def direct(json: bytes, *, order: int = 0) -> Content:
-    """A pack that a program posted."""
-    return Content("", 0, 0, 1, len(json), order, json)
-
-
-# The content of a pack whose number is used up and whose messages, if any, are in another pack.
-EMPTY = Content("", 0, 0, 0, json=EMPTY_PACK)
-
-
-class JsonCache:
-    """Keeps the JSON of the contents used last, up to a limit in bytes."""
-
-    def __init__(self) -> None:
-        self._contents: deque[Content] = deque()
-        self._bytes = 0
-
-    def put(self, content: Content, json: bytes) -> None:
-        if content.json is not None:
-            return
-        content.json = json
-        self._contents.append(content)
-        self._bytes += len(json)
-        while self._bytes > CACHE_BYTES_MAX and len(self._contents) > 1:
-            oldest = self._contents.popleft()
-            if oldest.json is not None:
-                self._bytes -= len(oldest.json)
-                oldest.json = None
-
-
-class Receiver(Protocol):
-    """The connection that receives a session's packs."""
-
-    def wake(self) -> None:
-        """There may be something to send."""
-        ...
-
-    def replaced(self) -> None:
-        """A newer connection has attached to the session."""
-        ...
-
-    def ended(self) -> None:
-        """The session is over."""
-        ...
-
-    def shut_down(self) -> None:
-        """The bus stops."""
-        ...
-
-
-class Feed(Subscriber):
-    """The batches of one topic since its first session came."""
+class Feed(Entries, Subscriber):
+    """The entries of a topic, from the bus."""
 
     protocol = PROTOCOL
 
     def __init__(self, topic: str, epoch: int, stop_offset: int, feeds: "Feeds") -> None:
-        self.topic = topic
-        self.epoch = epoch
-        self.stop_offset = stop_offset
-        self.contents: list[Content] = []
-        # The index of the first entry in `contents`: entries keep their index when older ones go.
-        self.first_index = 0
-        self.followers: set[Follow] = set()
-        # Whom to wake at a delivery.
-        self.listeners: dict[Follow, Receiver] = {}
+        super().__init__(topic, epoch, stop_offset)
         # Whether its listeners will be woken.
         self.signalled = False
-        # Whether its messages cannot be read at the moment.
-        self.is_damaged = False
         self._feeds = feeds
-
-    @property
-    def stop_index(self) -> int:
-        return self.first_index + len(self.contents)
-
-    def damage(self) -> None:
-        """Its messages cannot be read: its sessions keep their place."""
-        self.is_damaged = True
-
-    def try_again(self) -> bool:
-        """Assume that the topic can be read again; False if it was not damaged."""
-        was_damaged, self.is_damaged = self.is_damaged, False
-        return was_damaged
-
-    def trim(self, index: int) -> None:
-        """Forget the entries below the index."""
-        count = min(index - self.first_index, len(self.contents))
-        if count > 0:
-            del self.contents[:count]
-            self.first_index += count
 
     # The bus calls these
 
@@ -168,61 +66,13 @@ class Feed(Subscriber):
         order = self._feeds.next_order()
         size = batch.value_bytes
         content = Content(self.topic, batch.epoch, batch.first_offset, len(batch), size, order)
-        self.stop_offset = content.stop_offset
-        self.contents.append(content)
+        self.add(content)
         if len(self.contents) > 2 * self._feeds.contents_max:
             self.trim(self.stop_index - self._feeds.contents_max)
         return content
 
     def topic_deleted(self, topic: str) -> None:
         self._feeds.forget(topic)
-
-
-class Follow:
-    """A session's place in a topic.
-
-    `offset` is its next message. `index` is its next entry of the feed, or BEHIND while the session
-    catches up from the log.
-    """
-
-    __slots__ = ("feed", "index", "offset")
-
-    def __init__(self, feed: Feed, offset: int) -> None:
-        self.feed = feed
-        self.offset = offset
-        self.index = BEHIND
-        self.try_live()
-
-    def try_live(self) -> bool:
-        """Continue with the feed's entries if one begins at the session's offset."""
-        feed = self.feed
-        contents = feed.contents
-        at = bisect_left(contents, self.offset, key=lambda content: content.first_offset)
-        starts_at = contents[at].first_offset if at < len(contents) else feed.stop_offset
-        if starts_at != self.offset:
-            return False
-        self.index = feed.first_index + at
-        return True
-
-    def take_all(self) -> None:
-        """The session has all entries of the feed."""
-        self.index = self.feed.stop_index
-        self.offset = self.feed.stop_offset
-
-    def read_to(self, offset: int) -> None:
-        """The session has everything before the offset, or gives it up, while it catches up."""
-        self.offset = offset
-
-    def go_back(self, offset: int) -> None:
-        """Read from the offset on again, from the log."""
-        self.offset, self.index = offset, BEHIND
-
-    def listen(self, receiver: Receiver) -> None:
-        """Wake this connection, instead of another one, at a delivery."""
-        self.feed.listeners[self] = receiver
-
-    def unlisten(self) -> None:
-        self.feed.listeners.pop(self, None)
 
 
 class Feeds:
@@ -245,7 +95,7 @@ class Feeds:
         self._on_deleted = on_deleted
         self._feeds: dict[str, Feed] = {}
         self._delivered: deque[Feed] = deque()
-        self._to_wake: deque[Receiver] = deque()
+        self._to_wake: list[Receiver] = []
         self._waking = False
 
     def next_order(self) -> int:
@@ -275,7 +125,7 @@ class Feeds:
         return follow
 
     def leave(self, follow: Follow) -> None:
-        feed = follow.feed
+        feed = cast(Feed, follow.feed)
         feed.followers.discard(follow)
         follow.unlisten()
         if not feed.followers and self._feeds.get(feed.topic) is not feed:
@@ -353,14 +203,15 @@ class Feeds:
             self._loop.call_soon(self._wake_some)
 
     def _wake_some(self) -> None:
-        for _ in range(WAKES_PER_TURN):
-            while not self._to_wake:
-                if not self._delivered:
-                    self._waking = False
-                    return
-                feed = self._delivered.popleft()
-                feed.signalled = False
-                self._to_wake.extend(feed.listeners.values())
-            self._to_wake.popleft().wake()
-        # Let others run: ten thousand sessions on one topic take a while.
-        self._loop.call_soon(self._wake_some)
+        while self._delivered and len(self._to_wake) < WAKES_PER_TURN:
+            feed = self._delivered.popleft()
+            feed.signalled = False
+            self._to_wake += feed.listeners.values()
+        some = self._to_wake[:WAKES_PER_TURN]
+        del self._to_wake[:WAKES_PER_TURN]
+        self._waking = bool(self._to_wake or self._delivered)
+        if self._waking:
+            # Let others run: ten thousand sessions on one topic take a while.
+            self._loop.call_soon(self._wake_some)
+        for receiver in some:
+            receiver.wake()

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from polybus import names
 from polybus.errors import StorageError, UsageError
-from polybus.scan import Traffic
 from polybus.services.context import Context
 from polybus.services.replay import resolve
-from polybus.services.sessions.feeds import Content, Feed, Feeds, Receiver, direct
+from polybus.services.sessions.contents import Content, Receiver, direct
+from polybus.services.sessions.delivery import ANSWER_BYTES_MAX, PackDelivery, Packs
+from polybus.services.sessions.feeds import Feed, Feeds
 from polybus.services.sessions.reading import catch_up, json_of
 from polybus.services.sessions.saving import Saver
 from polybus.services.sessions.session import Session
@@ -21,31 +22,24 @@ from polybus.wire.positions import Latest, Position, Start, parse_start
 KEY_BYTES = 24
 SWEEP_S = 1.0
 TRIM_SWEEPS = 10
-# About what one answer or frame carries; a single pack may be larger.
-ANSWER_BYTES_MAX = 4 << 20
-
-Packs = list[tuple[int, bytes]]
 
 
-class Inboxes:
+class Inboxes(PackDelivery):
     """Sessions by the digest of their key: the key itself is not kept."""
 
     def __init__(self, context: Context, state: StateDb) -> None:
+        self._feeds = Feeds(context.bus, context.loop, context.config, self._on_deleted)
+        saver = Saver(state, context.loop, self._feeds.wake_one)
+        super().__init__(context.events, saver, state)
         self._settings = context.config.msgstream
         self._loop = context.loop
-        self._events = context.events
         self._memory = context.memory
         self._sessions: dict[bytes, Session] = {}
-        self._state = state
-        self._feeds = Feeds(context.bus, context.loop, context.config, self._on_deleted)
-        self._saver = Saver(state, context.loop, self._feeds.wake_one)
         self._topics_max = context.config.limits.topics_per_request_max
         self._log = context.log
         self._last_number = 0
         self._sweeps = 0
         self._sweep: asyncio.TimerHandle | None = None
-        self.delivered: dict[str, Traffic] = {}
-        self.packs_out = 0
         self.messages_lost = 0
 
     def __len__(self) -> int:
@@ -220,34 +214,6 @@ class Inboxes:
             session.detach()
             session.contact(self._loop.time())
 
-    def confirm(self, session: Session, ids: Sequence[int]) -> None:
-        if ids:
-            held = session.pack_count
-            session.confirm(ids)
-            self._events.confirmed(session, ids, held - session.pack_count)
-            self._saver.touch(session)
-
-    def collect_now(self, session: Session, after: int) -> Packs | None:
-        """The packs above a number; None if something must be read first.
-
-        While its mark must be raised there may be fewer or none: its connection is woken then.
-        """
-        session.cut()
-        self._saver.touch(session)
-        if session.needs_notice(after) or session.wants_catch_up():
-            return None
-        if session.needs_mark():
-            if self._state.error is not None:
-                return None
-            if self._saver.raise_mark(session):
-                return []
-        shown = session.unconfirmed(after, ANSWER_BYTES_MAX)
-        packs = [(number, content.json) for number, content in shown if content.json is not None]
-        if len(packs) < len(shown):
-            return None
-        self._show(session, shown)
-        return packs
-
     async def collect(self, session: Session, after: int) -> Packs:
         """The packs above a number, after a notice if there is one; empty if there is nothing.
 
@@ -267,7 +233,7 @@ class Inboxes:
     async def _collect(self, session: Session, after: int) -> Packs:
         await catch_up(self._log, self._feeds.cache, session)
         shown = await self._readable(session, after)
-        self._show(session, shown)
+        self.show(session, shown)
         packs: Packs = []
         taken_back: set[Content] = set()
         is_emptied = False
@@ -313,17 +279,6 @@ class Inboxes:
                     await json_of(self._log, self._feeds.cache, content)
                 except StorageError:
                     session.hold(content.topic)
-
-    def _show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:
-        if packs:
-            self._events.delivered(session, packs)
-            session.show(packs[-1][0])
-            self.packs_out += len(packs)
-            for _, content in packs:
-                traffic = self.delivered.get(content.topic)
-                if traffic is None:
-                    traffic = self.delivered[content.topic] = Traffic()
-                traffic.add(content.count, content.value_bytes)
 
     # Timers
 

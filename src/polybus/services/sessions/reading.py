@@ -4,7 +4,8 @@ import asyncio
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Log
-from polybus.services.sessions.feeds import PACK_BYTES, Content, Follow, JsonCache
+from polybus.services.sessions.contents import Content, Follow, JsonCache
+from polybus.services.sessions.feeds import PACK_BYTES
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import encode_messages, join_contents
 

@@ -24,8 +24,10 @@ import msgspec
 
 from polybus.config import Msgstream
 from polybus.errors import StorageError
-from polybus.services.sessions.feeds import EMPTY, Content, Feeds, Receiver, direct
-from polybus.services.sessions.session import LostMessages, Session, SessionChanges
+from polybus.services.sessions.changes import LostMessages, SessionChanges
+from polybus.services.sessions.contents import EMPTY, Content, Receiver, direct
+from polybus.services.sessions.feeds import Feeds
+from polybus.services.sessions.session import Session
 from polybus.services.state import SqlStatement, StateDb
 from polybus.services.state_rows import checksum, session_sum, summed
 
@@ -93,7 +95,11 @@ def _json(rows: Sequence[Any]) -> str:
 
 
 class Saver:
-    """Writes what changed, a few times a second and on demand; one save at a time."""
+    """Writes what changed, a few times a second and on demand; one save at a time.
+
+    Attributes:
+        touched: sessions that changed. While there is one, a timer runs.
+    """
 
     def __init__(
         self,
@@ -102,11 +108,11 @@ class Saver:
         wake: Callable[[Receiver], None],
     ) -> None:
         """`wake` calls a connection that waits for its session to be saved."""
+        self.touched: set[Session] = set()
         self._state = state
         self._wake = wake
         self._loop = loop
-        # Sessions that changed, and those to save next.
-        self._touched: set[Session] = set()
+        # Sessions to save next.
         self._pending: set[Session] = set()
         self._ended: list[int] = []
         # The direct packs on disk.
@@ -187,7 +193,7 @@ class Saver:
 
     def touch(self, session: Session) -> None:
         """The session may have changed: save it soon."""
-        self._touched.add(session)
+        self.touched.add(session)
         if self._timer is None:
             self._save_soon()
 
@@ -196,7 +202,7 @@ class Saver:
 
     def end(self, session: Session) -> asyncio.Future[None]:
         """Delete the session; it is gone from disk when the future is done."""
-        self._touched.discard(session)
+        self.touched.discard(session)
         self._pending.discard(session)
         self._ended.append(session.number)
         return self._start()
@@ -269,14 +275,14 @@ class Saver:
         pending, self._pending = self._pending, set()
         if any(not content.holders for content in self._direct.values()):
             # The rows that refer to a direct pack go in the same transaction as the pack itself.
-            pending |= {session for session in self._touched if session.is_changed}
+            pending |= {session for session in self.touched if session.is_changed}
         return list(pending)
 
     def _put_back(self, pending: list[Session], changes: SessionChanges) -> None:
         self._ended += changes.ended
         for session in pending:
             session.save_failed()
-            self._touched.add(session)
+            self.touched.add(session)
             if session.receiver is not None:
                 self._wake(session.receiver)
         for content in changes.direct:
@@ -286,8 +292,8 @@ class Saver:
 
     def _on_timer(self) -> None:
         self._timer = None
-        touched, self._touched = self._touched, set()
-        self._pending |= {session for session in touched if session.is_changed}
+        self._pending |= {session for session in self.touched if session.is_changed}
+        self.touched.clear()
         if self._pending or self._ended:
             self._start()
 

@@ -1,0 +1,54 @@
+"""What a save of sessions writes, and what a notice reports."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from polybus.services.sessions.contents import Content
+from polybus.wire.msgstream import OVERFLOW, encode_notice
+
+
+class LostMessages(NamedTuple):
+    """What a notice reports: how many messages of a topic, from this position on."""
+
+    topic: str
+    epoch: int
+    offset: int
+    messages: int
+
+    def encode(self) -> bytes:
+        data = {"topic": self.topic or None, "position": None, "count": self.messages}
+        if self.topic:
+            data["position"] = f"{self.epoch}:{self.offset}"
+        return encode_notice(OVERFLOW, data)
+
+
+PackKey = tuple[int, int]
+"""A session's number, and the number of a pack."""
+
+
+@dataclass(slots=True)
+class SessionChanges:
+    """What one save of sessions writes.
+
+    Attributes:
+        rows: number, time to live, next number, mark, topics with epoch and offset, losses, the
+            first number that its client may wait for and the number of packs.
+        digests: those of the rows' keys.
+        first: packs below these are gone.
+        renumbered: packs from these on have other numbers now.
+        confirmed: packs that are on disk and were confirmed since the last save.
+        fresh: packs that are not on disk yet, or no longer under their number.
+        ended: the numbers of sessions that are over.
+        direct: direct packs that are not on disk yet.
+        direct_gone: the numbers of those that no session has any more.
+    """
+
+    rows: list[tuple[object, ...]] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    first: list[PackKey] = field(default_factory=list)
+    renumbered: list[PackKey] = field(default_factory=list)
+    confirmed: list[PackKey] = field(default_factory=list)
+    fresh: list[tuple[PackKey, Content]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    direct: list[Content] = field(default_factory=list)
+    direct_gone: list[int] = field(default_factory=list)
