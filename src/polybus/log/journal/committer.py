@@ -97,7 +97,7 @@ class Committer:
         self._sync_running: Future[None] | None = None
         self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-sync")
         self._commit = 0
-        self._gathering_since = 0.0
+        self._gather_until: float | None = None
         self._synced_at = 0.0
         self._opened_at = 0.0
         self._retry_at = 0.0
@@ -208,13 +208,11 @@ class Committer:
         """Sleep until there is work; False on close."""
         while not self._closing:
             self._event.clear()
-            queued = bool(self._queue)
-            if not queued:
-                self._gathering_since = 0.0
-            elif not self._gathering_since:
-                self._gathering_since = time.monotonic()
-            self._wake_at = self._settings.commit_bytes if queued else 1
-            if queued != bool(self._queue):
+            if self._queue and self._gather_until is None:
+                self._gather()
+            is_idle = self._gather_until is None
+            self._wake_at = 1 if is_idle else self._settings.commit_bytes
+            if is_idle and self._queue:
                 continue
             timeout_s = self._due_in_s()
             if timeout_s is not None and timeout_s <= 0:
@@ -223,18 +221,19 @@ class Committer:
         self._wake_at = NEVER
         return not self._closing
 
+    def _gather(self) -> None:
+        self._gather_until = time.monotonic() + self._settings.commit_delay_ms / 1000
+
     def _due_in_s(self) -> float | None:
         """The time until the next work; None means until the next append."""
         now = time.monotonic()
         if self.failure is not None:
             return self._retry_at - now
         due = []
-        if self._queue:
-            if self._commit_wanted():
-                return 0.0
-            due.append(self._gathering_since + self._settings.commit_delay_ms / 1000)
-        if self._groups or self._seal_wanted:
+        if (self._queue and self._commit_wanted()) or self._groups or self._seal_wanted:
             return 0.0
+        if self._gather_until is not None:
+            due.append(self._gather_until)
         if self._sync_running is not None:
             if self._sync_running.done() or self._flush > self.durable:
                 return 0.0
@@ -255,11 +254,15 @@ class Committer:
             self._roll()
         self._urgent = False
         self._take()
+        if self._groups:
+            # More will probably follow. To look after the delay is cheaper than to be woken.
+            self._gather()
+        else:
+            self._gather_until = None
         while self._groups:
             self._write(*self._groups[0])
             self._groups.popleft()
             self._sync_if_due()
-        self._gathering_since = 0.0
         self._sync_if_due()
         if self._seal_wanted or self._roll_is_due():
             self._roll()

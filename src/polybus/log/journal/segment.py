@@ -297,6 +297,8 @@ class SegmentWriter:
         self.commit_count = count
         self._disk = disk
         self._index_bytes = index_end
+        # The index may have bytes behind these.
+        self._index_is_torn = True
         self._unindexed = b""
         self.ended = False
         self._open()
@@ -344,9 +346,11 @@ class SegmentWriter:
             self._write_index()
 
     def _write_index(self) -> None:
-        if self._index.size() != self._index_bytes:
+        if self._index_is_torn:
             self._index.truncate(self._index_bytes)
+        self._index_is_torn = True
         self._index.append(self._unindexed)
+        self._index_is_torn = False
         self._index_bytes += len(self._unindexed)
         self._unindexed = b""
 
