@@ -127,7 +127,10 @@ def test_a_campaign_that_is_interrupted_leaves_no_bus_behind(
             time.sleep(0.01)
         campaign.send_signal(number)
         assert campaign.wait(30) == {signal.SIGINT: 1, signal.SIGTERM: 143}[number]
-        assert campaign.stdout is not None and b"Traceback" not in campaign.stdout.read()
+        assert campaign.stdout is not None
+        told = campaign.stdout.read()
+        assert b"Traceback" not in told
+        assert b"fault " in told, "what was done until then is shown"
     # The hand-over of a killed bus notices it within some milliseconds.
     while users(tmp_path):
         time.sleep(0.01)

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -125,16 +126,23 @@ def torture(
     place = Path(tempfile.mkdtemp(prefix=f"polybus-torture-{seed}-", dir=folder))
     with progress_bar("starting", hidden=as_json) as update:
         campaign = Campaign(place, seed, _teller(update, as_json=as_json), jobs)
-        if one is not None:
-            campaign.run(iter([one]))
-        elif chosen:
-            say(f"about {campaign.expected_s(chosen) / 60:.0f} min")
-            campaign.run_counts(chosen)
-        else:
-            campaign.run_for(seconds or DEFAULT_S, tuple(FAULTS))
+        ended: BaseException | None = None
+        try:
+            if one is not None:
+                campaign.run(iter([one]))
+            elif chosen:
+                say(f"about {campaign.expected_s(chosen) / 60:.0f} min")
+                campaign.run_counts(chosen)
+            else:
+                campaign.run_for(seconds or DEFAULT_S, tuple(FAULTS))
+        except (KeyboardInterrupt, SystemExit) as error:
+            ended = error
     if campaign.is_clean:
-        place.rmdir()
+        # Of rounds that were interrupted there is nothing to look at.
+        shutil.rmtree(place)
     _show(campaign, as_json)
+    if ended is not None:
+        raise ended
     exits.end(good=campaign.is_clean)
 
 
