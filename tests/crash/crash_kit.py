@@ -34,6 +34,7 @@ from disk_kit import End, Tree, WatchedDisk
 from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.verify import verify
 from polybus.services.state_rows import verify_state
+from polybus.torture.warm import start_server
 
 ENDS: tuple[End, ...] = ("kill", "cut", "torn")
 LOOK_S = 20
@@ -141,6 +142,8 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 def _from_runner(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
     """What `target` sends from a process of its own, up to None."""
     multiprocessing.set_forkserver_preload(PRELOADED)
+    # A process has one fork server, and the buses of tests/torture need its library.
+    start_server()
     context = multiprocessing.get_context("forkserver")
     receive, send = context.Pipe(duplex=False)
     runner = context.Process(target=target, args=(send, *arguments))
