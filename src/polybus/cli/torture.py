@@ -126,17 +126,7 @@ def torture(
     place = Path(tempfile.mkdtemp(prefix=f"polybus-torture-{seed}-", dir=folder))
     with progress_bar("starting", hidden=as_json) as update:
         campaign = Campaign(place, seed, _teller(update, as_json=as_json), jobs)
-        ended: BaseException | None = None
-        try:
-            if one is not None:
-                campaign.run(iter([one]))
-            elif chosen:
-                say(f"about {campaign.expected_s(chosen) / 60:.0f} min")
-                campaign.run_counts(chosen)
-            else:
-                campaign.run_for(seconds or DEFAULT_S, tuple(FAULTS))
-        except (KeyboardInterrupt, SystemExit) as error:
-            ended = error
+        ended = _run(campaign, one, chosen, seconds or DEFAULT_S)
     if campaign.is_clean:
         # Of rounds that were interrupted there is nothing to look at.
         shutil.rmtree(place)
@@ -144,6 +134,23 @@ def torture(
     if ended is not None:
         raise ended
     exits.end(good=campaign.is_clean)
+
+
+def _run(
+    campaign: Campaign, one: Round | None, counts: dict[str, int], seconds: float
+) -> BaseException | None:
+    """Run a round, or counts of faults, or all faults for a time; return what interrupted it."""
+    try:
+        if one is not None:
+            campaign.run(iter([one]))
+        elif counts:
+            say(f"about {campaign.expected_s(counts) / 60:.0f} min")
+            campaign.run_counts(counts)
+        else:
+            campaign.run_for(seconds, tuple(FAULTS))
+    except (KeyboardInterrupt, SystemExit) as error:
+        return error
+    return None
 
 
 def _teller(update: Callable[..., None], *, as_json: bool) -> Callable[[str], None]:
