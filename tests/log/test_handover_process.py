@@ -162,3 +162,17 @@ def test_a_hand_over_ends_when_its_bus_is_gone() -> None:
         assert bus.stdout.readline() == b"started\n"
         bus.kill()
         assert bus.stdout.read() == b"", "the pipe ends when the last process that has it does"
+
+
+def test_a_hand_over_ends_whose_bus_was_killed_during_its_start(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as bus:
+        bus.wait()
+    # Its work never ends by itself.
+    code = (
+        "import sys, threading; from polybus.log.history import handover;"
+        "handover.hand_over = lambda *_, **__: threading.Event().wait();"
+        "sys.exit(handover.main(sys.argv[1:]))"
+    )
+    options = ["--data", str(tmp_path), "--parent", str(bus.pid)]
+    ended = subprocess.run([sys.executable, "-c", code, *options], timeout=30, check=False)
+    assert ended.returncode == 1

@@ -250,13 +250,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m polybus.log.history.handover")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--retention-bytes", type=int)
+    # Not asked here: a bus that was killed during our start is no longer our parent.
+    parser.add_argument("--parent", type=int, default=os.getppid())
     options = parser.parse_args(arguments)
     access.adopt(options.data)
     os.nice(19)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     threading.Thread(
-        target=_end_with_parent, args=(os.getppid(),), name="polybus-parent", daemon=True
+        target=_end_with_parent, args=(options.parent,), name="polybus-parent", daemon=True
     ).start()
     try:
         hand_over(

@@ -6,6 +6,7 @@ meanwhile.
 """
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -58,7 +59,7 @@ class Maintenance:
         self._interval_s = interval_s
         self._command = command or [
             *(sys.executable, "-m", "polybus.log.history.handover"),
-            *("--data", str(log.data)),
+            *("--data", str(log.data), "--parent", str(os.getpid())),
         ]
         self.retention_bytes = retention_bytes
         self._clock_us = clock_us
