@@ -127,8 +127,11 @@ class BusChild:
         self.await_orphans()
 
     def await_orphans(self) -> None:
-        """Wait until the hand-over of a killed bus has noticed its end."""
+        """Wait until the hand-over of a killed bus has noticed its end. Raises TimeoutError."""
+        until_s = time.monotonic() + START_S_MAX
         while any(map(_is_running, self._orphans)):
+            if time.monotonic() > until_s:
+                raise TimeoutError("a hand-over did not end with its bus")
             time.sleep(0.01)
 
     async def stop(self) -> int:

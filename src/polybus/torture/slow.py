@@ -19,15 +19,7 @@ from polybus.torture.chances import split
 from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
 from polybus.torture.peers import UPGRADE, PlainPeer
 from polybus.torture.report import Findings
-from polybus.torture.stalls import (
-    Crowd,
-    CrowdTraffic,
-    compare_delays,
-    crowd_settings,
-    delivered,
-)
-from polybus.torture.storms import raise_files_limit
-from polybus.torture.watch import BusWatch, watched_round
+from polybus.torture.stalls import Crowd, DelaysByKind, crowd_round, crowd_settings
 from polybus.wire import boson_properties
 from polybus.wire.boson_frames import encode_frame
 
@@ -243,32 +235,19 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 async def slow_round(folder: Path, chance: random.Random, count: int) -> Findings:
     """Slices with and without slow peers beside `count` others."""
-    raise_files_limit()
     findings = Findings()
     child = BusChild(folder, settings=crowd_settings(READ, SENT))
     slow = SlowPeers(child, split(chance))
 
-    async def harm(watch: BusWatch) -> None:
-        crowd = await asyncio.to_thread(Crowd, child.port, count)
-        try:
-            traffic = CrowdTraffic(child)
-            traffic.begin()
-            await asyncio.sleep(1.0)
-            watch.begin()
-            p99s: dict[bool, list[float]] = {False: [], True: []}
-            for is_slow in (False, True) * SLICES:
-                crowd.delays_s = []
-                await (slow.slice(findings) if is_slow else asyncio.sleep(SLICE_S))
-                p99s[is_slow].append(statistics.quantiles(crowd.delays_s, n=100)[98])
-            await traffic.end()
-            await delivered(crowd, traffic, findings)
-            await slow.check(findings)
-            findings.count = count
-            await watch.end()
-            compare_delays(p99s, watch, findings, beside="slow peers")
-            if watch.peak_bytes > GROWTH_BYTES_MAX:
-                findings.violated("memory", f"{watch.peak_bytes >> 20} MiB beside slow peers")
-        finally:
-            await asyncio.to_thread(crowd.close)
+    async def measure(crowd: Crowd) -> DelaysByKind:
+        p99s: DelaysByKind = {False: [], True: []}
+        for is_slow in (False, True) * SLICES:
+            crowd.delays_s = []
+            await (slow.slice(findings) if is_slow else asyncio.sleep(SLICE_S))
+            p99s[is_slow].append(statistics.quantiles(crowd.delays_s, n=100)[98])
+        await slow.check(findings)
+        return p99s
 
-    return await watched_round(child, findings, harm)
+    return await crowd_round(
+        child, count, findings, measure, beside="slow peers", growth_bytes_max=GROWTH_BYTES_MAX
+    )

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ DRAIN_S_MAX = 10.0
 TIMES_MAX = 2.0
 # Below this a doubled delay may be the machine's.
 P99_S_MIN = 0.01
+
+DelaysByKind = dict[bool, list[float]]
+"""The p99 of slices without peers that harm, and with them."""
 
 
 class Crowd:
@@ -225,36 +228,56 @@ def crowd_settings(*topics: str) -> dict[str, Any]:
     }
 
 
-async def stall_round(folder: Path, chance: random.Random, count: int) -> Findings:
-    """Slices with and without stalled peers beside `count` others."""
+async def crowd_round(
+    child: BusChild,
+    count: int,
+    findings: Findings,
+    measure: Callable[[Crowd], Awaitable[DelaysByKind]],
+    *,
+    beside: str,
+    growth_bytes_max: int,
+) -> Findings:
+    """Let `count` subscribers follow a topic while `measure` runs slices with and without peers."""
     raise_files_limit()
-    findings = Findings()
-    child = BusChild(folder, settings=crowd_settings())
 
-    async def stall(watch: BusWatch) -> None:
+    async def harm(watch: BusWatch) -> None:
         crowd = await asyncio.to_thread(Crowd, child.port, count)
         try:
             traffic = CrowdTraffic(child)
             traffic.begin()
             await asyncio.sleep(1.0)
             watch.begin()
-            p99s = await _slices(child, crowd, findings)
+            p99s = await measure(crowd)
             await traffic.end()
-            await delivered(crowd, traffic, findings)
+            await _delivered(crowd, traffic, findings)
             findings.count = count
             await watch.end()
-            compare_delays(p99s, watch, findings, beside="stalled readers")
-            if watch.peak_bytes > GROWTH_BYTES_MAX + STALLED * 2 * OUTBOX_BYTES_MAX:
-                findings.violated("memory", f"{watch.peak_bytes >> 20} MiB while readers stalled")
+            _compare_delays(p99s, watch, findings, beside=beside)
+            if watch.peak_bytes > growth_bytes_max:
+                findings.violated("memory", f"{watch.peak_bytes >> 20} MiB beside {beside}")
         finally:
             await asyncio.to_thread(crowd.close)
 
-    return await watched_round(child, findings, stall)
+    return await watched_round(child, findings, harm)
 
 
-async def _slices(child: BusChild, crowd: Crowd, findings: Findings) -> dict[bool, list[float]]:
+async def stall_round(folder: Path, chance: random.Random, count: int) -> Findings:
+    """Slices with and without stalled peers beside `count` others."""
+    findings = Findings()
+    child = BusChild(folder, settings=crowd_settings())
+    return await crowd_round(
+        child,
+        count,
+        findings,
+        lambda crowd: _slices(child, crowd, findings),
+        beside="stalled readers",
+        growth_bytes_max=GROWTH_BYTES_MAX + STALLED * 2 * OUTBOX_BYTES_MAX,
+    )
+
+
+async def _slices(child: BusChild, crowd: Crowd, findings: Findings) -> DelaysByKind:
     """The p99 of each slice, without and with stalled peers."""
-    p99s: dict[bool, list[float]] = {False: [], True: []}
+    p99s: DelaysByKind = {False: [], True: []}
     for number in range(2 * SLICES):
         is_stalled = number % 2 == 1
         stalled = None
@@ -277,7 +300,7 @@ async def _slices(child: BusChild, crowd: Crowd, findings: Findings) -> dict[boo
     return p99s
 
 
-async def delivered(crowd: Crowd, traffic: CrowdTraffic, findings: Findings) -> None:
+async def _delivered(crowd: Crowd, traffic: CrowdTraffic, findings: Findings) -> None:
     """Wait until the crowd has all messages."""
     for _ in range(round(DELIVERED_S_MAX / 0.05)):
         if min(crowd.received) == traffic.sent:
@@ -290,8 +313,8 @@ async def delivered(crowd: Crowd, traffic: CrowdTraffic, findings: Findings) -> 
         findings.violated("order", f"in the crowd: {text}")
 
 
-def compare_delays(
-    p99s: dict[bool, list[float]], watch: BusWatch, findings: Findings, *, beside: str
+def _compare_delays(
+    p99s: DelaysByKind, watch: BusWatch, findings: Findings, *, beside: str
 ) -> None:
     """The crowd's p99 at most doubles beside some peers."""
     alone_s, beside_s = (statistics.median(p99s[key]) for key in (False, True))

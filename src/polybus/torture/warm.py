@@ -17,9 +17,10 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from polybus.bench import BenchError
@@ -35,6 +36,9 @@ PRELOADED = (
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(list(PRELOADED))
+# An exit code can be read once. `multiprocessing` asks all processes for theirs at each start, and
+# takes 255 for one that another thread has read.
+_POLLING = threading.Lock()
 
 
 def start_server() -> None:
@@ -62,7 +66,8 @@ class WarmProcess:
         with reader, writer:
             arguments = (str(config), str(log), writer, os.getpgrp(), dict(environment))
             self._process = processes.Process(target=_serve, args=arguments, daemon=True)
-            self._process.start()
+            with _POLLING:
+                self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), "rb")
 
     @property
@@ -72,10 +77,11 @@ class WarmProcess:
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.poll()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _POLLING:
+            return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -88,10 +94,11 @@ class WarmProcess:
         self.send_signal(signal.SIGTERM)
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        wait([self._process.sentinel], timeout)
+        code = self.poll()
+        if code is None:
             raise subprocess.TimeoutExpired("serve", timeout or 0.0)
-        return self._process.exitcode
+        return code
 
 
 def _serve(

@@ -24,7 +24,7 @@ SESSION_UNSET: Final = b'{"0":[["session.unset","noSession"]]}'
 EMPTY_PACK: Final = b"[]"
 PACK_MESSAGES_MAX: Final = 100_000
 # JavaScript clients cannot represent integers beyond 2**53.
-_ID_DIGITS_MAX = 15
+ID_DIGITS_MAX = 15
 _DEPTH_MAX = 64
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -107,7 +107,7 @@ def parse_confirm_ids(text: str) -> list[int]:
     ids = []
     for word in text.split(","):
         word = word.strip()
-        if word.isascii() and word.isdecimal() and len(word) <= _ID_DIGITS_MAX:
+        if word.isascii() and word.isdecimal() and len(word) <= ID_DIGITS_MAX:
             number = int(word)
             if number:
                 ids.append(number)

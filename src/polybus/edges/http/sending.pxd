@@ -8,7 +8,7 @@ from polybus.edges.tcp.transport cimport Taker
 from polybus.services.sessions.delivery cimport PackDelivery
 from polybus.services.sessions.session cimport Session
 
-cdef int TEXT, MASKED, HEAD_BYTES, ID_DIGITS_MAX, COMMA, ZERO
+cdef int TEXT, MASKED, HEAD_BYTES, DIGITS_MAX, COMMA, ZERO
 
 
 @cython.final

@@ -21,7 +21,7 @@ except ImportError:
     from polybus.scan import plain as cython
 if not cython.compiled:
     from polybus.edges.tcp.transport import Taker
-from polybus.wire.msgstream import encode_packs
+from polybus.wire.msgstream import ID_DIGITS_MAX, encode_packs
 
 if TYPE_CHECKING:
     from polybus.batch import Buffer
@@ -34,8 +34,8 @@ TEXT = 0x81
 MASKED = 0x80
 SHORT_BYTES_MAX = 125
 HEAD_BYTES = 6
-# A longer number is no id: JavaScript clients cannot represent integers beyond 2**53.
-ID_DIGITS_MAX = 15
+# As a C integer.
+DIGITS_MAX = ID_DIGITS_MAX
 COMMA = 0x2C
 ZERO = 0x30
 
@@ -188,7 +188,7 @@ def confirmed_ids(data: bytes, start: int, stop: int) -> list[int] | None:
                 if number:
                     ids.append(number)
                 number = digits = 0
-            elif ZERO <= byte <= ZERO + 9 and digits < ID_DIGITS_MAX:
+            elif ZERO <= byte <= ZERO + 9 and digits < DIGITS_MAX:
                 number = 10 * number + byte - ZERO
                 digits += 1
             else:
