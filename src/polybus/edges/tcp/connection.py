@@ -32,8 +32,6 @@ from polybus.wire.detect import detect
 PULL_S_MAX = 0.025
 """How long the layers of one connection may occupy the loop."""
 BACKLOG_GATE = "backlog"
-# Protocols that a connector may speak alone, before its peer has sent anything.
-UNDETECTED = ("goms", "queue")
 
 
 class Connection(Stream):
@@ -75,9 +73,9 @@ class Connection(Stream):
             self._closing = True
             transport.abort()
             return
-        protocols = self._connector.protocols
-        if len(protocols) == 1 and self._tls is None and protocols[0] in UNDETECTED:
-            self.speak(protocols[0])
+        if self._connector.protocols == ("queue",):
+            # It gets messages before it has sent anything.
+            self.speak("queue")
 
     def receive(self, data: Buffer) -> None:
         """Handle bytes of the peer, `carry` included."""
