@@ -27,6 +27,7 @@ RESERVED = "names that begin with `$` are reserved for system topics"
 Speaks = Literal["goms", "boson-frames", "boson-properties", "http", "queue"]
 DETECTED: tuple[Speaks, ...] = ("goms", "boson-frames", "boson-properties", "http")
 DETECTABLE_MESSAGE_BYTES_MAX = 256 << 20
+HOST_NAME = re.compile(r"[^:/\[\]*\s]+|\[?[0-9A-Fa-f:.]+\]?")
 JSON_PATH = re.compile(r"\$(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]{1,6}\])+")
 SPARK_VARIABLES = ("POLYBUS_SPARK_ARCHIVE", "POLYBUS_SPARK_DRIVER", "POLYBUS_SPARK_RECORD")
 # Environment variables of the scanner, of clients and of Spark's start: not settings of the bus.
@@ -206,6 +207,9 @@ class Http(Settings, frozen=True):
 
     cors_origins: list[str] = []
     """Origins whose pages may call the API; `*` allows all."""
+    hosts: list[str] = []
+    """Further names of the bus in the URLs of its clients, without ports. The addresses that it
+    listens on and `localhost` need not be listed; requests to other names are refused."""
     head_bytes_max: int = 64 << 10
     """Size of a request's URL and headers together."""
     json_bytes_max: int = 8 << 20
@@ -378,6 +382,7 @@ def check(config: Config) -> None:
                 "256 MiB: larger messages make the first bytes of protocols ambiguous"
             )
             raise ConfigError("config.invalid", text)
+    _check_hosts(config.http.hosts)
     for name in ("limits", "journal", "msgstream", "http", "retention", "system", "pipeline"):
         _check_positive(getattr(config, name), name)
     for topic in config.topic_list():
@@ -394,6 +399,13 @@ def _check_positive(group: Settings, key: str) -> None:
         if not value > 0:
             text = f"{key}.{field.encode_name} is {value}; it must be greater than 0"
             raise ConfigError("config.range", text)
+
+
+def _check_hosts(hosts: list[str]) -> None:
+    for host in hosts:
+        if not HOST_NAME.fullmatch(host):
+            text = f"http.hosts: {host!r} must be a name or address alone, like bus.example"
+            raise ConfigError("config.invalid", text)
 
 
 def _check_paths(topic: DeclaredTopic) -> None:

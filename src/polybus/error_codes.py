@@ -144,6 +144,10 @@ http.body-too-large: a body is over its limit
     → raise http.json-bytes-max, for messages message-bytes-max
 http.too-many-requests: too many requests at once on one connection
 http.too-many-lines: too many messages in one body → raise limits.parts-max
+http.host-unknown: the bus is not known by the name in the URL, and a web page may have sent the
+    request by DNS rebinding → add the name to http.hosts
+http.origin-foreign: a web page of another origin may not change anything here
+    → add its origin to http.cors-origins
 http.content-type: the operation does not accept the content type
 http.query: a parameter is unknown, malformed or repeated
 http.body-invalid: the body is not the JSON that the operation expects

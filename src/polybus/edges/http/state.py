@@ -8,6 +8,7 @@ from polybus.bus.topic import Topic
 from polybus.config import Config
 from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
+from polybus.edges.http.door import Door
 from polybus.errors import StorageError
 from polybus.scan import Traffic
 from polybus.services.services import Services
@@ -43,6 +44,7 @@ class HttpState:
         self.bad_peers = edge.bad_peers
         self.bus = edge.context.bus
         self.config: Config = edge.context.config
+        self.door = Door(self.config)
         self.loop = edge.context.loop
         self.inboxes = services.inboxes
         self.consumers = services.consumers
