@@ -5,9 +5,9 @@ an error that names the key. Environment variables `POLYBUS_…` override the fi
 separate a group from its key: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`.
 
 SIGHUP makes `polybus serve` read its settings again. `topics` (new ones are created),
-`topic-config`, `retention`, `pipeline` and the files of certificates take effect. The bus names
-other keys that have changed in its log, and they keep their values until a restart. An invalid file
-changes nothing.
+`topic-config`, `retention`, `pipeline` and the files of certificates take effect; the latter also
+without it. The bus names other keys that have changed in its log, and they keep their values until
+a restart. An invalid file changes nothing.
 """
 
 import os
@@ -46,12 +46,18 @@ class Settings(
 
 
 class Tls(Settings, frozen=True):
-    """TLS of a connector: a certificate chain and its private key, in PEM files."""
+    """TLS of a connector, from PEM files. The bus loads them again when they change."""
 
     cert: str
     """Path of the certificate chain, leaf certificate first."""
     key: str
-    """Path of the private key."""
+    """Path of the private key, not encrypted."""
+    required: bool = False
+    """Refuse connections without TLS. By default the connector accepts both; a queue connector
+    with `tls` always requires it."""
+    client_ca: str | None = None
+    """Path of the authorities that sign the certificates of clients, in PEM. Clients may then
+    present a certificate; one that these authorities did not sign is refused."""
 
 
 class Connector(Settings, frozen=True):
@@ -368,6 +374,8 @@ def check(config: Config) -> None:
             raise ConfigError("config.range", text)
         if not connector.protocols:
             raise ConfigError("config.invalid", f"{key}.speaks is empty")
+        if connector.tls is not None and connector.protocol == "udp":
+            raise ConfigError("config.invalid", f"{key}.tls: UDP has no TLS")
         if "queue" in connector.protocols:
             _check_queue(connector, key)
         elif connector.topic is not None:
@@ -434,8 +442,6 @@ def _check_queue(connector: Connector, key: str) -> None:
         raise ConfigError("config.invalid", f"{key}.speaks: queue cannot share a connector")
     if connector.protocol != "tcp":
         raise ConfigError("config.invalid", f"{key}.protocol: a queue connector uses tcp")
-    if connector.tls is not None:
-        raise ConfigError("config.invalid", f"{key}.tls: a queue connector has no TLS")
 
 
 def _read_file(path: Path, what: str) -> dict[str, Any]:

@@ -289,10 +289,10 @@ class HttpTranslator(Translator):
     # The connection calls these
 
     def send_error(self, code: str, text: str) -> None:
-        """The connection is closing: the peer was too slow, or a layer failed."""
+        """The connection is closing: the peer was too slow, a layer failed, or TLS is required."""
         refuse = getattr(self.codec.upper, "refuse", None)
         if refuse is not None:
-            refuse(408, code, text)
+            refuse(403 if code == "tls.required" else 408, code, text)
 
     def leave_all(self) -> None:
         """The connection is lost."""

@@ -9,6 +9,7 @@ from polybus.config import Config
 from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
 from polybus.edges.http.door import Door
+from polybus.edges.tcp.certificates import Certificates
 from polybus.errors import StorageError
 from polybus.scan import Traffic
 from polybus.services.services import Services
@@ -38,6 +39,7 @@ class HttpState:
         services: Services,
         token: AdminToken,
         count_connections: Callable[[], int],
+        certificates: Certificates,
     ) -> None:
         self.edge = edge
         self.context = edge.context
@@ -52,6 +54,7 @@ class HttpState:
         self.transactions = services.transactions
         self.token = token
         self.count_connections = count_connections
+        self.certificates = certificates
         self.stopping = False
         self.waiters: set[asyncio.Event] = set()
         self.websockets: set[OpenWebSocket] = set()
