@@ -231,6 +231,8 @@ backup.incomplete: a folder is not a whole copy: a backup or restore did not end
 peer.too-slow: a peer left a message unfinished for too long → raise limits.message-timeout-s
 detect.unknown: the first bytes of a connection match no protocol of the connector
 tls.failed: a TLS handshake failed
+tls.no-cryptography: the package that makes certificates is not installed
+    → pip install 'polybus[tls]'
 tls.required: the connector requires TLS (tls.required) → use https://, wss:// or a scheme with +tls
 udp.answer-withheld: counted: an answer larger than the request of an unverified address
 udp.dropped: counted: a datagram that could not be sent
