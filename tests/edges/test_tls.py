@@ -109,6 +109,16 @@ async def test_without_required_a_connector_accepts_both(authority: Authority) -
             assert await health(streams) == "ok\n"
 
 
+async def test_programs_on_the_machine_use_a_connector_without_tls_if_there_is_one(
+    authority: Authority,
+) -> None:
+    connectors = [connector(authority, required=True), connector(authority)]
+    async with run_bus(connectors=connectors) as node:
+        encrypted, plain = (one.rpartition(":")[2] for one in node.addresses)
+        run = json.loads((node.data / "run.json").read_text())
+        assert run["http"] == [f"http://127.0.0.1:{plain}", f"https://127.0.0.1:{encrypted}"]
+
+
 async def test_udp_has_no_tls(authority: Authority) -> None:
     udp = connector(authority) | {"protocol": "udp", "speaks": "goms"}
     with pytest.raises(ConfigError, match=r"connectors\[0\].tls"):
