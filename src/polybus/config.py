@@ -5,9 +5,9 @@ an error that names the key. Environment variables `POLYBUS_…` override the fi
 separate a group from its key: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`.
 
 SIGHUP makes `polybus serve` read its settings again. `topics` (new ones are created),
-`topic-config`, `retention`, `pipeline` and the files of certificates take effect. The bus names
-other keys that have changed in its log, and they keep their values until a restart. An invalid file
-changes nothing.
+`topic-config`, `retention`, `pipeline` and the files of certificates take effect; the latter also
+without it. The bus names other keys that have changed in its log, and they keep their values until
+a restart. An invalid file changes nothing.
 """
 
 import os
@@ -27,6 +27,7 @@ RESERVED = "names that begin with `$` are reserved for system topics"
 Speaks = Literal["goms", "boson-frames", "boson-properties", "http", "queue"]
 DETECTED: tuple[Speaks, ...] = ("goms", "boson-frames", "boson-properties", "http")
 DETECTABLE_MESSAGE_BYTES_MAX = 256 << 20
+HOST_NAME = re.compile(r"[^:/\[\]*\s]+|\[?[0-9A-Fa-f:.]+\]?")
 JSON_PATH = re.compile(r"\$(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]{1,6}\])+")
 SPARK_VARIABLES = ("POLYBUS_SPARK_ARCHIVE", "POLYBUS_SPARK_DRIVER", "POLYBUS_SPARK_RECORD")
 # Environment variables of the scanner, of clients and of Spark's start: not settings of the bus.
@@ -45,12 +46,18 @@ class Settings(
 
 
 class Tls(Settings, frozen=True):
-    """TLS of a connector: a certificate chain and its private key, in PEM files."""
+    """TLS of a connector, from PEM files. The bus loads them again when they change."""
 
     cert: str
     """Path of the certificate chain, leaf certificate first."""
     key: str
-    """Path of the private key."""
+    """Path of the private key, not encrypted."""
+    required: bool = False
+    """Refuse connections without TLS. By default the connector accepts both; a queue connector
+    with `tls` always requires it."""
+    client_ca: str | None = None
+    """Path of the authorities that sign the certificates of clients, in PEM. Clients may then
+    present a certificate; one that these authorities did not sign is refused."""
 
 
 class Connector(Settings, frozen=True):
@@ -206,6 +213,9 @@ class Http(Settings, frozen=True):
 
     cors_origins: list[str] = []
     """Origins whose pages may call the API; `*` allows all."""
+    hosts: list[str] = []
+    """Further names of the bus in the URLs of its clients, without ports. The addresses that it
+    listens on and `localhost` need not be listed; requests to other names are refused."""
     head_bytes_max: int = 64 << 10
     """Size of a request's URL and headers together."""
     json_bytes_max: int = 8 << 20
@@ -364,6 +374,8 @@ def check(config: Config) -> None:
             raise ConfigError("config.range", text)
         if not connector.protocols:
             raise ConfigError("config.invalid", f"{key}.speaks is empty")
+        if connector.tls is not None and connector.protocol == "udp":
+            raise ConfigError("config.invalid", f"{key}.tls: UDP has no TLS")
         if "queue" in connector.protocols:
             _check_queue(connector, key)
         elif connector.topic is not None:
@@ -378,6 +390,7 @@ def check(config: Config) -> None:
                 "256 MiB: larger messages make the first bytes of protocols ambiguous"
             )
             raise ConfigError("config.invalid", text)
+    _check_hosts(config.http.hosts)
     for name in ("limits", "journal", "msgstream", "http", "retention", "system", "pipeline"):
         _check_positive(getattr(config, name), name)
     for topic in config.topic_list():
@@ -394,6 +407,13 @@ def _check_positive(group: Settings, key: str) -> None:
         if not value > 0:
             text = f"{key}.{field.encode_name} is {value}; it must be greater than 0"
             raise ConfigError("config.range", text)
+
+
+def _check_hosts(hosts: list[str]) -> None:
+    for host in hosts:
+        if not HOST_NAME.fullmatch(host):
+            text = f"http.hosts: {host!r} must be a name or address alone, like bus.example"
+            raise ConfigError("config.invalid", text)
 
 
 def _check_paths(topic: DeclaredTopic) -> None:
@@ -422,8 +442,6 @@ def _check_queue(connector: Connector, key: str) -> None:
         raise ConfigError("config.invalid", f"{key}.speaks: queue cannot share a connector")
     if connector.protocol != "tcp":
         raise ConfigError("config.invalid", f"{key}.protocol: a queue connector uses tcp")
-    if connector.tls is not None:
-        raise ConfigError("config.invalid", f"{key}.tls: a queue connector has no TLS")
 
 
 def _read_file(path: Path, what: str) -> dict[str, Any]:

@@ -29,6 +29,8 @@ client.scheme: the client does not support the protocol of the URL → use one o
 client.unreachable: no bus answers at the address
     → polybus serve starts one; polybus doctor checks ports
 client.disconnected: the bus ended the connection and reconnect is off → reconnect, or turn it on
+client.ca-file: the file of trusted certificates cannot be used
+    → name a PEM file of certificates; give ca_file or ssl_context, not both
 client.timeout: the bus did not answer a request in time
     → raise connect_timeout_s, or check the load of the bus
 client.answer-invalid: an HTTP server answers at the address, but not a bus
@@ -54,7 +56,7 @@ config.range: a number is out of range → correct the named setting
 config.topic: the name of a declared topic is invalid → correct it in topics
 config.environment: a POLYBUS_ variable names no setting → unset or rename the variable
 config.address: a connector cannot listen on its address → polybus doctor shows which ports are free
-config.tls: a certificate or key cannot be used → check tls.cert and tls.key
+config.tls: a certificate or key cannot be used → check tls.cert, tls.key and tls.client-ca
 
 # The log
 log.locked: another process uses the data folder → stop the bus first (SIGTERM), or wait
@@ -144,6 +146,10 @@ http.body-too-large: a body is over its limit
     → raise http.json-bytes-max, for messages message-bytes-max
 http.too-many-requests: too many requests at once on one connection
 http.too-many-lines: too many messages in one body → raise limits.parts-max
+http.host-unknown: the bus is not known by the name in the URL, and a web page may have sent the
+    request by DNS rebinding → add the name to http.hosts
+http.origin-foreign: a web page of another origin may not change anything here
+    → add its origin to http.cors-origins
 http.content-type: the operation does not accept the content type
 http.query: a parameter is unknown, malformed or repeated
 http.body-invalid: the body is not the JSON that the operation expects
@@ -225,6 +231,9 @@ backup.incomplete: a folder is not a whole copy: a backup or restore did not end
 peer.too-slow: a peer left a message unfinished for too long → raise limits.message-timeout-s
 detect.unknown: the first bytes of a connection match no protocol of the connector
 tls.failed: a TLS handshake failed
+tls.no-cryptography: the package that makes certificates is not installed
+    → pip install 'polybus[tls]'
+tls.required: the connector requires TLS (tls.required) → use https://, wss:// or a scheme with +tls
 udp.answer-withheld: counted: an answer larger than the request of an unverified address
 udp.dropped: counted: a datagram that could not be sent
 udp.message-too-large: counted: a message that is too large for a datagram

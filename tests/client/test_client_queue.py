@@ -124,16 +124,14 @@ async def test_a_bus_that_ends_the_queue_is_an_error_without_reconnect() -> None
             await take(messages, 1)
 
 
-@pytest.mark.parametrize("url", ["queue+tls://127.0.0.1:{}", "queue://127.0.0.1:{}?gzip=1"])
-async def test_a_queue_has_no_layers(url: str) -> None:
-    async with bridged() as (_, port):
-        with pytest.raises(UsageError, match="client.url"):
-            await polybus.connect(url.format(port)).open()
+def test_a_queue_has_no_gzip() -> None:
+    with pytest.raises(UsageError, match="client.url"):
+        polybus.connect("queue://127.0.0.1:4000?gzip=1")
 
 
 def test_a_queue_has_no_usual_port() -> None:
     with pytest.raises(UsageError, match="client.url.*port"):
-        polybus.connect("queue://127.0.0.1")
+        polybus.connect("queue+tls://127.0.0.1")
     assert parse("queue://h:7") == Address("queue", "h", 7)
 
 

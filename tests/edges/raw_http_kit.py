@@ -11,7 +11,7 @@ from http_kit import TIMEOUT_S, Http
 from polybus.testing import ScriptedPeer
 
 UPGRADE = (
-    "GET /msgstream?sessionKey={key} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+    "GET /msgstream?sessionKey={key} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
     "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )

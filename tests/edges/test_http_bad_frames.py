@@ -87,7 +87,7 @@ async def test_a_bad_handshake_is_refused_and_takes_the_session_from_nobody(head
         key, _ = await two_sessions(http)
         async with http.websocket(key) as websocket:
             await recv(websocket)
-            request = f"GET /msgstream?sessionKey={key} HTTP/1.1\r\nHost: x\r\n"
+            request = f"GET /msgstream?sessionKey={key} HTTP/1.1\r\nHost: localhost\r\n"
             request += f"Connection: Upgrade\r\nUpgrade: websocket\r\n{head}\r\n"
             answer = await raw(http.node, request.encode())
 

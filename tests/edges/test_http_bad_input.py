@@ -67,7 +67,7 @@ async def test_a_megabyte_of_ids_in_a_url_is_414_and_confirms_nothing() -> None:
         one, two = await two_sessions(http)
         target = f"/msgstream?sessionKey={one}&transport=shortpolling&confirmIds={MEGABYTE_OF_IDS}"
 
-        answer = await raw(http.node, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        answer = await raw(http.node, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
         assert answer.startswith(b"HTTP/1.1 414 ")
         await assert_untouched(http, one, two)
@@ -119,10 +119,10 @@ async def test_what_no_pack_has_as_its_id_confirms_nothing(ids: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * 70_000), 414),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"x" * 70_000), 431),
+        (b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 70_000), 414),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: %b\r\n\r\n" % (b"x" * 70_000), 431),
         (b"GET / HTTP/1.1\r\n%b\r\n" % (b"X: y\r\n" * 20_000), 431),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: %b" % (b"x" * 200_000), 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: %b" % (b"x" * 200_000), 431),
         (b"GET / HTTP/9.9\r\n\r\n", 400),
         (b"GET  HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nbad header\r\n\r\n", 400),
@@ -231,13 +231,13 @@ async def test_a_pack_as_deep_as_allowed_is_delivered_and_one_deeper_is_not() ->
     ("head", "status"),
     [
         (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
-        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n", 400),
-        (b"GET /healthz HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nhost: localhost\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
         (b"GET /msgstream HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
         (b"GET /healthz\r\n\r\n", 505),
-        (b"GET /healthz HTTP/0.9\r\nHost: a\r\n\r\n", 505),
+        (b"GET /healthz HTTP/0.9\r\nHost: localhost\r\n\r\n", 505),
         (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
-        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 200),
     ],
 )
 async def test_a_request_has_one_host_and_a_version(head: bytes, status: int) -> None:

@@ -22,7 +22,7 @@ from polybus.testing import ScriptedPeer
 TESTS = Path(__file__).parents[1]
 MODULES = (sending, tallies, contents, delivery, sequence, session)
 UPGRADE = (
-    b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
     b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     b"Sec-WebSocket-Version: 13\r\n\r\n"
 )

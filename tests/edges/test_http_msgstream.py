@@ -321,7 +321,7 @@ async def test_an_oversized_message_closes_with_1009() -> None:
 
 async def test_a_websocket_that_does_not_answer_pings_is_let_go() -> None:
     upgrade = (
-        b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+        b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
         b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     )
@@ -335,7 +335,7 @@ async def test_a_websocket_that_does_not_answer_pings_is_let_go() -> None:
 
 async def test_invalid_utf_8_closes_with_1007() -> None:
     upgrade = (
-        b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+        b"GET /msgstream?sessionKey=%b HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
         b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     )

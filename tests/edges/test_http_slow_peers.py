@@ -70,7 +70,8 @@ async def test_who_comes_back_again_and_again_and_reads_nothing_holds_one_answer
 
 
 async def test_who_keeps_a_connection_open_between_requests_holds_no_request() -> None:
-    request = b"POST /v1/topics/news/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
+    head = b"POST /v1/topics/news/messages HTTP/1.1\r\nhost: localhost\r\n"
+    request = head + b"content-length: 5\r\n\r\nhello"
     async with http_bus("news") as http, ScriptedPeer(http.node.tcp_port) as peer:
         for _ in range(2):
             # Two at once, the second one in two parts.
@@ -135,7 +136,7 @@ async def test_answers_that_nobody_reads_are_counted_and_cost_their_connections(
     limits = {"memory-bytes-max": 16 << 20}
     async with http_bus("news", limits=limits) as http:
         await http.publish("news", *[b"x" * (1 << 20)] * 12)
-        request = b"GET /v1/topics/news/messages HTTP/1.1\r\nHost: x\r\n\r\n"
+        request = b"GET /v1/topics/news/messages HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(deaf_socket(http.node.tcp_port, request))
@@ -155,11 +156,11 @@ PATIENCE = {"detect-timeout-s": 0.3, "message-timeout-s": 0.3}
     "begun",
     [
         b"GET / HTTP/1.1\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
         b"GET /msgstream?sessionKey=",
-        b"POST /v1/topics/news/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx",
-        b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
-        b"POST /v1/broadcast HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n[[",
+        b"POST /v1/topics/news/messages HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\nx",
+        b"POST /v1/sessions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\n",
+        b"POST /v1/broadcast HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n[[",
     ],
 )
 @pytest.mark.parametrize("drips", [False, True])

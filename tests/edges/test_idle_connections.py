@@ -15,7 +15,7 @@ from polybus.edges.node import Node
 from polybus.testing import run_bus
 
 COUNT = 200
-GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 REGISTER = line("register", topics=["news"], ack=True)
 # Of each protocol the first bytes, and what a connection may take: a quarter more than measured.
 PEERS = {

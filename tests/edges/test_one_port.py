@@ -9,6 +9,7 @@ import json
 import ssl
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from edge_kit import (
@@ -113,7 +114,9 @@ async def test_first_bytes_of_nothing_known_are_closed_and_counted(garbage: byte
 @pytest.mark.parametrize("method", [b"GET / HTTP/1.1", b"POST /v1/topics HTTP/1.0"])
 async def test_http_is_answered_in_http(method: bytes) -> None:
     async with run_bus("news", "alive") as node, ScriptedPeer(node.tcp_port) as peer:
-        await peer.send(method + b"\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        await peer.send(
+            method + b"\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        )
         answer = await peer.read_to_end()
         status = int(answer.split(b" ", 2)[1])
         assert answer.startswith(b"HTTP/1.1 ") and 200 <= status < 600
@@ -169,6 +172,26 @@ async def test_connectors_are_independent_ports_of_one_bus() -> None:
             assert await goms.read_line() == line("reg-ack", topics=["news"])
             await frames.send(frame("news", b"across"))
             assert await goms.read_line() == line("message", topics=["news"], data="across")
+
+
+@pytest.mark.parametrize("speaks", ["goms", "boson-frames", "boson-properties", "queue"])
+async def test_http_on_a_connector_of_another_protocol_is_not_understood(speaks: str) -> None:
+    """A form of a page can have any body: here, lines of goMS."""
+    connector: dict[str, Any] = {"protocol": "tcp", "port": 0, "speaks": speaks}
+    if speaks == "queue":
+        connector["topic"] = "news"
+    lines = [
+        '{"messagetype":"register","topics":["news"]}',
+        '{"messagetype":"send","topics":["news"],"data":"forged"}',
+    ]
+    body = "".join(f"{line}\n" for line in lines)
+    request = f"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+    async with run_bus("news", connectors=[connector]) as node:
+        async with ScriptedPeer(node.tcp_port) as peer:
+            await peer.send(request.encode())
+            peer.send_eof()
+            await peer.read_to_end()
+        assert node.bus.log.bounds("news").stop == 0
 
 
 # TLS

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
+from browser_kit import open_browser
 from http_kit import Http, http_bus
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -22,43 +20,14 @@ from polybus.testing import ScriptedPeer
 
 WAIT_S = 15
 HOSTILE = "<img src=x onerror=document.title='owned'>"
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1000,700",
-)
 
 pytestmark = pytest.mark.slow
 
 
-def tool(*names: str) -> str:
-    found = [path for name in names if (path := shutil.which(name))]
-    if not found:
-        text = f"{names[0]} is missing; on Debian: apt-get install chromium chromium-driver"
-        if os.environ.get("CI") == "true":
-            pytest.fail(text)
-        pytest.skip(text)
-    return found[0]
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    options = ChromeOptions()
-    options.binary_location = tool("chromium", "chromium-browser", "google-chrome")
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = Chrome(options=options, service=Service(tool("chromedriver")))
-    try:
+    with open_browser(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
-    finally:
-        browser.quit()
 
 
 class Page:

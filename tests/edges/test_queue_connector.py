@@ -172,7 +172,6 @@ async def test_without_its_topic_queues_are_closed_until_it_is_back() -> None:
         ({"topic": "x" * 256}, "connectors[0].topic"),
         ({"speaks": ["queue", "goms"]}, "connectors[0].speaks"),
         ({"protocol": "udp"}, "connectors[0].protocol"),
-        ({"tls": {"cert": "c", "key": "k"}}, "connectors[0].tls"),
     ],
 )
 def test_a_queue_connector_that_cannot_be_is_an_error_that_names_the_key(

@@ -171,9 +171,13 @@ def test_at_the_largest_detectable_limit_white_space_is_still_goms(white: str) -
 
 @pytest.mark.parametrize("speaks", [("goms",), ("boson-frames",), ("http",), ("queue",)])
 def test_a_connector_of_one_protocol_speaks_it_whatever_comes(speaks: tuple[str, ...]) -> None:
-    for stream in (b"{", b"\xff", b"GET ", bytes(4), b"\x16\x00", b"\x1f\x00"):
+    for stream in (b"{", b"\xff", b"GETS", bytes(4), b"\x16\x00", b"\x1f\x00"):
         assert settled(stream, speaks) == speaks[0]
     assert settled(b"\x16\x03", speaks) == "tls"
+
+
+def test_http_is_never_taken_for_goms() -> None:
+    assert settled(b"POST / HTTP/1.1\r\n\r\n{", ("goms",)) == "unknown"
 
 
 def test_gzip_is_looked_for_only_where_boson_is_spoken() -> None:

@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import click
 import msgspec
 
 from polybus import config as configuration
-from polybus.cli import allocator
+from polybus.cli import allocator, self_signed
 from polybus.cli.options import config_option, data_option, load_config, port_option, topics_option
 from polybus.client import Subscription, connect
 from polybus.config import PORT, Config
@@ -44,6 +45,7 @@ Examples:
   polybus serve
   polybus serve --config server.json --data /var/lib/polybus
   polybus serve --port 0 --topic orders --topic alerts
+  polybus serve --tls-self-signed
 """
 )
 @config_option
@@ -51,6 +53,11 @@ Examples:
 @port_option
 @topics_option
 @click.option("--demo", is_flag=True, help="Show messages that cross protocols, then serve.")
+@click.option(
+    "--tls-self-signed",
+    is_flag=True,
+    help="Accept TLS too, with a certificate that the bus creates in the data folder; to try it.",
+)
 @click.option("--verbose", is_flag=True, help="Log more on standard error.")
 @click.option(
     "--stop-with-stdin",
@@ -63,6 +70,7 @@ def serve(
     port: int | None,
     topics: tuple[str, ...],
     demo: bool,
+    tls_self_signed: bool,
     verbose: bool,
     stop_with_stdin: bool,
 ) -> None:
@@ -87,6 +95,8 @@ def serve(
                 for one in config.connectors
             ]
             config = msgspec.structs.replace(config, connectors=connectors)
+        if tls_self_signed:
+            config = self_signed.with_tls(config)
         configuration.check(config)
         return config
 
@@ -99,14 +109,22 @@ def serve(
     try:
         access.prepare(node.data, group=node.config.group_access)
         access.adopt(node.data)
+        if tls_self_signed:
+            self_signed.make(node.config)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve(node, read_config, demo=demo, stop_with_stdin=stop_with_stdin))
+            show = partial(self_signed.show, node.config) if tls_self_signed else None
+            runner.run(_serve(node, read_config, show, demo=demo, stop_with_stdin=stop_with_stdin))
     except OSError as error:
         raise storage_error(error, str(error.filename or node.data)) from error
 
 
 async def _serve(
-    node: Node, read_config: Callable[[], Config], *, demo: bool, stop_with_stdin: bool
+    node: Node,
+    read_config: Callable[[], Config],
+    show_certificate: Callable[[int], None] | None,
+    *,
+    demo: bool,
+    stop_with_stdin: bool,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -122,6 +140,8 @@ async def _serve(
     _calm_collector()
     allocator.trim_regularly()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if show_certificate is not None:
+        show_certificate(node.tcp_port)
     print(f"polybus ready: {' '.join(node.addresses)} data={node.data}", flush=True)
     try:
         if demo:

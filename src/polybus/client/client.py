@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import ssl
 import weakref
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,7 @@ def connect(  # noqa: PLR0913 - all named by the caller
     connect_timeout_s: float = 10.0,
     receipt_timeout_s: float = 30.0,
     name: str = "polybus-client",
+    ca_file: str | os.PathLike[str] | None = None,
     ssl_context: ssl.SSLContext | None = None,
     on_error: ErrorListener | None = None,
 ) -> Client:
@@ -48,12 +50,14 @@ def connect(  # noqa: PLR0913 - all named by the caller
         connect_timeout_s: how long a connect, and the answer to a subscription, may take.
         receipt_timeout_s: how long a receipt may take after the message is sent.
         name: the name of the client in log lines.
-        ssl_context: for `+tls`; by default the system's certificates are trusted.
+        ca_file: the certificates to trust with TLS, in PEM, in place of the system's. The bus's
+            certificate is always verified.
+        ssl_context: all settings of TLS, in place of `ca_file`.
         on_error: called with each refusal of a message that was published without a receipt; by
             default a refusal is logged.
 
     Raises:
-        UsageError: `client.url` or `client.scheme`.
+        UsageError: `client.url`, `client.scheme` or `client.ca-file`.
     """
     address = parse(url)
     protocols.check(address)
@@ -63,10 +67,21 @@ def connect(  # noqa: PLR0913 - all named by the caller
         connect_timeout_s=connect_timeout_s,
         receipt_timeout_s=receipt_timeout_s,
         name=name,
-        tls=ssl_context,
+        tls=ssl_context if ca_file is None else _trusting(ca_file, ssl_context),
         on_error=on_error,
     )
     return Client(options)
+
+
+def _trusting(
+    ca_file: str | os.PathLike[str], ssl_context: ssl.SSLContext | None
+) -> ssl.SSLContext:
+    if ssl_context is not None:
+        raise UsageError("client.ca-file", "give ca_file or ssl_context, not both")
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise UsageError("client.ca-file", f"cannot use {ca_file}: {error}") from error
 
 
 class Client:

@@ -338,6 +338,8 @@ def reason(error: Exception) -> str:
     """Why a connection failed, in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: {error.verify_message}; ca_file, or SSL_CERT_FILE, names what to trust"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     if isinstance(error, OSError) and error.errno and error.errno > 0:

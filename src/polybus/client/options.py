@@ -92,7 +92,7 @@ def parse(url: str) -> Address:
         raise _wrong(url, "only ?options may follow the port")
     if parts.username or parts.password:
         raise _wrong(url, "a user and password are not supported")
-    if port is None and parts.scheme == "queue":
+    if port is None and parts.scheme.removesuffix("+tls") == "queue":
         # A queue connector shares its port with no other protocol, so it has no default port.
         raise _wrong(url, "queue:// needs the port of the connector")
     switches = _switches(url, parts.query)

@@ -197,7 +197,6 @@ class GomsTransport(Transport):
 
 class QueueTransport(Transport):
     confirms = False
-    tls = False
 
     def __init__(self, message_bytes_max: int) -> None:
         self._reader = queue.QueueReader(message_bytes_max)
@@ -251,13 +250,11 @@ HTTP_SCHEMES = ("http", "ws")
 
 
 def check(address: Address) -> None:
-    """Raise UsageError: `client.scheme`, unknown; `client.url`, the scheme has no gzip or TLS."""
+    """Raise UsageError: `client.scheme`, unknown; `client.url`, the scheme has no gzip."""
     scheme = address.scheme
     if scheme not in (*SCHEMES, *HTTP_SCHEMES):
         known = ", ".join(f"{known}://" for known in sorted([*SCHEMES, *HTTP_SCHEMES]))
         raise UsageError("client.scheme", f"{scheme[:40]}:// is not known; use one of {known}")
-    transport = SCHEMES.get(scheme, Transport)  # HTTP may have TLS but no gzip, the default
+    transport = SCHEMES.get(scheme, Transport)  # HTTP has no gzip, the default
     if address.gzip and not transport.gzip:
         raise UsageError("client.url", f"{scheme}:// has no gzip")
-    if address.tls and not transport.tls:
-        raise UsageError("client.url", f"{scheme}:// has no TLS")

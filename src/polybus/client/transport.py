@@ -105,8 +105,6 @@ class Transport:
     """Whether the bus confirms a subscription; on queues it begins with the connection."""
     gzip = False
     """Whether the stream may be gzip."""
-    tls = True
-    """Whether the stream may be TLS."""
 
     def __init__(self, message_bytes_max: int) -> None:
         """`message_bytes_max` is the largest message to accept."""

@@ -82,10 +82,13 @@ class RunNote:
 
 
 def _http_urls(connectors: Sequence[Connector], addresses: Sequence[str]) -> list[str]:
-    """The addresses at which HTTP is spoken, as URLs."""
+    """The addresses at which HTTP is spoken, as URLs; those without TLS first.
+
+    Programs on this machine use the first. Few certificates are for 127.0.0.1.
+    """
     urls = []
     for connector, address in zip(connectors, addresses, strict=True):
         if "http" in connector.protocols and address.startswith("tcp://"):
-            scheme = "https://" if connector.tls is not None else "http://"
-            urls.append(address.replace("tcp://", scheme))
-    return urls
+            requires_tls = connector.tls is not None and connector.tls.required
+            urls.append(address.replace("tcp://", "https://" if requires_tls else "http://"))
+    return sorted(urls, key=lambda url: url.startswith("https://"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ import msgspec
 
 from polybus import config as configuration
 from polybus.bus.bus import Bus
-from polybus.config import Config, Connector, DeclaredTopic, Tls
+from polybus.config import Config, Connector, DeclaredTopic
 from polybus.edges.admin import RunNote, load_or_make
 from polybus.edges.edge import BadPeers, Edge
 from polybus.edges.http.edge import HttpEdge
@@ -20,8 +19,8 @@ from polybus.edges.http.state import HttpState
 from polybus.edges.protocols.boson import BosonFramesTranslator, BosonPropertiesTranslator
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
+from polybus.edges.tcp.certificates import Certificates
 from polybus.edges.tcp.connection import Connection
-from polybus.edges.tcp.layers import tls_context
 from polybus.edges.tcp.listener import Listener, bind, bind_path
 from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
@@ -75,14 +74,14 @@ def settings_of(topic: DeclaredTopic) -> TopicSettings:
 class Server:
     """Listens on every connector of one bus."""
 
-    def __init__(self, edge: Edge, tcp: TcpShared) -> None:
+    def __init__(self, edge: Edge, tcp: TcpShared, certificates: Certificates) -> None:
         self._edge = edge
         self._context = edge.context
         self._tcp = tcp
         self._listeners: list[Listener] = []
         self._udp_edges: list[UdpEdge] = []
-        # Each connection takes the context of its time: a reload replaces them.
-        self._certificates: dict[Tls, ssl.SSLContext] = {}
+        self._certificates = certificates
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
         """Listen on every connector; return the addresses, `tcp://127.0.0.1:55545` and so on.
@@ -101,6 +100,7 @@ class Server:
                 text = f"connectors[{index}]: cannot listen on {where}: {error}"
                 raise ConfigError("config.address", text) from error
         self._tcp.start()
+        self._watching = asyncio.create_task(self._certificates.watch())
         return addresses
 
     async def _listen(self, connector: Connector) -> str:
@@ -110,19 +110,15 @@ class Server:
             return f"udp://{connector.ip}:{await edge.listen()}"
         settings = connector.tls
         if settings is not None:
-            self._certificates[settings] = tls_context(settings)
+            self._certificates.add(settings)
 
         def connect() -> Connection:
-            tls = None if settings is None else self._certificates[settings]
+            tls = None if settings is None else self._certificates.context(settings)
             return Connection(self._tcp, connector, tls)
 
         sockets = await bind(connector.ip, connector.port)
         self._listeners += [Listener(self._tcp, one, connect) for one in sockets]
         return f"tcp://{connector.ip}:{sockets[0].getsockname()[1]}"
-
-    def reload_certificates(self) -> None:
-        """Read the certificates again, for connections from now on. Raises ConfigError."""
-        self._certificates = {settings: tls_context(settings) for settings in self._certificates}
 
     async def listen_for_admin(self, path: Path) -> None:
         """Listen on a Unix socket that only the user of this process may open."""
@@ -136,6 +132,8 @@ class Server:
 
         Returns within `shutdown-timeout-s`. The caller closes the log.
         """
+        if self._watching is not None:
+            self._watching.cancel()
         for listener in self._listeners:
             listener.close()
         for edge in self._udp_edges:
@@ -209,7 +207,7 @@ class Node:
             ConfigError: a certificate cannot be used; nothing has changed.
             StorageError: a topic or file cannot be written; call again.
         """
-        self.server.reload_certificates()
+        self.http.certificates.reload()
         taken = {name: getattr(config, name) for name in RELOADED}
         self.config = msgspec.structs.replace(self.config, **taken)
         if isinstance(self._log, FileLog):
@@ -246,7 +244,10 @@ class Node:
         pipeline_settings.write(context.data, config)
         self.services = Services(context)
         edge = Edge(context, self.bad_peers)
-        self.http = HttpState(edge, self.services, token, lambda: len(self.tcp.connections))
+        certificates = Certificates()
+        self.http = HttpState(
+            edge, self.services, token, lambda: len(self.tcp.connections), certificates
+        )
         self._http_edge = HttpEdge(self.http)
         translators: dict[str, TranslatorFactory] = {
             "boson-frames": partial(BosonFramesTranslator, edge),
@@ -256,7 +257,7 @@ class Node:
             "http": self._http_edge.translator,
         }
         self.tcp = TcpShared(edge, translators)
-        self.server = Server(edge, self.tcp)
+        self.server = Server(edge, self.tcp, certificates)
 
     async def stop(self) -> None:
         """Drain, sync, close: nothing that had a receipt, or was read before, is lost."""

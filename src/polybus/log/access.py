@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from polybus.errors import StorageError
-from polybus.log.layout import admin_token_path
+from polybus.log.layout import admin_token_path, private_key_path
 from polybus.log.topics import storage_error
 
 logger = logging.getLogger("polybus.log")
@@ -61,12 +61,13 @@ def prepare_socket_folder(socket: Path) -> None:
 
 def _correct(data: Path, wanted: int) -> None:
     foreign = 0
+    private = (admin_token_path(data), private_key_path(data))
     for folder, _, files in os.walk(data, topdown=False):
         paths = [(Path(folder) / name, wanted & 0o666) for name in files]
         for path, mode in [*paths, (Path(folder), wanted)]:
             try:
                 if path.is_file() and not path.is_symlink():
-                    path.chmod(0o600 if path == admin_token_path(data) else mode)
+                    path.chmod(0o600 if path in private else mode)
                 elif path.is_dir():
                     if path == data:
                         os.sync()

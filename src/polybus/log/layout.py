@@ -4,6 +4,7 @@ DATA/polybus.json                                   format, largest epoch at the
 DATA/unfinished-copy                                a copy was begun and has not ended
 DATA/lock                                           held by the process that writes
 DATA/admin.token                                    the administrator's token, created by the bus
+DATA/tls/cert.pem, key.pem                          of `polybus serve --tls-self-signed`
 DATA/journal/<first commit>.arrows, .index          the shared journal
 DATA/staging/<producer>/<batch>-<unique>.arrows     staged and uncommitted rows of Spark
 DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
@@ -46,6 +47,14 @@ def topic_folder(data: Path, topic: str) -> Path:
 
 def admin_token_path(data: Path) -> Path:
     return data / "admin.token"
+
+
+def certificate_path(data: Path) -> Path:
+    return data / "tls" / "cert.pem"
+
+
+def private_key_path(data: Path) -> Path:
+    return data / "tls" / "key.pem"
 
 
 def socket_path(wanted: Path) -> Path:

@@ -223,7 +223,7 @@ def _goms(value: str) -> bytes:
 
 
 def _http(value: str) -> bytes:
-    head = f"POST /v1/topics/{SENT}/messages HTTP/1.1\r\nhost: a\r\n"
+    head = f"POST /v1/topics/{SENT}/messages HTTP/1.1\r\nhost: localhost\r\n"
     return f"{head}content-length: {len(value)}\r\n\r\n{value}".encode()
 
 

@@ -10,7 +10,7 @@
 Each rule answers yes, no, or None if it needs more bytes. It answers as early as possible, because
 a Boson frame may be only 7 bytes and the peer may wait for its answer. No bytes satisfy two rules
 as long as messages are at most 256 MiB. A connector that speaks one protocol detects only TLS and
-gzip.
+gzip; one that speaks goMS also HTTP, to refuse it.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,6 +55,11 @@ def detect(head: Buffer, speaks: Sequence[str], message_bytes_max: int) -> str |
             return name
         if magic.startswith(head):
             return None
+    if list(speaks) == ["goms"]:
+        # A web page can make its visitor's browser send HTTP here. goMS skips lines that it does
+        # not understand, and would take the body for lines of its own.
+        is_http = _is_http(head, speaks, message_bytes_max)
+        return None if is_http is None else UNKNOWN if is_http else "goms"
     if len(speaks) == 1:
         return speaks[0]
     for name, rule in _RULES.items():

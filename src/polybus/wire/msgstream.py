@@ -17,6 +17,7 @@ from polybus.batch import Batch
 from polybus.errors import PeerError
 
 PROTOCOL: Final = "msgstream"
+PATHS: Final = ("/msgstream", "/msgstream/")
 UNSET: Final = "session.unset"
 OVERFLOW: Final = "session.overflow"
 DAMAGED: Final = "topic.damaged"

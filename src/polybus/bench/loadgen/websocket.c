@@ -24,7 +24,7 @@ enum {
 };
 /* The example of RFC 6455: nobody here has to be protected from a cache. */
 #define UPGRADE                                                                                    \
-    " HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"                    \
+    " HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"                \
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 
 size_t websocket_frame(char *out, int kind, const char *bytes, size_t count) {

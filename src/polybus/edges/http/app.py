@@ -4,11 +4,9 @@ The API's description, OpenAPI, is generated from its operations.
 """
 
 import functools
-import hashlib
 import importlib.resources
 import logging
 import re
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
@@ -20,38 +18,47 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polybus.edges.http.calls import ENCODED, JSON, TEXT, Operation, Problem, performer, problem
-from polybus.edges.http.polls import METHODS, PATHS, Polls
+from polybus.edges.http.polls import METHODS, Polls
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.http.state import HttpState
+from polybus.wire.msgstream import PATHS
 
 logger = logging.getLogger("polybus.requests")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-# The page shows untrusted messages: it may run only its own script and load nothing.
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; "
-    "connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+# The page shows untrusted messages: only its own files may run or style it. No other page may frame
+# it, which could make a visitor click on it unknowingly.
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+}
+PAGE_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
 REF = "#/components/schemas/{name}"
 PROBLEM = "application/problem+json"
 FAILURES = {
     400: "The request is malformed",
-    403: "The topic is reserved for the system",
+    403: "The topic is reserved for the system, or a web page of another origin asks",
     404: "It does not exist",
     405: "Method not allowed for this path",
     409: "It conflicts with what exists or is under way",
     413: "The body is too large",
     415: "The content type is not accepted",
     416: "The offset is outside of what the topic holds",
+    421: "The bus is not known by the name in the URL",
     503: "The bus is stopping, or cannot store",
     507: "Too much is staged",
 }
-ALWAYS = (405, 413, 415, 503)
+ALWAYS = (405, 413, 415, 421, 503)
 
 
 def encoded_slashes(app: ASGIApp) -> ASGIApp:
@@ -109,14 +116,6 @@ def _api_routes(state: HttpState) -> Sequence[Route]:
 
 
 def _other_routes(polls: Polls) -> Sequence[Route]:
-    page = importlib.resources.files("polybus.edges.http").joinpath("page.html").read_text()
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = PAGE_POLICY.format(script=digest)
-
-    async def index(request: Request) -> Response:
-        return HTMLResponse(page, headers={"content-security-policy": policy})
-
     @functools.cache
     def description() -> dict[str, object]:
         return describe(OPERATIONS)
@@ -128,8 +127,17 @@ def _other_routes(polls: Polls) -> Sequence[Route]:
     return [
         *(_route(path, msgstream) for path in PATHS),
         Route("/openapi.json", openapi),
-        Route("/", index),
+        *(_file_route(path, *file) for path, file in PAGE_FILES.items()),
     ]
+
+
+def _file_route(path: str, name: str, media: str) -> Route:
+    content = importlib.resources.files("polybus.edges.http").joinpath(name).read_bytes()
+
+    async def page(request: Request) -> Response:
+        return Response(content, headers=PAGE_HEADERS, media_type=media)
+
+    return Route(path, page)
 
 
 def _route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
@@ -181,9 +189,8 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
 
 def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     types = operation.types()
-    answers: list[tuple[int, str, Any]] = [
-        (status, PROBLEM, Problem) for status in sorted({*operation.fails, *ALWAYS})
-    ]
+    fails = {*operation.fails, *ALWAYS, *(() if operation.method == "GET" else (403,))}
+    answers: list[tuple[int, str, Any]] = [(status, PROBLEM, Problem) for status in sorted(fails)]
     answers.append((operation.status, operation.produces, types.get("return")))
     if operation.produces == TEXT and 503 in operation.fails:
         answers.append((503, TEXT, str))

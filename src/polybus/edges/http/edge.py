@@ -21,6 +21,7 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
+from polybus.edges.http.door import RequestHead
 from polybus.edges.http.lean import LeanFlow, ShortPipeline
 from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.state import HttpState
@@ -54,6 +55,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         "_bad_peers",
         "_body_bytes",
         "_connection",
+        "_door",
         "_first_head_s",
         "_head_bytes",
         "_head_bytes_max",
@@ -75,6 +77,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         super().__init__(config=config, server_state=server_state, app_state=shared)
         self.pipeline = ShortPipeline()  # type: ignore[assignment]
         self._bad_peers = state.bad_peers
+        self._door = state.door
         self._head_bytes_max = state.config.http.head_bytes_max
         self._connection = connection
         self._assembly = connection.tcp.assembly
@@ -112,14 +115,31 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         version = self.parser.get_http_version()
         if version not in HTTP_VERSIONS:
             self._stop(505, "http.invalid", f"HTTP/{version} is not supported; use HTTP/1.1")
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1 or (not hosts and version == "1.1"):
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
             self._stop(400, "http.invalid", "a request must have exactly one Host header")
+        if not self._connection.is_admin:
+            self._pass_door(hosts[0] if hosts else None)
         self._in_head = False
         # Expect a body. Without one the message is complete at once.
         self._body_bytes = 1
         self._assembly.update(self._connection, 0, self._body_bytes, completed=True)
         super().on_headers_complete()
+
+    def _pass_door(self, host: bytes | None) -> None:
+        local_ip = self.server[0] if self.server else ""
+        head = RequestHead(
+            method=self.parser.get_method(),
+            url=self.url,
+            headers=self.headers,
+            host=host,
+            scheme=self.scheme or "http",
+            local_ip=local_ip,
+            upgrades=self.parser.should_upgrade(),
+        )
+        refusal = self._door.refusal(head)
+        if refusal is not None:
+            self._stop(*refusal)
 
     def on_body(self, body: bytes) -> None:
         before, self._body_bytes = self._body_bytes, self._body_bytes + len(body)
@@ -191,10 +211,11 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         """Answer with a problem, unless an answer has begun, and close."""
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             body = bytes(problem(status, code, text).body)
+            always = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
             self.transport.write(
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\nconnection: close\r\n"
-                b"content-length: %d\r\n\r\n%b"
-                % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+                b"content-length: %d\r\n%b\r\n%b"
+                % (status, HTTPStatus(status).phrase.encode(), len(body), b"".join(always), body)
             )
         self.transport.close()
 
@@ -268,10 +289,10 @@ class HttpTranslator(Translator):
     # The connection calls these
 
     def send_error(self, code: str, text: str) -> None:
-        """The connection is closing: the peer was too slow, or a layer failed."""
+        """The connection is closing: the peer was too slow, a layer failed, or TLS is required."""
         refuse = getattr(self.codec.upper, "refuse", None)
         if refuse is not None:
-            refuse(408, code, text)
+            refuse(403 if code == "tls.required" else 408, code, text)
 
     def leave_all(self) -> None:
         """The connection is lost."""
@@ -354,7 +375,9 @@ class HttpEdge:
 
     def __init__(self, state: HttpState) -> None:
         self._state = state
+        always = [(name.encode(), value.encode()) for name, value in state.door.answer_headers]
         self._uvicorn_state = ServerState()
+        self._uvicorn_state.default_headers = always
         self._uvicorn_config = uvicorn.Config(
             make_app(state),
             log_config=None,

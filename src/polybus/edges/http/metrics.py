@@ -18,22 +18,26 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 async def healthz(call: Call) -> PlainText:
-    """Liveness: the bus answers, and the log and state.db take writes."""
+    """Liveness: the log and state.db take writes. Further lines name unusable certificates."""
     error = call.state.storage_error
     if error is not None:
         return PlainTextResponse(f"{error.code}: {error.text}\n", 503)
-    return PlainTextResponse("ok\n")
+    return _ok(*call.state.certificates.failures.values())
 
 
 async def readyz(call: Call) -> PlainText:
-    """Readiness: the bus accepts connections. Lines after the first name damaged topics."""
+    """Readiness: it accepts connections. Further lines: damaged topics, unusable certificates."""
     if call.state.stopping:
         return PlainTextResponse("stopping\n", 503)
     if call.state.storage_error is not None:
         return await healthz(call)
     damaged = list(call.state.bus.log.frozen.values())
     lines = [f"{one.code}: {one.text}" for one in damaged[:DAMAGED_SHOWN_MAX]]
-    return PlainTextResponse("\n".join(["ok", *lines, ""]))
+    return _ok(*call.state.certificates.failures.values(), *lines)
+
+
+def _ok(*notes: str) -> Response:
+    return PlainTextResponse("\n".join(["ok", *notes, ""]))
 
 
 async def metrics(call: Call) -> PlainText:
@@ -93,6 +97,8 @@ def _families(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sample
     yield "state_damages", "gauge", "Damaged state.db entries found in the last 30 days.", lost
     frozen = float(len(bus.log.frozen))
     yield "topics_damaged", "gauge", "Topics that are frozen because of damage.", [({}, frozen)]
+    bad = float(len(state.certificates.failures))
+    yield "tls_reload_failures", "gauge", "Changed certificates that cannot be used.", [({}, bad)]
     healthy = float(state.storage_error is None)
     yield "storage_healthy", "gauge", "1 while the log and state.db take writes.", [({}, healthy)]
 

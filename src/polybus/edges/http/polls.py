@@ -19,7 +19,6 @@ from polybus.services.sessions.delivery import Packs
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
 
-PATHS = ("/msgstream", "/msgstream/")
 METHODS = ("GET", "HEAD")
 NO_CACHE = {"pragma": "no-cache"}
 TRANSPORTS = ("shortpolling", "longpolling")

@@ -8,6 +8,8 @@ from polybus.bus.topic import Topic
 from polybus.config import Config
 from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
+from polybus.edges.http.door import Door
+from polybus.edges.tcp.certificates import Certificates
 from polybus.errors import StorageError
 from polybus.scan import Traffic
 from polybus.services.services import Services
@@ -37,12 +39,14 @@ class HttpState:
         services: Services,
         token: AdminToken,
         count_connections: Callable[[], int],
+        certificates: Certificates,
     ) -> None:
         self.edge = edge
         self.context = edge.context
         self.bad_peers = edge.bad_peers
         self.bus = edge.context.bus
         self.config: Config = edge.context.config
+        self.door = Door(self.config)
         self.loop = edge.context.loop
         self.inboxes = services.inboxes
         self.consumers = services.consumers
@@ -50,6 +54,7 @@ class HttpState:
         self.transactions = services.transactions
         self.token = token
         self.count_connections = count_connections
+        self.certificates = certificates
         self.stopping = False
         self.waiters: set[asyncio.Event] = set()
         self.websockets: set[OpenWebSocket] = set()

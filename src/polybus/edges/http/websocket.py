@@ -16,18 +16,17 @@ from urllib.parse import parse_qs, urlsplit
 
 from websockets.exceptions import ProtocolError
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
+from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from polybus.edges.http.polls import PATHS
 from polybus.edges.http.sending import SHORT_BYTES_MAX, PackEncodings, PackSender, text_frame
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
 from polybus.edges.tcp.outbox import Outbox
 from polybus.errors import StorageError
 from polybus.services.sessions.session import Session
-from polybus.wire.msgstream import SESSION_UNSET, parse_confirm_ids
+from polybus.wire.msgstream import PATHS, SESSION_UNSET, parse_confirm_ids
 
 CLOSE_TIMEOUT_S = 2.0
 _FIN = 0x80
@@ -125,17 +124,21 @@ class WebSocketPeer(PackSender, Upper):
         # The first of repeated parameters counts, as for polls.
         key = parse_qs(url.query).get("sessionKey", [""])[0]
         if url.path not in PATHS:
-            ws.send_response(ws.reject(HTTPStatus.NOT_FOUND, "Not found\n"))
+            self._answer(ws.reject(HTTPStatus.NOT_FOUND, "Not found\n"))
         elif not key:
             text = "Missing parameter: sessionKey"
-            ws.send_response(ws.reject(HTTPStatus.BAD_REQUEST, text))
+            self._answer(ws.reject(HTTPStatus.BAD_REQUEST, text))
         elif self._state.stopping:
-            ws.send_response(ws.reject(HTTPStatus.SERVICE_UNAVAILABLE, "The bus is stopping\n"))
+            self._answer(ws.reject(HTTPStatus.SERVICE_UNAVAILABLE, "The bus is stopping\n"))
         else:
-            ws.send_response(ws.accept(request))
+            self._answer(ws.accept(request))
             if ws.state is State.OPEN:
                 self._write_owed()
                 self._begin(key)
+
+    def _answer(self, response: Response) -> None:
+        response.headers.update(self._state.door.answer_headers)
+        self._ws.send_response(response)
 
     def _begin(self, key: str) -> None:
         session = self._state.inboxes.find(key)

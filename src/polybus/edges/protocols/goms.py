@@ -25,6 +25,7 @@ from polybus.wire.positions import Latest, Position, Since, Start, parse_start
 
 # Our codes as goMS's; a code that is not listed is a general error.
 CODES = {
+    "tls.required": "000403",
     "outbox.full": "000429",
     "outbox.dropped": "000429",
     "log.full": "002001",

@@ -32,8 +32,6 @@ from polybus.wire.detect import detect
 PULL_S_MAX = 0.025
 """How long the layers of one connection may occupy the loop."""
 BACKLOG_GATE = "backlog"
-# Protocols that a connector may speak alone, before its peer has sent anything.
-UNDETECTED = ("goms", "queue")
 
 
 class Connection(Stream):
@@ -53,6 +51,8 @@ class Connection(Stream):
         super().__init__(tcp)
         self._connector = connector
         self._tls = tls
+        self._speaks_queue = connector.protocols == ("queue",)
+        self._requires_tls = connector.tls is not None and connector.tls.required
         self.is_admin = is_admin
         self.name = ""
         # First bytes, not enough to detect the protocol.
@@ -75,9 +75,12 @@ class Connection(Stream):
             self._closing = True
             transport.abort()
             return
-        protocols = self._connector.protocols
-        if len(protocols) == 1 and self._tls is None and protocols[0] in UNDETECTED:
-            self.speak(protocols[0])
+        if self._speaks_queue:
+            # It gets messages before it has sent anything, so nothing can be detected.
+            if self._tls is None:
+                self.speak("queue")
+            else:
+                self._add_layer(TlsLayer(self._tls), b"")
 
     def receive(self, data: Buffer) -> None:
         """Handle bytes of the peer, `carry` included."""
@@ -183,6 +186,8 @@ class Connection(Stream):
                 self.understand(piece)
         if owed := self._layers[0].owed():
             self.transport.write(owed)
+        if self.translator is None and self._speaks_queue and self._layers[0].is_open:
+            self.speak("queue")
         if self._pieces is None and self._layers[0].ended:
             self.eof_received()
 
@@ -214,6 +219,9 @@ class Connection(Stream):
             self._add_layer(GzipLayer(), head)
         elif found in self.tcp.translators:
             self.speak(found)
+            if self._requires_tls and "tls" not in wrapped:
+                # In the words of the protocol that was detected.
+                raise PeerError("tls.required", "this port requires TLS")
             self.understand(head)
         else:
             self._reject(found)
@@ -266,6 +274,15 @@ class Connection(Stream):
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context if the connection is encrypted, once its protocol is known."""
         return None if self._layers is None else self._tls
+
+    @property
+    def certificate_name(self) -> str | None:
+        """The common name of the peer's certificate, which an authority in `client-ca` signed.
+
+        Known when the protocol is.
+        """
+        lowest = self._layers[0] if self._layers else None
+        return lowest.certificate_name if isinstance(lowest, TlsLayer) else None
 
     # Closing
 

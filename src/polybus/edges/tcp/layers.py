@@ -3,10 +3,10 @@
 import contextlib
 import ssl
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from polybus.batch import Buffer
-from polybus.config import Tls
-from polybus.errors import ConfigError, PeerError
+from polybus.errors import PeerError
 from polybus.wire.gzip_stream import GzipStream
 
 _CHUNK_BYTES = 256 << 10
@@ -14,6 +14,7 @@ _CHUNK_BYTES = 256 << 10
 
 class GzipLayer:
     name = "gzip"
+    is_open = True
     ended = False
 
     def __init__(self) -> None:
@@ -41,7 +42,8 @@ class TlsLayer:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._shaken = False
+        # Whether the handshake is done.
+        self.is_open = False
         # Whether the peer has ended the layer: it sends no more.
         self.ended = False
 
@@ -49,9 +51,9 @@ class TlsLayer:
         """Unwrap bytes, piece by piece. Raises PeerError, always final."""
         self._incoming.write(data)
         try:
-            if not self._shaken:
+            if not self.is_open:
                 self._tls.do_handshake()
-                self._shaken = True
+                self.is_open = True
             while plain := self._tls.read(_CHUNK_BYTES):
                 yield plain
             self.ended = True
@@ -62,10 +64,18 @@ class TlsLayer:
         except ssl.SSLError as error:
             raise PeerError("tls.failed", f"TLS: {error.reason or 'handshake failed'}") from error
 
+    @property
+    def certificate_name(self) -> str | None:
+        """The common name of the peer's verified certificate; None if it has no, or several."""
+        found: dict[str, Any] | None = self._tls.getpeercert() if self.is_open else None
+        subject = found["subject"] if found else ()
+        names = [value for part in subject for key, value in part if key == "commonName"]
+        return names[0] if len(names) == 1 else None
+
     def send(self, data: Buffer) -> bytes:
         # A peer that broke its TLS takes no more; what it sent ends the connection.
         with contextlib.suppress(ssl.SSLError):
-            if self._shaken and len(data):
+            if self.is_open and len(data):
                 self._tls.write(data)
         return self._outgoing.read()
 
@@ -105,15 +115,3 @@ def finish(layers: Sequence[Layer]) -> bytes:
         # A peer that ended its TLS accepts no more data in it.
         last = (b"" if layer.ended else layer.send(last)) + layer.finish()
     return last
-
-
-def tls_context(settings: Tls) -> ssl.SSLContext:
-    """Load a connector's certificate. Raises ConfigError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.cert, settings.key)
-    except (OSError, ssl.SSLError) as error:
-        text = f"tls: cannot load {settings.cert} and {settings.key}: {error}"
-        raise ConfigError("config.tls", text) from error
-    return context
