@@ -90,13 +90,24 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 async def other_server() -> AsyncIterator[int]:
     """Serves an empty page on a port of its own."""
 
+    # A browser opens more connections than it uses.
+    opened: set[asyncio.StreamWriter] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(PAGE)
+        opened.add(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(PAGE)
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for writer in opened:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
 
 
 async def run(browser: Chrome, page: str, script: str, *arguments: Any) -> Any:
