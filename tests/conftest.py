@@ -24,6 +24,9 @@ TESTS = Path(__file__).parent
 # They start processes or Java, or wait for disks and slow readers: too long for `make test-fast`.
 SLOW = (TESTS / "cli", TESTS / "crash", TESTS / "spark")
 SLOW_FILES = (
+    "test_accounts_abuse.py",
+    "test_accounts_limits.py",
+    "test_accounts_login.py",
     "test_append_all.py",
     "test_backpressure.py",
     "test_bad_input.py",

@@ -64,7 +64,9 @@ def test_the_forbidden_modules_are_those_of_the_import_contract() -> None:
 def shown(value: float) -> str:
     """A default as the table writes it: 64 MiB, 100,000, 300."""
     if isinstance(value, int) and value % MIB == 0:
-        return f"{value // MIB} MiB"
+        units = {"TiB": MIB << 20, "GiB": MIB << 10} if value >= 100 * MIB << 10 else {}
+        unit, size = next(((u, s) for u, s in units.items() if value % s == 0), ("MiB", MIB))
+        return f"{value // size} {unit}"
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

@@ -74,6 +74,10 @@ class Connector(Settings, frozen=True):
     bytes; `queue` cannot be detected and must stand alone."""
     topic: str | None = None
     """The topic of a queue connector, which requires one. The bus creates it if it is missing."""
+    account: str = names.ACCOUNT
+    """The account whose topic a queue connector has."""
+    token_required: bool = False
+    """The first message on each connection of a queue connector must be a token of its account."""
     default_topic: str | None = None
     """The topic of Boson messages whose topic is empty; without it they are refused."""
     reg_ack: bool = False
@@ -138,6 +142,23 @@ class Limits(Settings, frozen=True):
     """A larger transaction is written to the log in several commits of this size."""
     producers_max: int = 10_000
     """Transaction producers whose last batch is remembered, so that a repeated batch is ignored."""
+    account_connections_max: int = 10_000
+    """Connections that are logged in to one account. Each `account-…` limit is for every account
+    but the default one, and the account's own config may set another."""
+    account_sessions_max: int = 10_000
+    """Open sessions of one account."""
+    account_topics_max: int = 10_000
+    """Topics of one account."""
+    account_bytes_max: int = 1 << 40
+    """Size of the history of one account's topics; beyond it nothing more is published."""
+    account_messages_per_s_max: int = 100_000_000
+    """Messages that one account publishes per second."""
+    account_bytes_per_s_max: int = 100 << 30
+    """Bytes that one account publishes per second."""
+    signups_per_address_hour_max: int = 10
+    """Sign-ups from one address in an hour, if `accounts.signup` allows them at all."""
+    signups_per_hour_max: int = 1000
+    """Sign-ups from all addresses in an hour."""
 
 
 class Retention(Settings, frozen=True):
@@ -224,6 +245,16 @@ class Http(Settings, frozen=True):
     """An idle connection is closed after this time."""
 
 
+class AccountSettings(Settings, frozen=True):
+    """Who may use the bus without an account, and who may create one."""
+
+    default: Literal["loopback", "off", "open"] = "loopback"
+    """Who is the default account without a login: clients on this machine, nobody, or everybody.
+    A bus with `open` that listens beyond loopback needs `--insecure`."""
+    signup: bool = False
+    """Whether anybody may create an account over HTTP."""
+
+
 class Pipeline(Settings, frozen=True):
     """What the standard pipeline computes from the topics, and how."""
 
@@ -305,6 +336,8 @@ class Config(Settings, frozen=True):
     """HTTP sessions."""
     http: Http = Http()
     """The HTTP API."""
+    accounts: AccountSettings = AccountSettings()
+    """Accounts and logins."""
     pipeline: Pipeline = Pipeline()
     """The standard pipeline."""
 
@@ -315,7 +348,8 @@ class Config(Settings, frozen=True):
         """
         declared = [("topics", entry) for entry in self.topics]
         for number, connector in enumerate(self.connectors):
-            if "queue" in connector.protocols and connector.topic is not None:
+            is_own = connector.account == names.ACCOUNT
+            if "queue" in connector.protocols and connector.topic is not None and is_own:
                 declared.append((f"connectors[{number}].topic", connector.topic))
         topics: dict[str, DeclaredTopic] = {}
         for key, entry in declared:
@@ -333,7 +367,7 @@ def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None 
     raw: dict[str, Any] = {}
     base = Path()
     if path is not None:
-        raw = _read_file(Path(path), "config")
+        raw = read_file(Path(path), "config")
         base = Path(path).resolve().parent
     _apply_environment(raw, os.environ if environ is None else environ)
     _accept_old_spellings(raw)
@@ -378,8 +412,8 @@ def check(config: Config) -> None:
             raise ConfigError("config.invalid", f"{key}.tls: UDP has no TLS")
         if "queue" in connector.protocols:
             _check_queue(connector, key)
-        elif connector.topic is not None:
-            raise ConfigError("config.invalid", f"{key}.topic is only for queue connectors")
+        else:
+            _check_not_queue(connector, key)
         if connector.default_topic is not None:
             limit = config.limits.topic_bytes_max
             _topic_name(f"{key}.default-topic", connector.default_topic, limit)
@@ -435,7 +469,17 @@ def _topic_name(key: str, name: str, bytes_max: int) -> str:
     return found
 
 
+def _check_not_queue(connector: Connector, key: str) -> None:
+    defaults = Connector()
+    for field in ("topic", "account", "token_required"):
+        if getattr(connector, field) != getattr(defaults, field):
+            shown = f"{key}.{field.replace('_', '-')}"
+            raise ConfigError("config.invalid", f"{shown} is only for queue connectors")
+
+
 def _check_queue(connector: Connector, key: str) -> None:
+    if connector.account != names.ACCOUNT and not names.is_account(connector.account):
+        raise ConfigError("config.invalid", f"{key}.account: {connector.account!r} is no account")
     if connector.topic is None:
         raise ConfigError("config.invalid", f"{key}.topic is missing: a queue connector needs one")
     if len(connector.protocols) > 1:
@@ -444,7 +488,8 @@ def _check_queue(connector: Connector, key: str) -> None:
         raise ConfigError("config.invalid", f"{key}.protocol: a queue connector uses tcp")
 
 
-def _read_file(path: Path, what: str) -> dict[str, Any]:
+def read_file(path: Path, what: str) -> dict[str, Any]:
+    """The content of a TOML or JSON file. Raises ConfigError, which begins with `what`."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -465,7 +510,7 @@ def _read_topics(topic_file: str, base: Path) -> list[Any]:
     # goMS resolves the path against the working directory; users expect the config file's folder.
     if not path.exists() and Path(topic_file).exists():
         path = Path(topic_file)
-    loaded = _read_file(path, "topic-config")
+    loaded = read_file(path, "topic-config")
     unknown = set(loaded) - {"topics"}
     if unknown or not isinstance(loaded.get("topics"), list):
         text = f'topic-config: {path} must be {{"topics": [...]}} and nothing else'

@@ -213,6 +213,38 @@ sink.column: a column that goes to a topic is missing or of the wrong type
 sink.mode: the sink cannot write in this mode → use append, or upsert()
 sink.checkpoint: the query's checkpoint cannot be synced → check the disk of checkpointLocation
 
+# Accounts
+auth.needed: the peer must log in first → log in, or create a token: polybus accounts token create
+auth.failed: the user, password or token of a login is wrong → correct it; each failure takes longer
+auth.denied: you may read this topic, but not do this with it; or only administrators may do this
+    → ask its owner for the right, or use the token of the administrator
+auth.invalid: a login has neither a user and password nor a token → see the page of the protocol
+auth.busy: too many logins are being checked → try again later
+auth.ended: the account was deleted, or its password or token is no longer valid → log in again
+account.unknown: there is no such account → polybus accounts list
+account.exists: the account exists already
+account.invalid: the name, pattern, right or password of an account is invalid → follow the text
+account.taken: the default account has topics that would look like those of the new account
+    → use another name, or delete the topics it names
+account.in-use: the account has topics → delete them first
+account.too-many: the account has too many grants or tokens → revoke some
+account.no-grant: there is no such grant → polybus accounts show
+account.no-token: there is no such token → polybus accounts token list
+account.damaged: the record of an account is lost or damaged, and nobody can log in to it
+    → restore account.json from a backup, or delete the account
+account.rate: the account publishes too fast → slow down, or raise its limits
+account.bytes: the account's history is as large as its limit allows
+    → delete topics, shorten their retention, or raise its limit
+account.sessions: the account has too many sessions → end some, or raise its limit
+account.topics: the account has too many topics → delete some, or raise its limit
+account.connections: the account has too many connections → close some, or raise its limit
+accounts.open: the bus would be open to everybody beyond this machine
+    → set accounts.default to loopback and create accounts, or start with --insecure
+accounts.none: the bus listens beyond this machine and has no account to log in to
+    → polybus accounts create, or listen on 127.0.0.1
+signup.too-many: too many accounts were created by sign-up in the last hour
+    → try again later, or raise limits.signups-per-address-hour-max
+
 # The bus
 admin.unreachable: the bus of the data folder does not answer on its admin socket
     → try again; it may be stopping
@@ -234,7 +266,8 @@ tls.failed: a TLS handshake failed
 tls.no-cryptography: the package that makes certificates is not installed
     → pip install 'polybus[tls]'
 tls.required: the connector requires TLS (tls.required) → use https://, wss:// or a scheme with +tls
-udp.answer-withheld: counted: an answer larger than the request of an unverified address
+udp.answer-withheld: counted: a datagram of an unproven address that is shorter than the request
+    for a proof → make it longer, for example by spaces
 udp.dropped: counted: a datagram that could not be sent
 udp.message-too-large: counted: a message that is too large for a datagram
 udp.too-many: too many UDP addresses → raise limits.udp-peers-max

@@ -1,4 +1,4 @@
-"""Topic names: their canonical spelling, and a folder name for each."""
+"""Names of topics and accounts: their canonical spelling, and a folder name for each topic."""
 
 import hashlib
 import re
@@ -11,6 +11,7 @@ ACCOUNT = "default"
 # All clients may read them; only the bus and its administrator write. A closed list, because other
 # names that begin with `$` are keywords of protocols (`$subscribe`, `$error`).
 SYSTEM_TOPICS = ("$alerts", "$commits", "$events", "$stats")
+_ACCOUNT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PLAIN = re.compile(r"[a-z0-9._$-]+")
 _FOLDER_BYTES_MAX = 200
 
@@ -38,6 +39,21 @@ def check_creatable(name: str) -> None:
 def is_reserved(name: str) -> bool:
     """Whether the name is reserved for system topics, which clients may read but not write."""
     return name.startswith("$")
+
+
+def is_account(name: str) -> bool:
+    """Whether an account other than the default one may have this name."""
+    return name != ACCOUNT and _ACCOUNT.fullmatch(name) is not None
+
+
+def full(account: str, name: str) -> str:
+    """The name that the bus and its log have for an account's topic."""
+    return name if account == ACCOUNT else f"{account}/{name}"
+
+
+def within(account: str, topic: str) -> str:
+    """The name that an account has for its own topic; the inverse of `full`."""
+    return topic if account == ACCOUNT else topic[len(account) + 1 :]
 
 
 def folder_of(name: str) -> str:

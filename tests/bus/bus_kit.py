@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
+from polybus.bus.access import EVERYTHING
 from polybus.bus.bus import Bus
 from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.config import Config, Msgstream
@@ -20,6 +21,7 @@ class Recorder(Subscriber):
     """A subscriber and publisher that records every call."""
 
     protocol = "test"
+    access = EVERYTHING
 
     def __init__(self, *, takes_own: bool = True) -> None:
         self.takes_own = takes_own
@@ -57,8 +59,9 @@ class Recorder(Subscriber):
 
     def release(self, gate: Hashable) -> None: ...
 
-    def topic_created(self, topic: str) -> None:
+    def topic_created(self, topic: str) -> bool:
         self.created.append(topic)
+        return True
 
     def topic_deleted(self, topic: str) -> None:
         self.deleted.append(topic)

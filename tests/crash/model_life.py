@@ -27,6 +27,8 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal.committer import RETRY_S, Committer
+from polybus.services.accounts.accounts import Accounts
+from polybus.services.accounts.store import AccountStore
 from polybus.services.context import Context, Durability
 from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
@@ -178,7 +180,9 @@ class Life:
             durability=Durability(bus),
             events=EventBook(bus, loop, self._clock, enabled=False),
         )
-        self.services = Services(self.context)
+        accounts = Accounts(AccountStore(self.data), bus, self._config, loop)
+        self.access = accounts.default
+        self.services = Services(self.context, accounts)
         await self.services.start()
 
     def _soon(self, name: str, news: Any) -> None:

@@ -122,7 +122,7 @@ class Transactions(Model):
         may_be_done = wanted.is_asked and wanted.key.query == ONCE
         wanted.is_asked = True
         try:
-            offsets, _ = await self.life.services.transactions.commit(request, is_admin=False)
+            offsets, _ = await self.life.services.transactions.commit(request, self.life.access)
         except UsageError as error:
             assert error.code in ("topic.unknown", "topic.reserved", "commit.file"), error
             gone = {topic for topic, _ in wanted.rows} - self.epochs.keys()
@@ -176,7 +176,7 @@ class Transactions(Model):
         async def work() -> None:
             request = CommitRequest(before.key, before.files)
             offsets, is_known = await self.life.services.transactions.commit(
-                request, is_admin=False
+                request, self.life.access
             )
             assert is_known, f"{before.key} was done again"
             assert offsets == (before.offsets if not back else {}), f"{before.key}: {offsets}"
@@ -207,7 +207,7 @@ class Transactions(Model):
             key = TransactionKey(name, "query", producer.batch + 2)
             with pytest.raises(UsageError, match="batches are missing"):
                 request = CommitRequest(key, [])
-                await self.life.services.transactions.commit(request, is_admin=False)
+                await self.life.services.transactions.commit(request, self.life.access)
 
         self.do(work)
 

@@ -141,7 +141,7 @@ class World:
         (self.life.data / "staging" / "p" / name).unlink(missing_ok=True)
         stage(self.life.data, "p", self._batch, rows, name=name)
         request = CommitRequest(TransactionKey("p", "q", self._batch), [name])
-        await self.life.services.transactions.commit(request, is_admin=False)
+        await self.life.services.transactions.commit(request, self.life.access)
         self._promise(self._transaction)
         self._transaction = []
         self._batch += 1

@@ -37,7 +37,7 @@ def stage_and_commit(run: Run) -> None:
         name = stage(run.data)
         run.acknowledge("staged", name)
         wanted = CommitRequest(TransactionKey("spark", "query", 0), [name])
-        await node.services.transactions.commit(wanted, is_admin=False)
+        await node.services.transactions.commit(wanted, node.accounts.default)
         run.acknowledge("committed", name)
 
     run.pause()

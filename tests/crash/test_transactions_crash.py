@@ -43,7 +43,7 @@ def commit(run: Run, limits: dict[str, int]) -> None:
         for batch in range(BATCHES):
             files = [stage(run.data, "spark", batch, values_of(batch))]
             wanted = CommitRequest(TransactionKey("spark", "query", batch), files)
-            offsets, _ = await node.services.transactions.commit(wanted, is_admin=False)
+            offsets, _ = await node.services.transactions.commit(wanted, node.accounts.default)
             run.acknowledge(batch, offsets)
 
     run.pause()
@@ -149,7 +149,7 @@ def test_nothing_is_committed_while_records_of_commits_are_damaged(tmp_path: Pat
         async def work(node: Node) -> Any:
             files = [stage(data, "spark", 0, values_of(0))]
             wanted = CommitRequest(TransactionKey("spark", "query", 0), files)
-            return await node.services.transactions.commit(wanted, is_admin=False)
+            return await node.services.transactions.commit(wanted, node.accounts.default)
 
         return on_node(work, data, topics=TOPICS)
 

@@ -14,6 +14,7 @@ import json
 import socket
 import ssl
 import struct
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
 from polybus.edges.tcp.outbox import Outbox
 from polybus.edges.udp import UdpPeer
+from polybus.services.accounts import accounts, throttle
 from polybus.testing import run_bus
 
 TLS = Path(__file__).parents[1] / "client" / "tls"
@@ -245,6 +247,8 @@ def ws_frame(opcode: int, data: bytes, *, fin: int = 0x80) -> bytes:
     return bytes([opcode | fin]) + size + bytes(4) + data
 
 
+RIGHT = f"Basic {b64encode(b'default:right').decode()}"
+WRONG = f"Basic {b64encode(b'default:wrong').decode()}"
 BEHIND = '{"topics":["large"],"from":"earliest"}'
 Scenario = Callable[[Bus], object]
 SCENARIOS: dict[str, Scenario] = {
@@ -321,6 +325,16 @@ SCENARIOS: dict[str, Scenario] = {
             ("GET", "/v1/commits/none", ""),
         )
     ],
+    "http, logins": lambda bus: [
+        talk(bus.tcp, bus.request(path, LAST, f"Authorization: {header}", method=method, body=body))
+        for header in (RIGHT, WRONG, "Bearer none", "Basic ?")
+        for method, path, body in (
+            ("GET", "/v1/topics", ""),
+            ("GET", "/v1/accounts", ""),
+            ("POST", "/v1/topics/news/messages", "x"),
+            ("POST", "/v1/signup", "{}"),
+        )
+    ],
     "http, bad": lambda bus: talk(bus.tcp, NOT_HTTP),
     "http, head too large": lambda bus: talk(bus.tcp, bus.request("/" + "x" * 10_000)),
     "http, body unfinished": lambda bus: talk(
@@ -368,8 +382,14 @@ World = tuple[asyncio.Runner, Node, Bus]
 def world() -> Iterator[World]:
     """One bus for all scenarios, on the loop of `polybus serve`."""
     bus = run_bus("news", "flood", "large", "quiet", connectors=CONNECTORS, **SETTINGS)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with (
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for module in (accounts, throttle):
+            patch.setattr(module, "DELAY_S_MIN", 0.0)
         node = runner.run(bus.__aenter__())
+        runner.run(node.accounts.set_password("default", "right"))
         tcp, udp, queue, tls = (int(one.rpartition(":")[2]) for one in node.addresses)
         ports = Bus(tcp, udp, queue, tls)
         runner.run(asyncio.to_thread(prepare, ports))

@@ -340,7 +340,9 @@ async def test_the_description_names_every_path_and_its_answers() -> None:
             *("/v1/sessions/{key}/packs", "/v1/broadcast", "/v1/topics", "/v1/topics/{topic}"),
             *("/v1/topics/{topic}/messages", "/healthz", "/readyz", "/metrics"),
             *("/v1/consumers", "/v1/consumers/{group}", "/v1/commits", "/v1/commits/{producer}"),
-            "/v1/staging/{producer}/{file}",
+            *("/v1/staging/{producer}/{file}", "/v1/accounts", "/v1/accounts/{account}"),
+            *("/v1/accounts/{account}/password", "/v1/accounts/{account}/grants"),
+            *("/v1/accounts/{account}/tokens", "/v1/accounts/{account}/tokens/{id}", "/v1/signup"),
         } == set(description["paths"])
         fetch = description["paths"]["/v1/topics/{topic}/messages"]["get"]
         assert {one["name"] for one in fetch["parameters"]} == {
@@ -403,6 +405,7 @@ async def test_a_list_of_a_hundred_thousand_topics_holds_up_nobody() -> None:
             name = f"topic-{number * 7919 % count:05}"
             log._topics[name] = log._topics["news"]
             bus._topics[name] = Topic(name)
+            node.accounts.topic_created(name)
         async with ScriptedPeer(node.tcp_port, timeout_s=30) as peer:
             await peer.send(
                 b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

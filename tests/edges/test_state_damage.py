@@ -64,7 +64,7 @@ async def fill(node: Node) -> None:
         at = {"a": ConsumerPosition(epoch=epoch, offset=1)}
         node.services.consumers.report(name, Report(positions=at))
         wanted = CommitRequest(TransactionKey(name, "query", 4), [], gaps=True)
-        await node.services.transactions.commit(wanted, is_admin=False)
+        await node.services.transactions.commit(wanted, node.accounts.default)
     await node.services.consumers.save()
 
 
@@ -270,7 +270,7 @@ def test_a_producer_that_the_log_has_forgotten_too_repeats_nothing_in_silence(da
     async def commit(node: Node) -> None:
         wanted = CommitRequest(TransactionKey("old", "query", 4), [], gaps=True)
         with pytest.raises(UsageError) as caught:
-            await node.services.transactions.commit(wanted, is_admin=False)
+            await node.services.transactions.commit(wanted, node.accounts.default)
         assert caught.value.code == "commit.query"
 
     on_bus(data, commit)
@@ -414,7 +414,7 @@ def test_a_start_continues_one_that_was_killed_before_the_new_file_had_its_name(
 def test_a_file_of_format_1_gets_checksums(data: Path) -> None:
     whole = on_bus(data, shown)
     with contextlib.closing(sqlite3.connect(data / "state.db", isolation_level=None)) as db:
-        for column in ("sum", "packs", "first_id"):
+        for column in ("sum", "account", "packs", "first_id"):
             db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
         for table in KEYS:
             if table != "sessions":
@@ -429,10 +429,50 @@ def test_a_file_of_format_1_gets_checksums(data: Path) -> None:
     assert not (data / "state.db.damaged-1").exists()
 
 
+def to_format_2(data: Path) -> None:
+    """Sessions had no account, and their checksums did not cover one."""
+    with contextlib.closing(sqlite3.connect(data / "state.db", isolation_level=None)) as db:
+        for row in db.execute("SELECT * FROM sessions").fetchall():
+            parsed = [msgspec.json.decode(row[at]) for at in (5, 6)]
+            found = state_rows.session_sum((*row[:5], *parsed, *row[7:9]))
+            db.execute("UPDATE sessions SET sum = ? WHERE number = ?", (found, row[0]))
+        db.execute("ALTER TABLE sessions DROP COLUMN account")
+        db.execute("PRAGMA user_version = 2")
+        db.execute(f"PRAGMA application_id = {0x50420002}")
+
+
+def test_the_sessions_of_a_file_of_format_2_are_the_default_account_s(data: Path) -> None:
+    whole = on_bus(data, shown)
+    to_format_2(data)
+    assert verify_state(data) == []
+
+    async def accounts_of(node: Node) -> tuple[Any, set[str]]:
+        return await shown(node), {one.account for one in node.services.inboxes.sessions()}
+
+    assert on_bus(data, accounts_of) == (whole, {"default"})
+    assert verify_state(data) == []
+    assert not (data / "state.db.damaged-1").exists()
+
+
+def test_damage_in_a_file_of_format_2_is_found(data: Path) -> None:
+    on_bus(data, shown)
+    to_format_2(data)
+    change(data, "UPDATE sessions SET ttl_s = 5 WHERE number = 2")
+    assert [str(one) for one in verify_state(data)] == ["session 2: its checksum is wrong"]
+    assert "session 2" not in on_bus(data, shown)
+    assert (data / "state.db.damaged-1").exists()
+
+
+def test_a_session_cannot_be_given_to_another_account(data: Path) -> None:
+    on_bus(data, shown)
+    change(data, "UPDATE sessions SET account = 'shop' WHERE number = 2")
+    assert [str(one) for one in verify_state(data)] == ["session 2: its checksum is wrong"]
+
+
 def test_a_newer_format_is_refused_and_left_as_it_is(data: Path) -> None:
     with contextlib.closing(sqlite3.connect(data / "state.db")) as db:
-        db.execute("PRAGMA user_version = 3")
-        db.execute(f"PRAGMA application_id = {0x50420003}")
+        db.execute("PRAGMA user_version = 4")
+        db.execute(f"PRAGMA application_id = {0x50420004}")
     before = (data / "state.db").read_bytes()
     with pytest.raises(StorageError) as caught:
         on_bus(data, shown)

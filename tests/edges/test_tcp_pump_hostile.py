@@ -264,8 +264,8 @@ async def test_a_topic_that_freezes_after_its_delivery_is_refused_to_the_publish
     async with run_bus("news") as node, peers(node, 2) as found:
         subscribers_of = node.bus.subscribers_of
 
-        def freeze(batches: Any) -> Any:
-            subscribers = subscribers_of(batches)
+        def freeze(batches: Any, access: Any) -> Any:
+            subscribers = subscribers_of(batches, access)
             node.bus.log.freeze("news", "found just now")
             return subscribers
 

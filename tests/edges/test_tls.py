@@ -187,6 +187,50 @@ async def test_the_name_of_a_verified_certificate_is_known(authority: Authority)
             assert name_of_peer(node) is None
 
 
+async def test_a_certificate_that_names_an_account_is_a_login(authority: Authority) -> None:
+    wanted = connector(authority, **{"client-ca": str(authority.path)})
+    shop = authority.sign("Shop")
+    async with run_bus("news", connectors=[wanted]) as node:
+        await node.accounts.create("shop")
+        node.bus.create_topic("shop/news")
+        async with connected(node, authority, shop) as (reader, writer):
+            writer.write(line("register", topics=["news"], ack=True))
+            assert await reader.readline() == line("reg-ack", topics=["news"])
+            assert node.bus.topic("shop/news").subscribers
+            node.accounts.delete("shop")
+            assert json.loads(await reader.readline())["error-code"] == "000401"
+            assert await reader.read() == b""
+        async with connected(node, authority, shop) as (reader, writer):
+            # The default account's: the connection is one of loopback.
+            writer.write(line("register", topics=["news"], ack=True))
+            await reader.readline()
+            assert node.bus.topic("news").subscribers
+
+
+async def test_requests_with_a_certificate_that_names_an_account_are_the_account_s(
+    authority: Authority,
+) -> None:
+    wanted = connector(authority, **{"client-ca": str(authority.path)})
+    settings: dict[str, Any] = {"connectors": [wanted], "accounts": {"default": "off"}}
+    request = b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n%b\r\n"
+    async with run_bus("news", **settings) as node:
+        await node.accounts.create("shop")
+        node.bus.create_topic("shop/orders")
+        answers = []
+        for name, header in [
+            ("Shop", b""),
+            ("office", b""),
+            ("shop", b"authorization: Basic x\r\n"),
+        ]:
+            async with connected(node, authority, authority.sign(name)) as (reader, writer):
+                writer.write(request % header)
+                answers.append((await reader.read()).partition(b" ")[2])
+        assert answers[0].startswith(b"200") and b'"name":"orders"' in answers[0]
+        assert answers[1].startswith(b"401") and b"auth.needed" in answers[1]
+        # Who names somebody means it.
+        assert answers[2].startswith(b"401") and b"auth.failed" in answers[2]
+
+
 async def test_a_certificate_of_another_authority_is_refused(
     authority: Authority, tmp_path: Path
 ) -> None:

@@ -21,7 +21,9 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal.segment import Segment
+from polybus.log.reading.reader import LogReader
 from polybus.log.topic_log import REREAD_BYTES_MAX
+from polybus.log.verify import verify
 from polybus.testing import ManualClock
 
 Durability = Literal["fsync", "interval"]
@@ -337,3 +339,41 @@ def test_a_message_of_a_hundred_megabytes_is_one_commit(opener: Opener) -> None:
     log.sync()
     assert len(log.read("a", 0, bytes_max=1)[0].value(0)) == 100 << 20
     assert values_from(log, "a", 1) == [b"a-1"]
+
+
+def test_a_topic_of_an_account_has_its_folder_and_its_account_in_every_row(
+    tmp_path: Path, opener: Opener
+) -> None:
+    """Also after a restart; a name with a slash alone makes no account."""
+    data = tmp_path / "data"
+    (data / "accounts" / "shop").mkdir(parents=True)
+    for start in range(2):
+        log = opener()
+        for topic in ("news", "shop/news", "other/news"):
+            if start == 0:
+                log.create_topic(topic)
+            log.append_all([Batch.of(topic, [b"x", b"y"])])
+        log.sync()
+        log.close()
+    folders = {path.parent.relative_to(data) for path in data.glob("accounts/*/topics/*/*")}
+    assert folders == {
+        Path("accounts/default/topics/news"),
+        Path("accounts/default/topics/other%2Fnews"),
+        Path("accounts/shop/topics/news"),
+    }
+    reader = LogReader(data)
+    owners = {"news": "default", "other/news": "default", "shop/news": "shop"}
+    assert set(reader.topics()) == set(owners)
+    for topic, owner in owners.items():
+        rows = [row for piece in rows_in(data) for row in piece if row["topic"] == topic]
+        assert [row["account"] for row in rows] == [owner] * 4
+    assert verify(data).damages == []
+
+
+def rows_in(data: Path) -> list[list[dict[str, object]]]:
+    """The rows of every commit in the journal."""
+    found = []
+    for segment in layout.segments(data):
+        with pa.OSFile(str(segment)) as file, pa.ipc.open_stream(file) as stream:
+            found += [batch.to_pylist() for batch in stream]
+    return found

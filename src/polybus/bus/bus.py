@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
-from polybus.bus.subscriptions import Publisher, Subscriber
+from polybus.bus.access import EVERYTHING, Access, Quota
+from polybus.bus.subscriptions import Publisher, Subscriber, TopicWatcher
 from polybus.bus.topic import Topic
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds, Log, TopicSettings
@@ -42,6 +43,7 @@ class Bus:
         self._receipts: deque[tuple[int, Sequence[Batch], Give]] = deque()
         self.receipts_given = 0
         self._system_settings = TopicSettings()
+        self._watchers: list[TopicWatcher] = []
 
     # Topics
 
@@ -81,9 +83,10 @@ class Bus:
             raise UsageError("topic.too-many", f"there are {self._topics_max} topics (topics-max)")
         bounds = self.log.create_topic(name, settings)
         topic = self._topics[name] = Topic(name)
-        for subscriber in list(self._everything):
-            subscriber.topic_created(name)
-        topic.listen(tuple(self._everything))
+        for watcher in self._watchers:
+            watcher.topic_created(name)
+        everything = list(self._everything)
+        topic.listen(tuple(one for one in everything if one.topic_created(name)))
         return bounds
 
     def make_system_topics(self, settings: TopicSettings) -> None:
@@ -97,6 +100,8 @@ class Bus:
             if name not in self._system:
                 self.log.create_topic(name, settings)
                 self._system[name] = Topic(name)
+                for watcher in self._watchers:
+                    watcher.topic_created(name)
 
     def delete_topic(self, name: str, *, is_admin: bool = False) -> None:
         """Remove a topic, its messages and its subscriptions.
@@ -111,10 +116,16 @@ class Bus:
             raise UsageError("topic.reserved", text)
         self.log.delete_topic(name)
         topic = self._system.pop(name) if names.is_reserved(name) else self._topics.pop(name)
+        for watcher in self._watchers:
+            watcher.topic_deleted(name)
         if name in names.SYSTEM_TOPICS:
             self.make_system_topics(self._system_settings)
         for subscriber in topic.subscribers:
             subscriber.topic_deleted(name)
+
+    def watch(self, watcher: TopicWatcher) -> None:
+        """Tell a watcher of every topic that is created or deleted, before subscribers know."""
+        self._watchers.append(watcher)
 
     # Subscriptions
 
@@ -199,9 +210,11 @@ class Bus:
                     topic.spare(batch, subscriber.protocol)
         return ticket
 
-    def subscribers_of(self, batches: Sequence[Batch]) -> tuple[Subscriber, ...] | None:
-        """Who gets all of these batches; None if some get only a part, or the log takes not all."""
-        topics = scan.find_topics(batches, self._topics, self._clock_us())
+    def subscribers_of(
+        self, batches: Sequence[Batch], access: Access = EVERYTHING
+    ) -> tuple[Subscriber, ...] | None:
+        """Who gets all of these batches; None if some get only a part, or not all are taken."""
+        topics = self._find(batches, access)
         if topics is None or not scan.listen_alike(topics) or not self.log.takes(batches):
             return None
         return topics[0].subscribers
@@ -212,9 +225,14 @@ class Bus:
         Raises:
             StorageError: `log.frozen`, a topic was found to be damaged just now.
         """
-        topics = scan.find_topics(batches, self._topics, self._clock_us())
+        # Without another look at the quota: subscribers have these batches.
+        access = publisher.access
+        known = self._topics if access.topics is None else access.topics
+        topics = scan.find_topics(batches, known, self._clock_us())
         assert topics is not None
-        return self._append_all(batches, topics, publisher.receipt, is_taken=True)
+        return self._append_all(
+            batches, topics, publisher.receipt, quota=access.quota, is_taken=True
+        )
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Publisher) -> int:
         """Publish one message to several topics; a subscriber of several gets one delivery.
@@ -279,10 +297,12 @@ class Bus:
         if len(batches) == 1:
             topic = self._accept_one(batches[0], publisher)
             return NOTHING_ACCEPTED if topic is None else ((topic,), batches, self._last_ticket)
-        topics = scan.find_topics(batches, self._topics, self._clock_us())
+        topics = self._find(batches, publisher.access)
         if topics is not None:
             try:
-                return topics, batches, self._append_all(batches, topics, publisher.receipt)
+                quota = publisher.access.quota
+                ticket = self._append_all(batches, topics, publisher.receipt, quota=quota)
+                return topics, batches, ticket
             except (StorageError, UsageError):
                 topics = None
         # Not all can be accepted: find out which, and why not.
@@ -291,13 +311,28 @@ class Bus:
         ticket = self._last_ticket if accepted else 0
         return [topic for topic, _ in found if topic is not None], accepted, ticket
 
+    def _find(self, batches: Sequence[Batch], access: Access) -> list[Topic] | None:
+        """The topics of batches, whose time is set; None if not all may be published now."""
+        topics = access.topics
+        now_us = self._clock_us()
+        if access.quota is not None and access.quota.refusal(now_us) is not None:
+            return None
+        return scan.find_topics(batches, self._topics if topics is None else topics, now_us)
+
     def _accept_one(self, batch: Batch, publisher: Publisher) -> Topic | None:
         """Append a batch, or refuse it and return None."""
-        topic = self._topics.get(batch.topic)
+        topics = publisher.access.topics
+        topic = (self._topics if topics is None else topics).get(batch.topic)
         if topic is None:
             publisher.refuse(batch, unknown_topic(batch.topic))
             return None
-        batch.timestamp_us = self._clock_us()
+        batch.timestamp_us = now_us = self._clock_us()
+        quota = publisher.access.quota
+        if quota is not None:
+            refusal = quota.refusal(now_us)
+            if refusal is not None:
+                publisher.refuse(batch, refusal)
+                return None
         is_asking = batch.receipt_ids is not None
         try:
             self._last_ticket = self.log.append(batch, urgent=is_asking)
@@ -305,6 +340,8 @@ class Bus:
             publisher.refuse(batch, error)
             return None
         topic.take(batch)
+        if quota is not None:
+            quota.charge(len(batch), batch.value_bytes)
         if is_asking:
             self.when_durable(publisher.receipt, self._last_ticket, (batch,))
         return topic
@@ -315,6 +352,7 @@ class Bus:
         topics: Sequence[Topic],
         give: Give | None,
         *,
+        quota: Quota | None = None,
         urgent: bool = False,
         is_taken: bool = False,
     ) -> int:
@@ -324,6 +362,8 @@ class Bus:
             batches, urgent=urgent or bool(asking), is_taken=is_taken
         )
         scan.count_taken(batches, topics)
+        if quota is not None:
+            quota.charge(sum(map(len, batches)), scan.weigh(batches, 0, 0))
         if asking and give is not None:
             self.when_durable(give, ticket, asking)
         return ticket

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar, Protocol
 
 from polybus.batch import Batch, Buffer
+from polybus.bus.access import EVERYTHING, Access
 from polybus.errors import PolybusError
 
 
@@ -21,6 +22,11 @@ class Holdable(Protocol):
 
 class Publisher(Holdable, Protocol):
     """Publishes batches, and is slowed down by subscribers that cannot keep up."""
+
+    @property
+    def access(self) -> Access:
+        """The topics it may publish to."""
+        return EVERYTHING
 
     def receipt(self, batches: Sequence[Batch]) -> None:
         """The batches of a publish, and everything published before them, are durable."""
@@ -68,10 +74,18 @@ class Subscriber(Protocol):
         for batch in batches:
             self.deliver(batch)
 
-    def topic_created(self, topic: str) -> None:
-        """A topic was created, and it subscribes to every new one."""
-        return
+    def topic_created(self, topic: str) -> bool:
+        """A topic was created, and it subscribes to every new one; return whether to this one."""
+        return True
 
     def topic_deleted(self, topic: str) -> None:
         """A topic it was subscribed to was deleted, and the subscription with it."""
         ...
+
+
+class TopicWatcher(Protocol):
+    """Follows which topics there are."""
+
+    def topic_created(self, topic: str) -> None: ...
+
+    def topic_deleted(self, topic: str) -> None: ...

@@ -20,6 +20,7 @@ VERBS = {
     "tail": "Print messages of topics as they arrive.",
     "topics": "List, create, delete and describe topics.",
     "pipeline": "Run your own pipelines on Spark.",
+    "accounts": "Create accounts, share topics, make tokens.",
     "sessions": "Open, fill and end msgstream sessions.",
     "sql": "Query topics and tables with SQL.",
     "replay": "Publish history or quarantined messages again.",

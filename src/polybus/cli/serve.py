@@ -64,6 +64,11 @@ Examples:
     is_flag=True,
     help="Stop at the end of standard input, and so with the process that started the bus.",
 )
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen beyond this machine even if everybody there can use the bus.",
+)
 def serve(
     config_path: str | None,
     data: str | None,
@@ -73,6 +78,7 @@ def serve(
     tls_self_signed: bool,
     verbose: bool,
     stop_with_stdin: bool,
+    insecure: bool,
 ) -> None:
     """Run the bus: all protocols on one port, every message in the log.
 
@@ -100,7 +106,7 @@ def serve(
         configuration.check(config)
         return config
 
-    node = Node(read_config())
+    node = Node(read_config(), insecure=insecure)
     try:
         # Many small reads and writes cost less on uvloop.
         from uvloop import new_event_loop

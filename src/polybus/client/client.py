@@ -45,6 +45,9 @@ def connect(  # noqa: PLR0913 - all named by the caller
     `?gzip=1` compresses a Boson stream. `queue://host:port` is a queue connector: it decides the
     topic, starts at the latest message, and has no receipts, headers or positions.
 
+    `goms://user:password@host` logs in to an account, `goms://token@host` by a token. Without
+    either the token is that of the environment (POLYBUS_TOKEN), or of `polybus login`.
+
     Args:
         reconnect: reconnect after a loss, and resume subscriptions at their positions.
         connect_timeout_s: how long a connect, and the answer to a subscription, may take.
@@ -58,6 +61,8 @@ def connect(  # noqa: PLR0913 - all named by the caller
 
     Raises:
         UsageError: `client.url`, `client.scheme` or `client.ca-file`.
+
+    Opening it raises `auth.failed` if the bus does not accept the login.
     """
     address = parse(url)
     protocols.check(address)

@@ -23,6 +23,7 @@ from polybus.client.protocols import SCHEMES
 from polybus.client.retry import Backoff, retrying
 from polybus.client.transport import Refusal, Transport, TransportEvent
 from polybus.errors import PeerError, PolybusError
+from polybus.wire.codec import LoggedIn
 from polybus.wire.gzip_stream import GzipStream
 
 PENDING_BYTES_MAX = 256 << 10
@@ -248,11 +249,15 @@ class ClientConnection:
         """The open link, if any."""
         self._transport: Transport | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._login: asyncio.Future[None] | None = None
         self._closing = False
         self._given_up = False
 
     async def open(self) -> None:
-        """Connect for the first time, one attempt. Raises PolybusError `client.unreachable`."""
+        """Connect for the first time, one attempt, and log in.
+
+        Raises PolybusError `client.unreachable`, `auth.failed`.
+        """
         link = await self._connect()
         self._keeper = asyncio.create_task(self._keep(link), name=self._options.name)
 
@@ -301,9 +306,31 @@ class ClientConnection:
     async def _connect(self) -> Link:
         transport = SCHEMES[self._options.address.scheme](self._options.message_bytes_max)
         link = await open_link(self._options, self._received)
-        self.link, self._transport, self._given_up = link, transport, False
+        self._transport, self._given_up = transport, False
+        await self._log_in(link, transport)
+        self.link = link
         self._owner.opened(transport)
         return link
+
+    async def _log_in(self, link: Link, transport: Transport) -> None:
+        credentials = self._options.address.credentials
+        if credentials is None:
+            return
+        link.write(transport.login(credentials.user, credentials.secret))
+        if not transport.answers_login:
+            return
+        self._login = asyncio.get_running_loop().create_future()
+        try:
+            await link.wait_for(self._login, link.lost, timeout_s=self._options.connect_timeout_s)
+            if not self._login.done():
+                text = f"{self._options.address} did not answer the login"
+                raise PolybusError("client.unreachable", text)
+            self._login.result()
+        except BaseException:
+            link.abort()
+            raise
+        finally:
+            self._login = None
 
     async def _keep(self, link: Link) -> None:
         while True:
@@ -317,7 +344,16 @@ class ClientConnection:
                 return
             log.info("%s: lost %s, reconnecting", self._options.name, self._options.address)
             await asyncio.sleep(self._backoff.next_s())
-            link = await retrying(self._connect, self._backoff, name=self._options.name)
+            try:
+                link = await retrying(
+                    self._connect,
+                    self._backoff,
+                    name=self._options.name,
+                    is_transient=lambda error: error.code != "auth.failed",
+                )
+            except PolybusError as error:
+                self._owner.failed(error)
+                return
 
     def _received(self, data: bytes) -> None:
         if self._given_up or self._transport is None:
@@ -328,6 +364,12 @@ class ClientConnection:
         if events:
             self._backoff.reset()
         for event in events:
+            if self._login is not None and not self._login.done():
+                if isinstance(event, Refusal):
+                    self._login.set_exception(event.error)
+                elif isinstance(event, LoggedIn):
+                    self._login.set_result(None)
+                continue
             self._owner.received(event)
             if isinstance(event, Refusal) and event.final:
                 self.restart()

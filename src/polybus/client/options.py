@@ -1,23 +1,46 @@
 """The settings of a client, and the address of its bus.
 
-An address is `scheme[+tls]://host[:port][?gzip=1&tls=1]`.
+An address is `scheme[+tls]://[user:password@]host[:port][?gzip=1&tls=1]`. A user without a password
+is a token. Without either, the token is that of POLYBUS_TOKEN or, in the file of `polybus login`,
+the one for this host and port.
 """
 
 import logging
+import os
 import ssl
+from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from polybus.config import PORT
 from polybus.errors import PolybusError, UsageError
 
 log = logging.getLogger("polybus.client")
 ErrorListener = Callable[[PolybusError], None]
+TOKEN_VARIABLE = "POLYBUS_TOKEN"
 DEFAULT_URL = f"boson://127.0.0.1:{PORT}"
 # Schemes with TLS that do not end in +tls.
 _SECURE = {"https": "http", "wss": "ws"}
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Credentials:
+    """A user and password, or a token if `user` is empty; never shown."""
+
+    user: str
+    secret: str
+
+    @property
+    def authorization(self) -> str:
+        """The value of HTTP's header."""
+        if not self.user:
+            return f"Bearer {self.secret}"
+        return f"Basic {b64encode(f'{self.user}:{self.secret}'.encode()).decode()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +52,7 @@ class Address:
     port: int
     tls: bool = False
     gzip: bool = False
+    credentials: Credentials | None = None
 
     @property
     def authority(self) -> str:
@@ -90,8 +114,13 @@ def parse(url: str) -> Address:
         raise _wrong(url, f"a URL must look like {DEFAULT_URL}")
     if parts.path not in ("", "/") or parts.fragment:
         raise _wrong(url, "only ?options may follow the port")
-    if parts.username or parts.password:
-        raise _wrong(url, "a user and password are not supported")
+    credentials = None
+    if parts.password:
+        credentials = Credentials(unquote(parts.username or ""), unquote(parts.password))
+        if not credentials.user:
+            raise _wrong(url, "the user is missing before the password")
+    elif parts.username:
+        credentials = Credentials("", unquote(parts.username))
     if port is None and parts.scheme.removesuffix("+tls") == "queue":
         # A queue connector shares its port with no other protocol, so it has no default port.
         raise _wrong(url, "queue:// needs the port of the connector")
@@ -99,7 +128,28 @@ def parse(url: str) -> Address:
     scheme = _SECURE.get(parts.scheme) or parts.scheme.removesuffix("+tls")
     tls = scheme != parts.scheme or switches.get("tls", False)
     port = PORT if port is None else port
-    return Address(scheme, parts.hostname, port, tls=tls, gzip=switches.get("gzip", False))
+    gzip = switches.get("gzip", False)
+    address = Address(scheme, parts.hostname, port, tls=tls, gzip=gzip, credentials=credentials)
+    return address if credentials else replace(address, credentials=token_of(address.authority))
+
+
+def token_of(authority: str) -> Credentials | None:
+    """The token for a bus: of the environment, or of the file of `polybus login`."""
+    token = os.environ.get(TOKEN_VARIABLE) or stored_tokens().get(authority)
+    return Credentials("", token.strip()) if token else None
+
+
+def tokens_path() -> Path:
+    """Where `polybus login` stores tokens, by host and port."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "polybus" / "tokens.json"
+
+
+def stored_tokens() -> dict[str, str]:
+    try:
+        return msgspec.json.decode(tokens_path().read_bytes(), type=dict[str, str])
+    except (OSError, RuntimeError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
 
 
 def _switches(url: str, query: str) -> dict[str, bool]:

@@ -32,7 +32,7 @@ from polybus.client.transport import (
 from polybus.config import Limits
 from polybus.errors import BusyError, PeerError, UsageError
 from polybus.wire import boson, boson_frames, boson_properties, goms, queue
-from polybus.wire.codec import Bad, Deliver
+from polybus.wire.codec import Bad, Deliver, LoggedIn
 from polybus.wire.goms_objects import Code
 from polybus.wire.positions import Position
 
@@ -63,6 +63,8 @@ class _BosonTransport(Transport):
                     events.append(Subscribed(topic, position))
                 case boson.Receipt(receipt_id, position):
                     events.append(Stored(receipt_id.decode("ascii", "replace"), position))
+                case LoggedIn():
+                    events.append(event)
                 case boson.Refused(code, text, receipt_id):
                     asked = receipt_id.decode("ascii", "replace") or None
                     final = code.endswith(TOO_LARGE)
@@ -83,6 +85,9 @@ class BosonFramesTransport(_BosonTransport):
         super().__init__()
         self._codec = boson_frames.BosonFramesClientCodec(message_bytes_max)
 
+    def login(self, user: str, secret: str) -> Buffer:
+        return boson_frames.encode_login(f"{user}\n{secret}" if user else secret)
+
     def publish(self, publish: PendingPublish) -> Buffer:
         if publish.headers:
             text = "Boson frames carry no headers; use boson+properties:// or goms://"
@@ -98,6 +103,9 @@ class BosonPropertiesTransport(_BosonTransport):
         super().__init__()
         limits = Limits(message_bytes_max=message_bytes_max)
         self._codec = boson_properties.BosonPropertiesClientCodec(limits)
+
+    def login(self, user: str, secret: str) -> Buffer:
+        return boson_properties.encode_login(f"{user}\n{secret}" if user else secret)
 
     def publish(self, publish: PendingPublish) -> Buffer:
         encode, topic, headers = boson_properties.encode_publish, publish.topic, publish.headers
@@ -118,6 +126,9 @@ class GomsTransport(Transport):
         self._acks_due: dict[str, deque[str]] = {}
         # Topics registered at their end: only for those does a reg-ack have the start position.
         self._from_the_end: set[str] = set()
+
+    def login(self, user: str, secret: str) -> Buffer:
+        return goms.encode_login(user, secret)
 
     def publish(self, publish: PendingPublish) -> Buffer:
         topic, headers, receipt_id = publish.topic, publish.headers, publish.receipt_id
@@ -162,6 +173,8 @@ class GomsTransport(Transport):
                         Subscribed(topic, starts.get(topic) if topic in known else None)
                         for topic in topics
                     ]
+                case LoggedIn():
+                    events.append(event)
                 case goms.SendAck(topics, offsets):
                     events.append(self._stored(topics, offsets))
                 case goms.Error(code, text):
@@ -183,6 +196,8 @@ class GomsTransport(Transport):
         if code == Code.UNKNOWN_TOPICS:
             error = refusal("topic.unknown", f"there is no topic {text!r}")
             return Refusal(error, topics=(text, *text.split(",")))
+        if code == Code.LOGIN:
+            return Refusal(refusal("auth.failed", text))
         ours = _OUR_CODE.fullmatch(text)
         error = refusal(ours[1], ours[2]) if ours else refusal(f"goms.{code}", text)
         if code == Code.SLOW_DOWN:
@@ -197,11 +212,17 @@ class GomsTransport(Transport):
 
 class QueueTransport(Transport):
     confirms = False
+    answers_login = False
 
     def __init__(self, message_bytes_max: int) -> None:
         self._reader = queue.QueueReader(message_bytes_max)
         self._topic: str | None = None
         self._subscribed = False
+
+    def login(self, user: str, secret: str) -> Buffer:
+        if user:
+            raise UsageError("client.unsupported", "queues log in by a token, not by a password")
+        return queue.encode(Batch.of("", [secret.encode()]))
 
     def publish(self, publish: PendingPublish) -> Buffer:
         if publish.headers:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from polybus.batch import Buffer, Headers
 from polybus.client.message import Position
 from polybus.errors import BusyError, PolybusError, StorageError, UsageError
+from polybus.wire.codec import LoggedIn
 
 TOO_LARGE = ".message-too-large"
 """The end of the codes after which a Boson bus stops reading the connection."""
@@ -79,13 +80,14 @@ class Refusal:
     final: bool = False
 
 
-TransportEvent = Delivery | Subscribed | Stored | Refusal
+TransportEvent = Delivery | Subscribed | Stored | LoggedIn | Refusal
 
 _ERROR_CLASSES: dict[str, type[PolybusError]] = {
     "topic": UsageError,
     "headers": UsageError,
     "position": UsageError,
     "subscription": UsageError,
+    "auth": UsageError,
     "log": StorageError,
     "outbox": BusyError,
 }
@@ -105,9 +107,19 @@ class Transport:
     """Whether the bus confirms a subscription; on queues it begins with the connection."""
     gzip = False
     """Whether the stream may be gzip."""
+    answers_login = True
+    """Whether the bus answers a login."""
 
     def __init__(self, message_bytes_max: int) -> None:
         """`message_bytes_max` is the largest message to accept."""
+        raise NotImplementedError
+
+    def login(self, user: str, secret: str) -> Buffer:
+        """The bytes that log in by user and password, or by a token if `user` is empty.
+
+        Raises:
+            UsageError: `client.unsupported`, the protocol has no such login.
+        """
         raise NotImplementedError
 
     def publish(self, publish: PendingPublish) -> Buffer:

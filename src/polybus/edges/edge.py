@@ -1,10 +1,11 @@
-"""What every edge of one bus is given: the bus behind it, and the record of peers' errors."""
+"""What every edge of one bus is given: the bus behind it, its accounts, and a record of errors."""
 
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from polybus.services.accounts.accounts import Accounts
 from polybus.services.context import Context
 from polybus.services.events import EventBook
 
@@ -53,7 +54,8 @@ class BadPeers:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The bus behind the edges, and the record of peers' errors."""
+    """The bus behind the edges, its accounts, and the record of peers' errors."""
 
     context: Context
     bad_peers: BadPeers
+    accounts: Accounts

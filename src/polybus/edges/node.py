@@ -30,6 +30,10 @@ from polybus.log import access
 from polybus.log.files import FileLog
 from polybus.log.interface import Log, LogCallbacks, TopicSettings
 from polybus.log.memory import MemoryLog
+from polybus.services.accounts.access import Member
+from polybus.services.accounts.accounts import Accounts
+from polybus.services.accounts.reach import check_reach
+from polybus.services.accounts.store import AccountStore
 from polybus.services.context import Context, Durability
 from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
@@ -120,6 +124,12 @@ class Server:
         self._listeners += [Listener(self._tcp, one, connect) for one in sockets]
         return f"tcp://{connector.ip}:{sockets[0].getsockname()[1]}"
 
+    def members(self) -> list[Member]:
+        """All peers whose protocol is known."""
+        translators = [one.translator for one in self._tcp.connections]
+        found: list[Member] = [one for one in translators if one is not None]
+        return [*found, *(one for edge in self._udp_edges for one in edge.members())]
+
     async def listen_for_admin(self, path: Path) -> None:
         """Listen on a Unix socket that only the user of this process may open."""
         if path.parent != self._context.data.resolve():
@@ -154,9 +164,15 @@ class Node:
     Its other attributes are there once `start` has returned.
     """
 
-    def __init__(self, config: Config, *, open_log: OpenLog | None = None) -> None:
-        """`open_log` replaces the log that the settings ask for."""
+    def __init__(
+        self, config: Config, *, open_log: OpenLog | None = None, insecure: bool = False
+    ) -> None:
+        """`open_log` replaces the log that the settings ask for.
+
+        With `insecure` it listens beyond loopback even if strangers can use it.
+        """
         self.config = config
+        self._insecure = insecure
         self.data = Path(config.data)
         self._open_log = open_log
         self._run_note = RunNote(self.data)
@@ -165,7 +181,8 @@ class Node:
         """Accept connections when this returns.
 
         Raises:
-            ConfigError: an address or certificate cannot be used; nothing is left open.
+            ConfigError: an address or certificate cannot be used, or strangers could use the
+                bus; nothing is left open.
             StorageError: the data folder cannot be used.
         """
         loop = asyncio.get_running_loop()
@@ -183,9 +200,14 @@ class Node:
         )
         self._log = (self._open_log or open_log)(self.config, callbacks)
         try:
+            accounts = AccountStore(self.data)
+            if not self._insecure:
+                check_reach(self.config, accounts)
             for topic in self._missing_topics():
                 self._log.create_topic(topic.name, settings_of(topic))
-            self._build(loop)
+            self._build(loop, accounts)
+            # First: a session keeps the topics that its account may read.
+            self.accounts.start()
             await self.services.start()
             for name in self._log.frozen:
                 self._tell_frozen(name)
@@ -222,7 +244,7 @@ class Node:
         existing = set(self._log.topics())
         return [topic for topic in self.config.topic_list() if topic.name not in existing]
 
-    def _build(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _build(self, loop: asyncio.AbstractEventLoop, accounts: AccountStore) -> None:
         config, limits = self.config, self.config.limits
         self.bus = bus = Bus(self._log, clock_us=clock_us, topics_max=limits.topics_max)
         self._events = EventBook(bus, loop, clock_us, enabled=config.system.events)
@@ -242,8 +264,9 @@ class Node:
         )
         token = load_or_make(context.data)
         pipeline_settings.write(context.data, config)
-        self.services = Services(context)
-        edge = Edge(context, self.bad_peers)
+        self.accounts = Accounts(accounts, bus, config, loop, lambda: self.server.members())
+        self.services = Services(context, self.accounts)
+        edge = Edge(context, self.bad_peers, self.accounts)
         certificates = Certificates()
         self.http = HttpState(
             edge, self.services, token, lambda: len(self.tcp.connections), certificates
@@ -265,6 +288,7 @@ class Node:
         await self._http_edge.stop()
         await self.server.stop()
         self._events.close()
+        self.accounts.close()
         await self.services.close()
         await asyncio.to_thread(self._log.close)
 

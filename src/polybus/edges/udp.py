@@ -1,12 +1,17 @@
 """goMS over UDP: a datagram holds whole objects, and an address is a client.
 
-An address that sends nothing for `udp-idle-s` is forgotten with its registrations. An answer to an
-address that may be forged is never larger than the request, and nothing is replayed to it, so that
-the bus cannot be used for reflection. Loopback addresses are trusted.
+An address that sends nothing for `udp-idle-s` is forgotten with its registrations.
+
+An address may be forged, unless it is one of loopback. So it must be proven first: the bus answers
+whatever comes from it with a key, in a datagram that is not larger, and does nothing else. Whoever
+sends the key back can read what is sent to the address, and gets it again. The key follows from the
+address and the time, so that a flood of forged addresses leaves nothing behind.
 """
 
 import asyncio
-import ipaddress
+import hashlib
+import hmac
+import secrets
 from collections.abc import Sequence
 
 from polybus.batch import Batch, Buffer
@@ -16,10 +21,15 @@ from polybus.edges.edge import Edge
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.translator import Peer
 from polybus.errors import ConfigError
-from polybus.wire.goms import decode_datagram
+from polybus.services.accounts.accounts import is_loopback
+from polybus.wire.goms import Event, Prove, decode_datagram, encode_prove
 
 DATAGRAM_BYTES_MAX = 65507
 SWEEP_S = 5.0
+KEY_S = 10.0
+"""A key is good for at least this time, and less than twice of it."""
+# Short, because the request for a key may not be larger than what it answers.
+KEY_BYTES = 5
 UdpAddress = tuple[str, int]
 
 
@@ -29,25 +39,13 @@ class UdpPeer(Peer):
     def __init__(self, edge: "UdpEdge", address: UdpAddress) -> None:
         self._edge = edge
         self._address = address
-        self.proven = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+        self.ip = address[0]
         self.name = f"{address[0]}:{address[1]}"
         self.heard_s = 0.0
-        # How many bytes of answers it may get: for the current datagram, and in total.
-        self.allowance_now: int | None = None
-        self.allowance = 0
 
     def send(
         self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
     ) -> None:
-        if not self.proven and not batches:
-            size = len(data)
-            now = self.allowance_now
-            if size > self.allowance or (now is not None and size > now):
-                self._edge.edge.bad_peers.count("udp.answer-withheld", 1)
-                return
-            self.allowance -= size
-            if now is not None:
-                self.allowance_now = now - size
         self._edge.send(data, self._address)
 
     def close(self) -> None:
@@ -68,6 +66,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         self._stopping = False
         self._paused = False
         self._sweep: asyncio.TimerHandle | None = None
+        self._secret = secrets.token_bytes(32)
 
     async def listen(self) -> int:
         """Open the socket and return its port."""
@@ -97,7 +96,11 @@ class UdpEdge(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: UdpAddress) -> None:
         if self._stopping:
             return
+        events = decode_datagram(data, self._limits)
         known = self._peers.get(addr)
+        is_local = is_loopback(addr[0])
+        if known is None and not is_local and not self._prove(data, addr, events):
+            return
         if known is None:
             if len(self._peers) >= self._limits.udp_peers_max:
                 self.edge.bad_peers.note(
@@ -108,14 +111,34 @@ class UdpEdge(asyncio.DatagramProtocol):
             known = self._peers[addr] = new, GomsTranslator(self.edge, new, self.connector)
         peer, translator = known
         peer.heard_s = self._loop.time()
-        peer.allowance += len(data)
-        peer.allowance_now = len(data)
-        for event in decode_datagram(data, self._limits):
-            translator.handle(event)
-        peer.allowance_now = None
-        if not translator.subscriptions:
+        for event in events:
+            if not isinstance(event, Prove):
+                translator.take(event)
+        is_itself = translator.access is self.edge.accounts.without_login(addr[0])
+        idle = not translator.subscriptions and not translator.is_logging_in
+        if is_local and is_itself and idle:
             # Nothing to remember: a flood of forged addresses leaves nothing behind.
             self.forget(addr)
+
+    def _prove(self, data: bytes, address: UdpAddress, events: list[Event]) -> bool:
+        """Whether a datagram proves its address; ask for it otherwise."""
+        now = int(self._loop.time() / KEY_S)
+        given = [event.key.encode() for event in events if isinstance(event, Prove)]
+        keys = [self._key(address, moment) for moment in (now, now - 1)]
+        is_proven = any(hmac.compare_digest(one, key.encode()) for one in given for key in keys)
+        answer = encode_prove(keys[0])
+        if len(answer) <= len(data):
+            self.send(answer, address)
+        else:
+            self.edge.bad_peers.count("udp.answer-withheld", 1)
+        return is_proven
+
+    def _key(self, address: UdpAddress, moment: int) -> str:
+        text = f"{address[0]} {address[1]} {moment}".encode()
+        return hashlib.blake2b(text, key=self._secret, digest_size=KEY_BYTES).hexdigest()
+
+    def members(self) -> list[GomsTranslator]:
+        return [translator for _, translator in self._peers.values()]
 
     def pause_writing(self) -> None:
         """The network is too slow: what it does not take is lost, as datagrams are."""
@@ -153,6 +176,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         known = self._peers.pop(address, None)
         if known is not None:
             known[1].leave_all()
+            known[1].let_go()
 
     def _forget_idle(self) -> None:
         self._sweep = self._loop.call_later(SWEEP_S, self._forget_idle)

@@ -84,7 +84,7 @@ class FileLog(LogOfTopics[TopicLog]):
         self._retention = retention
         self._tombstones: dict[int, int] = {}
         """The epoch of each, and a commit from which on the journal has no row of its topic."""
-        self._shared = LogShared(self._topics, self._callbacks.on_frozen)
+        self._shared = LogShared(self._topics, self._owners, self._callbacks.on_frozen)
         self._journal = Committer(
             journal_folder(data),
             durability=durability,

@@ -7,10 +7,13 @@ DATA/admin.token                                    the administrator's token, c
 DATA/tls/cert.pem, key.pem                          of `polybus serve --tls-self-signed`
 DATA/journal/<first commit>.arrows, .index          the shared journal
 DATA/staging/<producer>/<batch>-<unique>.arrows     staged and uncommitted rows of Spark
-DATA/accounts/default/topics/<topic>/topic.json     name, epoch, settings
-                                     manifest.json  the history's files
-                                     history/…      Parquet
+DATA/accounts/<account>/account.json                password, tokens and grants of an account
+DATA/accounts/<account>/topics/<topic>/topic.json   name, epoch, settings
+                                       manifest.json  the history's files
+                                       history/…      Parquet
 DATA/trash/<epoch>/topic.json                       a deleted topic whose rows the journal still has
+
+A topic's name is that of its folder in the default account, and `account/topic` in any other.
 """
 
 import hashlib
@@ -37,12 +40,40 @@ def journal_folder(data: Path) -> Path:
     return data / "journal"
 
 
-def topics_folder(data: Path) -> Path:
-    return data / "accounts" / names.ACCOUNT / "topics"
+def accounts_folder(data: Path) -> Path:
+    return data / "accounts"
+
+
+def account_folder(data: Path, account: str) -> Path:
+    return accounts_folder(data) / account
+
+
+def topics_folder(data: Path, account: str = names.ACCOUNT) -> Path:
+    return account_folder(data, account) / "topics"
+
+
+def owner_of(data: Path, topic: str) -> str:
+    """The account of a topic. A name with a slash may be one of the default account, too."""
+    account, slash, _ = topic.partition("/")
+    if slash and names.is_account(account) and account_folder(data, account).is_dir():
+        return account
+    return names.ACCOUNT
 
 
 def topic_folder(data: Path, topic: str) -> Path:
-    return topics_folder(data) / names.folder_of(topic)
+    account = owner_of(data, topic)
+    return topics_folder(data, account) / names.folder_of(names.within(account, topic))
+
+
+def topic_folders(data: Path) -> list[Path]:
+    """The folders of all topics, by account and name."""
+    accounts = folders_in(accounts_folder(data))
+    return [folder for account in accounts for folder in folders_in(account / "topics")]
+
+
+def topic_in(folder: Path) -> str:
+    """The name of the topic in a folder, as far as the folder's name tells."""
+    return names.full(folder.parents[1].name, names.topic_in(folder.name))
 
 
 def admin_token_path(data: Path) -> Path:
@@ -76,7 +107,7 @@ def tombstone_folder(topic_folder: Path, epoch: int) -> Path:
 
 def leftovers(data: Path) -> list[Path]:
     """Temporary files of a replacement that a crash interrupted."""
-    folders = (data, journal_folder(data), *topics_folder(data).glob("*"))
+    folders = (data, journal_folder(data), *topic_folders(data))
     return [path for folder in folders for path in sorted(folder.glob("*.tmp"))]
 
 
@@ -94,7 +125,11 @@ def first_commit_of(segment: Path) -> int:
 
 def folders_in(folder: Path) -> list[Path]:
     """The folders in a folder, by name; a missing one has none."""
-    return sorted(path for path in folder.glob("*") if path.is_dir())
+    try:
+        with os.scandir(folder) as found:
+            return sorted(Path(entry.path) for entry in found if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def segments(data: Path) -> list[Path]:

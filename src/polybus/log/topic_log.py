@@ -10,7 +10,7 @@ never finds a gap.
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,10 +43,19 @@ _RETRIES_MAX = 5
 class LogShared:
     """The topics of a log and the complete segments, with the lock and the caches for them."""
 
-    def __init__(self, topics: "dict[str, TopicLog]", on_frozen: Callable[[str], None]) -> None:
-        """`on_frozen` gets the topics that are found to be damaged after `opened`."""
+    def __init__(
+        self,
+        topics: "dict[str, TopicLog]",
+        owners: Mapping[str, str],
+        on_frozen: Callable[[str], None],
+    ) -> None:
+        """`owners` are the accounts of topics, without those of the default account.
+
+        `on_frozen` gets the topics that are found to be damaged after `opened`.
+        """
         self.lock = threading.Lock()
         self.topics = topics
+        self.owners = owners
         self.sealed: list[Path] = []
         self._on_frozen = on_frozen
         self._is_open = False

@@ -40,9 +40,12 @@ from polybus.log.layout import (
     DataLock,
     journal_folder,
     leftovers,
+    owner_of,
     segments,
     tombstone_folder,
     topic_folder,
+    topic_folders,
+    topic_in,
     topics_folder,
     trash_folder,
     unfinished_copy_path,
@@ -98,6 +101,8 @@ class LogOfTopics(ABC, Generic[S]):
         self._disk = disk
         self._notes: dict[str, TopicNote] = {}
         self._topics: dict[str, S] = {}
+        self._owners: dict[str, str] = {}
+        """The accounts of topics, without those of the default account."""
         self._epoch_max = 0
         self._damaged: dict[str, str] = {}
         """Topics whose topic.json is lost or damaged, with the reason."""
@@ -117,23 +122,22 @@ class LogOfTopics(ABC, Generic[S]):
         if unfinished_copy_path(folder).exists():
             text = f"{folder} is a copy that did not end; remove it and make it again"
             raise StorageError("backup.incomplete", text)
-        topics = topics_folder(folder)
-        self._disk.make_folder(topics)
+        self._disk.make_folder(topics_folder(folder))
         self._load_data_note(folder)
         for path in leftovers(folder):
             self._disk.unlink(path)
         self._tidy_trash(folder)
-        for path in sorted(topics.iterdir()):
+        for path in topic_folders(folder):
             if is_unfinished(path):
                 self._disk.remove_folder(path)
-            elif path.is_dir():
+            else:
                 self._load_note(path)
 
     def _load_data_note(self, folder: Path) -> None:
         known = None
         try:
             known = read_data_note(folder)
-            if known is None and (segments(folder) or any(topics_folder(folder).glob("*/*.json"))):
+            if known is None and (segments(folder) or topic_folders(folder)):
                 raise StorageError("log.damaged", f"{folder / 'polybus.json'}: is missing")
         except StorageError as error:
             if error.code != "log.damaged":
@@ -155,11 +159,17 @@ class LogOfTopics(ABC, Generic[S]):
             if not checked_json.is_checked((folder / _NOTE).read_bytes()):
                 replace_file(folder / _NOTE, checked_json.encode(note), self._disk)
         except StorageError as error:
-            note = TopicNote(names.topic_in(folder.name), 0, "")
+            note = TopicNote(topic_in(folder), 0, "")
             self._damaged[note.name] = f"{error.text}; {WHAT_TO_DO}"
             logger.error("%s: topic %r is frozen: %s", error.code, note.name, error.text)
         self._notes[note.name] = note
+        self._own(note.name)
         self._epoch_max = max(self._epoch_max, note.epoch)
+
+    def _own(self, topic: str) -> None:
+        owner = names.ACCOUNT if self._folder is None else owner_of(self._folder, topic)
+        if owner != names.ACCOUNT:
+            self._owners[topic] = owner
 
     def _open_topics(self) -> None:
         for topic, note in self._notes.items():
@@ -197,6 +207,7 @@ class LogOfTopics(ABC, Generic[S]):
                 raise storage_error(error, f"cannot create topic {topic!r}") from error
         self._epoch_max = epoch
         self._notes[topic] = note
+        self._own(topic)
         self._topics[topic] = self._opened(note)
         return Bounds(epoch, 0, 0)
 
@@ -205,8 +216,10 @@ class LogOfTopics(ABC, Generic[S]):
         self._disk.remove_folder(new)
         self._disk.make_folder(new)
         replace_file(new / _NOTE, checked_json.encode(note), self._disk)
-        self._disk.rename(new, topic_folder(data, note.name))
-        for changed in (trash_folder(data), topics_folder(data)):
+        folder = topic_folder(data, note.name)
+        self._disk.make_folder(folder.parent)
+        self._disk.rename(new, folder)
+        for changed in (trash_folder(data), folder.parent):
             self._disk.sync_folder(changed)
 
     def delete_topic(self, topic: str) -> None:
@@ -221,6 +234,7 @@ class LogOfTopics(ABC, Generic[S]):
                 raise storage_error(error, f"cannot delete topic {topic!r}") from error
         del self._notes[topic]
         del self._topics[topic]
+        self._owners.pop(topic, None)
         self._damaged.pop(topic, None)
 
     def _remove_folder(self, data: Path, topic: str) -> None:
@@ -241,7 +255,7 @@ class LogOfTopics(ABC, Generic[S]):
             self._disk.remove_folder(aside)
             self._disk.rename(folder, aside)
         if aside.exists():
-            for changed in (trash_folder(data), topics_folder(data)):
+            for changed in (trash_folder(data), folder.parent):
                 self._disk.sync_folder(changed)
             if epoch is None:
                 self._disk.remove_folder(aside)
@@ -344,7 +358,7 @@ def read_topic_note(folder: Path) -> TopicNote | None:
     Raises StorageError `log.damaged`.
     """
     note = _read_note(folder)
-    if note is not None and names.folder_of(note.name) != folder.name:
+    if note is not None and topic_folder(folder.parents[3], note.name) != folder:
         text = f"{folder / _NOTE}: it names topic {note.name!r}, which belongs in another folder"
         raise StorageError("log.damaged", text)
     return note
@@ -367,7 +381,9 @@ def was_deleted(folder: Path, epoch: int) -> bool:
         note = _read_note(tombstone_folder(folder, epoch))
     except StorageError:
         return False
-    return note is not None and note.epoch == epoch and names.folder_of(note.name) == folder.name
+    if note is None or note.epoch != epoch:
+        return False
+    return topic_folder(folder.parents[3], note.name) == folder
 
 
 def epoch_of(folder: Path) -> int | None:

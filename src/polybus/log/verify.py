@@ -132,25 +132,24 @@ class _Check:
         self._data = data
         self._progress = progress
         self._report = VerifyReport(notes=notes)
-        self._topics: dict[str, _CheckedTopic] = {}
-        """By folder name."""
+        self._topics: dict[Path, _CheckedTopic] = {}
+        """By folder."""
         self._deleted: dict[tuple[str, int], bool] = {}
         self._abandoned = 0
         self._is_old = False
         files = [*layout.segments(data)]
-        files += layout.topics_folder(data).glob("*/history/*/*.parquet")
+        files += layout.accounts_folder(data).glob("*/topics/*/history/*/*.parquet")
         self._total_bytes = sum(path.stat().st_size for path in files)
 
     def run(self) -> VerifyReport:
         self._check_data_note()
         for path in layout.leftovers(self._data):
             self.note(f"{path}: a write was interrupted; the next start removes it")
-        topics = layout.topics_folder(self._data)
-        for folder in sorted(topics.iterdir()) if topics.is_dir() else []:
-            if not folder.is_dir() or is_unfinished(folder):
+        for folder in layout.topic_folders(self._data):
+            if is_unfinished(folder):
                 self.note(f"{folder}: the creation of a topic was interrupted")
             else:
-                self._topics[folder.name] = self._check_topic(folder)
+                self._topics[folder] = self._check_topic(folder)
         paths = layout.segments(self._data)
         for path in paths:
             self._report.segments += 1
@@ -159,11 +158,9 @@ class _Check:
         for path in layout.orphan_indexes(self._data):
             self._check_orphan(path)
         self._check_floor()
-        for folder_name, state in self._topics.items():
-            folder = topics / folder_name
+        for folder, state in self._topics.items():
             if state.epoch is not None and state.first != 0 and manifests.is_lost(folder):
-                topic = names.topic_in(folder_name)
-                self._damaged(folder / manifests.NAME, "is missing", topic)
+                self._damaged(folder / manifests.NAME, "is missing", layout.topic_in(folder))
         if self._abandoned:
             self.note(f"{self._abandoned} messages of deleted topics are still in the journal")
         return self._report
@@ -177,7 +174,7 @@ class _Check:
             return
         for topic, (epoch, stop) in floor.items():
             folder = layout.topic_folder(self._data, topic)
-            state = self._topics.get(folder.name)
+            state = self._topics.get(folder)
             if state is None and not was_deleted(folder, epoch):
                 self._damaged(folder, "is missing", topic, (0, stop - 1))
             if state is None or state.epoch is None or state.handed_over is None:
@@ -199,7 +196,7 @@ class _Check:
             return
         if found is not None:
             self._is_old = not checked_json.is_checked(path.read_bytes())
-        elif layout.segments(self._data) or any(layout.topics_folder(self._data).glob("*")):
+        elif layout.segments(self._data) or layout.topic_folders(self._data):
             self._damaged(path, "is missing")
 
     def _was_deleted(self, rows: TopicRows, state: _CheckedTopic | None) -> bool:
@@ -241,10 +238,10 @@ class _Check:
         try:
             note = read_topic_note(folder)
         except StorageError as error:
-            self._damaged(note_file, error.text, names.topic_in(folder.name))
+            self._damaged(note_file, error.text, layout.topic_in(folder))
             return state
         if note is None:
-            self._damaged(note_file, "is missing", names.topic_in(folder.name))
+            self._damaged(note_file, "is missing", layout.topic_in(folder))
             return state
         state.epoch = note.epoch
         try:
@@ -277,7 +274,7 @@ class _Check:
         index = read_index(path)
         lost = False
         for rows in index.rows():
-            state = self._topics.get(names.folder_of(rows.topic))
+            state = self._topics.get(layout.topic_folder(self._data, rows.topic))
             last = rows.stop_offset - 1
             if state is not None and state.epoch == rows.epoch:
                 if last < (state.handed_over or 0):
@@ -358,7 +355,7 @@ class _Check:
         self, path: Path, rows: TopicRows, offsets: tuple[int, int], *, intact: bool
     ) -> None:
         """Rows below the hand-over offset are served from history and do not count."""
-        state = self._topics.get(names.folder_of(rows.topic))
+        state = self._topics.get(layout.topic_folder(self._data, rows.topic))
         if state is None or rows.epoch != state.epoch:
             if self._was_deleted(rows, state):
                 self._abandoned += rows.row_count

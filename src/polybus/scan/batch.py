@@ -168,6 +168,12 @@ class Batch:
             encoding = encodings[protocol] = encode(self)
         return encoding
 
+    def rename(self, topic: str) -> None:
+        """Give the batch the topic's full name; it arrived under the name of an account."""
+        self.topic = topic
+        # They have the other name.
+        self._encodings = None
+
     def carry_encoding(self, protocol: str, encoding: Buffer) -> None:
         """Use the bytes that the batch arrived in as its encoding in that protocol."""
         if self._encodings is None:

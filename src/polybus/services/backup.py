@@ -201,12 +201,13 @@ class _Copy:
         recover(self._target, Disk())
 
     def accounts(self) -> None:
-        topics = layout.topics_folder(self._data)
-        for path in _files(self._data / "accounts"):
-            if topics not in path.parents:
+        topics = layout.topic_folders(self._data)
+        inside = {folder.parent for folder in topics}
+        for path in _files(layout.accounts_folder(self._data)):
+            if inside.isdisjoint(path.parents):
                 self.file(path)
         Disk().make_folder(layout.topics_folder(self._target))
-        for folder in layout.folders_in(topics):
+        for folder in topics:
             self._topic(folder)
 
     def _topic(self, folder: Path) -> None:

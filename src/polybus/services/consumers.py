@@ -216,6 +216,9 @@ class Consumers:
             raise unknown_consumer(group)
         self._consumers = {name: one for name, one in self._consumers.items() if name != group}
 
+    def groups(self) -> list[str]:
+        return list(self._consumers)
+
     def views(self) -> list[ConsumerView]:
         """All consumers with their lags, sorted."""
         now_us = self._clock_us()

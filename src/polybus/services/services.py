@@ -1,6 +1,7 @@
 """All services of one bus, started and stopped in order."""
 
 from polybus.log.interface import TopicSettings
+from polybus.services.accounts.accounts import Accounts, AccountWatcher
 from polybus.services.consumers import ConsumerBook
 from polybus.services.context import Context
 from polybus.services.sessions.inboxes import Inboxes
@@ -8,16 +9,18 @@ from polybus.services.state import StateDb
 from polybus.services.transactions.transactions import Transactions
 
 
-class Services:
+class Services(AccountWatcher):
     """Sessions, consumers and transactions over one state.db."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, accounts: Accounts) -> None:
         self._context = context
+        self._accounts = accounts
+        accounts.watch(self)
         fsync = context.config.durability != "memory"
         self.state = StateDb(context.data, fsync=fsync)
-        self.inboxes = Inboxes(context, self.state)
+        self.inboxes = Inboxes(context, self.state, accounts)
         self.consumers = ConsumerBook(context, self.state)
-        self.transactions = Transactions(context, self.state)
+        self.transactions = Transactions(context, self.state, accounts)
 
     async def start(self) -> None:
         """Restore what was saved, and finish transactions. Raises StorageError."""
@@ -32,6 +35,21 @@ class Services:
         await self.inboxes.start()
         await self.consumers.start()
         await self.transactions.start()
+
+    def accounts_changed(self) -> None:
+        self.inboxes.accounts_changed()
+
+    def account_deleted(self, account: str) -> None:
+        self.inboxes.end_all(account)
+        for group in self.consumers.groups():
+            if self._accounts.admin.owner_of(group) == account:
+                self.consumers.forget(group)
+
+    async def forget_account(self, account: str) -> None:
+        """Make durable that nothing is left of a deleted account. Raises StorageError."""
+        await self.inboxes.saved()
+        await self.consumers.save()
+        await self.transactions.forget_account(account)
 
     async def close(self) -> None:
         """Save everything; call this when nothing is connected any more."""

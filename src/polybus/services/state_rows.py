@@ -2,7 +2,8 @@
 
 Every row ends with a checksum of its values. A start, and `verify`, read all rows and let SQLite
 check the structure of the file. What is intact of a damaged file goes into a new one; the old one
-is kept as `state.db.damaged-N`. A file of an older format, without checksums, is renewed likewise.
+is kept as `state.db.damaged-N`. A file of an older format, without checksums (1) or accounts (2),
+is renewed likewise.
 
 SQLite changes what it opens: it moves the intact saves of the write-ahead log into the file and
 removes the log, and with it all proof of the others. So only a start that has examined the files
@@ -40,7 +41,7 @@ NAME = "state.db"
 RENEWED, NEW, EXAMINED = f"{NAME}.renewed", f"{NAME}.new", f"{NAME}.examined"
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite adds to the name of a file for those beside it."""
-FORMAT = 2
+FORMAT = 3
 # A flipped bit in one of SQLite's two numbers is not taken for a newer version.
 APPLICATION_ID = 0x50420000
 ASIDE_MAX = 9
@@ -60,7 +61,7 @@ SCHEMA = """
 CREATE TABLE sessions (
     number INTEGER PRIMARY KEY, digest BLOB NOT NULL, ttl_s REAL NOT NULL,
     next_id INTEGER NOT NULL, mark INTEGER NOT NULL, follows BLOB NOT NULL, lost BLOB NOT NULL,
-    first_id INTEGER NOT NULL, packs INTEGER NOT NULL, sum BLOB NOT NULL);
+    first_id INTEGER NOT NULL, packs INTEGER NOT NULL, account TEXT NOT NULL, sum BLOB NOT NULL);
 CREATE TABLE packs (
     session INTEGER NOT NULL, id INTEGER NOT NULL, topic TEXT NOT NULL, epoch INTEGER NOT NULL,
     first_offset INTEGER NOT NULL, count INTEGER NOT NULL, value_bytes INTEGER NOT NULL,
@@ -74,8 +75,10 @@ CREATE TABLE producers_read (
 CREATE TABLE damages (
     kind TEXT NOT NULL, name TEXT NOT NULL, reason TEXT NOT NULL, time_s REAL NOT NULL)
 """
-COLUMNS = {"sessions": 10, "packs": 9, "direct": 3, "consumers": 3, "producers": 3}
+COLUMNS = {"sessions": 11, "packs": 9, "direct": 3, "consumers": 3, "producers": 3}
 COLUMNS["producers_read"] = 4
+# Rows of format 1 have no checksum, and a session's no counts; those of format 2 have no account.
+SESSION_COLUMNS_1 = 7
 # What reading a damaged file raises: its tables' names may no longer be valid text.
 UNREADABLE = (sqlite3.Error, ValueError, OverflowError, MemoryError)
 DISK_CODES = {
@@ -124,7 +127,8 @@ def summed(*values: Any) -> Row:
 
 
 def session_sum(row: Sequence[Any]) -> bytes:
-    """Of number, digest, time to live, next number, mark, topics, losses, first number, packs."""
+    """Of number, digest, time to live, next number, mark, topics, losses, first number, packs and,
+    since format 3, account."""
     # SQLite writes the JSON and the fraction in its own way.
     return _digest(_encode((*row[:2], round(row[2] * 1000), *row[3:])))
 
@@ -136,8 +140,8 @@ def _is_right(table: str, row: Row) -> bool:
             found = session_sum((*row[:5], *parsed, *row[7:-1]))
         else:
             found = checksum(row[:-1])
-        # Rows of format 1 have no checksum.
-        return len(row) < COLUMNS[table] or bool(found == row[-1])
+        summed_from = SESSION_COLUMNS_1 + 1 if table == "sessions" else COLUMNS[table]
+        return len(row) < summed_from or bool(found == row[-1])
     except (ValueError, TypeError, OverflowError):
         return False
 
@@ -262,7 +266,8 @@ def _check_format(db: sqlite3.Connection, path: Path, content: StateContent) -> 
         text = f"{path} has format {version}; this version knows {FORMAT}"
         raise StorageError("log.format", text)
     content.is_current = version == FORMAT and marked == APPLICATION_ID | FORMAT
-    if not content.is_current and (version, marked) != (1, 0):
+    is_older = (version, marked) in ((1, 0), (2, APPLICATION_ID | 2))
+    if not content.is_current and not is_older:
         content.damages.append(StateDamage("", "", "the head of the file is damaged"))
 
 
@@ -442,7 +447,7 @@ def _put_in_place(path: Path) -> None:
 
 
 def _with_sums(rows: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
-    """The rows of each table; those of format 1 get what they lack."""
+    """The rows of each table; those of older formats get what they lack."""
     counts = Counter(row[0] for row in rows.get("packs", ()))
     first = {row[0]: row[1] for row in reversed(rows.get("packs", ()))}
     for table, found in rows.items():
@@ -451,7 +456,10 @@ def _with_sums(rows: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
             if len(row) == width:
                 continue
             if table == "sessions":
-                values = (*row, first.get(row[0], row[3]), counts[row[0]])
+                values = row[:-1]
+                if len(row) == SESSION_COLUMNS_1:
+                    values = (*row, first.get(row[0], row[3]), counts[row[0]])
+                values = (*values, names.ACCOUNT)
                 parsed = [msgspec.json.decode(row[one]) for one in (5, 6)]
                 total = session_sum((*row[:5], *parsed, *values[7:]))
                 found[at] = (*values, total)

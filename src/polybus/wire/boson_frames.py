@@ -32,19 +32,20 @@ from polybus.wire.boson import (
     Subscribe,
     Unsubscribe,
 )
-from polybus.wire.codec import STEPS_MAX, Bad, Deliver, Publish
+from polybus.wire.codec import STEPS_MAX, Bad, Deliver, LoggedIn, Login, Publish, parse_login
 from polybus.wire.positions import Position, parse_lines, subscribe_lines
 
 PROTOCOL = "boson-frames"
 SUBSCRIBE = b"$subscribe"
 UNSUBSCRIBE = b"$unsubscribe"
+LOGIN = b"$login"
 ERROR = b"$error"
 RECEIPT = b"$receipt"
 POSITION = b"$position"
 TOPIC_BYTES_MAX = 65535
 
-Event = Publish | Subscribe | Unsubscribe | ReceiptOwed | Bad
-Reply = Deliver | Positioned | Receipt | Refused | Bad
+Event = Publish | Subscribe | Unsubscribe | Login | ReceiptOwed | Bad
+Reply = Deliver | Positioned | Receipt | LoggedIn | Refused | Bad
 E = TypeVar("E")
 
 
@@ -232,11 +233,14 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
             events.append(event)
 
     def _control(self, topic: bytes, content: memoryview, events: list[Event]) -> None:
-        if topic not in (SUBSCRIBE, UNSUBSCRIBE):
+        if topic not in (SUBSCRIBE, UNSUBSCRIBE, LOGIN):
             shown = topic[:40].decode("utf-8", "replace")
             self._complain(events, "topic.reserved", f"clients cannot publish to {shown}")
             return
         try:
+            if topic == LOGIN:
+                events.append(parse_login(bytes(content)))
+                return
             lines = parse_lines(bytes(content), self._limits)
         except PeerError as error:
             events.append(Bad(error))
@@ -335,6 +339,8 @@ def _answer(data: Buffer, start: int, end: int) -> Reply:
     content = bytes(data[content_start:end])
     text = content.decode("utf-8", "replace")
     try:
+        if topic == LOGIN:
+            return LoggedIn(text)
         if topic == RECEIPT:
             receipt_id, _, position = content.rpartition(b" ")
             return Receipt(receipt_id, _position(position))
@@ -379,6 +385,11 @@ def encode_receipts(*batches: Batch) -> bytes:
 
 def encode_error(code: str, text: str) -> bytes:
     return encode_frame(ERROR, f"{code} {text}".encode())
+
+
+def encode_login(content: str) -> bytes:
+    """A client's login, or the server's answer: the name of the account."""
+    return encode_frame(LOGIN, content.encode())
 
 
 def encode_position(topic: str, epoch: int, offset: int) -> bytes:

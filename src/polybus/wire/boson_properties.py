@@ -1,6 +1,7 @@
 """Boson properties: versioned lists of properties, the second generation of Boson.
 
     hbfs, hbfu       a request: subscribe, unsubscribe; it publishes nothing
+    hbfl             a login, and its answer
     hbfe             an error of the peer: ignored by the server
     anything else    a publish, whole or (hbff) a part of one; hbfr requests a receipt
 
@@ -43,12 +44,13 @@ from polybus.wire.boson_properties_format import (
     Span,
     decode,
 )
-from polybus.wire.codec import STEPS_MAX, Bad, Publish
+from polybus.wire.codec import STEPS_MAX, Bad, LoggedIn, Login, Publish, parse_login
 from polybus.wire.positions import Position, parse_lines, parse_start, subscribe_lines
 
 PROTOCOL = "boson-properties"
 SUBSCRIBE = b"hbfs"
 UNSUBSCRIBE = b"hbfu"
+LOGIN = b"hbfl"
 PART = b"hbff"
 RECEIPT = b"hbfr"
 ERROR = b"hbfe"
@@ -74,8 +76,8 @@ class Delivered:
     position: Position | None
 
 
-Event = Publish | Subscribe | Unsubscribe | ReceiptOwed | Bad
-Reply = Delivered | Receipt | Positioned | Refused | Bad
+Event = Publish | Subscribe | Unsubscribe | Login | ReceiptOwed | Bad
+Reply = Delivered | Receipt | Positioned | LoggedIn | Refused | Bad
 
 
 class _Group:
@@ -172,7 +174,7 @@ class BosonPropertiesCodec(BosonCodec):
         message = decode(buffer, offsets)
         flags, receipt = message.flags, _NO_SPAN
         if flags:
-            if SUBSCRIBE in flags or UNSUBSCRIBE in flags:
+            if SUBSCRIBE in flags or UNSUBSCRIBE in flags or LOGIN in flags:
                 self._request(buffer, flags)
                 return
             if ERROR in flags:
@@ -199,6 +201,11 @@ class BosonPropertiesCodec(BosonCodec):
         return group
 
     def _request(self, buffer: Buffer, flags: dict[bytes, Span]) -> None:
+        if LOGIN in flags:
+            start, end = flags[LOGIN]
+            login = parse_login(bytes(buffer[start:end]))
+            self._flush(buffer)
+            self._events.append(login)
         for flag, event in ((UNSUBSCRIBE, Unsubscribe), (SUBSCRIBE, Subscribe)):
             if flag in flags:
                 start, end = flags[flag]
@@ -301,6 +308,8 @@ def _event(buffer: Buffer, message: Properties) -> Reply:
     if ERROR in flags:
         code, _, text = flags[ERROR].decode("utf-8", "replace").partition(" ")
         return Refused(code, text, flags.get(RECEIPT, b""))
+    if LOGIN in flags:
+        return LoggedIn(flags[LOGIN].decode("utf-8", "replace"))
     if RECEIPT in flags:
         return Receipt(flags[RECEIPT], _read_position(flags.get(OFFSET, b"")))
     if POSITION in flags:
@@ -426,6 +435,11 @@ def encode_error(code: str, text: str, receipt_id: bytes = b"") -> bytes:
     if receipt_id:
         properties.append(_property(RECEIPT, receipt_id))
     return _message(properties)
+
+
+def encode_login(content: str) -> bytes:
+    """A client's login, or the server's answer: the name of the account."""
+    return _message([_property(LOGIN, content.encode())])
 
 
 def encode_position(topic: str, epoch: int, offset: int) -> bytes:

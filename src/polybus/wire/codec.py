@@ -22,6 +22,7 @@ from polybus.batch import Batch, Buffer
 from polybus.errors import PeerError
 
 STEPS_MAX = 1000
+LOGIN_BYTES_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -58,6 +59,42 @@ class Bad:
 
     def __post_init__(self) -> None:
         self.error.bare()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Login:
+    """A peer logs in: by user and password, or by a token if `user` is empty.
+
+    It has no repr, so that no secret gets into a log.
+    """
+
+    user: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """The server's answer: the client is logged in to this account."""
+
+    account: str
+
+
+def parse_login(content: bytes) -> Login:
+    """A login in Boson: two lines, user and password, or one, a token.
+
+    Raises PeerError `auth.invalid`, not final.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = ""
+    user, newline, secret = text.rstrip("\r\n").partition("\n")
+    if not newline:
+        user, secret = "", user
+    if not secret or len(content) > LOGIN_BYTES_MAX:
+        wanted = "a line with the user and one with the password, or one line with a token"
+        raise PeerError("auth.invalid", f"a login is {wanted}, in UTF-8", final=False)
+    return Login(user.strip(), secret.strip("\r"))
 
 
 E = TypeVar("E")

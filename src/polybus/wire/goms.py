@@ -20,7 +20,7 @@ from polybus import scan
 from polybus.batch import Batch, Buffer, Headers
 from polybus.config import Limits
 from polybus.wire import goms_objects as objects
-from polybus.wire.codec import STEPS_MAX, Bad, Deliver, Publish
+from polybus.wire.codec import STEPS_MAX, Bad, Deliver, LoggedIn, Login, Publish
 from polybus.wire.goms_objects import Code, Fields, ObjectStream, peer_error
 from polybus.wire.positions import Position
 
@@ -63,6 +63,13 @@ class Logout:
 
 
 @dataclass(frozen=True, slots=True)
+class Prove:
+    """Over UDP: the key that the bus sent to the client's address."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """The client leaves; the codec ignores whatever follows."""
 
@@ -101,9 +108,9 @@ class SendAck:
     offsets: tuple[Position, ...] = ()
 
 
-GomsRequest = Publish | Register | Send | Logout | Close
+GomsRequest = Publish | Register | Send | Login | Prove | Logout | Close
 Event = GomsRequest | Bad
-GomsAnswer = Deliver | Message | Error | RegAck | SendAck
+GomsAnswer = Deliver | Message | Error | RegAck | SendAck | LoggedIn
 Reply = GomsAnswer | Bad
 
 
@@ -129,11 +136,15 @@ class GomsCodec(ObjectStream[GomsRequest]):
             if objects.is_absent(found.topics):
                 return Logout()
             return Logout(_each_once(objects.topics_of(found, self._limits)))
+        if messagetype == "login":
+            return objects.login_of(found)
+        if messagetype == "prove":
+            return Prove(objects.text_of(found.key, "key"))
         if messagetype == "close":
             self._end()
             return Close()
         raise peer_error(
-            Code.UNKNOWN_MESSAGETYPE, "messagetype must be register, send, logout or close"
+            Code.UNKNOWN_MESSAGETYPE, "messagetype must be register, send, login, logout or close"
         )
 
     def _send(self, found: Fields) -> Send:
@@ -163,9 +174,12 @@ class GomsClientCodec(ObjectStream[GomsAnswer]):
             )
         if messagetype == "error":
             return _error(found)
+        if messagetype == "login-ack":
+            return LoggedIn(objects.text_of(found.account, "account"))
         if messagetype not in ("reg-ack", "send-ack"):
             raise peer_error(
-                Code.UNKNOWN_MESSAGETYPE, "messagetype must be message, error, reg-ack or send-ack"
+                Code.UNKNOWN_MESSAGETYPE,
+                "messagetype must be message, error, reg-ack, send-ack or login-ack",
             )
         # The first draft of the protocol has a reg-ack without topics.
         absent = objects.is_absent(found.topics)
@@ -247,6 +261,21 @@ def encode_error(code: str, text: str) -> bytes:
 def encode_reg_ack(topics: Sequence[str], offsets: Iterable[Position] | None = None) -> bytes:
     """The topics that are now registered, and where each starts if that was requested."""
     return _head("reg-ack", topics) + _offsets(offsets) + b"}\n"
+
+
+def encode_prove(key: str) -> bytes:
+    """The bus asks a UDP client to send the key back, or the client does so."""
+    return _json({"messagetype": "prove", "key": key}) + b"\n"
+
+
+def encode_login(user: str, secret: str) -> bytes:
+    """A login by user and password, or by a token if `user` is empty."""
+    given = {"user": user, "password": secret} if user else {"token": secret}
+    return _json({"messagetype": "login", **given}) + b"\n"
+
+
+def encode_login_ack(account: str) -> bytes:
+    return _json({"messagetype": "login-ack", "account": account}) + b"\n"
 
 
 def encode_send_ack(topics: Sequence[str], offsets: Iterable[Position]) -> bytes:

@@ -31,7 +31,7 @@ from polybus.batch import Batch, Buffer, Headers
 from polybus.config import Limits
 from polybus.errors import PeerError
 from polybus.scan.goms_py import BAD, DEEP, END, MORE
-from polybus.wire.codec import Bad
+from polybus.wire.codec import Bad, Login
 from polybus.wire.positions import Position, parse_start
 
 ENVELOPE_BYTES_MAX = 64 << 10
@@ -257,6 +257,11 @@ class Fields(msgspec.Struct, rename={"start": "from", "error_code": "error-code"
     error_code: msgspec.Raw = _ABSENT
     errorcode: msgspec.Raw = _ABSENT
     error: msgspec.Raw = _ABSENT
+    user: msgspec.Raw = _ABSENT
+    password: msgspec.Raw = _ABSENT
+    token: msgspec.Raw = _ABSENT
+    account: msgspec.Raw = _ABSENT
+    key: msgspec.Raw = _ABSENT
 
 
 class _BinaryHeader(msgspec.Struct):
@@ -292,6 +297,17 @@ def text_of(raw: msgspec.Raw, key: str) -> str:
         return _TEXT.decode(raw)
     except msgspec.MsgspecError as error:
         raise _wrong_type(key, "a string") from error
+
+
+def login_of(fields: Fields) -> Login:
+    if not is_absent(fields.token):
+        return Login("", text_of(fields.token, "token"))
+    for raw, key in ((fields.user, "user"), (fields.password, "password")):
+        if is_absent(raw):
+            raise peer_error(
+                Code.LOGIN, f"{key} is missing; a login has user and password, or token"
+            )
+    return Login(text_of(fields.user, "user"), text_of(fields.password, "password"))
 
 
 def start_of(fields: Fields) -> str | None:

@@ -36,13 +36,13 @@ _raw_messages = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _string = msgspec.json.Decoder(str)
 
 
-def encode_messages(batch: Batch) -> bytes:
-    """The batch as a pack's content: `[[topic, payload], …]`.
+def encode_messages(batch: Batch, shown: str | None = None) -> bytes:
+    """The batch as a pack's content: `[[topic, payload], …]`; the topic as shown to the client.
 
     A payload is the value itself if it is JSON, else a string if it is text, else its base64;
     `polybus.scan.packs_py` defines what counts as JSON.
     """
-    head = b"[" + _json(batch.topic) + b","
+    head = b"[" + _json(shown or batch.topic) + b","
     return scan.encode_pack(head, batch.buffer, batch.spans, _DEPTH_MAX)
 
 

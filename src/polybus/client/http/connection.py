@@ -92,6 +92,8 @@ class HttpConnection:
             f"{method} {target} HTTP/1.1\r\nhost: {self._options.address.authority}\r\n"
             f"user-agent: polybus/{__version__}\r\n"
         )
+        if (credentials := self._options.address.credentials) is not None:
+            head += f"authorization: {credentials.authorization}\r\n"
         if method in ("POST", "PUT"):
             head += f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\n"
         async with self._turn:

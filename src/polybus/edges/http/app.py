@@ -47,7 +47,8 @@ REF = "#/components/schemas/{name}"
 PROBLEM = "application/problem+json"
 FAILURES = {
     400: "The request is malformed",
-    403: "The topic is reserved for the system, or a web page of another origin asks",
+    401: "A login is needed, or has failed",
+    403: "The caller may not do this, the topic is reserved, or a web page of another origin asks",
     404: "It does not exist",
     405: "Method not allowed for this path",
     409: "It conflicts with what exists or is under way",
@@ -55,10 +56,14 @@ FAILURES = {
     415: "The content type is not accepted",
     416: "The offset is outside of what the topic holds",
     421: "The bus is not known by the name in the URL",
+    429: "Too many at a time: try again later",
     503: "The bus is stopping, or cannot store",
-    507: "Too much is staged",
+    507: "Too much is staged, or the account has no more room",
 }
 ALWAYS = (405, 413, 415, 421, 503)
+OF_LOGINS = (401, 429)
+SCHEMES = {"password": {"type": "http", "scheme": "basic"}}
+SCHEMES["token"] = {"type": "http", "scheme": "bearer"}
 
 
 def encoded_slashes(app: ASGIApp) -> ASGIApp:
@@ -183,13 +188,15 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Polybus", "version": version("polybus")},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": SCHEMES},
     }
 
 
 def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     types = operation.types()
     fails = {*operation.fails, *ALWAYS, *(() if operation.method == "GET" else (403,))}
+    if operation.asks != "nothing":
+        fails.update(OF_LOGINS)
     answers: list[tuple[int, str, Any]] = [(status, PROBLEM, Problem) for status in sorted(fails)]
     answers.append((operation.status, operation.produces, types.get("return")))
     if operation.produces == TEXT and 503 in operation.fails:
@@ -204,6 +211,8 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             for status, media, kind in answers
         },
     }
+    if operation.asks != "nothing":
+        described["security"] = [{}, *({name: []} for name in SCHEMES)]
     if "body" in types:
         schema = schemas[str(types["body"])]
         # A body of another type is a string; one of any type has no schema.

@@ -4,10 +4,10 @@ The types in a function's signature decode its query and JSON body, encode its a
 schemas of the description. Errors are answered as application/problem+json, with their code.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import unquote
 
 import msgspec
@@ -16,9 +16,11 @@ from starlette.responses import Response
 
 from polybus import names
 from polybus.bus.bus import unknown_topic
+from polybus.edges.http.logins import CHALLENGE, access_of
 from polybus.edges.http.state import HttpState
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
 from polybus.log.topics import storage_error
+from polybus.services.accounts.records import Right
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import deeper_than
 
@@ -35,6 +37,23 @@ STATUSES = {
     "topic.too-many": 409,
     "topic.reserved": 403,
     "admin.token": 401,
+    "auth.needed": 401,
+    "auth.failed": 401,
+    "auth.ended": 401,
+    "auth.denied": 403,
+    "auth.busy": 429,
+    "signup.too-many": 429,
+    "account.unknown": 404,
+    "account.no-grant": 404,
+    "account.no-token": 404,
+    "account.exists": 409,
+    "account.taken": 409,
+    "account.in-use": 409,
+    "account.too-many": 409,
+    "account.sessions": 409,
+    "account.topics": 409,
+    "account.rate": 429,
+    "account.bytes": 507,
     "session.unknown": 404,
     "consumer.unknown": 404,
     "consumer.too-many": 409,
@@ -54,6 +73,8 @@ STATUSES = {
     "http.method": 405,
     "http.content-type": 415,
 }
+# Not the bus's own errors and not a program's mistakes, but an operator should see them.
+NOTED = ("auth.failed", "auth.busy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +87,9 @@ class Operation:
 
     Attributes:
         fails: the statuses of problems that it may answer.
+        asks: who may call it: everybody without a login, accounts, or administrators alone.
+        right: what the caller must be allowed to do with the topic that the path names; without
+            one in it, what the token must allow for some topic.
         body: the type of a body that `run` decodes itself; `media` are its content types.
         produces: the content type of its answers, and of a 503 that it declares.
     """
@@ -75,6 +99,8 @@ class Operation:
     run: Callable[..., Awaitable[Any]]
     status: int = 200
     fails: Sequence[int] = ()
+    asks: Literal["nothing", "login", "administrator"] = "login"
+    right: Right | None = None
     body: Any = None
     media: tuple[str, ...] = (JSON,)
     produces: str = JSON
@@ -91,11 +117,12 @@ class Operation:
 
 
 class Call:
-    """One request to an operation."""
+    """One request to an operation. `access` is what its sender may do."""
 
     def __init__(self, state: HttpState, request: Request) -> None:
         self.state = state
         self.request = request
+        self.access = state.accounts.nobody
 
     @property
     def client(self) -> str:
@@ -111,21 +138,43 @@ class Call:
             return {name: unquote(value) for name, value in found.items()}
         return found
 
-    def topic(self) -> str:
-        """The topic in the path. Raises UsageError `topic.unknown`, whatever is wrong with it."""
-        name = self.path["topic"].lower()
-        if not self.state.bus.has_topic(name):
-            # The same answer for impossible names as for unknown ones.
-            raise unknown_topic("?" if names.is_reserved(name) else name)
-        return name
+    def topic(self, right: Right = "subscribe") -> str:
+        """The full name of the topic in the path, with which the caller may do this.
+
+        Raises UsageError `topic.unknown`, whatever is wrong with it; `auth.denied` or
+        `topic.reserved` if the caller may read it, and so knows that it exists.
+        """
+        shown = self.path["topic"].lower()
+        name = self.access.full(shown)
+        rights = self.access.rights(name) if self.state.bus.has_topic(name) else set()
+        if right in rights:
+            return name
+        if "subscribe" not in rights:
+            # The same answer for impossible and forbidden names as for unknown ones.
+            raise unknown_topic("?" if names.is_reserved(shown) else shown)
+        if names.is_reserved(name):
+            raise UsageError("topic.reserved", f"'{shown}' is a system topic")
+        raise denied(f"you may read '{shown}', but not {right} it")
 
     def session(self) -> Session:
         """The session in the path. Raises UsageError `session.unknown`."""
         session = self.state.inboxes.find(self.path["key"])
-        if session is None:
-            # The same answer whether it never existed, expired or was deleted.
+        if session is None or not (self.is_admin or session.account == self.access.account):
+            # The same answer whether it never existed, expired, was deleted or is another's.
             raise UsageError("session.unknown", "the session does not exist or has expired")
         return session
+
+    def named(self, wanted: Collection[str], right: Right | None) -> dict[str, Any]:
+        """What the path names, of what an operation wants. Raises as `topic` and `session`."""
+        given: dict[str, Any] = {}
+        token = self.access.token
+        if "topic" in wanted:
+            given["topic"] = self.topic(right or "subscribe")
+        elif token is not None and token.rights and right and right not in token.rights:
+            raise denied(f"the token may not {right}")
+        if "session" in wanted:
+            given["session"] = self.session()
+        return given
 
     @property
     def content_type(self) -> str:
@@ -140,9 +189,15 @@ class Call:
     @property
     def is_admin(self) -> bool:
         """Whether the call came through the administrator's socket, or carries the token."""
-        if self.request.state.is_admin:
-            return True
-        return self.state.token.is_in(self.request.headers.get("authorization"))
+        return self.access is self.state.accounts.admin
+
+    async def log_in(self, asks: str) -> None:
+        """Find out who calls. Raises UsageError `auth.…`; nothing of the body has been read."""
+        if asks == "nothing":
+            return
+        self.access = await access_of(self.state, self.request)
+        if asks == "administrator" and not self.is_admin:
+            raise denied("only administrators may do this")
 
     def query(self, kind: type[T]) -> T:
         """The query. Raises PeerError `http.query`."""
@@ -208,12 +263,17 @@ def problem_of(error: PolybusError) -> Response:
     status = STATUSES.get(error.code)
     if status is None:
         status = 503 if isinstance(error, StorageError | BusyError) else 400
-    # The rest of a body that is too large is not read, so the connection cannot be reused.
-    headers = {"connection": "close"} if error.code == "http.body-too-large" else None
+    headers = {}
+    if error.code == "http.body-too-large":
+        # The rest of the body is not read, so the connection cannot be reused.
+        headers["connection"] = "close"
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = CHALLENGE
     return problem(status, error.code, error.text, headers)
 
 
-IN_PATH: dict[str, Callable[[Call], Any]] = {"topic": Call.topic, "session": Call.session}
+def denied(text: str) -> UsageError:
+    return UsageError("auth.denied", text)
 
 
 def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
@@ -221,7 +281,8 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
     types = operation.types()
 
     async def run(call: Call) -> Response:
-        given = {name: find(call) for name, find in IN_PATH.items() if name in types}
+        await call.log_in(operation.asks)
+        given = call.named(types.keys(), operation.right)
         if "query" in types:
             given["query"] = call.query(types["query"])
         if "body" in types and operation.body is None:
@@ -240,7 +301,7 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
         except ClientDisconnect:
             return Response(status_code=400)
         except PolybusError as error:
-            if not isinstance(error, UsageError):
+            if not isinstance(error, UsageError) or error.code in NOTED:
                 state.bad_peers.note(call.client or "unknown", "http", error.code, error.text)
             return problem_of(error)
         except OSError as error:

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import msgspec
 
+from polybus import names
 from polybus.edges.http.calls import Call
 from polybus.errors import PeerError, UsageError
 from polybus.services.transactions import staging
-from polybus.services.transactions.commits import Offsets, TransactionKey
+from polybus.services.transactions.commits import Offsets, TransactionKey, unknown_producer
 from polybus.services.transactions.transactions import CommitRequest
 from polybus.services.transactions.uploads import Upload
 
@@ -68,22 +69,37 @@ class Staged(msgspec.Struct):
 
 async def commit(call: Call, body: NewCommit) -> Committed:
     """Publish staged files, all or nothing, once for each producer, query and batch."""
-    key = TransactionKey(staging.check_producer(body.producer), body.query, body.batch)
+    key = TransactionKey(_producer(call, body.producer), body.query, body.batch)
     wanted = CommitRequest(key, body.files, body.take_over, body.gaps)
-    offsets, already = await call.state.transactions.commit(wanted, is_admin=call.is_admin)
-    return _committed(key, already, offsets)
+    offsets, already = await call.state.transactions.commit(wanted, call.access)
+    return _committed(call, key, already, offsets)
 
 
 async def last_commit(call: Call) -> Committed:
     """The last transaction of a producer."""
     await call.state.transactions.check_read()
-    known = call.state.transactions.producer(call.path["producer"])
-    return _committed(TransactionKey(known.name, known.query, known.batch), True, known.offsets)
+    name = call.path["producer"]
+    if not call.is_admin and "/" in name:
+        raise unknown_producer(name)
+    known = call.state.transactions.producer(call.access.own(name))
+    key = TransactionKey(known.name, known.query, known.batch)
+    return _committed(call, key, True, known.offsets)
 
 
-def _committed(key: TransactionKey, already: bool, offsets: Offsets) -> Committed:
-    ranges = {topic: [list(one) for one in found] for topic, found in offsets.items()}
-    return Committed(key.producer, key.query, key.batch, already, ranges)
+def _committed(call: Call, key: TransactionKey, already: bool, offsets: Offsets) -> Committed:
+    """By the account's names."""
+    access = call.access
+    ranges = {access.shown(topic): [list(one) for one in found] for topic, found in offsets.items()}
+    return Committed(access.mine(key.producer) or "", key.query, key.batch, already, ranges)
+
+
+def _producer(call: Call, name: str) -> str:
+    """The full name of an account's producer. Raises UsageError `commit.producer`."""
+    if call.is_admin:
+        account, slash, own = name.partition("/")
+        staging.check_producer(own if slash and names.is_account(account) else name)
+        return name
+    return call.access.own(staging.check_producer(name))
 
 
 async def stage(call: Call, query: PieceQuery) -> Staged:
@@ -114,10 +130,9 @@ async def unstage(call: Call) -> None:
 
 
 def _staged_path(call: Call) -> Path:
-    producer = staging.check_producer(call.path["producer"])
+    producer = _producer(call, call.path["producer"])
     staging.check_file(call.path["file"])
-    folder = staging.staging_folder(Path(call.state.config.data))
-    return folder / producer / call.path["file"]
+    return staging.folder_of(call.state.context.data, producer) / call.path["file"]
 
 
 def _check_size(size: int) -> None:

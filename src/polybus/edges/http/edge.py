@@ -73,7 +73,12 @@ class HttpProtocol(HttpToolsProtocol, Upper):
     ) -> None:
         self._when_lost: list[Callable[[], None]] = []
         # Requests have it as their `state`.
-        shared = {"is_admin": connection.is_admin, "when_lost": self._when_lost}
+        shared = {
+            "is_admin": connection.is_admin,
+            "ip": connection.ip,
+            "certificate_name": connection.certificate_name,
+            "when_lost": self._when_lost,
+        }
         super().__init__(config=config, server_state=server_state, app_state=shared)
         self.pipeline = ShortPipeline()  # type: ignore[assignment]
         self._bad_peers = state.bad_peers
@@ -287,6 +292,11 @@ class HttpTranslator(Translator):
         upper.connection_made(cast(asyncio.Transport, self))
 
     # The connection calls these
+
+    @property
+    def is_known(self) -> bool:
+        """Each request says by itself who sends it."""
+        return True
 
     def send_error(self, code: str, text: str) -> None:
         """The connection is closing: the peer was too slow, a layer failed, or TLS is required."""

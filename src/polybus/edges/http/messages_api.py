@@ -1,15 +1,10 @@
-"""/v1/topics/{topic}/messages: publish messages to a topic, and read them.
-
-A published body is one message, or one JSON line per message. Messages are read as JSON, or as an
-Arrow stream by `Accept`.
-"""
+"""GET /v1/topics/{topic}/messages: read a topic, as JSON or, by `Accept`, as an Arrow stream."""
 
 import asyncio
 import contextlib
 import io
-from array import array
-from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Iterator, Sequence
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -17,152 +12,17 @@ import msgspec
 import pyarrow as pa
 from starlette.responses import Response, StreamingResponse
 
-from polybus import names
-from polybus.batch import Batch, Headers
+from polybus.batch import Batch
 from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.edges.http.calls import JSON, Call
 from polybus.edges.http.state import HttpState
-from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.errors import PeerError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.interface import Log
 from polybus.log.journal.message import rows_of
 from polybus.services.replay import resolve
-from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
-from polybus.wire.msgstream import compact_json, deeper_than
+from polybus.wire.msgstream import compact_json
 from polybus.wire.positions import Since, parse_start
-
-NDJSON = "application/x-ndjson"
-
-
-class Base64(msgspec.Struct, forbid_unknown_fields=True):
-    """Bytes that are not text."""
-
-    base64: str
-
-
-class NewMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One line: either `value`, any JSON, or `base64`, bytes."""
-
-    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    base64: str | msgspec.UnsetType = msgspec.UNSET
-    key: str | Base64 | None = None
-    headers: dict[str, str | Base64] | None = None
-
-
-class PublishQuery(msgspec.Struct, forbid_unknown_fields=True):
-    receipt: Literal["fsync", "memory"] = "fsync"
-
-
-class Published(msgspec.Struct):
-    """The offsets of the messages, in order; durable if a receipt was asked for."""
-
-    topic: str
-    epoch: int
-    offsets: list[int]
-
-
-class RequestPublisher(Publisher):
-    """Publishes one request's batch: there is nothing to hold back, and it waits by itself."""
-
-    def __init__(self, state: HttpState, sender: str, *, is_admin: bool = False) -> None:
-        self._context = state.context
-        self._is_admin = is_admin
-        self._sender = sender
-        self._refusal: PolybusError | None = None
-        self._given: asyncio.Future[None] = state.loop.create_future()
-
-    async def publish(self, batch: Batch, *, wait: bool) -> None:
-        """Publish the batch; with `wait`, return when it is durable.
-
-        Raises:
-            PolybusError: it was refused, or may not be durable.
-        """
-        batch.protocol = "http"
-        batch.sender = self._sender
-        if wait:
-            batch.receipt_ids = array("i", [0, 0] * len(batch))
-        bus = self._context.bus
-        if names.is_reserved(batch.topic) and self._is_admin:
-            bus.commit([batch], self.receipt)
-        else:
-            bus.publish([batch], self)
-        if self._refusal is not None:
-            raise self._refusal.again()
-        if wait:
-            await self._context.durability.wait_for(self._given)
-
-    def receipt(self, batches: Sequence[Batch]) -> None:
-        if not self._given.done():
-            self._given.set_result(None)
-
-    def refuse(self, batch: Batch, error: PolybusError) -> None:
-        self._refusal = error
-
-
-async def publish(call: Call, topic: str, query: PublishQuery) -> Published:
-    """Publish one message, or one per line."""
-    limits = call.state.config.limits
-    body = await call.body(limits.message_bytes_max, "message-bytes-max")
-    if call.content_type == NDJSON:
-        batch = parse_lines(topic, body, limits.json_depth_max, limits.parts_max)
-    else:
-        batch = Batch.of(topic, [body])
-    if topic == RECORDS_TOPIC:
-        # Not even by the administrator: its records decide which transactions are done.
-        raise UsageError("topic.reserved", f"'{topic}' is written by the bus alone")
-    publisher = RequestPublisher(call.state, call.client, is_admin=call.is_admin)
-    await publisher.publish(batch, wait=query.receipt == "fsync")
-    offsets = list(range(batch.first_offset, batch.last_offset + 1))
-    return Published(topic, batch.epoch, offsets)
-
-
-def parse_lines(topic: str, body: bytes, depth_max: int, lines_max: int) -> Batch:
-    """Messages, one per line; empty lines are ignored.
-
-    Raises:
-        PeerError: `http.body-invalid`, naming the line; `http.too-many-lines`.
-    """
-    if body.count(b"\n") > lines_max:
-        raise PeerError("http.too-many-lines", f"over {lines_max} lines (parts-max)")
-    values: list[bytes] = []
-    keys: list[bytes | None] = []
-    headers: list[Headers | None] = []
-    for number, line in enumerate(body.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            if deeper_than(line, depth_max):
-                raise ValueError(f"nested over {depth_max} deep")
-            line.decode()
-            message = _decoder.decode(line)
-            values.append(_value(message))
-            keys.append(None if message.key is None else _bytes(message.key))
-            named = (message.headers or {}).items()
-            headers.append({name: _bytes(value) for name, value in named} or None)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise PeerError("http.body-invalid", f"line {number}: {str(error)[:150]}") from error
-    if not values:
-        raise PeerError("http.body-invalid", "the body has no message")
-    return Batch.of(topic, values, keys=keys, headers=headers)
-
-
-_decoder = msgspec.json.Decoder(NewMessage)
-
-
-def _value(message: NewMessage) -> bytes:
-    if (message.value is msgspec.UNSET) == (message.base64 is msgspec.UNSET):
-        raise ValueError("a message has either value or base64")
-    if isinstance(message.base64, str):
-        return b64decode(message.base64, validate=True)
-    assert isinstance(message.value, msgspec.Raw)
-    return bytes(message.value)
-
-
-def _bytes(value: str | Base64) -> bytes:
-    return value.encode() if isinstance(value, str) else b64decode(value.base64, validate=True)
-
-
-# Reading
 
 ARROW = "application/vnd.apache.arrow.stream"
 LIMIT_MAX = 100_000
@@ -233,23 +93,26 @@ async def fetch(call: Call, topic: str, query: FetchQuery) -> Annotated[Response
     """Read a topic by offset or time, as JSON or, by Accept, as an Arrow stream."""
     state = call.state
     log = state.bus.log
+    shown = call.access.shown(topic)
     epoch = log.bounds(topic).epoch
     if query.epoch not in (msgspec.UNSET, epoch):
-        text = f"topic {topic!r} was recreated: its epoch is {epoch}, not {query.epoch}"
+        text = f"topic {shown!r} was recreated: its epoch is {epoch}, not {query.epoch}"
         raise UsageError("topic.recreated", text)
     offset = await asyncio.to_thread(_begin, log, topic, query)
     if query.wait_s and offset >= log.bounds(topic).stop:
         await _wait(state, topic, query.wait_s)
+        # It may have been deleted, or taken away from the caller, meanwhile.
+        call.topic()
     if ARROW in call.request.headers.get("accept", ""):
         schema = _schema(query)
         pieces = _pieces(log, topic, epoch, offset, _stop(query, offset))
         # Read the first piece before the status is sent: a bad offset is still a problem then.
         first = await asyncio.to_thread(next, pieces, None)
-        return StreamingResponse(_arrow(first, pieces, schema), media_type=ARROW)
+        return StreamingResponse(_arrow(first, pieces, schema, shown), media_type=ARROW)
     if query.limit is msgspec.UNSET:
         query.limit = JSON_LIMIT_DEFAULT
     stop = _stop(query, offset)
-    body = await asyncio.to_thread(_json, log, topic, epoch, (offset, stop))
+    body = await asyncio.to_thread(_json, log, (topic, shown), epoch, (offset, stop))
     return Response(body, media_type=JSON)
 
 
@@ -317,9 +180,12 @@ def _pieces(log: Log, topic: str, epoch: int, offset: int, stop: int) -> Iterato
         yield piece
 
 
-def _json(log: Log, topic: str, epoch: int, where: tuple[int, int]) -> bytes:
-    """The answer as JSON, up to an offset or about JSON_BYTES_MAX. May block."""
-    offset, stop = where
+def _json(log: Log, named: tuple[str, str], epoch: int, where: tuple[int, int]) -> bytes:
+    """The answer as JSON, up to an offset or about JSON_BYTES_MAX. May block.
+
+    `named`: the topic's full name, and the name that the caller has for it.
+    """
+    (topic, shown), (offset, stop) = named, where
     messages: list[StoredMessage] = []
     following = offset
     size = 0
@@ -330,7 +196,7 @@ def _json(log: Log, topic: str, epoch: int, where: tuple[int, int]) -> bytes:
             size += batch.value_bytes
         if size > JSON_BYTES_MAX:
             break
-    return msgspec.json.encode(Messages(topic, epoch, messages, following))
+    return msgspec.json.encode(Messages(shown, epoch, messages, following))
 
 
 def stored_messages(batch: Batch) -> Iterator[StoredMessage]:
@@ -371,18 +237,28 @@ def _text(value: bytes | None) -> Any:
 
 
 async def _arrow(
-    first: list[Batch] | None, pieces: Iterator[list[Batch]], schema: pa.Schema
+    first: list[Batch] | None, pieces: Iterator[list[Batch]], schema: pa.Schema, shown: str
 ) -> AsyncIterator[bytes]:
-    """An Arrow IPC stream, a piece at a time: nothing is built whole in memory."""
+    """An Arrow IPC stream, a piece at a time: nothing is built whole in memory.
+
+    `shown` is the topic in its rows.
+    """
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, schema) as writer:
         piece = first
         while piece is not None:
             for batch in piece:
-                writer.write_batch(rows_of(batch).select(schema.names))
+                writer.write_batch(_named(rows_of(batch), shown).select(schema.names))
             yield _take(sink)
             piece = await asyncio.to_thread(next, pieces, None)
     yield _take(sink)
+
+
+def _named(rows: pa.RecordBatch, shown: str) -> pa.RecordBatch:
+    at = rows.schema.get_field_index("topic")
+    if not rows.num_rows or rows.column(at)[0].as_py() == shown:
+        return rows
+    return rows.set_column(at, rows.schema.field(at), pa.array([shown] * rows.num_rows))
 
 
 def _take(sink: io.BytesIO) -> bytes:

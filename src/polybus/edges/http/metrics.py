@@ -6,7 +6,9 @@ from typing import Annotated
 
 from starlette.responses import PlainTextResponse, Response
 
-from polybus.edges.http.calls import Call
+from polybus import names
+from polybus.edges.http.calls import Call, denied
+from polybus.edges.http.logins import is_trusted
 from polybus.edges.http.state import HttpState
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -21,8 +23,10 @@ async def healthz(call: Call) -> PlainText:
     """Liveness: the log and state.db take writes. Further lines name unusable certificates."""
     error = call.state.storage_error
     if error is not None:
-        return PlainTextResponse(f"{error.code}: {error.text}\n", 503)
-    return _ok(*call.state.certificates.failures.values())
+        # Its text names files.
+        text = f": {error.text}" if is_trusted(call.state, call.request) else ""
+        return PlainTextResponse(f"{error.code}{text}\n", 503)
+    return _ok(call)
 
 
 async def readyz(call: Call) -> PlainText:
@@ -31,17 +35,25 @@ async def readyz(call: Call) -> PlainText:
         return PlainTextResponse("stopping\n", 503)
     if call.state.storage_error is not None:
         return await healthz(call)
-    damaged = list(call.state.bus.log.frozen.values())
-    lines = [f"{one.code}: {one.text}" for one in damaged[:DAMAGED_SHOWN_MAX]]
-    return _ok(*call.state.certificates.failures.values(), *lines)
+    damaged = list(call.state.bus.log.frozen.values())[:DAMAGED_SHOWN_MAX]
+    return _ok(call, *(f"{one.code}: {one.text}" for one in damaged))
 
 
-def _ok(*notes: str) -> Response:
+def _ok(call: Call, *notes: str) -> Response:
+    """What is not as it should be is named to those who know the bus, not to strangers."""
+    notes = (*call.state.certificates.failures.values(), *notes)
+    if not is_trusted(call.state, call.request):
+        notes = ()
     return PlainTextResponse("\n".join(["ok", *notes, ""]))
 
 
 async def metrics(call: Call) -> PlainText:
-    """Metrics for Prometheus, text format 0.0.4."""
+    """Metrics for Prometheus, text format 0.0.4; for the default account and administrators."""
+    access = call.access
+    is_limited = access.token is not None and bool(access.token.topics or access.token.rights)
+    if not call.is_admin and (access.account != names.ACCOUNT or is_limited):
+        # They name the topics of all accounts.
+        raise denied("only the default account and administrators see the metrics")
     return Response(render(call.state), headers={"content-type": METRICS})
 
 

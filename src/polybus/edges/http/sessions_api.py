@@ -50,13 +50,14 @@ class Broadcast(msgspec.Struct):
 
 async def create(call: Call, body: NewSession) -> SessionCreated:
     """Open a session."""
-    return SessionCreated(await call.state.inboxes.create(body.topics, body.ttl_s, body.from_))
+    inboxes = call.state.inboxes
+    return SessionCreated(await inboxes.create(body.topics, body.ttl_s, body.from_, call.access))
 
 
 async def put_topics(call: Call, session: Session, body: SessionTopics) -> SessionTopics:
     """Replace the topics a session follows."""
-    await call.state.inboxes.replace_topics(session, body.topics)
-    return SessionTopics(list(session.follows))
+    await call.state.inboxes.replace_topics(session, body.topics, call.access)
+    return SessionTopics([call.access.shown(topic) for topic in session.follows])
 
 
 async def post_pack(call: Call, session: Session) -> None:
@@ -65,9 +66,10 @@ async def post_pack(call: Call, session: Session) -> None:
 
 
 async def broadcast(call: Call) -> Broadcast:
-    """Put one pack into every session."""
+    """Put one pack into every session of the account; of all accounts as an administrator."""
     pack = parse_pack(await call.json_bytes())
-    return Broadcast(await call.state.inboxes.broadcast(pack))
+    account = None if call.is_admin else call.access.account
+    return Broadcast(await call.state.inboxes.broadcast(pack, account))
 
 
 async def delete(call: Call, session: Session) -> None:

@@ -12,6 +12,7 @@ from polybus.edges.http.door import Door
 from polybus.edges.tcp.certificates import Certificates
 from polybus.errors import StorageError
 from polybus.scan import Traffic
+from polybus.services.accounts.signups import SignUps
 from polybus.services.services import Services
 from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
 
@@ -43,16 +44,19 @@ class HttpState:
     ) -> None:
         self.edge = edge
         self.context = edge.context
+        self.accounts = edge.accounts
         self.bad_peers = edge.bad_peers
         self.bus = edge.context.bus
         self.config: Config = edge.context.config
         self.door = Door(self.config)
         self.loop = edge.context.loop
+        self.services = services
         self.inboxes = services.inboxes
         self.consumers = services.consumers
         self.state_db = services.state
         self.transactions = services.transactions
         self.token = token
+        self.signups = SignUps(self.config.limits, self.loop.time)
         self.count_connections = count_connections
         self.certificates = certificates
         self.stopping = False

@@ -1,4 +1,4 @@
-"""/v1/topics, and /v1/consumers: the programs that read topics, with their position and lag."""
+"""/v1/topics: an account sees the topics that it may read, under its own names for them."""
 
 import asyncio
 import heapq
@@ -10,10 +10,11 @@ import msgspec
 from starlette.responses import Response
 
 from polybus import names
-from polybus.edges.http.calls import JSON, Call
-from polybus.errors import StorageError
+from polybus.edges.http.calls import JSON, Call, denied
+from polybus.errors import StorageError, UsageError
 from polybus.log.interface import Bounds, TopicSettings
-from polybus.services.consumers import ConsumerView, Report, TopicConsumer
+from polybus.services.accounts.access import AccountAccess
+from polybus.services.consumers import TopicConsumer
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
@@ -77,10 +78,6 @@ class TopicList(msgspec.Struct):
     topics: list[TopicState]
 
 
-class ConsumerList(msgspec.Struct):
-    consumers: list[ConsumerView]
-
-
 def state_of(call: Call, name: str, lag: int | None = None, *, in_list: bool = False) -> TopicState:
     """Raises StorageError, the topic is damaged; not in a list, where it would hide the others."""
     bounds, damaged = Bounds(0, 0, 0), ""
@@ -92,7 +89,7 @@ def state_of(call: Call, name: str, lag: int | None = None, *, in_list: bool = F
         damaged = error.text
     topic = call.state.bus.topic(name)
     return TopicState(
-        name=name,
+        name=call.access.shown(name),
         epoch=bounds.epoch,
         start=bounds.start,
         stop=bounds.stop,
@@ -106,16 +103,16 @@ def state_of(call: Call, name: str, lag: int | None = None, *, in_list: bool = F
 
 
 async def list_topics(call: Call, query: ListQuery) -> Annotated[Response, TopicList]:
-    """All topics; system topics too with system=true."""
-    bus = call.state.bus
+    """All topics that may be read; system topics too with system=true."""
+    access = call.access
     pieces = []
     lags = call.state.consumers.lags()
-    async for found in _in_order(bus.topic_names(system=query.system)):
+    async for found in _in_order(access, call.state.bus.topic_names(system=query.system)):
         # Some may have been deleted since.
         topics = [
             state_of(call, name, lags.get(name), in_list=True)
-            for name in found
-            if bus.has_topic(name)
+            for _, name in found
+            if access.may_read(name)
         ]
         if topics:
             pieces.append(msgspec.json.encode(topics)[1:-1])
@@ -125,11 +122,17 @@ async def list_topics(call: Call, query: ListQuery) -> Annotated[Response, Topic
     return Response(b'{"topics":[' + b",".join(pieces) + b"]}", media_type=JSON)
 
 
-async def _in_order(found: list[str]) -> AsyncIterator[list[str]]:
-    """Sorted names in pieces; others run between pieces and while sorting."""
-    runs = []
+async def _in_order(
+    access: AccountAccess, found: list[str]
+) -> AsyncIterator[list[tuple[str, str]]]:
+    """Readable topics, each with its shown name, sorted by it, in pieces.
+
+    Others run between pieces and while sorting.
+    """
+    runs: list[list[tuple[str, str]]] = []
     for first in range(0, len(found), SLICE_TOPICS):
-        runs.append(sorted(found[first : first + SLICE_TOPICS]))
+        piece = found[first : first + SLICE_TOPICS]
+        runs.append(sorted((access.shown(name), name) for name in piece if access.may_read(name)))
         await asyncio.sleep(0)
     merged = heapq.merge(*runs)
     while some := list(islice(merged, SLICE_TOPICS)):
@@ -142,14 +145,52 @@ async def create(call: Call, body: NewTopic) -> TopicState:
     settings = TopicSettings(
         retention_age_s=body.retention_age_s, retention_bytes=body.retention_bytes
     )
-    call.state.bus.create_topic(body.name, settings)
-    return state_of(call, names.canonical(body.name))
+    name = _new_name(call, names.canonical(body.name))
+    call.state.bus.create_topic(name, settings)
+    return state_of(call, name)
+
+
+def _new_name(call: Call, shown: str) -> str:
+    """The full name of a topic to create.
+
+    Raises UsageError `topic.invalid`, `topic.reserved`, `auth.denied`, `account.topics`; never
+    whether it exists.
+    """
+    access = call.access
+    if access.renames and "/" in shown:
+        # Of others or of its own: the answer tells nothing about them.
+        raise UsageError("topic.invalid", "the name of a topic has no / in it")
+    name = access.full(shown)
+    owner = access.owner_of(name)
+    if owner != names.ACCOUNT:
+        _check_own(names.within(owner, name))
+    is_reserved = names.is_reserved(name)
+    if not is_reserved and owner != access.account and not call.is_admin:
+        raise denied(f"'{shown}' would belong to another account")
+    if not is_reserved and "administer" not in access.rights(name):
+        raise denied("you may not create this topic")
+    call.state.accounts.check_topics(owner)
+    return name
+
+
+def _check_own(own: str) -> None:
+    """Refuse what a named account may not call a topic, as the bus does for the default one."""
+    if "/" in own:
+        raise UsageError("topic.invalid", "the name of a topic has no / in it")
+    if names.is_reserved(own):
+        raise UsageError("topic.reserved", f"'{own}': names that begin with $ are reserved")
+    names.check_creatable(names.canonical(own))
 
 
 async def show(call: Call, topic: str) -> TopicDetail:
     """One topic."""
-    consumers = call.state.consumers.of_topic(topic)
-    lag = max((one.lag or 0 for one in consumers), default=None)
+    found = call.state.consumers.of_topic(topic)
+    lag = max((one.lag or 0 for one in found), default=None)
+    consumers = [
+        msgspec.structs.replace(one, group=group)
+        for one in found
+        if (group := call.access.mine(one.group)) is not None
+    ]
     log = call.state.bus.log
     settings = log.settings(topic)
     figures: dict[str, Any] = {
@@ -166,20 +207,3 @@ async def show(call: Call, topic: str) -> TopicDetail:
 async def delete(call: Call, topic: str) -> None:
     """Delete a topic and its messages; a damaged system topic needs the administrator's token."""
     call.state.bus.delete_topic(topic, is_admin=call.is_admin)
-
-
-async def list_consumers(call: Call) -> ConsumerList:
-    """All consumers, with their lag."""
-    return ConsumerList(call.state.consumers.views())
-
-
-async def report(call: Call, body: Report) -> None:
-    """Report a consumer's position; fields that are left out keep their values."""
-    call.state.consumers.report(call.path["group"], body)
-    await call.state.consumers.save()
-
-
-async def forget(call: Call) -> None:
-    """Forget a consumer; retention no longer waits for it."""
-    call.state.consumers.forget(call.path["group"])
-    await call.state.consumers.save()

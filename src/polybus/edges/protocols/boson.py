@@ -49,8 +49,11 @@ class BosonTranslator(Translator):
     def send_error(self, code: str, text: str) -> None:
         self.reply(self.wire.encode_error(code, text))
 
-    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        self.reply(self.wire.encode_position(topic, epoch, offset))
+    def tell_login(self, account: str) -> None:
+        self.reply(self.wire.encode_login(account))
+
+    def send_position(self, shown: str, epoch: int, offset: int) -> None:
+        self.reply(self.wire.encode_position(shown, epoch, offset))
 
 
 class BosonFramesTranslator(BosonTranslator, PlainTranslator):
@@ -65,7 +68,8 @@ class BosonFramesTranslator(BosonTranslator, PlainTranslator):
     def deliver_whole(
         self, batches: Sequence[Batch], whole: Buffer, publisher: Publisher | None = None
     ) -> None:
-        if batches[0].protocol == self.protocol:
+        is_same_view = publisher is not None and publisher.access.account == self.access.account
+        if batches[0].protocol == self.protocol and is_same_view:
             self.peer.send(whole, batches, publisher)
         else:
             super().deliver_whole(batches, whole, publisher)
@@ -91,6 +95,7 @@ class BosonPropertiesTranslator(BosonTranslator):
         self.reply(boson_properties.encode_error(code, text, receipt_id))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
+        error = self.in_own_words(batch, error)
         refusals = boson_properties.encode_refusals(batch, error.code, error.text)
         if not refusals:
             super().refuse(batch, error)

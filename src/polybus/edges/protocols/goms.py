@@ -21,7 +21,7 @@ from polybus.errors import PolybusError, UsageError
 from polybus.services.replay import resolve
 from polybus.wire import goms as wire
 from polybus.wire.codec import Bad, Publish
-from polybus.wire.positions import Latest, Position, Since, Start, parse_start
+from polybus.wire.positions import Position, Since, Start, parse_start
 
 # Our codes as goMS's; a code that is not listed is a general error.
 CODES = {
@@ -35,10 +35,15 @@ CODES = {
     "log.offset-unknown": "001003",
     "position.invalid": "000001",
     "subscription.too-many": "000003",
+    "auth.needed": "000401",
+    "auth.failed": "000401",
+    "auth.ended": "000401",
+    "auth.busy": "000429",
+    "account.rate": "000429",
+    "account.connections": "000429",
 }
 WITH_OFFSETS = "goms+offsets"
 NO_RECEIPT_ID = array("i", [0, 0])
-FORGEABLE = "from: replay needs a TCP connection, since a UDP address may be forged"
 
 
 class GomsTranslator(Translator):
@@ -75,18 +80,16 @@ class GomsTranslator(Translator):
         if event.offsets:
             self._with_offsets = True
         start = parse_start(event.start or "latest")
-        if not self.peer.proven and not isinstance(start, Latest):
-            self.complain("goms.000403", FORGEABLE)
-            return
-        for topic in event.topics:
+        for shown in event.topics:
+            topic = self.access.full(shown)
             if topic in self.subscriptions:
-                already.append(topic)
+                already.append(shown)
                 continue
             try:
                 self.subscribe(topic, event.start or "latest")
             except UsageError as error:
                 if error.code == "topic.unknown":
-                    unknown.append(topic)
+                    unknown.append(shown)
                 else:
                     self.complain(error.code, error.text)
             except PolybusError as error:
@@ -99,7 +102,7 @@ class GomsTranslator(Translator):
             self.complain("goms.001002", ",".join(already))
         if event.ack or self._always_ack:
             begins = self._begins(registered, start) if event.offsets else None
-            self.reply(wire.encode_reg_ack(registered, begins))
+            self.reply(wire.encode_reg_ack([self.access.shown(one) for one in registered], begins))
 
     def _begins(self, topics: Sequence[str], start: Start) -> list[Position] | None:
         """The first position of each topic; None for a time, which only the disk can resolve."""
@@ -108,18 +111,18 @@ class GomsTranslator(Translator):
         return [Position(*resolve(self.bus.log, topic, start)) for topic in topics]
 
     def _send_batches(self, batches: Sequence[Batch]) -> None:
-        allowed = [batch for batch in batches if batch.topic in self.subscriptions]
+        full = self.access.full
+        allowed = [batch for batch in batches if full(batch.topic) in self.subscriptions]
         if len(allowed) < len(batches):
-            ignored = sum(len(batch) for batch in batches if batch.topic not in self.subscriptions)
+            ignored = sum(map(len, batches)) - sum(map(len, allowed))
             self.edge.bad_peers.count("goms.send-ignored", ignored)
         if allowed:
             self.publish(allowed)
 
     def _send(self, event: wire.Send) -> None:
+        asked = [self.access.full(shown) for shown in event.topics]
         topics = [
-            topic
-            for topic in event.topics
-            if topic in self.subscriptions and not names.is_reserved(topic)
+            topic for topic in asked if topic in self.subscriptions and not names.is_reserved(topic)
         ]
         if not topics:
             self.edge.bad_peers.count("goms.send-ignored", 1)
@@ -141,9 +144,9 @@ class GomsTranslator(Translator):
         if topics is None:
             self.leave_all()
             return
-        absent = [topic for topic in topics if topic not in self.subscriptions]
-        for topic in topics:
-            self.unsubscribe(topic)
+        absent = [shown for shown in topics if self.access.full(shown) not in self.subscriptions]
+        for shown in topics:
+            self.unsubscribe(self.access.full(shown))
         if absent:
             self.complain("goms.003001", ",".join(absent))
 
@@ -151,9 +154,9 @@ class GomsTranslator(Translator):
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         if self._with_offsets:
-            encoding = batch.encoded(WITH_OFFSETS, wire.encode_with_offsets)
+            encoding = self.encoded(batch, WITH_OFFSETS, wire.encode_with_offsets)
         else:
-            encoding = batch.encoded(self.protocol, wire.encode)
+            encoding = self.encoded(batch, self.protocol, wire.encode)
         self.peer.send(encoding, (batch,), publisher)
 
     def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
@@ -165,7 +168,7 @@ class GomsTranslator(Translator):
         if self._with_offsets:
             offsets = [Position(batch.epoch, batch.first_offset) for batch in batches]
         headers = first.headers[0] if first.headers else None
-        topics = [batch.topic for batch in batches]
+        topics = [self.access.shown(batch.topic) for batch in batches]
         message = wire.encode_message(topics, first.value(0), headers, offsets)
         self.peer.send(message, batches, publisher)
 
@@ -173,20 +176,26 @@ class GomsTranslator(Translator):
         for batch in batches:
             # Without the batches that were refused.
             stored = [one for one in self._acks.pop(batch) if one.first_offset >= 0]
-            topics = [one.topic for one in stored]
+            topics = [self.access.shown(one.topic) for one in stored]
             offsets = [Position(one.epoch, one.first_offset) for one in stored]
             self.peer.send(wire.encode_send_ack(topics, offsets))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._acks.pop(batch, None)
-        if error.code in ("topic.unknown", "topic.reserved"):
+        error = self.in_own_words(batch, error)
+        is_registered = batch.topic in self.subscriptions
+        if error.code == "topic.reserved" or (error.code == "topic.unknown" and not is_registered):
             self.edge.bad_peers.count("goms.send-ignored", len(batch))
             return
-        self.complain("goms.002001", f"{error.code}: {error.text}")
+        code = error.code if error.code == "account.rate" else "goms.002001"
+        self.complain(code, f"{error.code}: {error.text}")
 
     def topic_deleted(self, topic: str) -> None:
         self.subscriptions.pop(topic, None)
-        self.complain("goms.001001", topic)
+        self.complain("goms.001001", self.access.shown(topic))
+
+    def tell_login(self, account: str) -> None:
+        self.reply(wire.encode_login_ack(account))
 
     def send_error(self, code: str, text: str) -> None:
         own = code.removeprefix("goms.")

@@ -1,6 +1,7 @@
 """Queues on the bus: a connector's port is a topic.
 
 a connect            subscribe to the connector's topic, from now on
+the first message    a token, if the connector requires one; a wrong one ends the connection
 a message            publish to it; every subscriber gets it but the queue it came from
 a message of the topic is sent to every queue, without its headers
 
@@ -9,14 +10,17 @@ messages the connection is reset. A reset differs from an orderly close, so a pr
 already closed its side can tell that a message was lost.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
+from polybus import names
 from polybus.batch import Batch
 from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.translator import Peer, Translator
 from polybus.errors import PeerError, PolybusError
+from polybus.services.accounts.access import AccountAccess
 from polybus.wire import queue as wire
+from polybus.wire.codec import LOGIN_BYTES_MAX, Login, Publish
 
 
 class QueuePeer(Peer, Protocol):
@@ -36,10 +40,39 @@ class QueueTranslator(Translator):
         super().__init__(edge, peer)
         self._reset = peer.reset
         assert connector.topic is not None, "the config check requires it"
-        topic = connector.topic.lower()
-        self.codec = wire.QueueCodec(self.limits, topic)
+        self._account = connector.account
+        self._topic = names.full(connector.account, connector.topic.lower())
+        self._needs_token = connector.token_required
+        self.codec = wire.QueueCodec(self.limits, self._topic)
+        if not self._needs_token:
+            access = edge.accounts.of_queue(self._account, peer.ip)
+            if access is None:
+                self._end("auth.needed", f"the account {self._account!r} cannot be used from here")
+                return
+            try:
+                self.enter(access)
+            except PolybusError as error:
+                self._end(error.code, error.text)
+
+    def take(self, event: Any) -> None:
+        if self._needs_token and isinstance(event, Publish):
+            self._needs_token = False
+            first, *others = event.batches
+            token = first.value(0)[:LOGIN_BYTES_MAX].decode(errors="replace").strip()
+            super().take(Login("", token))
+            rest = [batch for batch in (first.slice(1, len(first)), *others) if len(batch)]
+            if not rest:
+                return
+            event = Publish(rest)
+        super().take(event)
+
+    def enter(self, access: AccountAccess) -> None:
+        if access.account != self._account:
+            self._end("auth.failed", f"the token is not one of account {self._account!r}")
+            return
+        super().enter(access)
         try:
-            self.subscribe(topic)
+            self.subscribe(self._topic)
         except PolybusError as error:
             self._end(error.code, error.text)
 
@@ -56,7 +89,9 @@ class QueueTranslator(Translator):
         self._end(error.code, error.text)
 
     def send_error(self, code: str, text: str) -> None:
-        """The protocol has no errors."""
+        """The protocol has no errors; one about a login ends the connection."""
+        if code.startswith("auth."):
+            self._reset()
 
     def _end(self, code: str, text: str) -> None:
         self.complain(code, text)

@@ -12,23 +12,32 @@ from typing import Any, Protocol
 
 from polybus import names
 from polybus.batch import Batch, Buffer
+from polybus.bus.bus import unknown_topic
 from polybus.bus.subscriptions import Holdable, Publisher, Subscriber
 from polybus.edges.edge import Edge
 from polybus.edges.tcp.outbox import DroppedMessages
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
+from polybus.log.topics import unknown
+from polybus.services.accounts.access import AccountAccess
 from polybus.services.replay import replay
-from polybus.wire.codec import Bad, Codec, PlainCodec, Publish
+from polybus.wire.codec import Bad, Codec, Login, PlainCodec, Publish
 from polybus.wire.positions import Latest, Position, Start, SubscribeLine, parse_start
 
 EVERYTHING = "*"
+LOGIN_GATE = "login"
 
 
 class Peer(Holdable, Protocol):
     """Where a translator's bytes go: a TCP connection or a UDP address."""
 
     name: str
-    proven: bool
-    """Whether its address is known to be its own: TCP proves it, UDP does not."""
+    ip: str
+    """Its address without the port; empty on a Unix socket."""
+
+    @property
+    def certificate_name(self) -> str | None:
+        """The name in its verified certificate, if it has one."""
+        return None
 
     def flush(self) -> None:
         """Write what waits for the end of the loop turn."""
@@ -48,6 +57,10 @@ class Peer(Holdable, Protocol):
         """Close when everything sent before is out."""
         ...
 
+    def entered(self) -> None:
+        """The peer is logged in."""
+        return
+
 
 class Translator(Subscriber):
     """One peer's side of the bus, in one protocol. Implements bus.Publisher too."""
@@ -57,6 +70,12 @@ class Translator(Subscriber):
     """A batch in the protocol's bytes."""
 
     def __init__(self, edge: Edge, peer: Peer) -> None:
+        accounts = edge.accounts
+        known = accounts.by_certificate(peer.certificate_name) or accounts.without_login(peer.ip)
+        self.access = known or accounts.nobody
+        # Events that wait for a login that is under way, and its task.
+        self._has_joined = False
+        self._login: tuple[list[Any], asyncio.Task[None]] | None = None
         self.edge = edge
         self.bus = edge.context.bus
         self.limits = edge.context.config.limits
@@ -71,7 +90,73 @@ class Translator(Subscriber):
         # Why the last message or part was refused: code and text, not the error with its frames.
         self._refusal: tuple[str, str] | None = None
 
+    # Logins
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the peer is somebody: logged in, or the default account."""
+        return self.access is not self.edge.accounts.nobody
+
+    @property
+    def is_logging_in(self) -> bool:
+        return self._login is not None
+
+    def take(self, event: Any) -> None:
+        """Act on one event of the codec, or let it wait for a login."""
+        if self._login is not None:
+            self._login[0].append(event)
+        elif isinstance(event, Login):
+            self.peer.hold(LOGIN_GATE)
+            task = self.edge.context.loop.create_task(self._log_in(event))
+            self._login = [], task
+        elif self.is_known or isinstance(event, Bad):
+            self.handle(event)
+        else:
+            self.complain("auth.needed", "log in first")
+
+    async def _log_in(self, login: Login) -> None:
+        accounts = self.edge.accounts
+        try:
+            if login.user:
+                access = await accounts.log_in(login.user, login.secret, self.peer.ip)
+            else:
+                access = await accounts.log_in_by_token(login.secret, self.peer.ip)
+            self.enter(access)
+        except PolybusError as error:
+            self.complain(error.code, error.text)
+        else:
+            self.tell_login(access.account)
+        assert self._login is not None
+        waiting, self._login = self._login[0], None
+        for event in waiting:
+            self.take(event)
+        self.peer.release(LOGIN_GATE)
+
+    def enter(self, access: AccountAccess) -> None:
+        """Be this account from now on. Raises UsageError `account.connections`."""
+        accounts = self.edge.accounts
+        accounts.join(access)
+        self.leave_all()
+        if self._has_joined:
+            accounts.leave(self.access)
+        self._has_joined = True
+        self.access = access
+        self.peer.entered()
+
+    def access_changed(self) -> None:
+        for topic in list(self.subscriptions):
+            if topic not in self.access.readable:
+                self.unsubscribe(topic)
+                self.topic_deleted(topic)
+
+    def access_ended(self) -> None:
+        self.complain("auth.ended", "your account, password or token is no longer valid")
+        self.peer.close()
+
     # What a subclass defines
+
+    def tell_login(self, account: str) -> None:
+        """Answer a login, in protocols that can."""
 
     def handle(self, event: Any) -> None:
         """Act on one event of the codec."""
@@ -90,13 +175,26 @@ class Translator(Subscriber):
     def deny_receipt(self, receipt_id: bytes, code: str, text: str) -> None:
         """A part was refused, so the receipt will not come: report it if the protocol can."""
 
-    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        """Report a subscription's position, in protocols that can."""
+    def send_position(self, shown: str, epoch: int, offset: int) -> None:
+        """Report the position of a topic's subscription, in protocols that can."""
 
     # The bus calls these
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
-        self.peer.send(batch.encoded(self.protocol, self.encode), (batch,), publisher)
+        self.peer.send(self.encoded(batch, self.protocol, self.encode), (batch,), publisher)
+
+    def encoded(self, batch: Batch, form: str, encode: Callable[[Batch], Buffer]) -> Buffer:
+        """A batch in the protocol's bytes, under the topic's name for this account."""
+        access = self.access
+        if not access.renames:
+            return batch.encoded(form, encode)
+
+        def encode_renamed(batch: Batch) -> Buffer:
+            renamed = batch.slice(0, len(batch))
+            renamed.topic = access.shown(batch.topic)
+            return encode(renamed)
+
+        return batch.encoded(f"{form} {access.account}", encode_renamed)
 
     def hold(self, gate: Hashable) -> bool:
         return self.peer.hold(gate)
@@ -112,14 +210,24 @@ class Translator(Subscriber):
         start = Position(first.epoch, first.first_offset)
         self._replay(first.topic, start, skip_sender=skip_sender)
 
+    def in_own_words(self, batch: Batch, error: PolybusError) -> PolybusError:
+        """The error of a refused batch, under the topic's name for this account."""
+        if error.code == "topic.unknown" and self.access.renames:
+            return unknown_topic(self.access.shown(batch.topic))
+        return error
+
     def refuse(self, batch: Batch, error: PolybusError) -> None:
+        error = self.in_own_words(batch, error)
         self._refusal = (error.code, error.text)
         text = error.text if len(batch) == 1 else f"{error.text} ({len(batch)} messages)"
         self.complain(error.code, text)
 
     def topic_deleted(self, topic: str) -> None:
         self.subscriptions.pop(topic, None)
-        self.complain("topic.deleted", f"the topic {topic!r} was deleted")
+        self.complain("topic.deleted", f"the topic {self.access.shown(topic)!r} was deleted")
+
+    def tell_position(self, topic: str, epoch: int, offset: int) -> None:
+        self.send_position(self.access.shown(topic), epoch, offset)
 
     def lost(self, lost: DroppedMessages) -> None:
         """The peer was too slow and messages were dropped: report how many, and the positions."""
@@ -136,6 +244,8 @@ class Translator(Subscriber):
         for batch in batches:
             batch.protocol = self.protocol
             batch.sender = self.peer.name
+            if self.access.renames:
+                batch.rename(self.access.full(batch.topic))
         ticket = self.bus.publish(batches, self, whole)
         if whole is None:
             last = batches[-1]
@@ -176,7 +286,7 @@ class Translator(Subscriber):
                 if line.topic == EVERYTHING:
                     self.subscribe_everything(line.start, tell=line.tell)
                 else:
-                    name = names.canonical(line.topic)
+                    name = self.access.full(names.canonical(line.topic))
                     self.subscribe(name, line.start, tell=line.tell)
             except PolybusError as error:
                 self.complain(error.code, error.text)
@@ -186,7 +296,7 @@ class Translator(Subscriber):
             self.leave_all()
             return
         for line in lines:
-            self.unsubscribe(line.topic.lower())
+            self.unsubscribe(self.access.full(line.topic.lower()))
 
     def subscribe(self, topic: str, start: str = "latest", *, tell: bool = False) -> None:
         """Subscribe from a position.
@@ -200,6 +310,8 @@ class Translator(Subscriber):
         if len(self.subscriptions) >= limit:
             text = f"{limit} subscriptions (subscriptions-per-connection-max)"
             raise UsageError("subscription.too-many", text)
+        if topic not in self.access.readable:
+            raise unknown(self.access.shown(topic))
         bounds = self.bus.log.bounds(topic)
         if topic in self.subscriptions:
             return
@@ -221,6 +333,8 @@ class Translator(Subscriber):
 
     def subscribe_everything(self, start: str, *, tell: bool) -> None:
         for topic in self.bus.topics():
+            if topic.name not in self.access.readable:
+                continue
             try:
                 self.subscribe(topic.name, start, tell=tell)
             except StorageError as error:
@@ -238,8 +352,10 @@ class Translator(Subscriber):
         self.bus.unsubscribe(topic, self)
         self.subscriptions.pop(topic, None)
 
-    def topic_created(self, topic: str) -> None:
+    def topic_created(self, topic: str) -> bool:
         """A topic was created while the peer subscribes to everything."""
+        if topic not in self.access.readable:
+            return False
         replay = self._replays.pop(topic, None)
         if replay is not None:
             # It belongs to a deleted topic of the same name.
@@ -247,6 +363,7 @@ class Translator(Subscriber):
         self.subscriptions[topic] = self._tell_new
         if self._tell_new:
             self.tell_position(topic, self.bus.log.bounds(topic).epoch, 0)
+        return True
 
     def leave_all(self) -> None:
         """End every subscription."""
@@ -258,6 +375,12 @@ class Translator(Subscriber):
 
     def let_go(self) -> None:
         """The connection is lost: drop references, to break the cycle."""
+        if self._login is not None:
+            self._login[1].cancel()
+            self._login = None
+        if self._has_joined:
+            self._has_joined = False
+            self.edge.accounts.leave(self.access)
 
     # Replays call these
 

@@ -32,12 +32,12 @@ from polybus.wire.detect import detect
 PULL_S_MAX = 0.025
 """How long the layers of one connection may occupy the loop."""
 BACKLOG_GATE = "backlog"
+STRANGER_BYTES_MAX = 16 << 10
+"""An unfinished message of a peer that has not logged in may have this size."""
 
 
 class Connection(Stream):
     """One peer over TCP. Implements translator.Peer."""
-
-    proven = True
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Connection(Stream):
         self._speaks_queue = connector.protocols == ("queue",)
         self._requires_tls = connector.tls is not None and connector.tls.required
         self.is_admin = is_admin
-        self.name = ""
+        self.name = self.ip = ""
         # First bytes, not enough to detect the protocol.
         self._head = b""
         # What the layers have not produced yet from the bytes read.
@@ -69,6 +69,8 @@ class Connection(Stream):
         self.transport = transport
         tcp = self.tcp
         address = transport.get_extra_info("peername")
+        # A Unix socket's is empty. A peer that is gone again must not look like a local one.
+        self.ip = "unknown" if address is None else address[0] if address else ""
         self.name = f"{address[0]}:{address[1]}" if address else "unknown"
         self.outbox = Outbox(tcp.outboxes, self.write_now, self._on_overflow)
         if not tcp.admit(self):
@@ -109,7 +111,7 @@ class Connection(Stream):
             while self.translator.codec.backlog:
                 self.understand(b"")
             for event in self.translator.codec.close():
-                self.translator.handle(event)
+                self.translator.take(event)
         # The peer may still read: a publisher that shuts down its side waits for its receipts.
         self.tcp.half_closed(self)
         return True
@@ -140,7 +142,7 @@ class Connection(Stream):
         codec = translator.codec
         events = codec.receive(data)
         for event in events:
-            translator.handle(event)
+            translator.take(event)
         if codec.backlog:
             # Let others run: the rest of this read waits for the next turn of the loop.
             self.hold(BACKLOG_GATE)
@@ -151,6 +153,8 @@ class Connection(Stream):
             if unfinished < CARRY_BYTES_MAX and self._layers is None:
                 self.carry = codec.take_carry()
             self._count_unfinished(unfinished, completed=bool(events))
+            if unfinished > STRANGER_BYTES_MAX and not translator.is_known:
+                raise PeerError("auth.needed", "log in first")
         if tcp.memory.is_full():
             tcp.memory.hold(self)
 
@@ -241,10 +245,16 @@ class Connection(Stream):
         self.translator = self.tcp.translators[protocol](self, self._connector)
         if self._layers is None:
             self.outbox.write_through(self.transport.write)
-            if isinstance(self.translator, PlainTranslator):
-                self.transport.plain = self.translator.codec
-                self.translator.plain_outbox = self.outbox
+            if self.translator.is_known:
+                self.entered()
         self.tcp.assembly.update(self, 0, 0, completed=True)
+
+    def entered(self) -> None:
+        """The peer is somebody: its plain messages need nothing but the pump."""
+        if self._layers is None and isinstance(self.translator, PlainTranslator):
+            self.transport.plain = self.translator.codec
+            self.transport.access = self.translator.access
+            self.translator.plain_outbox = self.outbox
 
     def hand_reads_to(self, taker: Taker) -> None:
         """Offer reads to this first; not those that layers are around."""

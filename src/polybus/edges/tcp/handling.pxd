@@ -13,6 +13,7 @@ cdef class ReadHandler:
     cdef Outboxes _outboxes
     cdef object _lane_of
     cdef list _lane_boxes
+    cdef object _lane_account
 
     cpdef forget(self)
     @cython.locals(
@@ -29,7 +30,8 @@ cdef class ReadHandler:
         self, SocketTransport transport, codec, data, Py_ssize_t start, Py_ssize_t stop
     )
     @cython.locals(
-        transport=SocketTransport, batches=list, everything=list, batch=Batch, lane=list
+        transport=SocketTransport, batches=list, everything=list, batch=Batch, lane=list,
+        renames=bint,
     )
     cdef _publish(self, list run, data)
     @cython.locals(outbox=Outbox, start=Py_ssize_t)
@@ -37,6 +39,6 @@ cdef class ReadHandler:
     cdef _append(self, list batches, publisher)
     cdef _publish_one(self, tuple read, data)
     @cython.locals(found=list)
-    cdef list _lane(self, list batches)
+    cdef list _lane(self, list batches, access)
 
 cpdef drop(SocketTransport transport)

@@ -26,8 +26,10 @@ from polybus.errors import PolybusError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from polybus.batch import Buffer
+    from polybus.bus.access import Access
     from polybus.bus.bus import Bus
     from polybus.edges.tcp.outbox import Outbox, Outboxes
+    from polybus.services.accounts.access import AccountAccess
     from polybus.wire.codec import PlainCodec
 
 logger = logging.getLogger("polybus.tcp")
@@ -54,6 +56,12 @@ class JointPublisher:
             for batch in batches
         }
 
+    @property
+    def access(self) -> Access:
+        """All have the same: see `_publish`."""
+        access: Access = self._publishers[0].access
+        return access
+
     def receipt(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self._of_batch[id(batch)].receipt((batch,))
@@ -74,15 +82,16 @@ class JointPublisher:
 class ReadHandler:
     """Handles the reads of a pump; see the module docstring."""
 
-    __slots__ = ("_bus", "_lane_boxes", "_lane_of", "_outboxes", "small_messages")
+    __slots__ = ("_bus", "_lane_account", "_lane_boxes", "_lane_of", "_outboxes", "small_messages")
 
     def __init__(self, bus: Bus, outboxes: Outboxes) -> None:
         self._bus = bus
         self._outboxes = outboxes
         # The messages of small reads since the pump has set this to 0.
         self.small_messages = 0
-        # The subscribers of the last batches, and their outboxes.
+        # The subscribers of the last batches, whose names these had, and their outboxes.
         self._lane_of: object = None
+        self._lane_account = ""
         self._lane_boxes: list[Outbox] | None = None
 
     def forget(self) -> None:
@@ -95,6 +104,7 @@ class ReadHandler:
         """Handle reads that are `data`, which was at `first` in the buffer."""
         run: list[PlainRead] = []
         run_stop = 0
+        run_access: object = None
         for transport, start, stop in pieces:
             start -= first
             stop -= first
@@ -106,11 +116,12 @@ class ReadHandler:
             if codec is not None:
                 end, batches = self._scan(transport, codec, data, start, stop)
                 if batches:
-                    if run and start != run_stop:
+                    if run and (start != run_stop or transport.access is not run_access):
                         self._publish(run, data)
                         run = []
                     run.append((transport, codec, batches, start, end))
                     run_stop = end
+                    run_access = transport.access
             connection = transport.connection
             if end < stop or connection.unfinished_bytes:
                 if run:
@@ -153,18 +164,22 @@ class ReadHandler:
         return end, batches
 
     def _publish(self, run: list[PlainRead], data: Buffer) -> None:
-        """Publish the messages of neighbouring reads.
+        """Publish the messages of neighbouring reads, whose peers may do the same.
 
         If all their subscribers take them as they arrived, those are written to first, and the
         log, which has said that it takes them, and the figures come after. Otherwise each read is
         published by itself: only its own subscribers may hold its publisher back.
         """
         everything: list[Batch] = []
+        access = run[0][0].access
+        renames: bool = access.renames
         for transport, _, batches, _, _ in run:
             for batch in batches:
                 batch.sender = transport.connection.name
+                if renames:
+                    batch.rename(access.full(batch.topic))
             everything += batches
-        lane = self._lane(everything)
+        lane = self._lane(everything, access)
         if lane is None:
             for one in run:
                 self._publish_one(one, data)
@@ -193,7 +208,7 @@ class ReadHandler:
         whole = codec.whole_of(batches, data, start, run[-1][4])
         if whole is None:
             # One batch, whose receipt requests are not for its subscribers.
-            whole = batches[0].encoded(batches[0].protocol, publisher.encode)
+            whole = publisher.encoded(batches[0], batches[0].protocol, publisher.encode)
         for outbox in lane:
             outbox.send(whole, batches, publisher)
         self._outboxes.flush()
@@ -214,16 +229,23 @@ class ReadHandler:
         except Exception:
             drop(transport)
 
-    def _lane(self, batches: list[Batch]) -> list[Outbox] | None:
+    def _lane(self, batches: list[Batch], access: AccountAccess) -> list[Outbox] | None:
         """The outboxes of the batches' subscribers, if all of them take the bytes as they are."""
-        subscribers = self._bus.subscribers_of(batches)
+        subscribers = self._bus.subscribers_of(batches, access)
         if subscribers is None:
             return None
-        if subscribers is not self._lane_of:
-            found: list[Any] = [getattr(one, "plain_outbox", None) for one in subscribers]
+        if subscribers is not self._lane_of or access.account != self._lane_account:
+            found: list[Any] = [_plain_outbox(one, access.account) for one in subscribers]
             self._lane_of = subscribers
+            self._lane_account = access.account
             self._lane_boxes = None if None in found else found
         return self._lane_boxes
+
+
+def _plain_outbox(subscriber: Any, account: str) -> Outbox | None:
+    """Where bytes with an account's names for topics go as they are."""
+    outbox: Outbox | None = getattr(subscriber, "plain_outbox", None)
+    return outbox if outbox is not None and subscriber.access.account == account else None
 
 
 def drop(transport: SocketTransport) -> None:

@@ -24,6 +24,7 @@ cdef class SocketTransport:
     cdef public int fd
     cdef public object connection
     cdef public object plain
+    cdef public object access
     cdef public Taker taker
     cdef public Py_ssize_t read_bytes
     cdef object _waiting

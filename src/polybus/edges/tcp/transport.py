@@ -84,6 +84,7 @@ class SocketTransport:
 
     Attributes:
         plain: the connection's codec while its messages may be published with those of others.
+        access: what its peer may do, while `plain` is set.
         taker: takes reads that it understands before the connection does.
         read_bytes: how much the pump reads at once.
         watched: what the epoll watches for.
@@ -104,6 +105,7 @@ class SocketTransport:
         "fd",
         "gathers",
         "is_gathering",
+        "access",
         "plain",
         "read_bytes",
         "socket",
@@ -128,6 +130,7 @@ class SocketTransport:
         self.fd = connected.fileno()
         self.connection: PumpedConnection = connection
         self.plain: PlainCodec[Any] | None = None
+        self.access: Any = None
         self.taker: Taker | None = None
         self.read_bytes = READ_BYTES_FIRST
         # What the socket has not taken yet; most sockets take everything at once, and an empty

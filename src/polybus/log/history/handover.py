@@ -76,7 +76,7 @@ def hand_over(
     """
     report = progress or (lambda _: None)
     with HistoryLock(data, wait_s=wait_s):
-        for folder in _topic_folders(data):
+        for folder in layout.topic_folders(data):
             sweep_scratch(folder, grace_s=grace_s)
     done = []
     for segment in layout.segments(data):
@@ -235,14 +235,6 @@ def _bound_memory(group: list[TopicHandover]) -> None:
     """If rows are larger than estimated, write the row groups of the largest topics early."""
     while sum(topic.buffered_bytes for topic in group) > 2 * _GROUP_BYTES_MAX:
         max(group, key=lambda topic: topic.buffered_bytes).flush()
-
-
-def _topic_folders(data: Path) -> list[Path]:
-    try:
-        with os.scandir(layout.topics_folder(data)) as found:
-            return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
 
 
 def main(arguments: list[str] | None = None) -> int:

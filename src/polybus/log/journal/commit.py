@@ -19,7 +19,7 @@ characters between a flatbuffer length and terminator (JSON never has the zero b
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import pyarrow as pa
@@ -27,7 +27,7 @@ import xxhash
 
 from polybus.batch import Batch, Buffer
 from polybus.log.columns import SCHEMA, TopicRows
-from polybus.log.journal.message import DIGITS, GroupedRows, MessageWriter
+from polybus.log.journal.message import DIGITS, NO_OWNERS, GroupedRows, MessageWriter
 
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The end marker of the stream, at the end of a sealed segment."""
@@ -54,8 +54,10 @@ class Damaged(Exception):
 class Encoder:
     """Encodes batches as commits, in a buffer that the next commit overwrites."""
 
-    def __init__(self) -> None:
+    def __init__(self, owners: Mapping[str, str] = NO_OWNERS) -> None:
+        """`owners` are the accounts of topics, as they change; one that is missing is default's."""
         self._messages = MessageWriter()
+        self._owners = owners
 
     def encode(
         self, commit: int, synced: int, batches: Iterable[Batch], *, mark: str = ""
@@ -64,7 +66,7 @@ class Encoder:
 
         Returns its bytes, which are valid until the next one is encoded, and its topics.
         """
-        rows = GroupedRows(batches)
+        rows = GroupedRows(batches, self._owners)
         note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
         pieces, digits_at = self._messages.write(rows, _padded(note))
         state = xxhash.xxh3_64()

@@ -77,7 +77,7 @@ class Committer:
         self._disk = disk
         self._shared = shared
         self._callbacks = callbacks
-        self._encoder = Encoder()
+        self._encoder = Encoder(shared.owners)
         # Written by the thread of the bus, read by the committer.
         self._queue: deque[tuple[list[Batch], int]] = deque()
         self._ticket = 0

@@ -46,6 +46,7 @@ _DIGITS_ENTRY = len(DIGITS).to_bytes(4, "little") + DIGITS + b"\x00"
 _STORED = struct.pack("<q", -1)
 _LENGTH = struct.Struct("<q")
 _HEADERS_MAX = 64
+NO_OWNERS: Mapping[str, str] = {}
 
 
 def own_pages(size: int) -> mmap.mmap:
@@ -162,15 +163,24 @@ class GroupedRows:
     `topics` says which rows belong to which topic. Batches of one topic and epoch keep their order.
     """
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
+    def __init__(self, batches: Iterable[Batch], owners: Mapping[str, str] = NO_OWNERS) -> None:
+        """`owners` are the accounts of topics; one that is missing is the default account's."""
         self._batches, self.topics, columns = scan.rows_by_topic(batches, TopicRows, names.ACCOUNT)
         topic_names, firsts, topic_counts = columns
+        accounts, account_counts = [names.ACCOUNT], array("q", [sum(topic_counts)])
+        if owners:
+            accounts = [owners.get(topic, names.ACCOUNT) for topic in topic_names]
+            account_counts = topic_counts
+            self.topics = tuple(
+                rows._replace(account=account)
+                for rows, account in zip(self.topics, accounts, strict=True)
+            )
         self._offsets = firsts, topic_counts
         self.count = sum(topic_counts)
         times, protocols, (senders, sender_counts) = scan.merge_runs(self._batches)
         sender_bytes = [sender.encode(errors="replace") for sender in senders]
         self._texts: list[tuple[Values, array[int]]] = [
-            ([names.ACCOUNT], array("q", [self.count])),
+            (accounts, account_counts),
             (topic_names, topic_counts),
             protocols,
             (sender_bytes, sender_counts),

@@ -11,6 +11,7 @@ message.
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -71,34 +72,40 @@ class TopicNotes:
     """The current topic.json and manifest.json of all topics in a data folder."""
 
     def __init__(self, data: Path) -> None:
-        self._folder = layout.topics_folder(data)
-        self._files: dict[str, _TopicFiles] = {}
-        """By folder name."""
+        self._data = data
+        self._files: dict[Path, _TopicFiles] = {}
+        """By folder."""
         self._listed: list[str] = []
-        self._listed_at: _Seen | None = None
+        self._listed_at: list[_Seen] | None = None
 
     def names(self, *, system: bool) -> list[str]:
         """All topics, sorted. One with a damaged topic.json is among them; reading it raises."""
-        try:
-            status = os.stat(self._folder)
-        except FileNotFoundError:
-            return []
-        if _seen_in(status) != self._listed_at:
-            with os.scandir(self._folder) as entries:
-                folders = [entry.name for entry in entries if entry.is_dir()]
-            found = [self._name_in(folder) for folder in folders]
+        changes = self._changes()
+        seen = [_seen_in(status) for status in changes]
+        if seen != self._listed_at:
+            found = [self._name_in(folder) for folder in layout.topic_folders(self._data)]
             self._listed = sorted(name for name in found if name is not None)
-            settled = time.time_ns() - status.st_mtime_ns > SETTLED_NS
-            self._listed_at = _seen_in(status) if settled and None not in found else None
+            changed_ns = max((status.st_mtime_ns for status in changes), default=0)
+            settled = time.time_ns() - changed_ns > SETTLED_NS
+            self._listed_at = seen if settled and None not in found else None
         return [name for name in self._listed if system or not names.is_reserved(name)]
 
-    def _name_in(self, folder: str) -> str | None:
+    def _changes(self) -> list[os.stat_result]:
+        """The state of every folder in which a new topic or account would appear."""
+        accounts = layout.accounts_folder(self._data)
+        found = []
+        for folder in (accounts, *(one / "topics" for one in layout.folders_in(accounts))):
+            with suppress(FileNotFoundError):
+                found.append(os.stat(folder))
+        return found
+
+    def _name_in(self, folder: Path) -> str | None:
         try:
             note = self._of(folder).note.read()
         except StorageError:
-            return names.topic_in(folder)
-        if note is None and has_lost_note(self._folder / folder):
-            return names.topic_in(folder)
+            return layout.topic_in(folder)
+        if note is None and has_lost_note(folder):
+            return layout.topic_in(folder)
         return None if note is None else note.name
 
     def manifest(self, topic: str) -> Manifest:
@@ -106,20 +113,19 @@ class TopicNotes:
 
         Raises UsageError `topic.unknown`, StorageError `log.damaged`.
         """
-        files = self._of(names.folder_of(topic))
+        folder = layout.topic_folder(self._data, topic)
+        files = self._of(folder)
         note = files.note.read()
-        folder = self._folder / names.folder_of(topic)
         if note is None and has_lost_note(folder):
             raise StorageError("log.damaged", f"{folder / 'topic.json'}: is missing")
         if note is None:
             raise unknown(topic)
         return manifests.of_epoch(folder, files.manifest.read(), note.epoch)
 
-    def _of(self, folder_name: str) -> _TopicFiles:
-        found = self._files.get(folder_name)
+    def _of(self, folder: Path) -> _TopicFiles:
+        found = self._files.get(folder)
         if found is None:
-            folder = self._folder / folder_name
-            found = self._files[folder_name] = _TopicFiles(
+            found = self._files[folder] = _TopicFiles(
                 _CachedFile(folder, "topic.json", read_topic_note),
                 _CachedFile(folder, manifests.NAME, manifests.load),
             )

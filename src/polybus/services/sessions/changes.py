@@ -1,7 +1,8 @@
 """What a save of sessions writes, and what a notice reports."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polybus.services.sessions.contents import Content
 from polybus.wire.msgstream import OVERFLOW, encode_notice
@@ -15,9 +16,11 @@ class LostMessages(NamedTuple):
     offset: int
     messages: int
 
-    def encode(self) -> bytes:
-        data = {"topic": self.topic or None, "position": None, "count": self.messages}
+    def encode(self, shown: Callable[[str], str] = str) -> bytes:
+        """`shown` gives the name for the topic."""
+        data: dict[str, Any] = {"topic": None, "position": None, "count": self.messages}
         if self.topic:
+            data["topic"] = shown(self.topic)
             data["position"] = f"{self.epoch}:{self.offset}"
         return encode_notice(OVERFLOW, data)
 
@@ -32,7 +35,7 @@ class SessionChanges:
 
     Attributes:
         rows: number, time to live, next number, mark, topics with epoch and offset, losses, the
-            first number that its client may wait for and the number of packs.
+            first number that its client may wait for, the number of packs, and the account.
         digests: those of the rows' keys.
         first: packs below these are gone.
         renumbered: packs from these on have other numbers now.

@@ -18,6 +18,7 @@ cdef class Content:
 
 cdef class Entries:
     cdef public str topic
+    cdef public str shown
     cdef public int64_t epoch
     cdef public int64_t stop_offset
     cdef public list contents

@@ -123,10 +123,14 @@ class Receiver(Protocol):
 
 @cython.cclass
 class Entries:
-    """The batches of one topic since its first session came."""
+    """The batches of one topic since its first session came.
 
-    def __init__(self, topic: str, epoch: int, stop_offset: int) -> None:
+    `shown` is what the accounts of its sessions call the topic.
+    """
+
+    def __init__(self, topic: str, epoch: int, stop_offset: int, shown: str | None = None) -> None:
         self.topic = topic
+        self.shown = shown or topic
         self.epoch = epoch
         self.stop_offset = stop_offset
         self.contents: list[Content] = []

@@ -1,5 +1,7 @@
 """Feeds: what sessions follow. One feed per topic, however many sessions follow it.
 
+Accounts have different names for a topic: there is one feed for each of these names.
+
 A feed remembers where each batch of its topic is in the log, not its messages. A session remembers
 how far along the feed it is. So a message costs a feed one entry, and costs nothing for a session
 that no client listens to.
@@ -10,7 +12,7 @@ commit, or messages to catch up with) is split into packs of about PACK_BYTES.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from polybus.batch import Batch
@@ -39,8 +41,10 @@ class Feed(Entries, Subscriber):
 
     protocol = PROTOCOL
 
-    def __init__(self, topic: str, epoch: int, stop_offset: int, feeds: "Feeds") -> None:
-        super().__init__(topic, epoch, stop_offset)
+    def __init__(
+        self, topic: str, epoch: int, stop_offset: int, feeds: "Feeds", shown: str | None = None
+    ) -> None:
+        super().__init__(topic, epoch, stop_offset, shown)
         # Whether its listeners will be woken.
         self.signalled = False
         self._feeds = feeds
@@ -50,7 +54,8 @@ class Feed(Entries, Subscriber):
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         content = self._add(batch)
         if self.listeners:
-            self._feeds.cache.put(content, bytes(batch.encoded(PROTOCOL, encode_messages)))
+            form = PROTOCOL if self.shown == self.topic else f"{PROTOCOL} {self.shown}"
+            self._feeds.cache.put(content, bytes(batch.encoded(form, self._encode)))
             self._feeds.wake(self)
 
     def deliver_from_log(self, batches: Sequence[Batch]) -> None:
@@ -62,6 +67,9 @@ class Feed(Entries, Subscriber):
         if self.listeners:
             self._feeds.wake(self)
 
+    def _encode(self, batch: Batch) -> bytes:
+        return encode_messages(batch, self.shown)
+
     def _add(self, batch: Batch) -> Content:
         order = self._feeds.next_order()
         size = batch.value_bytes
@@ -72,20 +80,20 @@ class Feed(Entries, Subscriber):
         return content
 
     def topic_deleted(self, topic: str) -> None:
-        self._feeds.forget(topic)
+        self._feeds.forget(self)
 
 
 class Feeds:
-    """One feed per topic that any session follows. `trim` removes those that none does."""
+    """One feed per topic, and name for it, that any session follows. `trim` removes the others."""
 
     def __init__(
         self,
         bus: Bus,
         loop: asyncio.AbstractEventLoop,
         config: Config,
-        on_deleted: Callable[[str], None],
+        on_deleted: Callable[[Feed], None],
     ) -> None:
-        """`on_deleted` lets the sessions of a deleted topic leave it."""
+        """`on_deleted` lets the sessions of a deleted topic's feed leave it."""
         self.contents_max = config.msgstream.session_packs_max
         self.cache = JsonCache()
         self._last_order = 0
@@ -93,7 +101,7 @@ class Feeds:
         self._loop = loop
         self._is_volatile = config.durability == "memory"
         self._on_deleted = on_deleted
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[tuple[str, str], Feed] = {}
         self._delivered: deque[Feed] = deque()
         self._to_wake: list[Receiver] = []
         self._waking = False
@@ -107,12 +115,15 @@ class Feeds:
         """The next order is above that of everything stored."""
         self._last_order = order
 
-    def feed(self, topic: str) -> Feed:
+    def __iter__(self) -> Iterator[Feed]:
+        return iter(self._feeds.values())
+
+    def feed(self, topic: str, shown: str) -> Feed:
         """Raises UsageError `topic.unknown`; StorageError, the topic is damaged."""
-        feed = self._feeds.get(topic)
+        feed = self._feeds.get((topic, shown))
         if feed is None:
             bounds = self._bus.log.bounds(topic)
-            feed = self._feeds[topic] = Feed(topic, bounds.epoch, bounds.stop, self)
+            feed = self._feeds[topic, shown] = Feed(topic, bounds.epoch, bounds.stop, self, shown)
             self._bus.subscribe(topic, feed)
         return feed
 
@@ -128,11 +139,11 @@ class Feeds:
         feed = cast(Feed, follow.feed)
         feed.followers.discard(follow)
         follow.unlisten()
-        if not feed.followers and self._feeds.get(feed.topic) is not feed:
+        if not feed.followers and self._feeds.get((feed.topic, feed.shown)) is not feed:
             # The feed of a damaged topic: `trim` does not know it.
             self._bus.unsubscribe(feed.topic, feed)
 
-    def restore(self, topic: str, epoch: int, offset: int) -> Follow | None:
+    def restore(self, topic: str, shown: str, epoch: int, offset: int) -> Follow | None:
         """Follow a topic from a saved position; None if the topic was deleted."""
         if not self._bus.has_topic(topic):
             return None
@@ -140,7 +151,7 @@ class Feeds:
             bounds = self._bus.log.bounds(topic)
         except StorageError:
             # Damaged: the session keeps its place in it, and continues with its other topics.
-            feed = Feed(topic, epoch, offset, self)
+            feed = Feed(topic, epoch, offset, self, shown)
             feed.damage()
             self._bus.subscribe(topic, feed)
             return self.join(feed, offset)
@@ -149,7 +160,7 @@ class Feeds:
         if epoch < bounds.epoch and not self._is_volatile:
             return None
         at = min(offset, bounds.stop) if epoch == bounds.epoch else bounds.start
-        return self.join(self.feed(topic), at)
+        return self.join(self.feed(topic, shown), at)
 
     def stored(self, topic: str, epoch: int, first_offset: int, count: int) -> int:
         """How many of a pack's messages a crash has left in the log."""
@@ -170,19 +181,20 @@ class Feeds:
                 self.wake(feed)
             if not feed.followers:
                 self._bus.unsubscribe(feed.topic, feed)
-                del self._feeds[feed.topic]
+                del self._feeds[feed.topic, feed.shown]
                 continue
             live = [follow.index for follow in feed.followers if follow.index != BEHIND]
             feed.trim(min(live, default=feed.stop_index))
 
-    def forget(self, topic: str) -> None:
-        """The topic was deleted."""
-        self._feeds.pop(topic, None)
-        self._on_deleted(topic)
+    def forget(self, feed: Feed) -> None:
+        """Its topic was deleted."""
+        if self._feeds.get((feed.topic, feed.shown)) is feed:
+            del self._feeds[feed.topic, feed.shown]
+        self._on_deleted(feed)
 
-    def deletion_notice(self, topic: str) -> Content:
-        """The pack that notifies a session that its topic was deleted."""
-        notice = b"[" + encode_notice("topic.deleted", {"topic": topic}) + b"]"
+    def deletion_notice(self, shown: str) -> Content:
+        """The pack that notifies a session that its topic is gone, for everybody or for it."""
+        notice = b"[" + encode_notice("topic.deleted", {"topic": shown}) + b"]"
         return direct(notice, order=self.next_order())
 
     def wake(self, feed: Feed) -> None:

@@ -10,11 +10,14 @@ from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import encode_messages, join_contents
 
 
-async def json_of(log: Log, cache: JsonCache, content: Content) -> bytes | None:
-    """A content's JSON; None if its messages are no longer in the log. Raises StorageError."""
+async def json_of(log: Log, cache: JsonCache, content: Content, shown: str) -> bytes | None:
+    """A content's JSON; None if its messages are no longer in the log. Raises StorageError.
+
+    `shown` is what the session's account calls the topic.
+    """
     if content.json is not None:
         return content.json
-    json = await asyncio.to_thread(_read_all, log, content)
+    json = await asyncio.to_thread(_read_all, log, content, shown)
     if json is not None:
         cache.put(content, json)
     return json
@@ -46,13 +49,13 @@ async def catch_up(log: Log, cache: JsonCache, session: Session) -> None:
         session.add_caught(follow, content)
 
 
-def _read_all(log: Log, content: Content) -> bytes | None:
+def _read_all(log: Log, content: Content, shown: str) -> bytes | None:
     """The content's messages, encoded. May block."""
     encoded = []
     offset = content.first_offset
     while offset < content.stop_offset:
         wanted = Content(content.topic, content.epoch, offset, content.stop_offset - offset)
-        piece = _read(log, wanted, bytes_max=max(content.value_bytes, 1))
+        piece = _read(log, wanted, shown, bytes_max=max(content.value_bytes, 1))
         if piece is None:
             return None
         encoded.append(piece[1])
@@ -68,10 +71,10 @@ def _read_next(log: Log, follow: Follow, offset: int) -> tuple[Content, bytes] |
     stops = [one.first_offset for one in contents if one.first_offset > offset][:1]
     stop = stops[0] if stops else feed.stop_offset
     wanted = Content(feed.topic, feed.epoch, offset, stop - offset)
-    return _read(log, wanted, bytes_max=PACK_BYTES)
+    return _read(log, wanted, feed.shown, bytes_max=PACK_BYTES)
 
 
-def _read(log: Log, wanted: Content, *, bytes_max: int) -> tuple[Content, bytes] | None:
+def _read(log: Log, wanted: Content, shown: str, *, bytes_max: int) -> tuple[Content, bytes] | None:
     """The first of the wanted messages and their JSON; None if the log does not have them.
 
     Raises StorageError, they are damaged.
@@ -88,7 +91,7 @@ def _read(log: Log, wanted: Content, *, bytes_max: int) -> tuple[Content, bytes]
         part = batch.slice(0, min(len(batch), wanted.count - count))
         if not len(part):
             break
-        encoded.append(encode_messages(part))
+        encoded.append(encode_messages(part, shown))
         count += len(part)
         value_bytes += part.value_bytes
     if not count:

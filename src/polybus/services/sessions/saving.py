@@ -11,12 +11,13 @@ damaged, is empty, and a notice counts it.
 
 State.db may be ahead of the log, which loses unsynced messages in a crash, and behind it when a
 topic was deleted. So a restart corrects the sessions by the log: a pack of lost messages is empty,
-a position beyond the log's end moves back to it, and a deleted topic leaves its notice. Corrections
-are saved before anything can be published.
+a position beyond the log's end moves back to it, and a topic that was deleted, or that the account
+may not read any more, leaves its notice. Corrections are saved before anything can be published.
 """
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ import msgspec
 
 from polybus.config import Msgstream
 from polybus.errors import StorageError
+from polybus.services.accounts.access import AccountAccess
 from polybus.services.sessions.changes import LostMessages, SessionChanges
 from polybus.services.sessions.contents import EMPTY, Content, Receiver, direct
 from polybus.services.sessions.feeds import Feeds
@@ -45,7 +47,8 @@ INSERT OR REPLACE INTO sessions
 SELECT json_extract(value, '$[0]'), substr(?2, key * 16 + 1, 16), json_extract(value, '$[1]'),
     json_extract(value, '$[2]'), json_extract(value, '$[3]'),
     CAST(json_extract(value, '$[4]') AS BLOB), CAST(json_extract(value, '$[5]') AS BLOB),
-    json_extract(value, '$[6]'), json_extract(value, '$[7]'), substr(?3, key * 8 + 1, 8)
+    json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'),
+    substr(?3, key * 8 + 1, 8)
 FROM json_each(?1)"""
 SAVE_PACKS = f"""
 INSERT OR REPLACE INTO packs
@@ -124,8 +127,12 @@ class Saver:
         self._interval_s = SAVE_INTERVAL_S
         self._is_closing = False
 
-    async def restore(self, limits: Msgstream, feeds: Feeds) -> list[Session]:
+    async def restore(
+        self, limits: Msgstream, feeds: Feeds, access_of: Callable[[str], AccountAccess | None]
+    ) -> list[Session]:
         """The sessions as they were last saved, corrected by the log, following their topics.
+
+        `access_of` an account that was deleted is None: its sessions end.
 
         Raises:
             StorageError: they could not be read, or a correction could not be saved.
@@ -140,24 +147,36 @@ class Saver:
         sessions = []
         corrected = []
         for number, digest, ttl_s, *rest in await self._state.read("SELECT * FROM sessions"):
-            session = Session(number, digest, ttl_s, limits)
-            if self._restore(session, rest, packs.get(number, []), feeds):
+            account = sys.intern(rest.pop(-2))
+            access = access_of(account)
+            if access is None:
+                self._ended.append(number)
+                continue
+            session = Session(number, digest, ttl_s, limits, account)
+            if self._restore(session, access, rest, packs.get(number, []), feeds):
                 corrected.append(session)
             sessions.append(session)
-        if corrected:
+        if corrected or self._ended:
             # Before the log grows: another crash would take the old rows for newer messages.
             await self.save(corrected)
         return sessions
 
     def _restore(
-        self, session: Session, row: list[Any], packs: list[PackRow], feeds: Feeds
+        self,
+        session: Session,
+        access: AccountAccess,
+        row: list[Any],
+        packs: list[PackRow],
+        feeds: Feeds,
     ) -> bool:
         """Fill the session; return whether the log has less than was saved."""
         next_id, mark, follows, lost, first_id, count, _ = row
         deleted = []
         is_corrected = False
         for topic, epoch, offset in msgspec.json.decode(follows):
-            follow = feeds.restore(topic, epoch, offset)
+            follow = None
+            if access.may_read(topic):
+                follow = feeds.restore(topic, access.shown(topic), epoch, offset)
             if follow is None:
                 deleted.append(topic)
             else:
@@ -173,7 +192,7 @@ class Saver:
             session.lose(missing, first_id)
             is_corrected = True
         for topic in deleted:
-            session.add(feeds.deletion_notice(topic))
+            session.add(feeds.deletion_notice(access.shown(topic)))
         for topic in [one for one, follow in session.follows.items() if follow.feed.is_damaged]:
             session.hold(topic)
         if is_corrected:

@@ -14,6 +14,7 @@ cdef class Session(PackSequence):
     cdef public int64_t number
     cdef public bytes digest
     cdef public double ttl_s
+    cdef public str account
     cdef public object receiver
     cdef public dict follows
     cdef public dict damaged

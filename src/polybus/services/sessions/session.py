@@ -28,6 +28,7 @@ Compiled as it is (session.pxd), or run as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ except ImportError:
     from polybus.scan import plain as cython
 if not cython.compiled:
     from polybus.services.sessions.sequence import PackSequence
+from polybus.names import ACCOUNT
 from polybus.services.sessions.contents import BEHIND
 from polybus.wire.msgstream import DAMAGED, EMPTY_PACK, encode_notice
 
@@ -66,6 +68,7 @@ class Session(PackSequence):
 
     Attributes:
         number: its name on disk; only its client knows its key.
+        account: whose it is.
         receiver: the connection that gets its packs.
         follows: its topics.
         damaged: the topics that cannot be read, and whether the client was notified.
@@ -73,6 +76,7 @@ class Session(PackSequence):
 
     __slots__ = (
         "_contact_s",
+        "account",
         "damaged",
         "digest",
         "follows",
@@ -82,11 +86,19 @@ class Session(PackSequence):
         "ttl_s",
     )
 
-    def __init__(self, number: int, digest: bytes, ttl_s: float, limits: Msgstream) -> None:
+    def __init__(
+        self,
+        number: int,
+        digest: bytes,
+        ttl_s: float,
+        limits: Msgstream,
+        account: str = ACCOUNT,
+    ) -> None:
         super().__init__(limits)
         self.number = number
         self.digest = digest
         self.ttl_s = ttl_s
+        self.account = account
         self.receiver: Receiver | None = None
         self.follows: dict[str, Follow] = {}
         self.damaged: dict[str, bool] = {}
@@ -222,13 +234,17 @@ class Session(PackSequence):
             return True
         return bool(self._gap) and self._gap[-1] > after
 
-    def take_notice(self, after: int) -> list[tuple[int, bytes]]:
-        """Pack "0", which reports losses, and empty packs for lost numbers above `after`."""
-        notices = [lost.encode() for lost in self.lost.values()]
+    def take_notice(self, after: int, shown: Callable[[str], str] = str) -> list[tuple[int, bytes]]:
+        """Pack "0", which reports losses, and empty packs for lost numbers above `after`.
+
+        `shown` gives the account's name for a topic.
+        """
+        notices = [lost.encode(shown) for lost in self.lost.values()]
         for topic in [one for one, is_told in self.damaged.items() if not is_told]:
             follow = self.follows[topic]
             position = f"{follow.feed.epoch}:{follow.offset}"
-            notices.append(encode_notice(DAMAGED, {"topic": topic, "position": position}))
+            data = {"topic": shown(topic), "position": position}
+            notices.append(encode_notice(DAMAGED, data))
             self.damaged[topic] = True
         packs = [(0, b"[" + b",".join(notices) + b"]")] if notices else []
         self._is_changed |= bool(notices)
@@ -258,7 +274,7 @@ class Session(PackSequence):
         lost = list(self.lost.values())
         sent_from = self._gap.start if self._gap else first
         row = (me, self.ttl_s, next_id, mark, follows, lost, sent_from, self.pack_count)
-        changes.rows.append(row)
+        changes.rows.append((*row, self.account))
         changes.digests.append(self.digest)
         changes.first.append((me, first))
         if self._rewrite_from:

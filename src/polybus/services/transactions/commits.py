@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from polybus import names
 from polybus.errors import UsageError
 
 TOPIC = "$commits"
@@ -47,6 +48,8 @@ class CommitRecord(msgspec.Struct, kw_only=True, rename="kebab", omit_defaults=T
     offsets: Offsets = {}
     """Of a commit: the offsets of all its messages. Of a part: of its own."""
     files: list[str] = []
+    account: str = names.ACCOUNT
+    """Of an intent: whose names the topics in the files have."""
     system: bool = False
     """Of an intent: whether it may write to system topics, as an administrator asked for it."""
     part: int = 0
@@ -141,6 +144,11 @@ class Producers(dict[str, Producer]):
             known.unfinished.parts_done = record.part
             known.unfinished.offsets = joined(known.unfinished.offsets, record.offsets)
 
+    def forget_account(self, account: str) -> None:
+        """A named account was deleted."""
+        for name in [one for one in self if one.startswith(f"{account}/")]:
+            del self[name]
+
     def _forget_some(self) -> None:
         """Forget the oldest single transactions. Others are kept, or they could be repeated."""
         while len(self) > self._producers_max:
@@ -164,3 +172,7 @@ def joined(offsets: Offsets, more: Offsets) -> Offsets:
             else:
                 known.append((epoch, first, stop))
     return result
+
+
+def unknown_producer(name: str) -> UsageError:
+    return UsageError("commit.unknown", f"producer {name[:40]!r} has committed nothing")

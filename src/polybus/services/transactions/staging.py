@@ -1,8 +1,9 @@
 """Staged messages: what a writer has put down for a commit that is still to come.
 
 A staged file is an Arrow IPC stream, not compressed, with the columns of SCHEMA; each record batch
-is of one topic. Files are in DATA/staging/<producer>/ and named `<batch>-<unique>.arrows`. The bus
-reads them when they are committed and removes them afterwards.
+is of one topic. Files are in DATA/staging/<producer>/ and named `<batch>-<unique>.arrows`; those of
+a named account are in DATA/staging/<account>%<producer>/. The bus reads them when they are
+committed and removes them afterwards.
 
 Anybody who may publish may stage, so nothing in a file is believed: sizes are checked before they
 are allocated, and every record batch is validated before it is looked at.
@@ -13,7 +14,7 @@ import glob
 import os
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def staging_folder(data: Path) -> Path:
     return data / "staging"
 
 
+def folder_of(data: Path, producer: str) -> Path:
+    """Where a producer stages, by its full name, `etl` or `shop/etl`."""
+    return staging_folder(data) / producer.replace("/", "%")
+
+
+def producer_of(path: Path) -> str:
+    """The full name of a staged file's producer."""
+    return path.parent.name.replace("%", "/")
+
+
 def check_producer(producer: str) -> str:
     """Raises UsageError `commit.producer` if it cannot be a producer's name."""
     if not _PRODUCER.fullmatch(producer):
@@ -76,6 +87,15 @@ def check_file(name: str) -> int:
         text = f"{name[:40]!r} is not a valid staged file name (BATCH-UNIQUE.arrows)"
         raise UsageError("commit.file", text)
     return int(found[1])
+
+
+def paths_of(data: Path, producer: str, files: Sequence[str]) -> list[Path]:
+    """Where staged files are, by their names. Raises UsageError `commit.file`."""
+    for name in files:
+        check_file(name)
+    if len(set(files)) < len(files):
+        raise UsageError("commit.file", "a staged file is named twice")
+    return [folder_of(data, producer) / name for name in files]
 
 
 def inspect(files: Iterable[Path], limits: Limits) -> tuple[set[str], int, list[Batch] | None]:
@@ -300,13 +320,21 @@ def staged(data: Path) -> tuple[int, int]:
 
 def drop(data: Path, producer: str, *, batch_max: int) -> None:
     """Remove what a producer staged for batches up to one that is committed. May block."""
-    for path in _found(data, f"{producer}/*"):
+    for path in _found(data, f"{folder_of(data, producer).name}/*"):
         found = _FILE.fullmatch(path.name)
         if found is not None and int(found[1]) <= batch_max:
             # They are committed: a disk that fails now only delays their removal to a sweep.
             with contextlib.suppress(OSError):
                 path.unlink()
-    _remove_if_empty(staging_folder(data) / producer)
+    _remove_if_empty(folder_of(data, producer))
+
+
+def drop_account(data: Path, account: str) -> None:
+    """Remove everything that the producers of a named account have staged. May block."""
+    for path in _found(data, f"{account}%*/*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+        _remove_if_empty(path.parent)
 
 
 def discard(path: Path) -> None:

@@ -32,14 +32,15 @@ import msgspec
 
 from polybus import names
 from polybus.batch import Batch
-from polybus.bus.bus import unknown_topic
 from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.services.accounts.access import AccountAccess
+from polybus.services.accounts.accounts import Accounts
 from polybus.services.context import Context
 from polybus.services.state import StateDb
 from polybus.services.state_rows import summed
 from polybus.services.threads import in_thread
-from polybus.services.transactions import staging
+from polybus.services.transactions import rights, staging
 from polybus.services.transactions.commits import (
     TOPIC,
     CommitRecord,
@@ -49,6 +50,7 @@ from polybus.services.transactions.commits import (
     TransactionKey,
     Unfinished,
     joined,
+    unknown_producer,
 )
 from polybus.services.transactions.uploads import Uploads
 
@@ -72,7 +74,8 @@ class CommitRequest(msgspec.Struct, frozen=True):
 class Transactions:
     """All producers' transactions on one bus."""
 
-    def __init__(self, context: Context, state: StateDb) -> None:
+    def __init__(self, context: Context, state: StateDb, accounts: Accounts) -> None:
+        self._accounts = accounts
         self._context = context
         self._bus = context.bus
         self._data = context.data
@@ -213,27 +216,37 @@ class Transactions:
         await self._state.write(statements)
         self._saved = read_to
 
+    async def forget_account(self, account: str) -> None:
+        """Forget the producers of a deleted account, and what they have staged: an account that
+        gets the name later is another one. A crash may bring back what has no state.db yet.
+        """
+        self._producers.forget_account(account)
+        # Write all of them again.
+        self._saved = (0, 0)
+        await asyncio.to_thread(staging.drop_account, self._data, account)
+
     # Queries
 
     def producer(self, name: str) -> Producer:
         """Raises UsageError `commit.unknown`."""
         known = self._producers.get(name)
         if known is None or known.batch < 0:
-            raise UsageError("commit.unknown", f"producer {name[:40]!r} has committed nothing")
+            raise unknown_producer(name)
         return known
 
     def is_wanted(self, path: Path) -> bool:
         """Whether an unfinished transaction needs the staged file."""
-        known = self._producers.get(path.parent.name)
+        known = self._producers.get(staging.producer_of(path))
         unfinished = known.unfinished if known is not None else None
         is_begun = unfinished is not None and path.name in unfinished.intent.files
         return is_begun or self.uploads.is_committing(path)
 
     # Committing
 
-    async def commit(self, wanted: CommitRequest, *, is_admin: bool) -> tuple[Offsets, bool]:
+    async def commit(self, wanted: CommitRequest, access: AccountAccess) -> tuple[Offsets, bool]:
         """Publish the transaction unless it was published before; it is durable on return.
 
+        `access` is what its sender may do; the producer in its key belongs to that account.
         Returns the messages' offsets, and whether they were published before.
 
         Raises:
@@ -248,7 +261,7 @@ class Transactions:
             offsets = self._producers.decide(key, take_over=wanted.take_over, gaps=wanted.gaps)
             is_known = offsets is not None and begun is None
             if offsets is None:
-                offsets = await self._publish(wanted, is_admin=is_admin)
+                offsets = await self._publish(wanted, access)
             elif begun is not None:
                 offsets = begun
             else:
@@ -272,23 +285,27 @@ class Transactions:
             return None
         return offsets if begun == wanted.key else None
 
-    async def _publish(self, wanted: CommitRequest, *, is_admin: bool) -> Offsets:
+    async def _publish(self, wanted: CommitRequest, access: AccountAccess) -> Offsets:
         key = wanted.key
-        paths = self._files(key.producer, wanted.files)
+        paths = staging.paths_of(self._data, key.producer, wanted.files)
         with self.uploads.committing(paths):
             async with self._turn:
                 topics, parts, batches = await self._in_thread(staging.inspect, paths, self._limits)
-                self._check(topics, is_admin=is_admin)
+                rights.check_topics(self._bus, access, topics)
+                rights.check_quota(access, self._context.clock_us())
                 record = CommitRecord(
                     kind="commit", producer=key.producer, query=key.query, batch=key.batch
                 )
                 unfinished: Unfinished | None = None
                 if batches is not None:
                     await self._room()
+                    rights.give_full_names(batches, access)
                     ticket = self._append(batches, record)
+                    rights.charge(access, batches)
                     batches = None
                 else:
                     record.kind, record.files = "intent", list(wanted.files)
+                    record.account = access.account
                     record.system = any(map(names.is_reserved, topics))
                     record.parts = parts
                     record.part_bytes = self._limits.transaction_part_bytes
@@ -302,6 +319,7 @@ class Transactions:
     async def _finish(self, unfinished: Unfinished) -> Offsets:
         """Publish the parts that have no record; return all offsets. Raises as `commit`."""
         intent = unfinished.intent
+        access = self._accounts.of(intent.account)
         # Sizes were checked before the intent was written, and limits may have changed since.
         limits = Limits(
             message_bytes_max=1 << 31,
@@ -320,8 +338,11 @@ class Transactions:
                     raise UsageError("commit.file", text)
                 if part <= unfinished.parts_done:
                     continue
+                # Nothing is left to be published of an account that was deleted.
+                batches = [] if access is None else batches
+                rights.give_full_names(batches, access or self._accounts.nobody)
                 for batch in batches:
-                    self._check_system(batch.topic, may=intent.system)
+                    rights.check_system(batch.topic, may=intent.system)
                 await self._room()
                 is_last = part == intent.parts
                 record = CommitRecord(
@@ -335,6 +356,8 @@ class Transactions:
                 # A topic may have been deleted since the transaction began.
                 batches = [batch for batch in batches if self._bus.has_topic(batch.topic)]
                 ticket = self._append(batches, record, unfinished.offsets)
+                if access is not None:
+                    rights.charge(access, batches)
                 offsets = record.offsets
                 # Free this part before the next one is read.
                 del batches
@@ -372,26 +395,8 @@ class Transactions:
 
     # Checks
 
-    def _files(self, producer: str, files: Sequence[str]) -> list[Path]:
-        for name in files:
-            staging.check_file(name)
-        if len(set(files)) < len(files):
-            raise UsageError("commit.file", "a staged file is named twice")
-        return [staging.staging_folder(self._data) / producer / name for name in files]
-
     def _paths(self, unfinished: Unfinished) -> list[Path]:
-        return self._files(unfinished.intent.producer, unfinished.intent.files)
-
-    def _check(self, topics: set[str], *, is_admin: bool) -> None:
-        for topic in sorted(topics):
-            self._check_system(topic, may=is_admin)
-            if not self._bus.has_topic(topic):
-                raise unknown_topic(topic)
-
-    def _check_system(self, topic: str, *, may: bool) -> None:
-        if names.is_reserved(topic) and (topic == TOPIC or not may):
-            text = f"'{topic}' is a system topic: writing to it needs the administrator's token"
-            raise UsageError("topic.reserved", text)
+        return staging.paths_of(self._data, unfinished.intent.producer, unfinished.intent.files)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await in_thread(self._thread, work, *arguments)

@@ -1,0 +1,106 @@
+"""What is stored of an account: its password's hash, its tokens, and the topics it shares.
+
+An account owns the topics below its name. A grant lets another account use some of them; a token
+logs in as its account, limited to some topics and rights, until it expires.
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from polybus import names
+from polybus.errors import UsageError
+
+Right = Literal["publish", "subscribe", "administer"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
+PATTERN_CHARACTERS_MAX = 255
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The account `to` has these rights to the owner's topics that the pattern matches."""
+
+    to: str
+    topics: str
+    rights: tuple[Right, ...]
+
+
+class Token(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A token, without its secret. Empty `topics` or `rights` are those of the account.
+
+    Attributes:
+        digest: SHA-256 of the secret. A secret has 256 random bits, so a slow hash adds nothing.
+        topics: patterns of names, as the account calls the topics.
+        expires: seconds since 1970.
+    """
+
+    id: str
+    digest: str
+    created: str
+    topics: tuple[str, ...] = ()
+    rights: tuple[Right, ...] = ()
+    expires: float | None = None
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of account.json."""
+
+    name: str
+    created: str
+    password: str | None = None
+    """A hash by argon2id; None allows tokens only."""
+    tokens: tuple[Token, ...] = ()
+    grants: tuple[Grant, ...] = ()
+
+
+def view(account: Account) -> dict[str, Any]:
+    """An account without its secrets."""
+    found: dict[str, Any] = msgspec.to_builtins(account)
+    found["password"] = account.password is not None
+    found["tokens"] = [
+        {
+            "id": one.id,
+            "created": one.created,
+            "topics": one.topics,
+            "rights": one.rights,
+            "expires": one.expires,
+        }
+        for one in account.tokens
+    ]
+    return found
+
+
+def account_name(text: str) -> str:
+    """The canonical name of an account. Raises UsageError `account.invalid`."""
+    name = text.lower()
+    if not names.is_account(name):
+        why = "an account's name is 1 to 63 letters (a-z), digits, - and _; 'default' always exists"
+        raise UsageError("account.invalid", f"{text[:40]!r}: {why}")
+    return name
+
+
+def rights_of(texts: Iterable[str]) -> tuple[Right, ...]:
+    """Rights in their own order, without repeats. Raises UsageError `account.invalid`."""
+    given = set(texts)
+    if unknown := given - set(RIGHTS):
+        what = ", ".join(sorted(unknown))[:80]
+        raise UsageError("account.invalid", f"{what}: a right is one of {', '.join(RIGHTS)}")
+    return tuple(right for right in RIGHTS if right in given)
+
+
+@functools.lru_cache(10_000)
+def pattern(text: str) -> re.Pattern[str]:
+    """What a pattern of names matches: `*` stands for any characters, also none.
+
+    Raises UsageError `account.invalid`.
+    """
+    if not text or len(text) > PATTERN_CHARACTERS_MAX or not text.isprintable():
+        raise UsageError("account.invalid", f"{text[:40]!r} is no pattern like news or shop.*")
+    parts = (re.escape(part) for part in text.lower().split("*"))
+    return re.compile(".*".join(parts), re.DOTALL)
+
+
+def matches(patterns: Iterable[str], name: str) -> bool:
+    return any(pattern(one).fullmatch(name) for one in patterns)

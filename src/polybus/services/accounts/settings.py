@@ -1,0 +1,115 @@
+"""DATA/accounts/<account>/config.toml or config.json: what an operator sets for one account.
+
+The bus reads the file again when it changes. A file that cannot be used changes nothing: the
+settings before it stay, and the health of the bus says what is wrong.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from polybus import config as configuration
+from polybus import names
+from polybus.config import DeclaredTopic, Limits, Retention, Settings
+from polybus.errors import ConfigError, UsageError
+from polybus.log.layout import account_folder
+from polybus.services.accounts.records import Grant, Right, account_name, pattern, rights_of
+
+FILES = ("config.toml", "config.json")
+FileState = tuple[str, int, int] | None
+"""Name, time and size of the file; None if there is none."""
+
+
+class AccountLimits(Settings, frozen=True):
+    """The limits of one account, in place of the `account-…` limits of the bus."""
+
+    connections_max: int | None = None
+    sessions_max: int | None = None
+    topics_max: int | None = None
+    bytes_max: int | None = None
+    messages_per_s_max: int | None = None
+    bytes_per_s_max: int | None = None
+
+    def over(self, limits: Limits) -> "AccountLimits":
+        """These limits, and those of the bus for what is not set here."""
+        fields = [field.name for field in msgspec.structs.fields(self)]
+        own = {name: getattr(self, name) for name in fields}
+        return AccountLimits(
+            **{
+                name: getattr(limits, f"account_{name}") if value is None else value
+                for name, value in own.items()
+            }
+        )
+
+
+class Permission(Settings, frozen=True):
+    """Rights of another account, as `polybus accounts grant` gives them."""
+
+    account: str
+    topics: str
+    rights: list[Right]
+
+
+class AccountConfig(Settings, frozen=True):
+    """The content of the file."""
+
+    topics: list[str | DeclaredTopic] = []
+    retention: Retention = Retention()
+    limits: AccountLimits = AccountLimits()
+    permissions: list[Permission] = []
+
+    def grants(self) -> tuple[Grant, ...]:
+        return tuple(
+            Grant(one.account, one.topics.lower(), rights_of(one.rights))
+            for one in self.permissions
+        )
+
+    def topic_list(self) -> list[DeclaredTopic]:
+        """The declared topics, under the account's own names, with its retention."""
+        found = []
+        for entry in self.topics:
+            topic = DeclaredTopic(name=entry) if isinstance(entry, str) else entry
+            name = own_name(topic.name)
+            retention = topic.retention if topic.retention != Retention() else self.retention
+            found.append(msgspec.structs.replace(topic, name=name, retention=retention))
+        return found
+
+
+def own_name(text: str) -> str:
+    """The canonical name of a topic of a named account. Raises UsageError `topic.invalid`."""
+    name = names.canonical(text)
+    names.check_creatable(name)
+    if "/" in name or names.is_reserved(name):
+        raise UsageError("topic.invalid", f"{name!r}: an account's topic has no / and no $ first")
+    return name
+
+
+def state_of(data: Path, account: str) -> FileState:
+    for name in FILES:
+        try:
+            status = (account_folder(data, account) / name).stat()
+        except OSError:
+            continue
+        return name, status.st_mtime_ns, status.st_size
+    return None
+
+
+def load(data: Path, account: str, name: str) -> AccountConfig:
+    """Read and check a file. Raises ConfigError, which names the key."""
+    path = account_folder(data, account) / name
+    raw = configuration.read_file(path, f"account {account}")
+    try:
+        found = msgspec.convert(raw, AccountConfig)
+        found.topic_list()
+        for permission in found.permissions:
+            if permission.account != names.ACCOUNT:
+                account_name(permission.account)
+            pattern(permission.topics)
+    except (msgspec.ValidationError, UsageError) as error:
+        raise ConfigError("config.invalid", f"{path}: {error}") from error
+    for field in msgspec.structs.fields(found.limits):
+        value = getattr(found.limits, field.name)
+        if value is not None and value <= 0:
+            key = f"limits.{field.encode_name}"
+            raise ConfigError("config.range", f"{path}: {key} is {value}; it must be above 0")
+    return found

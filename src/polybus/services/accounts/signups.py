@@ -1,0 +1,58 @@
+"""Sign-up: strangers create accounts, a few an hour from each address and not many in all.
+
+Every attempt counts, also one that fails: each tells whether an account of that name exists.
+"""
+
+import ipaddress
+from collections import Counter, deque
+from collections.abc import Callable
+
+from polybus.config import Limits
+from polybus.errors import UsageError
+
+HOUR_S = 3600.0
+NETWORK_BITS = 64
+"""Who has an IPv6 address usually has all of its network."""
+
+
+class SignUps:
+    """The attempts of the last hour."""
+
+    def __init__(self, limits: Limits, clock_s: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock_s = clock_s
+        self._attempts: deque[tuple[float, str]] = deque()
+        self._by_source: Counter[str] = Counter()
+
+    def count(self, address: str) -> None:
+        """Count an attempt from an IP address. Raises UsageError `signup.too-many`."""
+        now_s = self._clock_s()
+        while self._attempts and self._attempts[0][0] <= now_s - HOUR_S:
+            _, gone = self._attempts.popleft()
+            self._by_source[gone] -= 1
+            if not self._by_source[gone]:
+                del self._by_source[gone]
+        source = _source(address)
+        limits = self._limits
+        if self._by_source[source] >= limits.signups_per_address_hour_max:
+            raise _too_many(limits.signups_per_address_hour_max, "signups-per-address-hour-max")
+        if len(self._attempts) >= limits.signups_per_hour_max:
+            raise _too_many(limits.signups_per_hour_max, "signups-per-hour-max")
+        self._attempts.append((now_s, source))
+        self._by_source[source] += 1
+
+
+def _source(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), NETWORK_BITS), strict=False))
+
+
+def _too_many(limit: int, name: str) -> UsageError:
+    return UsageError("signup.too-many", f"{limit} sign-ups an hour ({name}); try again later")

@@ -1,0 +1,49 @@
+"""Which topics a transaction may write: its files have the names that its account uses."""
+
+from collections.abc import Iterable, Sequence
+
+from polybus import names
+from polybus.batch import Batch
+from polybus.bus.bus import Bus, unknown_topic
+from polybus.errors import UsageError
+from polybus.services.accounts.access import ADMIN, AccountAccess
+from polybus.services.transactions.commits import TOPIC
+
+
+def check_topics(bus: Bus, access: AccountAccess, topics: Iterable[str]) -> None:
+    """Raises UsageError `topic.unknown`, `topic.reserved` or `auth.denied`."""
+    for shown in sorted(topics):
+        topic = access.full(shown)
+        check_system(topic, may=access.account == ADMIN)
+        rights = access.rights(topic) if bus.has_topic(topic) else set()
+        if "publish" not in rights:
+            if "subscribe" in rights:
+                raise UsageError("auth.denied", f"you may read '{shown}', but not publish to it")
+            raise unknown_topic(shown)
+
+
+def check_system(topic: str, *, may: bool) -> None:
+    """Refuse to write to a system topic. Raises UsageError `topic.reserved`."""
+    if names.is_reserved(topic) and (topic == TOPIC or not may):
+        text = f"'{topic}' is a system topic: writing to it needs the administrator's token"
+        raise UsageError("topic.reserved", text)
+
+
+def check_quota(access: AccountAccess, now_us: int) -> None:
+    """Raises UsageError `account.rate` or `account.bytes`."""
+    refusal = access.quota.refusal(now_us) if access.quota is not None else None
+    if refusal is not None:
+        raise refusal.again()
+
+
+def charge(access: AccountAccess, batches: Sequence[Batch]) -> None:
+    """Count what was published towards the account's quota."""
+    if access.quota is not None:
+        access.quota.charge(sum(map(len, batches)), sum(one.value_bytes for one in batches))
+
+
+def give_full_names(batches: Sequence[Batch], access: AccountAccess) -> None:
+    for batch in batches:
+        full = access.full(batch.topic)
+        if full != batch.topic:
+            batch.rename(full)

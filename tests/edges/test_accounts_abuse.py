@@ -1,0 +1,94 @@
+"""Floods of logins: they cost the attacker time, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from accounts_kit import PASSWORD, SPEAKERS, bus_with_accounts, peer_of
+from edge_kit import TIMEOUT_S, until
+
+from polybus.services.accounts import accounts as service
+from polybus.services.accounts import passwords
+from polybus.testing import ScriptedPeer
+
+FRAMES = SPEAKERS["boson-frames"]
+pytestmark = pytest.mark.slow
+
+
+async def test_a_flood_of_logins_leaves_others_their_turn_and_costs_few_hashes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed = 0
+    verify = passwords._verify
+
+    def counted(stored: str, password: str) -> bool:
+        nonlocal hashed
+        hashed += 1
+        return verify(stored, password)
+
+    monkeypatch.setattr(passwords, "_verify", counted)
+    async with bus_with_accounts() as node, contextlib.AsyncExitStack() as stack:
+        office = await stack.enter_async_context(peer_of(node, FRAMES, "office"))
+        async with peer_of(node, FRAMES, "shop"):
+            pass
+        before = hashed
+        attackers = [ScriptedPeer(node.tcp_port, timeout_s=TIMEOUT_S) for _ in range(100)]
+        for number, attacker in enumerate(attackers):
+            await stack.enter_async_context(attacker)
+            user = ("shop", "nobody")[number % 2]
+            await attacker.send(FRAMES.login(user, f"guess {number}") * 50)
+        for _ in range(50):
+            await office.send(FRAMES.publish("news", "x"))
+            assert (await FRAMES.hear(office))[0] == "receipt"
+        # The right password of each account is known: a wrong one needs no hash.
+        assert hashed == before
+        assert node.bad_peers.counts["auth.failed"] < 5000
+        assert len(node.tcp.connections) == 101
+        # Nobody is locked out, not even at the address of the attack.
+        async with peer_of(node, FRAMES, "shop"):
+            pass
+
+
+async def test_more_logins_at_a_time_than_the_bus_checks_are_told_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "WAITING_MAX", 3)
+    async with bus_with_accounts() as node, contextlib.AsyncExitStack() as stack:
+        for _ in range(3):
+            peer = await stack.enter_async_context(peer_of(node, FRAMES))
+            await peer.send(FRAMES.login("shop", "guess"))
+        await until(lambda: node.accounts._waiting == 3)
+        async with peer_of(node, FRAMES) as peer:
+            await peer.send(FRAMES.login("shop", PASSWORD))
+            assert (await FRAMES.hear(peer))[:2] == ("error", "auth.busy")
+        await until(lambda: node.accounts._waiting == 0)
+
+
+async def test_a_failure_takes_as_long_for_an_unknown_account_as_for_a_wrong_password() -> None:
+    loop = asyncio.get_running_loop()
+    async with bus_with_accounts() as node:
+        took = {}
+        for user, address in (("shop", "192.0.2.1"), ("nobody", "192.0.2.2")):
+            began = loop.time()
+            with pytest.raises(Exception, match=r"auth\.failed"):
+                await node.accounts.log_in(user, "guess", address)
+            took[user] = loop.time() - began
+        assert took["shop"] >= 0.5 and took["nobody"] >= 0.5
+        # The hash of the first took its time within the half second.
+        assert abs(took["shop"] - took["nobody"]) < 0.3
+
+
+async def test_failures_of_others_slow_an_account_down_but_not_where_it_was_before() -> None:
+    async with bus_with_accounts() as node:
+        throttle = node.accounts._throttle
+        throttle.succeeded("192.0.2.1", "shop")
+        for number in range(100):
+            throttle.failed(f"198.51.100.{number}", "shop")
+        assert throttle.delay_s("192.0.2.1", "shop") == 0
+        assert throttle.delay_s("192.0.2.2", "shop") == 5.0
+        assert throttle.delay_s("192.0.2.2", "office") == 0
+        for _ in range(3):
+            throttle.failed("192.0.2.1", "office")
+        assert throttle.delay_s("192.0.2.1", "shop") == 1.0
