@@ -22,6 +22,7 @@ VERBS = {
     "pipeline": "Run your own pipelines on Spark.",
     "sessions": "Open, fill and end msgstream sessions.",
     "sql": "Query topics and tables with SQL.",
+    "tables": "Convert tables of an earlier version.",
     "replay": "Publish history or quarantined messages again.",
     "verify": "Check everything that a stopped bus has stored.",
     "backup": "Copy the data folder of a running or stopped bus.",

@@ -24,7 +24,9 @@ from typing import Any, Self
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.lake.fields import arrow_schema, is_json
 from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
+from polybus.lake.state import TableState
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.log.columns import SCHEMA
 from polybus.log.layout import topic_folder
@@ -47,6 +49,7 @@ CREATE MACRO json(value BLOB) AS try_cast(try(decode(value)) AS JSON),
   (value VARCHAR) AS try_cast(value AS JSON);
 """
 _DATE = 'CAST(make_timestamp(epoch_us("timestamp")) AS DATE)'
+_DUCK_TYPES = {"long": "BIGINT", "short": "SMALLINT", "byte": "TINYINT", "timestamp": "TIMESTAMPTZ"}
 _SYSTEM = ("information_schema", "pg_catalog")
 _PINNED = Path("/proc/self/fd")
 
@@ -253,17 +256,26 @@ class Engine:
         return str(_PINNED / str(descriptor)) if _PINNED.is_dir() else str(path)
 
     def _table_query(self, table: LakeTable) -> tuple[str, list[str]]:
-        paths = [str(path) for path in table.files()]
-        if not paths:
-            assert table.schema is not None
-            view = f"__empty_{table.name}"
-            self._connection.register(view, table.schema.empty_table())
-            return f"SELECT * FROM {_quoted(view)}", []
+        """All columns of the table, also those that none of its files has."""
+        state = table.state
+        view = f"__empty_{table.name}"
+        self._connection.register(view, arrow_schema(state.fields).empty_table())
+        query = f"SELECT * FROM {_quoted(view)}"
+        paths = [str(table.path / path) for path in state.files]
         missing = [path for path in paths if not os.path.exists(path)]
         if missing:
             raise StorageError("lake.damaged", f"table {table.name}: {missing[0]} is missing")
-        source = f"read_parquet({_listed(paths)}, hive_partitioning = true, union_by_name = true)"
-        return f"SELECT * FROM {source}", paths
+        if paths:
+            options = f"hive_partitioning = {bool(state.partition_by)}, union_by_name = true"
+            if state.partition_by:
+                options += f", hive_types = {_hive_types(state)}"
+            source = f"read_parquet({_listed(paths)}, {options})"
+            query += f" UNION ALL BY NAME SELECT * FROM {source}"
+        parsed = ", ".join(
+            f"{name}::JSON AS {name}"
+            for name in (_quoted(field["name"]) for field in state.fields if is_json(field))
+        )
+        return f"SELECT *{f' REPLACE ({parsed})' if parsed else ''} FROM ({query})", paths
 
     def _batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
         """The journal part of a topic. DuckDB may read several streams from several threads."""
@@ -291,6 +303,15 @@ class _Fresh:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__()
+
+
+def _hive_types(state: TableState) -> str:
+    """The types of the columns in folder names, which DuckDB would guess."""
+    types = {field["name"]: field["type"] for field in state.fields}
+    pairs = [
+        f"{_text(name)}: {_DUCK_TYPES.get(types[name], types[name])}" for name in state.partition_by
+    ]
+    return "{" + ", ".join(pairs) + "}"
 
 
 def unknown_table(name: str, known: Sequence[str]) -> UsageError:

@@ -22,7 +22,7 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, TemporaryView
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import LakeTable, open_table, table_names
@@ -194,7 +194,13 @@ class _Call(readers.Resolver):
         spark = self.names.spark
         if self.names.is_streaming(self.root):
             kept = tables.read(spark, table).schema if schema is None else schema
-            return spark.read.format(TABLE_FORMAT).schema(kept).load(str(table.path))
+            variants = tables.variants_in(kept)
+            # A table stores VARIANT as JSON text, and a source cannot return VARIANT.
+            texts = [StructField(name, StringType()) for name in variants]
+            fields = {one.name: one for one in (*kept, *texts)}
+            stored = StructType(list(fields.values()))
+            rows = spark.read.format(TABLE_FORMAT).schema(stored).load(str(table.path))
+            return tables.with_variants(rows, variants)
         if schema is not None and (not self.run or not table.exists):
             return spark.createDataFrame([], schema)
         frame = tables.read(spark, table)

@@ -28,14 +28,13 @@ import pyarrow.parquet as pq
 from pandas.util import hash_array
 from pyspark.sql import DataFrame
 
-from polybus.lake.compact import vacuum
+from polybus.lake.compact import tidy
 from polybus.lake.table import LakeTable, open_table
 
 TIME = pa.timestamp("us", "UTC")
 CLOSED_ROWS = 20_000
 """A larger file is split, so that batches do not rewrite rows of old times."""
 OPEN_S = 7200
-VACUUM_EVERY = 256
 GROWTH = 1.02
 BUCKETS_MAX = 4096
 Ints = npt.NDArray[np.int64]
@@ -95,8 +94,7 @@ class Accumulated:
         notes = [self.table.write(part) for part in parts]
         self.table.commit(notes, remove=touched, writer=writer, batch_id=batch_id)
         self._cached = {note.file.path: part for note, part in zip(notes, parts, strict=True)}
-        if self.table.version % VACUUM_EVERY == 0:
-            vacuum(self.table)
+        tidy(self.table, merge=False)
 
     def recent(self, since_us: int) -> pa.Table | None:
         """The rows from a time on; None if there are none."""
@@ -388,5 +386,4 @@ class RecentIds:
         note = self._table.write(self._rows if is_rewritten else rows)
         replaced = list(state.files) if is_rewritten else []
         self._table.commit([note], remove=replaced, writer=self._writer, batch_id=batch_id)
-        if is_rewritten:
-            vacuum(self._table)
+        tidy(self._table, merge=False)
