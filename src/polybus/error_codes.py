@@ -94,7 +94,7 @@ lake.path: the data folder's path contains %, which the library of the tables ca
 
 # SQL
 sql.invalid: the SQL is invalid; the text shows where
-    → names with dots or dashes need double quotes; polybus sql 'DESCRIBE TOPIC' lists columns
+    → names with dashes need backticks; polybus sql 'DESCRIBE TOPIC' lists columns
 sql.table-unknown: the SQL names something that is not a topic or table
     → polybus sql 'SHOW TABLES' lists them
 sql.statement: only one statement at a time, and only reads → use SELECT, DESCRIBE, SHOW TABLES

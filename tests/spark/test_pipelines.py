@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json, record_writes
 from spark_kit import RunningBus, eventually, running_bus
@@ -96,6 +97,32 @@ def test_sql_files_mean_the_same_as_in_spark(pipelines: PipelineFolder) -> None:
     )
     pipelines.run()
     assert pipelines.rows("shop.counts", "note", "n") == [("a;b", 3), ("large", 3)]
+
+
+def test_a_table_is_read_as_it_was(pipelines: PipelineFolder) -> None:
+    rates = open_table(pipelines.bus.data, "rates")
+    for batch in range(2):
+        rates.append(pa.table({"n": [batch + 1]}), writer="w", batch_id=batch)
+    pipelines.write(
+        "old.sql",
+        """
+        CREATE MATERIALIZED VIEW sums AS
+        SELECT (SELECT sum(n) FROM rates VERSION AS OF 0) AS before, sum(n) AS now FROM rates
+        """,
+    )
+    pipelines.write(
+        "options.py",
+        """
+        from pyspark import pipelines as dp
+
+        @dp.materialized_view
+        def first():
+            return spark.read.option("versionAsOf", 0).table("rates")
+        """,
+    )
+    pipelines.run()
+    assert pipelines.rows("old.sums", "before", "now") == [(1, 3)]
+    assert pipelines.rows("options.first", "n") == [(1,)]
 
 
 TOTALS = """

@@ -24,10 +24,13 @@ from typing import Any, Self
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.lake import settings as pipeline_settings
 from polybus.lake.fields import arrow_schema, is_json
 from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
+from polybus.lake.sql_text import version_in, with_paths_called, with_versions_named
 from polybus.lake.state import TableState
 from polybus.lake.table import LakeTable, open_table, table_names
+from polybus.lake.typed import PREFIX, typed_select
 from polybus.log.columns import SCHEMA
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
@@ -93,7 +96,7 @@ class Engine:
                 `sql.statement` (not a single statement that only reads).
             StorageError: `log.damaged`, `lake.damaged` or `sql.unreadable` name a file.
         """
-        return self._attempt(with_offset_quoted(sql), lambda text: self._connection.execute(text))
+        return self._attempt(_duck_text(sql), lambda text: self._connection.execute(text))
 
     def stream(self, sql: str, *, batch_rows: int = 2048) -> tuple[pa.Schema, Iterator[Any]]:
         """As `query`, but return the columns and an iterator of record batches."""
@@ -105,7 +108,7 @@ class Engine:
                 self._connection.execute(text)  # Fails likewise, with the position in the text.
                 raise
 
-        reader = self._attempt(with_offset_quoted(sql), run)
+        reader = self._attempt(_duck_text(sql), run)
         return reader.schema, self._batches_of(reader)
 
     def _attempt(self, text: str, run: Callable[[str], Any]) -> Any:
@@ -197,6 +200,8 @@ class Engine:
             query, paths = self._topic_query(topic, named)
         elif table is not None:
             query, paths = self._table_query(table)
+        elif (typed := self._typed_query(name)) is not None:
+            query, paths = typed
         else:
             raise unknown_table(name, sorted({*self._topics, *table_names(self.data)}))
         if len(parts) > 2:
@@ -211,8 +216,20 @@ class Engine:
     def _table(self, parts: Sequence[str]) -> LakeTable | None:
         known = {name.lower(): name for name in table_names(self.data)}
         wanted = parts[1:] if len(parts) > 1 and parts[0] == "tables" else parts
-        name = known.get(".".join(wanted).lower())
-        return None if name is None else open_table(self.data, name)
+        name, at = version_in(".".join(wanted))
+        found = known.get(name.lower())
+        return None if found is None else open_table(self.data, found, at=at)
+
+    def _typed_query(self, name: str) -> tuple[str, list[str]] | None:
+        """The view `silver.<topic>` of a topic that declares a schema."""
+        silver = open_table(self.data, "silver")
+        for topic in pipeline_settings.read(self.data).topics:
+            if name.lower() == PREFIX + topic.name and topic.schema and silver.exists:
+                query, paths = self._table_query(silver)
+                columns = typed_select(topic.name, topic.schema)
+                where = f"WHERE topic = {_text(topic.name)}"
+                return f"SELECT {columns} FROM ({query}) {where}", paths
+        return None
 
     def _topic_query(self, topic: str, named: Named) -> tuple[str, list[str]]:
         history = self._reader.history(topic)
@@ -303,6 +320,11 @@ class _Fresh:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__()
+
+
+def _duck_text(sql: str) -> str:
+    """A statement with what DuckDB lacks, rewritten."""
+    return with_offset_quoted(with_paths_called(with_versions_named(sql, '"')))
 
 
 def _hive_types(state: TableState) -> str:

@@ -184,12 +184,24 @@ class LakeTable:
         return writers_in(self.folder, self.version) if self.exists else set()
 
     def read(self) -> pa.Table:
-        """All rows through pyarrow, for small tables."""
-        if not self.exists:
+        """All rows through pyarrow, in the order of their commits; for small tables."""
+        # Slow to import, and only needed here.
+        import pyarrow.dataset as ds
+
+        state = self.state
+        if state.version < 0:
             raise unknown_table(self.name)
-        assert self._delta is not None
-        schema = arrow_schema(self.state.fields)
-        return self._delta.to_pyarrow_table().select(schema.names).cast(schema)
+        schema = arrow_schema(state.fields)
+        folders = pa.schema([schema.field(name) for name in state.partition_by])
+        # delta-rs would give the rows in another order.
+        dataset = ds.dataset(
+            [str(self.path / path) for path in state.files],
+            schema=schema,
+            format="parquet",
+            partitioning=ds.partitioning(schema=folders, flavor="hive"),
+            partition_base_dir=str(self.path),
+        )
+        return dataset.to_table()
 
     # Writing.
 
