@@ -23,6 +23,8 @@ LOG = "_delta_log"
 STAGING = "_staging"
 RETENTION = "interval 1 hours"
 """How long older versions can be read, and how long readers may take: the files stay so long."""
+FEED = "_change_data/"
+_FED = "delta.enableChangeDataFeed"
 Action = dict[str, Any]
 
 
@@ -84,6 +86,12 @@ def added(file: TableFile, *, is_change: bool) -> Action:
     }
 
 
+def fed(file: TableFile) -> Action:
+    """A file with changed rows, for readers of the change data feed."""
+    about = {"path": file.uri, "partitionValues": {}, "size": file.bytes, "dataChange": False}
+    return {"cdc": about}
+
+
 def removed(file: TableFile, *, is_change: bool) -> Action:
     return {
         "remove": {
@@ -102,7 +110,7 @@ def metadata(
 ) -> list[Action]:
     """The columns, and the protocol that they need."""
     configuration = identity["configuration"]
-    is_fed = configuration.get("delta.enableChangeDataFeed") == "true"
+    is_fed = configuration.get(_FED) == "true"
     protocol: Action = {"minReaderVersion": 1, "minWriterVersion": 4 if is_fed else 2}
     if '"timestamp_ntz"' in schema_string(fields):
         features = ["timestampNtz", *(["changeDataFeed"] if is_fed else [])]
@@ -117,16 +125,22 @@ def metadata(
     return [{"protocol": protocol}, {"metaData": described}]
 
 
-def new_identity(*, is_fed: bool) -> dict[str, Any]:
+def new_identity() -> dict[str, Any]:
     """What distinguishes a new table, and its settings."""
     configuration = {
         "delta.deletedFileRetentionDuration": RETENTION,
         "delta.logRetentionDuration": RETENTION,
     }
-    if is_fed:
-        configuration["delta.enableChangeDataFeed"] = "true"
     return {
         "id": str(uuid.uuid4()),
         "createdTime": time.time_ns() // 1_000_000,
         "configuration": configuration,
     }
+
+
+def add_feed(identity: dict[str, Any], *, is_fed: bool) -> bool:
+    """Give a table a change data feed if it should have one; whether it had none."""
+    is_missing = is_fed and identity["configuration"].get(_FED) != "true"
+    if is_missing:
+        identity["configuration"] = {**identity["configuration"], _FED: "true"}
+    return is_missing

@@ -6,7 +6,7 @@ Row count and statistics come from the footer of a file.
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
@@ -107,6 +108,24 @@ def partition_folder(values: Mapping[str, object]) -> str:
         + (_EMPTY_PARTITION if value is None else quote(str(value), safe=" $-"))
         for name, value in values.items()
     )
+
+
+def parted(
+    rows: pa.Table, partition_by: Sequence[str]
+) -> Iterator[tuple[dict[str, object], pa.Table]]:
+    """The rows by the values of some columns, which are then only in the folder names."""
+    if not partition_by:
+        yield {}, rows
+        return
+    unique = rows.select(partition_by).group_by(list(partition_by)).aggregate([])
+    for values in unique.to_pylist():
+        mask = None
+        for name, value in values.items():
+            column = rows.column(name)
+            same = pc.is_null(column) if value is None else pc.equal(column, value)
+            same = pc.fill_null(same, False)
+            mask = same if mask is None else pc.and_(mask, same)
+        yield values, rows.filter(mask).drop_columns(list(partition_by))
 
 
 def new_path(values: Mapping[str, object] | None = None) -> str:

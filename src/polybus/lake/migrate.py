@@ -143,7 +143,7 @@ def _write_log(folder: Path, old: OldTable, disk: Disk) -> None:
     partition_by = tuple(partition_values(next(iter(old.files), "")))
     actions = [
         commits.info("CONVERT", None),
-        *commits.metadata(fields, partition_by, commits.new_identity(is_fed=False)),
+        *commits.metadata(fields, partition_by, commits.new_identity()),
         *(commits.done(writer, batch) for writer, batch in old.batches.items()),
         *(commits.added(note.file, is_change=True) for note in notes),
     ]

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -20,16 +21,23 @@ _CUT_US = 999
 
 @dataclass(frozen=True)
 class TableState:
-    """A table at a version; the version -1 if there is no table."""
+    """A table at a version; the version -1 if there is no table.
+
+    The files are in `actions`, as delta-rs gives them, or `kept`, if this process made the version.
+    """
 
     version: int = -1
     fields: TableFields = ()
     partition_by: tuple[str, ...] = ()
+    identity: dict[str, Any] | None = None
     actions: pa.Table | None = None
+    kept: dict[str, TableFile] | None = None
 
     @cached_property
     def files(self) -> dict[str, TableFile]:
         """The files by their path, in the order of their commits."""
+        if self.kept is not None:
+            return self.kept
         if self.actions is None or not self.actions.num_rows:
             return {}
         ranges = self._ranges()
@@ -62,10 +70,13 @@ class TableState:
 
 def state_of(delta: DeltaTable) -> TableState:
     """The version that the library has loaded."""
+    known = delta.metadata()
+    identity = {"id": known.id, "createdTime": known.created_time}
     return TableState(
         version=delta.version(),
         fields=parsed_fields(delta.schema().to_json()),
-        partition_by=tuple(delta.metadata().partition_columns),
+        partition_by=tuple(known.partition_columns),
+        identity=identity | {"configuration": known.configuration},
         actions=pa.table(delta.get_add_actions(flatten=True)),
     )
 

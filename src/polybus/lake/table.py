@@ -15,15 +15,13 @@ which `vacuum` (lake/compact.py) removes. A crash after it leaves the new versio
 repeats its batch after a crash is recognised by its batch number, which is in the version itself.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -33,7 +31,7 @@ from polybus.lake import commits
 from polybus.lake import files as lake_files
 from polybus.lake.commits import LOG, version_path
 from polybus.lake.fields import TableFields, arrow_schema, fields_of, merged_fields
-from polybus.lake.files import FileNote, new_path, note_of
+from polybus.lake.files import FileNote, new_path, note_of, parted
 from polybus.lake.state import TableState, state_of, writers_in
 from polybus.log.disk import Disk, sync_path
 
@@ -56,7 +54,10 @@ def table_error(error: OSError, what: str) -> StorageError:
 
 @dataclass(frozen=True)
 class TableChange:
-    """What a commit changes: files, and whether rows; `batch` of `writer` is then done."""
+    """What a commit changes: files, and whether rows; `batch` of `writer` is then done.
+
+    `feed` has the changed rows, for a table with a change data feed.
+    """
 
     add: Sequence[FileNote] = ()
     remove: Collection[str] = ()
@@ -64,6 +65,7 @@ class TableChange:
     batch: int | None = None
     based_on: int | None = None
     is_change: bool = True
+    feed: FileNote | None = None
 
 
 class LakeTable:
@@ -82,8 +84,8 @@ class LakeTable:
     ) -> None:
         """Open a table's folder. It need not exist: the first commit creates it.
 
-        With `at` the table is as it was in a version, or at a time. With `is_fed` a table that is
-        created has a change data feed.
+        With `at` the table is as it was in a version, or at a time. With `is_fed` it gets a change
+        data feed with the next commit.
         """
         self.path = Path(path).absolute()
         self.folder = self.path / LOG
@@ -92,6 +94,8 @@ class LakeTable:
         self._is_fed = is_fed
         self._state = TableState()
         self._delta: DeltaTable | None = None
+        # What this process committed after the version that `_delta` has.
+        self._batches: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -111,6 +115,11 @@ class LakeTable:
             return self._state
         if self._at is not None and self._delta is not None:
             return self._state
+        self._load(is_there=is_there)
+        return self._state
+
+    def _load(self, *, is_there: bool) -> None:
+        """Let delta-rs read the newest version."""
         try:
             if self._delta is None or not is_there:
                 self._delta = self._opened()
@@ -119,8 +128,8 @@ class LakeTable:
         except (DeltaError, OSError) as error:
             self._delta, self._state = None, TableState()
             raise StorageError("lake.damaged", f"table {self.name}: {error}") from error
+        self._batches = {}
         self._state = TableState() if self._delta is None else state_of(self._delta)
-        return self._state
 
     def _opened(self) -> DeltaTable | None:
         check_format(self.path)
@@ -154,10 +163,6 @@ class LakeTable:
         return sum(file.rows for file in self.state.files.values())
 
     @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.state.files.values())
-
-    @property
     def schema(self) -> pa.Schema | None:
         """The columns of the newest version and of folder names; None before a commit."""
         return arrow_schema(self.state.fields) if self.exists else None
@@ -176,8 +181,11 @@ class LakeTable:
         """The last batch that a writer has committed."""
         if not self.exists:
             return None
-        assert self._delta is not None
-        return self._delta.transaction_version(writer)
+        if writer in self._batches:
+            return self._batches[writer]
+        if self._delta is None:
+            self._load(is_there=True)
+        return None if self._delta is None else self._delta.transaction_version(writer)
 
     def writers(self) -> set[str]:
         """Everyone who has committed a batch, from the log: delta-rs only answers for a name."""
@@ -217,7 +225,7 @@ class LakeTable:
         if self.has_batch(writer, batch_id):
             return False
         fields = fields_of(self.name, rows.schema)
-        notes = [self.write(part, values, fields) for values, part in _parts(rows, partition_by)]
+        notes = [self.write(part, values, fields) for values, part in parted(rows, partition_by)]
         return self.commit(notes, writer=writer, batch_id=batch_id)
 
     def write(
@@ -225,12 +233,14 @@ class LakeTable:
         rows: pa.Table,
         values: Mapping[str, object] | None = None,
         fields: TableFields | None = None,
+        *,
+        folder: str = "",
     ) -> FileNote:
         """Write rows to a new file in the folder, to be committed.
 
         `fields` are the columns with those of the partition, whose `values` are in folder names.
         """
-        path = new_path(values)
+        path = f"{folder}{new_path(values)}"
         full = self.path / path
         try:
             self.disk.make_folder(full.parent)
@@ -247,13 +257,16 @@ class LakeTable:
         writer: str,
         batch_id: int | None,
         based_on: int | None = None,
+        feed: pa.Table | None = None,
     ) -> bool:
         """Add and remove files in a new version; False if this batch was committed before.
 
         Commits are idempotent: a writer's batches have ascending numbers, and a batch at or below
         its last one is not committed again. A writer that restarts its numbers needs a new name.
         When this returns True the version is durable. `add` are complete files in the folder;
-        they are fsynced here. With `based_on` the table must still be at that version.
+        they are fsynced here. With `based_on` the table must still be at that version. `feed` has
+        the rows that change, and how, in `_change_type`; without it, readers of the feed take all
+        rows of the files that come and go.
 
         Raises:
             Conflict: a file to remove is gone, or the version is not `based_on`. Nothing changed.
@@ -264,12 +277,15 @@ class LakeTable:
         if len(writer.encode()) > WRITER_NAME_BYTES_MAX or not writer:
             text = f"table {self.name}: a writer's name has 1 to {WRITER_NAME_BYTES_MAX} bytes"
             raise UsageError("lake.writer", text)
-        return self.change(TableChange(add, remove, writer, batch_id, based_on))
+        changed = None
+        if feed is not None and feed.num_rows:
+            changed = self.write(feed, folder=commits.FEED)
+        return self.change(TableChange(add, remove, writer, batch_id, based_on, feed=changed))
 
     def change(self, change: TableChange) -> bool:
         """As `commit`."""
         try:
-            self._sync(change.add)
+            self._sync([*change.add, *([change.feed] if change.feed else [])])
             for _ in range(ATTEMPTS_MAX):
                 state = self.state
                 if self.has_batch(change.writer, change.batch):
@@ -277,11 +293,15 @@ class LakeTable:
                 missing = [path for path in change.remove if path not in state.files]
                 if missing or change.based_on not in (None, state.version):
                     raise Conflict(self.name)
-                actions = self._actions(state, change)
+                actions, after = self._actions(state, change)
                 try:
-                    commits.publish(self.path, state.version + 1, actions, self.disk)
+                    commits.publish(self.path, after.version, actions, self.disk)
                 except FileExistsError:
                     continue  # Another writer was faster: look at what it did.
+                # Known without asking delta-rs, which costs more than the commit.
+                self._state = after
+                if change.batch is not None:
+                    self._batches[change.writer] = change.batch
                 return True
         except OSError as error:
             raise table_error(error, f"table {self.name}: cannot commit") from error
@@ -292,7 +312,10 @@ class LakeTable:
         last = self.last_batch(writer)
         return batch is not None and last is not None and batch <= last
 
-    def _actions(self, state: TableState, change: TableChange) -> list[commits.Action]:
+    def _actions(
+        self, state: TableState, change: TableChange
+    ) -> tuple[list[commits.Action], TableState]:
+        """The actions of a commit, and the table after it."""
         is_change = change.is_change
         # If no old file stays, its columns need not stay either.
         is_kept = len(change.remove) < len(state.files) or not change.add
@@ -307,23 +330,20 @@ class LakeTable:
             partition_by = given
         operation = "WRITE" if is_change and not change.remove else "REPLACE"
         actions = [commits.info(operation if is_change else "OPTIMIZE", change.batch)]
-        if state.version < 0 or (fields, partition_by) != (state.fields, state.partition_by):
-            actions += commits.metadata(fields, partition_by, self._identity())
+        identity = dict(state.identity or commits.new_identity())
+        is_new = commits.add_feed(identity, is_fed=self._is_fed) or state.version < 0
+        if is_new or (fields, partition_by) != (state.fields, state.partition_by):
+            actions += commits.metadata(fields, partition_by, identity)
         if change.batch is not None:
             actions.append(commits.done(change.writer, change.batch))
         actions += [commits.removed(state.files[p], is_change=is_change) for p in change.remove]
         actions += [commits.added(note.file, is_change=is_change) for note in change.add]
-        return actions
-
-    def _identity(self) -> dict[str, Any]:
-        if self._delta is None:
-            return commits.new_identity(is_fed=self._is_fed)
-        known = self._delta.metadata()
-        return {
-            "id": known.id,
-            "createdTime": known.created_time,
-            "configuration": known.configuration,
-        }
+        actions += [commits.fed(change.feed.file)] if change.feed else []
+        files = {path: file for path, file in state.files.items() if path not in change.remove}
+        files |= {note.file.path: note.file for note in change.add}
+        return actions, TableState(
+            state.version + 1, fields, partition_by, identity=identity, kept=files
+        )
 
     def _sync(self, add: Sequence[FileNote]) -> None:
         """Make the new files and their names durable, before a version names them."""
@@ -376,21 +396,3 @@ def check_format(folder: Path) -> None:
 
 def unknown_table(name: str) -> UsageError:
     return UsageError("lake.unknown", f"there is no table {name}")
-
-
-def _parts(
-    rows: pa.Table, partition_by: Sequence[str]
-) -> Iterator[tuple[dict[str, object], pa.Table]]:
-    """The rows by the values of some columns, which are then only in the folder names."""
-    if not partition_by:
-        yield {}, rows
-        return
-    unique = rows.select(partition_by).group_by(list(partition_by)).aggregate([])
-    for values in unique.to_pylist():
-        mask = None
-        for name, value in values.items():
-            column = rows.column(name)
-            same = pc.is_null(column) if value is None else pc.equal(column, value)
-            same = pc.fill_null(same, False)
-            mask = same if mask is None else pc.and_(mask, same)
-        yield values, rows.filter(mask).drop_columns(list(partition_by))
