@@ -79,17 +79,37 @@ def append(
     commit_staged(table, stage(df, table, partition_by), writer=writer, batch_id=batch_id)
 
 
+def set_aside(df: DataFrame, table: LakeTable, *, reason: str, writer: str, batch_id: int) -> None:
+    """Store the rows of a batch that the table refuses in `<table>.quarantine`, as JSON.
+
+    The table then has the batch, without rows. Idempotent, as `append`, which must have failed.
+    """
+    aside = LakeTable(table.path.with_name(f"{table.path.name}.quarantine"))
+    columns = [F.to_json(F.struct("*")).alias("row"), F.lit(reason).alias("reason")]
+    rows = df.select(*columns, F.current_timestamp().alias("quarantined_at"))
+    if not aside.has_batch(writer, batch_id):
+        commit_staged(aside, stage(rows, aside, ()), writer=writer, batch_id=batch_id)
+    table.commit([], writer=writer, batch_id=batch_id)
+
+
 def commit_staged(
     table: LakeTable, notes: Sequence[FileNote], *, writer: str, batch_id: int
 ) -> None:
     """Make files part of the table; remove empty ones, and all if the table has the batch."""
     full = [note for note in notes if note.file.rows or not table.exists]
-    if not table.commit(full, writer=writer, batch_id=batch_id):
-        full = []
-    for note in notes:
-        if note not in full:
-            (table.path / note.file.path).unlink(missing_ok=True)
+    try:
+        is_added = table.commit(full, writer=writer, batch_id=batch_id)
+    except UsageError:
+        _remove(table, notes)
+        raise
+    _remove(table, [note for note in notes if note not in full or not is_added])
     tidy(table)
+
+
+def _remove(table: LakeTable, notes: Sequence[FileNote]) -> None:
+    """Remove files that are not part of the table."""
+    for note in notes:
+        (table.path / note.file.path).unlink(missing_ok=True)
 
 
 def replace(df: DataFrame, table: LakeTable, *, writer: str) -> int:
