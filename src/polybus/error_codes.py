@@ -89,6 +89,7 @@ lake.version: the table has no such version, or its files were removed already
     → older versions can be read for an hour; use a newer one
 lake.old-format: an earlier version of Polybus wrote the table
     → stop the pipeline, then run this command once
+lake.library-missing: the library of the tables is missing → pip install 'polybus[sql]'
 lake.path: the data folder's path contains %, which the library of the tables cannot read
     → move the data folder to another path
 

@@ -10,7 +10,7 @@ import click
 
 from polybus import __version__
 from polybus.cli import allocator
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, UsageError
 
 # Each verb is `polybus.cli.VERB.VERB`. Its line in `polybus --help` is here: that imports no verb.
 VERBS = {
@@ -63,12 +63,17 @@ class LazyGroup(click.Group):
         return super().main(*given, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from polybus.cli.exits import failure
+
         try:
             return super().invoke(ctx)
         except PolybusError as error:
-            from polybus.cli.exits import failure
-
             raise failure(error) from error
+        except ModuleNotFoundError as error:
+            if error.name != "deltalake":
+                raise
+            missing = UsageError("lake.library-missing", "deltalake is not installed")
+            raise failure(missing) from error
 
 
 def end_quietly_until_started() -> None:
