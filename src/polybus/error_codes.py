@@ -84,11 +84,18 @@ lake.writer: the name of a table's writer is empty or too long
 lake.storage: a file of a table cannot be written, or the disk is full
     → free space on the disk of DATA/tables, or correct its permissions; then run the flow again
 lake.conflict: another writer changed the table meanwhile → try again
-lake.busy: another writer holds the table's lock, or publishes dead letters → try again
+lake.busy: other writers of the table were faster, or publish dead letters → try again
+lake.version: the table has no such version, or its files were removed already
+    → older versions can be read for an hour; use a newer one
+lake.old-format: an earlier version of Polybus wrote the table
+    → stop the pipeline, then run this command once
+lake.library-missing: the library of the tables is missing → pip install 'polybus[sql]'
+lake.path: the data folder's path contains %, which the library of the tables cannot read
+    → move the data folder to another path
 
 # SQL
 sql.invalid: the SQL is invalid; the text shows where
-    → names with dots or dashes need double quotes; polybus sql 'DESCRIBE TOPIC' lists columns
+    → names with dashes need backticks; polybus sql 'DESCRIBE TOPIC' lists columns
 sql.table-unknown: the SQL names something that is not a topic or table
     → polybus sql 'SHOW TABLES' lists them
 sql.statement: only one statement at a time, and only reads → use SELECT, DESCRIBE, SHOW TABLES

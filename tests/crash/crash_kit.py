@@ -180,6 +180,12 @@ def kill(work: Work, data: Path, *, before: str = "", nth: int = 1) -> None:
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
 
 
+def complete(work: Work, data: Path) -> None:
+    """Do the work in a process of its own: delta-rs does not work on both sides of a fork."""
+    status = _forked(lambda: work(Run(data)))
+    assert status == 0, f"the work ended with status {status}"
+
+
 def recorded(
     work: Work, data: Path, ends: tuple[End, ...], *, every: bool = False
 ) -> list[tuple[Crash, Tree]]:
@@ -214,7 +220,7 @@ def _run(results: Any, scenario: Scenario) -> None:
         try:
             data.mkdir()
             if scenario.start is not None:
-                scenario.start(Run(data))
+                complete(scenario.start, data)
             for crash, tree in recorded(scenario.work, data, scenario.ends):
                 shutil.rmtree(data)
                 lay_out(tree, data)

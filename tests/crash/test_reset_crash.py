@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import changes_kit
-from crash_kit import Run, crashes, kill
+from crash_kit import Run, complete, crashes, kill
 
 
 def filled(run: Run) -> None:
@@ -34,7 +34,7 @@ def test_rows_and_checkpoints_go_together() -> None:
 
 
 def reset_was_killed(run: Run) -> None:
-    filled(run)
+    complete(filled, run.data)
     kill(start_over, run.data, before="unlink", nth=2)
 
 

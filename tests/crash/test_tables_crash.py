@@ -8,21 +8,20 @@ from typing import Any
 import pyarrow as pa
 from crash_kit import Crash, Run, crashes
 
-from polybus.lake import versions
-from polybus.lake.compact import compact, vacuum
+from polybus.lake.compact import checkpoint, compact, vacuum
 from polybus.lake.table import LakeTable
 
 BATCHES = 5
 
 
 def append_and_compact(run: Run) -> None:
-    # A checkpoint and the removal of old versions within a few commits.
-    versions.CHECKPOINT_EVERY = 2
     table = LakeTable(run.data / "tables" / "silver")
     for batch in range(BATCHES):
         rows = pa.table({"offset": [2 * batch, 2 * batch + 1], "topic": ["a", "b"]})
         table.append(rows, writer="w", batch_id=batch, partition_by=["topic"])
         run.acknowledge(batch)
+        if batch % 2:
+            checkpoint(table)
         if batch == 2:
             compact(table)
             vacuum(table, grace_s=0.0)

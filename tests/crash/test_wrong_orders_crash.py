@@ -103,7 +103,7 @@ def retain_before_the_save(run: Run) -> None:
 
 
 def commit_files_without_fsync(run: Run) -> None:
-    LakeTable._sync = lambda self, add: self.disk.make_folder(self.folder)  # type: ignore[method-assign]
+    LakeTable._sync = lambda self, add: None  # type: ignore[method-assign]
     tables.append_and_compact(run)
 
 

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from polybus.errors import StorageError, UsageError
-from polybus.lake import versions
-from polybus.lake.compact import compact, tidy, vacuum
+from polybus.lake import commits
+from polybus.lake.compact import checkpoint, compact, forget, tidy, vacuum
 from polybus.lake.files import note_of
-from polybus.lake.table import Conflict, LakeTable, open_table, table_names
+from polybus.lake.table import Conflict, LakeTable, TableChange, open_table, table_names
 
 START = datetime(2026, 1, 31, 23, 0, tzinfo=UTC)
 
@@ -60,9 +60,9 @@ def test_what_was_committed_is_read_by_every_object_of_the_table(
 ) -> None:
     other = open_table(tmp_path, "silver")
     assert table.append(rows(0, 10), writer="w", batch_id=0)
-    assert (other.version, other.rows, offsets(other)) == (1, 10, list(range(10)))
+    assert (other.version, other.rows, offsets(other)) == (0, 10, list(range(10)))
     table.append(rows(10, 5), writer="w", batch_id=1)
-    assert (other.version, offsets(other)) == (2, list(range(15)))
+    assert (other.version, offsets(other)) == (1, list(range(15)))
     assert table_names(tmp_path) == ["silver"]
 
 
@@ -101,7 +101,7 @@ def test_a_column_of_another_type_is_refused_and_nothing_changes(table: LakeTabl
     renamed = rows(2, 2).rename_columns(["offset", "timestamp", "Text"])
     with pytest.raises(UsageError, match="has a column text, new rows have Text"):
         table.append(renamed, writer="w", batch_id=1)
-    assert (table.version, table.last_batch("w")) == (1, 0)
+    assert (table.version, table.last_batch("w")) == (0, 0)
 
 
 def test_a_version_without_old_files_may_have_other_columns(table: LakeTable) -> None:
@@ -118,7 +118,7 @@ def test_a_writer_that_comes_too_late_is_told_and_does_nothing(table: LakeTable)
     old = list(table.state.files)
     table.append(rows(2, 2), writer="other", batch_id=0)
     with pytest.raises(Conflict):
-        table.commit([note], writer="w", batch_id=1, based_on=1)
+        table.commit([note], writer="w", batch_id=1, based_on=0)
     table.commit([], remove=old, writer="other", batch_id=1)
     with pytest.raises(Conflict):
         table.commit([note], remove=old, writer="w", batch_id=1)
@@ -163,18 +163,23 @@ def test_other_engines_read_the_listed_files(table: LakeTable) -> None:
     assert pq.ParquetFile(names[0]).metadata.row_group(0).column(0).compression == "ZSTD"
 
 
-def test_metadata_stays_small_and_a_late_reader_finds_the_newest_version(
-    table: LakeTable, tmp_path: Path
+def test_the_log_stays_small_and_a_late_reader_finds_the_newest_version(
+    table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(commits, "RETENTION", "interval 0 seconds")
     early, never = open_table(tmp_path, "silver"), open_table(tmp_path, "silver")
     table.append(rows(0, 1), writer="w", batch_id=0)
-    assert early.version == 1
+    assert early.version == 0
     for batch in range(1, 95):
         table.append(rows(batch, 1), writer="w", batch_id=batch)
-    assert len(list(table.folder.iterdir())) <= 2 * versions.CHECKPOINT_EVERY + 3
-    assert early.version == never.version == 95
+        tidy(table, merge=False)
+    forget(table)
+    assert len(list(table.folder.iterdir())) <= 2 * 20 + 3
+    assert early.version == never.version == 94
     assert offsets(early) == list(range(95))
     assert not early.append(rows(0, 1), writer="w", batch_id=3), "the batches are checkpointed too"
+    table.append(rows(95, 1), writer="other", batch_id=0)
+    assert open_table(tmp_path, "silver").writers() == {"w", "other"}
 
 
 def test_a_table_that_was_deleted_and_made_again_is_a_new_one(
@@ -183,7 +188,7 @@ def test_a_table_that_was_deleted_and_made_again_is_a_new_one(
     other = open_table(tmp_path, "silver")
     for batch in range(3):
         table.append(rows(batch, 1), writer="w", batch_id=batch)
-    assert other.version == 3
+    assert other.version == 2
     shutil.rmtree(table.path)
     assert not other.exists
     other.append(rows(100, 1), writer="w", batch_id=0)
@@ -206,18 +211,38 @@ def test_writers_in_many_threads_lose_nothing_and_add_nothing_twice(tmp_path: Pa
     table = open_table(tmp_path, "silver")
     expected = sorted(writer * 100 + batch for writer in range(4) for batch in range(10))
     assert offsets(table) == expected
-    assert table.version == 40
+    assert table.version == 39
 
 
 def test_damage_is_named(table: LakeTable, tmp_path: Path) -> None:
     table.append(rows(0, 3), writer="w", batch_id=0)
-    first = versions.version_path(table.folder, 1)
-    first.write_bytes(first.read_bytes().replace(b'"rows":3', b'"rows":4'))
-    with pytest.raises(StorageError, match=r"lake\.damaged: .*0001\.json: its checksum is wrong"):
+    first = commits.version_path(table.folder, 0)
+    first.write_bytes(first.read_bytes().replace(b'"add"', b'"add'))
+    with pytest.raises(StorageError, match=r"lake\.damaged: table silver: "):
         _ = open_table(tmp_path, "silver").version
     (table.path / "x.parquet").write_bytes(b"PAR1 no PAR1")
     with pytest.raises(StorageError, match=r"lake\.damaged: .*x\.parquet"):
-        note_of(table.path, "x.parquet")
+        note_of(table.path, "x.parquet", ())
+
+
+def test_older_versions_can_be_read(table: LakeTable, tmp_path: Path) -> None:
+    for batch in range(3):
+        table.append(rows(batch, 1), writer="w", batch_id=batch)
+    compact(table)
+    checkpoint(table)
+    assert offsets(open_table(tmp_path, "silver", at=1)) == [0, 1]
+    assert offsets(open_table(tmp_path, "silver", at=datetime.now(UTC))) == [0, 1, 2]
+    with pytest.raises(UsageError, match=r"lake\.version: table silver has no version 9"):
+        open_table(tmp_path, "silver", at=9).read()
+
+
+def test_names_that_folders_cannot_have_are_escaped(tmp_path: Path) -> None:
+    for name in ("a b", "A/ü", "x~20y", "100%"):
+        open_table(tmp_path, name).append(rows(0, 1), writer="w", batch_id=0)
+        assert offsets(open_table(tmp_path, name)) == [0]
+    assert table_names(tmp_path) == sorted(("a b", "A/ü", "x~20y", "100%"))
+    with pytest.raises(UsageError, match=r"lake\.path: .*%"):
+        open_table(tmp_path / "my%20data", "silver").append(rows(0, 1), writer="w", batch_id=0)
 
 
 # Compaction.
@@ -250,16 +275,16 @@ def test_compaction_gives_way_to_a_writer(
 ) -> None:
     for batch in range(3):
         table.append(rows(batch, 1), writer="w", batch_id=batch)
-    commit = LakeTable.commit
+    change = LakeTable.change
     other = open_table(tmp_path, "silver")
 
-    def late(self: LakeTable, *args: object, **kwargs: object) -> bool:
-        monkeypatch.setattr(LakeTable, "commit", commit)
-        gone = next(iter(other.state.files))
-        other.commit([], remove=[gone], writer="other", batch_id=None)
-        return commit(self, *args, **kwargs)  # type: ignore[arg-type]
+    def late(self: LakeTable, wanted: TableChange) -> bool:
+        if not wanted.is_change:
+            gone = next(iter(other.state.files))
+            change(other, TableChange(remove=[gone], writer="other"))
+        return change(self, wanted)
 
-    monkeypatch.setattr(LakeTable, "commit", late)
+    monkeypatch.setattr(LakeTable, "change", late)
     assert compact(table) == 0
     assert offsets(table) == [1, 2]
     assert len(list(table.path.glob("*.parquet"))) == 3, "its own file is gone again"

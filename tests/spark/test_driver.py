@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from driver_kit import RunningDriver, running_driver
+from old_tables_kit import lay_out_old_tables
 from spark_kit import RunningBus, environment, eventually, running_bus
 
 from polybus.cli import main
@@ -178,6 +179,16 @@ def test_a_second_pipeline_on_a_folder_is_refused(tmp_path: Path) -> None:
     assert b'"code":"pipeline.running"' in done.stdout
     with only_one(tmp_path):
         pass
+
+
+def test_tables_of_the_old_format_are_refused_before_spark_starts(tmp_path: Path) -> None:
+    lay_out_old_tables(tmp_path)
+    module = "polybus.spark.pipelines.running.driver"
+    command = [sys.executable, "-m", module, "--data", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, env=environment(), check=False)
+    assert done.returncode == 1
+    assert b'"code":"lake.old-format"' in done.stdout
+    assert f"polybus tables migrate --data {tmp_path}".encode() in done.stdout
 
 
 def test_a_pipeline_waits_for_its_bus_until_it_is_stopped(tmp_path: Path) -> None:

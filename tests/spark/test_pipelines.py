@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json, record_writes
 from spark_kit import RunningBus, eventually, running_bus
@@ -96,6 +97,70 @@ def test_sql_files_mean_the_same_as_in_spark(pipelines: PipelineFolder) -> None:
     )
     pipelines.run()
     assert pipelines.rows("shop.counts", "note", "n") == [("a;b", 3), ("large", 3)]
+
+
+def test_columns_are_added_and_rows_of_another_type_are_quarantined(
+    pipelines: PipelineFolder,
+) -> None:
+    text = """
+        from pyspark import pipelines as dp
+
+        dp.create_streaming_table("mixed")
+
+        def orders(*columns):
+            return spark.readStream.table("orders").selectExpr(*columns)
+
+        @dp.append_flow(target="mixed")
+        def first():
+            return orders("INT(offset) AS id")
+
+        """
+    pipelines.write("shop.py", text)
+    pipelines.run()
+    flows = """
+        @dp.append_flow(target="mixed")
+        def wider():
+            return orders("INT(offset) + 10 AS id", "topic AS more")
+
+        @dp.append_flow(target="mixed")
+        def other():
+            return orders("STRING(offset) AS id")
+        """
+    pipelines.write("shop.py", text + flows)
+    pipelines.run()
+    known = [(n, None) for n in range(6)] + [(n + 10, "orders") for n in range(6)]
+    assert pipelines.rows("shop.mixed", "id", "more") == sorted(known, key=repr)
+    found = pipelines.rows("shop.mixed.quarantine", "row", "reason")
+    reason = "table shop.mixed: column id is integer, in the new rows it is string"
+    assert found == [(f'{{"id":"{n}"}}', reason) for n in range(6)]
+    pipelines.run()
+    assert len(pipelines.rows("shop.mixed.quarantine", "row")) == 6
+
+
+def test_a_table_is_read_as_it_was(pipelines: PipelineFolder) -> None:
+    rates = open_table(pipelines.bus.data, "rates")
+    for batch in range(2):
+        rates.append(pa.table({"n": [batch + 1]}), writer="w", batch_id=batch)
+    pipelines.write(
+        "old.sql",
+        """
+        CREATE MATERIALIZED VIEW sums AS
+        SELECT (SELECT sum(n) FROM rates VERSION AS OF 0) AS before, sum(n) AS now FROM rates
+        """,
+    )
+    pipelines.write(
+        "options.py",
+        """
+        from pyspark import pipelines as dp
+
+        @dp.materialized_view
+        def first():
+            return spark.read.option("versionAsOf", 0).table("rates")
+        """,
+    )
+    pipelines.run()
+    assert pipelines.rows("old.sums", "before", "now") == [(1, 3)]
+    assert pipelines.rows("options.first", "n") == [(1,)]
 
 
 TOTALS = """

@@ -11,17 +11,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from standard_kit import NOON, Topics, frame_of
 
 from polybus.config import Config, Pipeline, load
 from polybus.errors import ConfigError, PolybusError, UsageError
 from polybus.lake import settings as pipeline_settings
+from polybus.lake.compact import vacuum
 from polybus.lake.table import LakeTable, open_table
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import gold, watch
 from polybus.spark.pipelines.standard.batches import check_tables, writer_of
+from polybus.spark.pipelines.standard.feed import changes
 
 MINUTE = datetime.timedelta(minutes=1)
 NOON_US = int(NOON.timestamp() * 1e6)
@@ -84,6 +87,35 @@ def test_a_batch_touches_only_the_files_of_its_minutes(
     assert rows["t", NOON] == 2 and sum(rows.values()) == 10
     recent = table.recent(NOON_US + 239 * 60_000_000)
     assert recent is not None and recent.num_rows == 5
+
+
+def test_the_change_data_feed_has_the_rows_that_a_batch_changes(tmp_path: Path) -> None:
+    table = gold.traffic_table(tmp_path)
+    add(table, 0, facts([1, 2], "a"), facts([1], "b"))
+    add(table, 1, facts([4], "b"), facts([8], "c"))
+    delta = DeltaTable(table.table.path)
+    assert delta.metadata().configuration["delta.enableChangeDataFeed"] == "true"
+    columns = ["_commit_version", "_change_type", "topic", "messages", "bytes"]
+    feed = pa.table(delta.load_cdf(starting_version=0)).select(columns)
+    assert sorted(tuple(row.values()) for row in feed.to_pylist()) == [
+        (0, "insert", "a", 2, 3),
+        (0, "insert", "b", 1, 1),
+        (1, "insert", "c", 1, 8),
+        (1, "update_postimage", "b", 2, 5),
+        (1, "update_preimage", "b", 1, 1),
+    ]
+    assert vacuum(table.table, grace_s=-1) > 0
+    assert table.table.read().num_rows == 3
+
+
+def test_the_feed_tells_which_keys_are_gone() -> None:
+    before, after = pa.table({"k": ["a", "b"], "n": [1, 2]}), pa.table({"k": ["b"], "n": [3]})
+    found = changes(before, after, pa.table({"k": ["b"]}), ["k"]).to_pylist()
+    assert [tuple(row.values()) for row in found] == [
+        ("b", 2, "update_preimage"),
+        ("b", 3, "update_postimage"),
+        ("a", 1, "delete"),
+    ]
 
 
 def minutes(*counts: int, topic: str = "t") -> pa.Table:

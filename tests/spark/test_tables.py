@@ -228,7 +228,7 @@ def test_a_failing_batch_leaves_the_table_as_it_was(spark: Any, lake: LakeTable)
     )
     with pytest.raises(Exception, match="boom"):
         tables.append(broken, lake, writer="w", batch_id=1)
-    assert (lake.version, lake.last_batch("w"), lake.rows) == (1, 0, 10)
+    assert (lake.version, lake.last_batch("w"), lake.rows) == (0, 0, 10)
     assert not list((lake.path / "_staging").iterdir())
     other = numbers(spark, 10, 10).withColumn("topic", F.lit(1))
     with pytest.raises(UsageError, match=r"lake\.schema.*topic is string"):
@@ -255,14 +255,14 @@ def test_partitions_columns_and_compaction_survive_each_other(spark: Any, lake: 
     assert even.count() == 15
 
 
-def test_duckdb_reads_variants_and_partitions_that_spark_wrote(
+def test_duckdb_reads_json_and_partitions_that_spark_wrote(
     spark: Any, lake: LakeTable, data: Path
 ) -> None:
     make_topic(data)
     for batch in range(2):
         rows = numbers(spark, batch * 10, 10)
         tables.append(rows, lake, writer="w", batch_id=batch, partition_by=["topic"])
-    query = "SELECT topic, count(*), sum(body.n::INT) FROM silver GROUP BY topic ORDER BY topic"
+    query = "SELECT topic, count(*), sum((body->>'n')::INT) FROM silver GROUP BY 1 ORDER BY 1"
     with duck.Engine(data) as engine:
         assert engine.query(query).fetchall() == [("even", 10, 90), ("odd", 10, 100)]
         compact_table(lake)

@@ -10,7 +10,7 @@ import click
 
 from polybus import __version__
 from polybus.cli import allocator
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, UsageError
 
 # Each verb is `polybus.cli.VERB.VERB`. Its line in `polybus --help` is here: that imports no verb.
 VERBS = {
@@ -23,6 +23,7 @@ VERBS = {
     "accounts": "Create accounts, share topics, make tokens.",
     "sessions": "Open, fill and end msgstream sessions.",
     "sql": "Query topics and tables with SQL.",
+    "tables": "Convert tables of an earlier version.",
     "replay": "Publish history or quarantined messages again.",
     "verify": "Check everything that a stopped bus has stored.",
     "backup": "Copy the data folder of a running or stopped bus.",
@@ -63,12 +64,17 @@ class LazyGroup(click.Group):
         return super().main(*given, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from polybus.cli.exits import failure
+
         try:
             return super().invoke(ctx)
         except PolybusError as error:
-            from polybus.cli.exits import failure
-
             raise failure(error) from error
+        except ModuleNotFoundError as error:
+            if error.name != "deltalake":
+                raise
+            missing = UsageError("lake.library-missing", "deltalake is not installed")
+            raise failure(missing) from error
 
 
 def end_quietly_until_started() -> None:

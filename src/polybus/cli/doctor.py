@@ -57,6 +57,7 @@ USES = {
     "protobuf": "stateful flows in Spark, and Spark Connect",
     "grpcio": "Spark Connect (sc://)",
     "duckdb": "polybus sql without Java",
+    "deltalake": "the tables of the pipeline, and polybus sql",
 }
 
 

@@ -1,51 +1,85 @@
-"""Compaction of a table: many small files become few, and unused files are removed.
+"""Upkeep of a table by delta-rs: checkpoints, fewer and larger files, no files of old versions.
 
-Streams add small files with every batch. `tidy` runs after a commit and merges them every
-COMPACT_EVERY versions. The merged file is added in the version that removes the small ones, so a
-crash leaves both or neither change. Files that no version names are removed by `vacuum`.
+Streams add a small file and a version with every batch. `tidy` runs after a commit. A checkpoint
+sums up all versions, so that opening a table reads few of them. `compact` merges small files, in a
+version that adds the merged file and removes the small ones, so a crash leaves both or neither
+change. `vacuum` removes files that no version has named for an hour, and `forget` versions of
+before.
+
+delta-rs never calls fsync. So it works on hard links in a folder below `_staging`, and what it has
+written there is fsynced before it is moved into the table.
 """
 
 import logging
 import os
 import shutil
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from deltalake import DeltaTable, WriterProperties
+from deltalake.exceptions import DeltaError
 
 from polybus.errors import StorageError
-from polybus.lake import files as lake_files
-from polybus.lake import versions
-from polybus.lake.files import FileNote, TableFile, note_of
-from polybus.lake.table import STAGING, Conflict, LakeTable, table_error
+from polybus.lake.commits import LOG, STAGING
+from polybus.lake.files import FileNote, TableFile, new_path, note_of, partition_values
+from polybus.lake.table import Conflict, LakeTable, TableChange, table_error
+from polybus.log.disk import replace_file, sync_path
 
 logger = logging.getLogger("polybus.lake")
 
 WRITER = "polybus-compact"
+CHECKPOINT_EVERY = 20
 COMPACT_EVERY = 32
+VACUUM_EVERY = 256
 SMALL_BYTES = 32 << 20
 TARGET_BYTES = 128 << 20
 RUN_BYTES_MAX = 256 << 20
 """The most that one run of `tidy` merges, because it delays the next batch of a stream."""
-GRACE_S = 900.0
-"""How long a file stays after its last version, for readers of that version."""
+GRACE_S = 3600.0
 STAGING_GRACE_S = 86_400.0
+_LAST_CHECKPOINT = "_last_checkpoint"
 
 
-def tidy(table: LakeTable) -> None:
-    """Compact and vacuum if it is time. A failure is logged; a later call tries again."""
-    if table.version % COMPACT_EVERY:
-        return
+def tidy(table: LakeTable, *, merge: bool = True) -> None:
+    """Do what is due. A failure is logged; a later call tries again."""
+    version = table.version
     try:
-        compact(table, files_min=COMPACT_EVERY // 2, bytes_max=RUN_BYTES_MAX)
-        vacuum(table)
+        if version % CHECKPOINT_EVERY == 0:
+            checkpoint(table)
+        if merge and version % COMPACT_EVERY == 0:
+            compact(table, files_min=COMPACT_EVERY // 2, bytes_max=RUN_BYTES_MAX)
+        if version % VACUUM_EVERY == 0:
+            vacuum(table)
+            forget(table)
     except Exception as error:
         # The batch is committed: a failure here must not make the stream repeat it.
-        logger.warning("table %s: compaction failed: %s", table.name, error)
+        logger.warning("table %s: upkeep failed: %s", table.name, error)
+
+
+def checkpoint(table: LakeTable) -> None:
+    """Sum up all versions in a file."""
+    done = sorted(table.folder.glob("*.checkpoint.parquet"))[-1:]
+    first = done[0].name if done else ""
+    if first.startswith(f"{table.version:020d}."):
+        return  # A crash came before the hint, without which it is found, too.
+    with _workshop(table) as folder:
+        log = folder / LOG
+        log.mkdir()
+        for path in [*done, *(one for one in table.folder.glob("*.json") if one.name > first)]:
+            os.link(path, log / path.name)
+        delta = DeltaTable(folder)
+        delta.create_checkpoint()
+        name = f"{delta.version():020d}.checkpoint.parquet"
+        sync_path(log / name)
+        table.disk.rename(log / name, table.folder / name)
+        table.disk.sync_folder(table.folder)
+        # Only a hint, with which a reader need not list the folder.
+        hint = (log / _LAST_CHECKPOINT).read_bytes()
+        replace_file(table.folder / _LAST_CHECKPOINT, hint, table.disk)
 
 
 def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = None) -> int:
@@ -56,102 +90,107 @@ def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = Non
     Raises:
         StorageError: `lake.damaged`, a file cannot be read; the table is unchanged.
     """
-    add: list[FileNote] = []
-    remove: list[str] = []
-    for group in _groups(table, files_min, bytes_max):
-        add.append(_merged(table, group))
-        remove += [file.path for file in group]
-    if not remove:
+    state = table.state
+    small = _small_files(list(state.files.values()), files_min, bytes_max)
+    if not small:
         return 0
     try:
-        table.commit(add, remove=remove, writer=WRITER, batch_id=None)
-    except Conflict:
-        for note in add:
-            (table.path / note.file.path).unlink(missing_ok=True)
-        return 0
+        with _workshop(table) as folder:
+            merged = _merged(table, small, folder)
+            remove = [file.path for file in small if file.path not in merged]
+            wanted = merged.keys() - {file.path for file in small}
+            add = [_moved(folder, path, table) for path in sorted(wanted)]
+            try:
+                table.change(TableChange(add, remove, is_change=False))
+            except Conflict:
+                for note in add:
+                    (table.path / note.file.path).unlink(missing_ok=True)
+                return 0
+    except OSError as error:
+        raise table_error(error, f"table {table.name}: cannot compact") from error
     return len(remove)
+
+
+def _merged(table: LakeTable, small: list[TableFile], folder: Path) -> dict[str, TableFile]:
+    """Make a table of the files alone, and let delta-rs merge them; what it then consists of.
+
+    Raises:
+        StorageError: `lake.damaged`, a file cannot be read.
+    """
+    part = LakeTable(folder)
+    for file in small:
+        (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+        os.link(table.path / file.path, folder / file.path)
+    part.change(TableChange([FileNote(file, table.state.fields) for file in small], writer=WRITER))
+    try:
+        DeltaTable(folder).optimize.compact(
+            target_size=TARGET_BYTES,
+            max_concurrent_tasks=1,
+            writer_properties=WriterProperties(compression="ZSTD", compression_level=3),
+        )
+    except DeltaError as error:
+        raise StorageError("lake.damaged", f"table {table.name}: {error}") from error
+    return part.state.files
 
 
 def vacuum(table: LakeTable, *, grace_s: float = GRACE_S) -> int:
     """Remove files that no version has named for `grace_s`; return how many."""
-    named = set(table.state.files)
     now = time.time()
     removed = 0
-    for path in table.path.rglob("*.parquet"):
-        relative = path.relative_to(table.path)
-        if relative.parts[0] in (versions.FOLDER, STAGING) or str(relative) in named:
-            continue
+    found = DeltaTable(table.path).vacuum(
+        retention_hours=int(max(grace_s, 0) // 3600),
+        dry_run=True,
+        enforce_retention_duration=False,
+        full=True,
+    )
+    for path in found:
         with suppress(FileNotFoundError):
-            # The change time too: a file may just have been renamed here for a commit.
-            status = path.stat()
-            if max(status.st_mtime, status.st_ctime) <= now - grace_s:
-                path.unlink()
+            # The change time: a file may just have been renamed here for a commit.
+            if (table.path / path).stat().st_ctime <= now - grace_s:
+                (table.path / path).unlink()
                 removed += 1
     with suppress(FileNotFoundError):
         for entry in os.scandir(table.path / STAGING):
             if entry.stat().st_mtime <= now - max(grace_s, STAGING_GRACE_S):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                shutil.rmtree(entry.path) if entry.is_dir() else os.unlink(entry.path)
     return removed
 
 
-def _groups(table: LakeTable, files_min: int, bytes_max: int | None) -> Iterator[list[TableFile]]:
-    """Groups of small files of one partition that make a file of about the target size."""
-    small: dict[Path, list[TableFile]] = defaultdict(list)
-    for file in table.state.files.values():
-        if file.bytes < SMALL_BYTES:
-            small[Path(file.path).parent].append(file)
-    left_bytes = float("inf") if bytes_max is None else bytes_max
-    for found in small.values():
-        if len(found) < files_min:
-            continue
-        for group in _runs(found):
-            left_bytes -= sum(file.bytes for file in group)
-            if left_bytes < 0:
-                return
-            yield group
+def forget(table: LakeTable) -> None:
+    """Remove versions that a checkpoint sums up and that are older than the table keeps them."""
+    DeltaTable(table.path).cleanup_metadata()
 
 
-def _runs(found: list[TableFile]) -> Iterator[list[TableFile]]:
-    run: list[TableFile] = []
-    for file in found:
-        run.append(file)
-        if sum(one.bytes for one in run) >= TARGET_BYTES:
-            yield run
-            run = []
-    if len(run) > 1:
-        yield run
-
-
-def _merged(table: LakeTable, group: list[TableFile]) -> FileNote:
-    """Write one file with the rows of several; missing columns become null."""
-    assert table.schema is not None
-    folder = Path(group[0].path).parent
-    partitions = lake_files.partition_values(group[0].path)
-    schema = pa.schema([field for field in table.schema if field.name not in partitions])
-    path = str(folder / lake_files.new_path())
+@contextmanager
+def _workshop(table: LakeTable) -> Iterator[Path]:
+    """A folder for delta-rs; what it leaves there is removed, at the latest by `vacuum`."""
+    folder = table.path / STAGING / uuid.uuid4().hex
+    folder.mkdir(parents=True)
     try:
-        paths = [table.path / file.path for file in group]
-        lake_files.write_file(table.path / path, schema, _rows(paths, schema))
-    except OSError as error:
-        raise table_error(error, f"table {table.name}: cannot write {path}") from error
-    types = {name: table.schema.field(name).type for name in partitions}
-    return note_of(table.path, path, types)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rows(paths: list[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for path in paths:
-        try:
-            with pq.ParquetFile(path) as reader:
-                for batch in reader.iter_batches(use_threads=False):
-                    yield _fitted(batch, schema)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise StorageError("lake.damaged", f"{path}: {error}") from error
+def _small_files(files: list[TableFile], files_min: int, bytes_max: int | None) -> list[TableFile]:
+    """Small files of partitions that have enough of them, up to `bytes_max`."""
+    partitions: dict[Path, list[TableFile]] = defaultdict(list)
+    for file in files:
+        if file.bytes < SMALL_BYTES:
+            partitions[Path(file.path).parent].append(file)
+    found: list[TableFile] = []
+    left_bytes = float("inf") if bytes_max is None else bytes_max
+    for small in partitions.values():
+        for file in small if len(small) >= files_min else ():
+            left_bytes -= file.bytes
+            if left_bytes < 0:
+                return found
+            found.append(file)
+    return found
 
 
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    known = batch.schema.names
-    columns = [
-        batch.column(field.name) if field.name in known else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _moved(folder: Path, path: str, table: LakeTable) -> FileNote:
+    target = new_path(partition_values(path))
+    table.disk.make_folder((table.path / target).parent)
+    table.disk.rename(folder / path, table.path / target)
+    return note_of(table.path, target, table.state.fields)

@@ -24,8 +24,13 @@ from typing import Any, Self
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.lake import settings as pipeline_settings
+from polybus.lake.fields import arrow_schema, is_json
 from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
+from polybus.lake.sql_text import version_in, with_paths_called, with_versions_named
+from polybus.lake.state import TableState
 from polybus.lake.table import LakeTable, open_table, table_names
+from polybus.lake.typed import PREFIX, typed_select
 from polybus.log.columns import SCHEMA
 from polybus.log.layout import topic_folder
 from polybus.log.reading.reader import LogReader
@@ -47,6 +52,7 @@ CREATE MACRO json(value BLOB) AS try_cast(try(decode(value)) AS JSON),
   (value VARCHAR) AS try_cast(value AS JSON);
 """
 _DATE = 'CAST(make_timestamp(epoch_us("timestamp")) AS DATE)'
+_DUCK_TYPES = {"long": "BIGINT", "short": "SMALLINT", "byte": "TINYINT", "timestamp": "TIMESTAMPTZ"}
 _SYSTEM = ("information_schema", "pg_catalog")
 _PINNED = Path("/proc/self/fd")
 
@@ -90,7 +96,7 @@ class Engine:
                 `sql.statement` (not a single statement that only reads).
             StorageError: `log.damaged`, `lake.damaged` or `sql.unreadable` name a file.
         """
-        return self._attempt(with_offset_quoted(sql), lambda text: self._connection.execute(text))
+        return self._attempt(_duck_text(sql), lambda text: self._connection.execute(text))
 
     def stream(self, sql: str, *, batch_rows: int = 2048) -> tuple[pa.Schema, Iterator[Any]]:
         """As `query`, but return the columns and an iterator of record batches."""
@@ -102,7 +108,7 @@ class Engine:
                 self._connection.execute(text)  # Fails likewise, with the position in the text.
                 raise
 
-        reader = self._attempt(with_offset_quoted(sql), run)
+        reader = self._attempt(_duck_text(sql), run)
         return reader.schema, self._batches_of(reader)
 
     def _attempt(self, text: str, run: Callable[[str], Any]) -> Any:
@@ -194,6 +200,8 @@ class Engine:
             query, paths = self._topic_query(topic, named)
         elif table is not None:
             query, paths = self._table_query(table)
+        elif (typed := self._typed_query(name)) is not None:
+            query, paths = typed
         else:
             raise unknown_table(name, sorted({*self._topics, *table_names(self.data)}))
         if len(parts) > 2:
@@ -208,8 +216,20 @@ class Engine:
     def _table(self, parts: Sequence[str]) -> LakeTable | None:
         known = {name.lower(): name for name in table_names(self.data)}
         wanted = parts[1:] if len(parts) > 1 and parts[0] == "tables" else parts
-        name = known.get(".".join(wanted).lower())
-        return None if name is None else open_table(self.data, name)
+        name, at = version_in(".".join(wanted))
+        found = known.get(name.lower())
+        return None if found is None else open_table(self.data, found, at=at)
+
+    def _typed_query(self, name: str) -> tuple[str, list[str]] | None:
+        """The view `silver.<topic>` of a topic that declares a schema."""
+        silver = open_table(self.data, "silver")
+        for topic in pipeline_settings.read(self.data).topics:
+            if name.lower() == PREFIX + topic.name and topic.schema and silver.exists:
+                query, paths = self._table_query(silver)
+                columns = typed_select(topic.name, topic.schema)
+                where = f"WHERE topic = {_text(topic.name)}"
+                return f"SELECT {columns} FROM ({query}) {where}", paths
+        return None
 
     def _topic_query(self, topic: str, named: Named) -> tuple[str, list[str]]:
         history = self._reader.history(topic)
@@ -253,17 +273,26 @@ class Engine:
         return str(_PINNED / str(descriptor)) if _PINNED.is_dir() else str(path)
 
     def _table_query(self, table: LakeTable) -> tuple[str, list[str]]:
-        paths = [str(path) for path in table.files()]
-        if not paths:
-            assert table.schema is not None
-            view = f"__empty_{table.name}"
-            self._connection.register(view, table.schema.empty_table())
-            return f"SELECT * FROM {_quoted(view)}", []
+        """All columns of the table, also those that none of its files has."""
+        state = table.state
+        view = f"__empty_{table.name}"
+        self._connection.register(view, arrow_schema(state.fields).empty_table())
+        query = f"SELECT * FROM {_quoted(view)}"
+        paths = [str(table.path / path) for path in state.files]
         missing = [path for path in paths if not os.path.exists(path)]
         if missing:
             raise StorageError("lake.damaged", f"table {table.name}: {missing[0]} is missing")
-        source = f"read_parquet({_listed(paths)}, hive_partitioning = true, union_by_name = true)"
-        return f"SELECT * FROM {source}", paths
+        if paths:
+            options = f"hive_partitioning = {bool(state.partition_by)}, union_by_name = true"
+            if state.partition_by:
+                options += f", hive_types = {_hive_types(state)}"
+            source = f"read_parquet({_listed(paths)}, {options})"
+            query += f" UNION ALL BY NAME SELECT * FROM {source}"
+        parsed = ", ".join(
+            f"{name}::JSON AS {name}"
+            for name in (_quoted(field["name"]) for field in state.fields if is_json(field))
+        )
+        return f"SELECT *{f' REPLACE ({parsed})' if parsed else ''} FROM ({query})", paths
 
     def _batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
         """The journal part of a topic. DuckDB may read several streams from several threads."""
@@ -291,6 +320,20 @@ class _Fresh:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__()
+
+
+def _duck_text(sql: str) -> str:
+    """A statement with what DuckDB lacks, rewritten."""
+    return with_offset_quoted(with_paths_called(with_versions_named(sql, '"')))
+
+
+def _hive_types(state: TableState) -> str:
+    """The types of the columns in folder names, which DuckDB would guess."""
+    types = {field["name"]: field["type"] for field in state.fields}
+    pairs = [
+        f"{_text(name)}: {_DUCK_TYPES.get(types[name], types[name])}" for name in state.partition_by
+    ]
+    return "{" + ", ".join(pairs) + "}"
 
 
 def unknown_table(name: str, known: Sequence[str]) -> UsageError:

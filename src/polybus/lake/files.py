@@ -1,75 +1,81 @@
 """The Parquet files of a lake table: what a table records about one, and how one is written.
 
-Columns, row count and statistics come from the footer of a file.
-
-pyarrow writes a VARIANT as a struct of two binaries. Spark takes the type from the table's schema,
-but DuckDB takes it from the file. Only one field of the footer is missing: the logical type in the
-column's schema element. pyarrow can write a field id there, so the file is written with an id that
-nobody else uses, and the id is then replaced by the logical type. Both are fields of a Thrift
-struct in the compact protocol, whose first byte has the step from the field before and the type.
-
-    SchemaElement { …, 4: name, 5: num_children, …, 9: field_id, 10: LogicalType }
-    LogicalType { 16: VariantType { 1: specification_version } }
+Row count and statistics come from the footer of a file.
 """
 
 import json
-import os
+import time
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
+from polybus.lake.fields import TableFields
 
 ROW_GROUP_ROWS = 128 << 10
-SPARK_TYPE = b"spark.type"
-"""Field metadata: Spark's name of a column's type, for types that Arrow lacks (VARIANT)."""
-_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 _EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_TAIL_BYTES = 8  # The size of the footer, and the magic.
-_FIELD_ID = 0x7AB0_7AB0
-_ID = {b"PARQUET:field_id": b"%d" % _FIELD_ID}
-# Field 9 after field 5, an i32: the id, zigzag-encoded in five groups of seven bits; struct end.
-_BITS = [_FIELD_ID << 1 >> shift & 0x7F | 0x80 for shift in range(0, 35, 7)]
-_MARK = bytes([(9 - 5) << 4 | 5, *_BITS[:-1], _BITS[-1] & 0x7F, 0])
-# Field 10 after field 5, a struct; in it field 16 in the long form, a struct; in it field 1, a byte
-# with value 1; three struct ends.
-_VARIANT = bytes([(10 - 5) << 4 | 12, 12, 16 << 1, 1 << 4 | 3, 1, 0, 0, 0])
+_UNITS_US = {"milliseconds": (1000, 1), "microseconds": (1, 1), "nanoseconds": (1, 1000)}
 
 
-class TableFile(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A file of a table, as a version lists it.
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table.
 
-    `ranges` are the smallest and the largest value of columns by which readers skip files:
-    `offset`, and timestamps in microseconds since 1970.
+    Attributes:
+        path: below the table's folder.
+        uri: the path as the log has it, percent-encoded.
+        ranges: the smallest and the largest value of columns by which readers skip files:
+            `offset`, and timestamps in microseconds since 1970.
     """
 
     path: str
+    uri: str
     rows: int
     bytes: int
-    ranges: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def stats(self) -> str:
+        """The statistics in Delta's form."""
+        ends: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        for name, pair in self.ranges.items():
+            written = pair if name == "offset" else tuple(map(_iso, pair))
+            if None not in written:
+                for values, value in zip(ends, written, strict=True):
+                    values[name] = value
+        return json.dumps({"numRecords": self.rows, "minValues": ends[0], "maxValues": ends[1]})
+
+    def may_hold(self, ranges: Mapping[str, tuple[int | None, int | None]]) -> bool:
+        """Whether the file may have a row within all of these bounds, which are included."""
+        for column, (low, high) in ranges.items():
+            first, last = self.ranges.get(column, (None, None))
+            if first is None or last is None:
+                continue
+            if (low is not None and last < low) or (high is not None and first > high):
+                return False
+        return True
 
 
 @dataclass(frozen=True)
 class FileNote:
-    """A file in the table's folder that is not yet part of the table."""
+    """A file in the table's folder that is not yet part of the table, and its columns."""
 
     file: TableFile
-    schema: pa.Schema
+    fields: TableFields
 
 
-def note_of(
-    folder: Path, path: str, partition_types: Mapping[str, pa.DataType] | None = None
-) -> FileNote:
+def note_of(folder: Path, path: str, fields: TableFields) -> FileNote:
     """Describe the file `folder/path` by its footer.
 
-    Columns in folder names (`topic=orders/`) are text unless `partition_types` has their type.
+    `fields` are its columns, including those in the names of its folders (`topic=orders/`).
 
     Raises:
         StorageError: `lake.damaged`, it is not a complete Parquet file.
@@ -79,36 +85,9 @@ def note_of(
         footer = pq.read_metadata(full)
     except (OSError, pa.ArrowInvalid) as error:
         raise StorageError("lake.damaged", f"{full}: {error}") from error
-    schema = plain_schema(footer.schema.to_arrow_schema())
-    for name in partition_values(path):
-        schema = schema.append(pa.field(name, (partition_types or {}).get(name, pa.string())))
-    file = TableFile(
-        path=path, rows=footer.num_rows, bytes=full.stat().st_size, ranges=_ranges(footer)
-    )
-    return FileNote(file, schema)
-
-
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns, all nullable, with no metadata but the type names of Spark."""
-    known = json.loads((schema.metadata or {}).get(_SPARK_SCHEMA, b'{"fields": []}'))
-    types = {field["name"]: field["type"] for field in known["fields"]}
-    fields = []
-    for field in schema:
-        named = types.get(field.name)
-        metadata = None if named is None else {SPARK_TYPE: json.dumps(named).encode()}
-        # Keep a known type name: the schema of a version passes through here too.
-        kept = {SPARK_TYPE: field.metadata[SPARK_TYPE]} if _has_spark_type(field) else None
-        fields.append(pa.field(field.name, field.type, metadata=metadata or kept))
-    return pa.schema(fields)
-
-
-def _has_spark_type(field: Any) -> bool:
-    return field.metadata is not None and SPARK_TYPE in field.metadata
-
-
-def is_variant(field: Any) -> bool:
-    """Whether a column is VARIANT, which in Arrow is a struct of two binaries."""
-    return _has_spark_type(field) and field.metadata[SPARK_TYPE] == b'"variant"'
+    uri = quote(path, safe="/=$-._~")
+    size = full.stat().st_size
+    return FileNote(TableFile(path, uri, footer.num_rows, size, _ranges(footer)), fields)
 
 
 def partition_values(path: str) -> dict[str, str | None]:
@@ -131,9 +110,27 @@ def partition_folder(values: Mapping[str, object]) -> str:
     )
 
 
+def parted(
+    rows: pa.Table, partition_by: Sequence[str]
+) -> Iterator[tuple[dict[str, object], pa.Table]]:
+    """The rows by the values of some columns, which are then only in the folder names."""
+    if not partition_by:
+        yield {}, rows
+        return
+    unique = rows.select(partition_by).group_by(list(partition_by)).aggregate([])
+    for values in unique.to_pylist():
+        mask = None
+        for name, value in values.items():
+            column = rows.column(name)
+            same = pc.is_null(column) if value is None else pc.equal(column, value)
+            same = pc.fill_null(same, False)
+            mask = same if mask is None else pc.and_(mask, same)
+        yield values, rows.filter(mask).drop_columns(list(partition_by))
+
+
 def new_path(values: Mapping[str, object] | None = None) -> str:
-    """A unique path for a new file."""
-    name = f"{uuid.uuid4().hex}.parquet"
+    """A unique path for a new file; names of later files are larger."""
+    name = f"{time.time_ns():016x}-{uuid.uuid4().hex[:16]}.parquet"
     folder = partition_folder(values or {})
     return f"{folder}/{name}" if folder else name
 
@@ -141,19 +138,13 @@ def new_path(values: Mapping[str, object] | None = None) -> str:
 def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write a file with zstd compression; its folder must exist. The commit will fsync it.
 
-    Columns that are VARIANT by the schema's metadata are VARIANT in the file. One row group is in
-    memory at a time. A failure leaves no file.
+    One row group is in memory at a time. A failure leaves no file.
     """
     held: list[pa.RecordBatch] = []
     held_rows = 0
-    fields = [
-        field.with_metadata(field.metadata | _ID) if is_variant(field) else field
-        for field in schema
-    ]
-    marked = pa.schema(fields, schema.metadata)
     try:
         with pq.ParquetWriter(
-            path, marked, compression="zstd", compression_level=3, write_page_checksum=True
+            path, schema, compression="zstd", compression_level=3, write_page_checksum=True
         ) as writer:
             for batch in batches:
                 held.append(batch)
@@ -163,66 +154,46 @@ def write_file(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
                     held, held_rows = [], 0
             if held:
                 writer.write_table(pa.Table.from_batches(held, schema))
-        _mark_variants(path, sum(map(is_variant, schema)))
     except BaseException:
         path.unlink(missing_ok=True)
         raise
 
 
-def _mark_variants(path: Path, count: int) -> None:
-    """Make the first columns with the mark VARIANT. No reader may use the file yet."""
-    with path.open("r+b") as file:
-        file.seek(-_TAIL_BYTES, os.SEEK_END)
-        size = int.from_bytes(file.read(4), "little")
-        magic = file.read(4)
-        start = file.seek(-_TAIL_BYTES - size, os.SEEK_END)
-        # The schema is first in a footer. Statistics, which have values of users, are after it.
-        footer = file.read(size).replace(_MARK, _VARIANT, count)
-        file.seek(start)
-        file.write(footer + len(footer).to_bytes(4, "little") + magic)
+def _iso(time_us: int) -> str | None:
+    """A time as text; None if Python's datetime cannot hold it, as some times of Parquet."""
+    try:
+        moment = datetime(1970, 1, 1) + timedelta(microseconds=time_us)  # noqa: DTZ001
+    except OverflowError:
+        return None
+    return f"{moment.isoformat(timespec='microseconds')}Z"
 
 
 def _ranges(footer: Any) -> dict[str, tuple[int, int]]:
     """The ranges of `offset` and timestamp columns that have statistics in every row group."""
-    wanted = [
-        index for index in range(footer.num_columns) if _worth_a_range(footer.schema.column(index))
-    ]
     found: dict[str, tuple[int, int]] = {}
-    for index in wanted:
-        name = footer.schema.column(index).name
-        ends = [
-            _ends(footer.row_group(group).column(index), footer.schema.column(index))
-            for group in range(footer.num_row_groups)
-        ]
-        known = [one for one in ends if one is not None]
-        if known and len(known) == len(ends):
-            found[name] = (min(low for low, _ in known), max(high for _, high in known))
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        unit = _unit_us(column)
+        if unit is None:
+            continue
+        groups = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
+        known = [one.statistics for one in groups if one.statistics and one.statistics.has_min_max]
+        if groups and len(known) == len(groups):
+            # As numbers: Parquet and Spark have times that Python's datetime cannot hold.
+            low = min(int(one.min_raw) for one in known)
+            high = max(int(one.max_raw) for one in known)
+            times, divided = unit
+            found[column.name] = (low * times // divided, high * times // divided)
     return found
 
 
-def _worth_a_range(column: Any) -> bool:
+def _unit_us(column: Any) -> tuple[int, int] | None:
+    """By what to multiply and divide the values of a column worth a range; None for others."""
     if column.path != column.name:
-        return False  # Part of a list, map or struct.
+        return None  # Part of a list, map or struct.
     if column.name == "offset":
-        return bool(column.physical_type == "INT64")
-    return bool(column.logical_type.type == "TIMESTAMP")
-
-
-def _ends(chunk: Any, column: Any) -> tuple[int, int] | None:
-    """The smallest and the largest value; timestamps in microseconds, however far from today."""
-    statistics = chunk.statistics
-    if statistics is None or not statistics.has_min_max:
+        return (1, 1) if column.physical_type == "INT64" else None
+    if column.logical_type.type != "TIMESTAMP":
         return None
-    # As numbers: Parquet and Spark have times that Python's datetime cannot hold.
-    low, high = int(statistics.min_raw), int(statistics.max_raw)
-    if column.name == "offset":
-        return low, high
     kind = json.loads(column.logical_type.to_json())
-    if not kind["isAdjustedToUTC"]:
-        return None
-    match kind["timeUnit"]:
-        case "milliseconds":
-            return low * 1000, high * 1000
-        case "nanoseconds":
-            return low // 1000, high // 1000
-    return low, high
+    return _UNITS_US[kind["timeUnit"]] if kind["isAdjustedToUTC"] else None

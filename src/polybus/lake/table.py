@@ -1,41 +1,42 @@
-"""LakeTable: a folder of Parquet files, and a list of versions that says which of them count.
+"""LakeTable: a Delta table, a folder of Parquet files and a log that says which of them count.
 
 A reader takes the files of one version and reads them with any engine. A writer puts new files into
-the folder, where no reader looks, and then commits: one small file is renamed into place, and
+the folder, where no reader looks, and then commits: one small file gets its name in the log, and
 readers that ask from then on see the new version.
 
     DATA/tables/<table>/<anything>.parquet                    rows
     DATA/tables/<table>/topic=orders/<anything>.parquet       rows of a partition
-    DATA/tables/<table>/_polybus/                             versions, checkpoint, lock
+    DATA/tables/<table>/_delta_log/                           versions, checkpoints
     DATA/tables/<table>/_staging/                             uncommitted files of writers
 
-Order of writes of a commit: row files, their fsync, fsync of their folders, version file (then
-perhaps a checkpoint, see lake/versions.py). A crash before the version file leaves the old version
-and files that no version names, which `vacuum` (lake/compact.py) removes. A crash after it leaves
-the new version. A writer that repeats its batch after a crash is recognised by its batch number,
-which is in the version file itself.
+Order of writes of a commit: row files, their fsync, fsync of their folders, the version
+(lake/commits.py). A crash before the version leaves the old one and files that no version names,
+which `vacuum` (lake/compact.py) removes. A crash after it leaves the new version. A writer that
+repeats its batch after a crash is recognised by its batch number, which is in the version itself.
 """
 
-import os
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from polybus import names
 from polybus.errors import BusyError, StorageError, UsageError
+from polybus.lake import commits
 from polybus.lake import files as lake_files
-from polybus.lake import versions
-from polybus.lake.files import FileNote, TableFile, new_path, note_of
-from polybus.lake.versions import TableState, Version, merged_schema
-from polybus.log.disk import Disk, FileLock, sync_path
+from polybus.lake.commits import LOG, version_path
+from polybus.lake.fields import TableFields, arrow_schema, fields_of, merged_fields
+from polybus.lake.files import FileNote, new_path, note_of, parted
+from polybus.lake.state import TableState, state_of, writers_in
+from polybus.log.disk import Disk, sync_path
 
-STAGING = "_staging"
-LOCK_TIMEOUT_S = 30.0
+OLD_FORMAT = "_polybus"
+ATTEMPTS_MAX = 100
 WRITER_NAME_BYTES_MAX = 255
 
 
@@ -51,35 +52,110 @@ def table_error(error: OSError, what: str) -> StorageError:
     return StorageError("lake.storage", f"{what}: {error.strerror or error}")
 
 
+@dataclass(frozen=True)
+class TableChange:
+    """What a commit changes: files, and whether rows; `batch` of `writer` is then done.
+
+    `feed` has the changed rows, for a table with a change data feed.
+    """
+
+    add: Sequence[FileNote] = ()
+    remove: Collection[str] = ()
+    writer: str = ""
+    batch: int | None = None
+    based_on: int | None = None
+    is_change: bool = True
+    feed: FileNote | None = None
+
+
 class LakeTable:
     """A table of the lake, for any number of readers and writers in any process.
 
     An object caches the newest version that it has seen; every property looks for a newer one.
     """
 
-    def __init__(self, path: Path, *, disk: Disk | None = None) -> None:
-        """Open a table's folder. It need not exist: the first commit creates it."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        disk: Disk | None = None,
+        at: int | datetime | None = None,
+        is_fed: bool = False,
+    ) -> None:
+        """Open a table's folder. It need not exist: the first commit creates it.
+
+        With `at` the table is as it was in a version, or at a time. With `is_fed` it gets a change
+        data feed with the next commit.
+        """
         self.path = Path(path).absolute()
-        self.folder = self.path / versions.FOLDER
+        self.folder = self.path / LOG
         self.disk = disk or Disk()
+        self._at = at
+        self._is_fed = is_fed
         self._state = TableState()
+        self._delta: DeltaTable | None = None
+        # What this process committed after the version that `_delta` has.
+        self._batches: dict[str, int] = {}
 
     @property
     def name(self) -> str:
-        return unquote(self.path.name)
+        return name_in(self.path)
 
     @property
     def state(self) -> TableState:
-        """The newest version. Raises StorageError `lake.damaged`."""
-        self._state = versions.refreshed(self.folder, self._state)
+        """The newest version.
+
+        Raises:
+            StorageError: `lake.damaged`.
+            UsageError: `lake.old-format`; `lake.version`, it has no such version.
+        """
+        version = self._state.version
+        is_there = version >= 0 and version_path(self.folder, version).exists()
+        if is_there and not version_path(self.folder, version + 1).exists():
+            return self._state
+        if self._at is not None and self._delta is not None:
+            return self._state
+        self._load(is_there=is_there)
         return self._state
+
+    def _load(self, *, is_there: bool) -> None:
+        """Let delta-rs read the newest version."""
+        try:
+            if self._delta is None or not is_there:
+                self._delta = self._opened()
+            else:
+                self._delta.update_incremental()
+        except (DeltaError, OSError) as error:
+            self._delta, self._state = None, TableState()
+            raise StorageError("lake.damaged", f"table {self.name}: {error}") from error
+        self._batches = {}
+        self._state = TableState() if self._delta is None else state_of(self._delta)
+
+    def _opened(self) -> DeltaTable | None:
+        check_format(self.path)
+        if not self.folder.is_dir():
+            return None
+        try:
+            if not isinstance(self._at, datetime):
+                return DeltaTable(self.path, version=self._at)
+            delta = DeltaTable(self.path)
+            delta.load_as_version(self._at)
+            return delta
+        except TableNotFoundError:
+            return None
+        except DeltaError as error:
+            if self._at is None:
+                raise
+            text = f"table {self.name} has no version {self._at}, or no longer"
+            raise UsageError("lake.version", text) from error
 
     @property
     def exists(self) -> bool:
-        return self.state.version > 0
+        return self.state.version >= 0
 
     @property
     def version(self) -> int:
+        """The newest version, from 0; -1 before the first commit."""
         return self.state.version
 
     @property
@@ -87,14 +163,9 @@ class LakeTable:
         return sum(file.rows for file in self.state.files.values())
 
     @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.state.files.values())
-
-    @property
     def schema(self) -> pa.Schema | None:
         """The columns of the newest version and of folder names; None before a commit."""
-        text = self.state.schema
-        return None if text is None else versions.decode_schema(text)
+        return arrow_schema(self.state.fields) if self.exists else None
 
     def files(self, **ranges: tuple[int | None, int | None]) -> list[Path]:
         """The files of the newest version, in the order of their commits.
@@ -103,34 +174,39 @@ class LakeTable:
         that they have no row within these bounds, both included.
         """
         return [
-            self.path / file.path for file in self.state.files.values() if _may_hold(file, ranges)
+            self.path / file.path for file in self.state.files.values() if file.may_hold(ranges)
         ]
 
     def last_batch(self, writer: str) -> int | None:
         """The last batch that a writer has committed."""
-        return self.state.batches.get(writer)
+        if not self.exists:
+            return None
+        if writer in self._batches:
+            return self._batches[writer]
+        if self._delta is None:
+            self._load(is_there=True)
+        return None if self._delta is None else self._delta.transaction_version(writer)
+
+    def writers(self) -> set[str]:
+        """Everyone who has committed a batch, from the log: delta-rs only answers for a name."""
+        return writers_in(self.folder, self.version) if self.exists else set()
 
     def read(self) -> pa.Table:
-        """All rows through pyarrow, for small tables."""
-        return self.read_version(self.state)
-
-    def read_version(self, state: TableState) -> pa.Table:
-        """All rows of a version whose files still exist."""
+        """All rows through pyarrow, in the order of their commits; for small tables."""
         # Slow to import, and only needed here.
         import pyarrow.dataset as ds
 
-        if state.schema is None:
+        state = self.state
+        if state.version < 0:
             raise unknown_table(self.name)
-        schema = pa.schema(
-            [field.remove_metadata() for field in versions.decode_schema(state.schema)]
-        )
-        paths = [str(self.path / path) for path in state.files]
-        partitioning = ds.partitioning(schema=_partition_schema(schema, state), flavor="hive")
+        schema = arrow_schema(state.fields)
+        folders = pa.schema([schema.field(name) for name in state.partition_by])
+        # delta-rs would give the rows in another order.
         dataset = ds.dataset(
-            paths,
+            [str(self.path / path) for path in state.files],
             schema=schema,
             format="parquet",
-            partitioning=partitioning,
+            partitioning=ds.partitioning(schema=folders, flavor="hive"),
             partition_base_dir=str(self.path),
         )
         return dataset.to_table()
@@ -146,30 +222,32 @@ class LakeTable:
         partition_by: Sequence[str] = (),
     ) -> bool:
         """Add rows from memory, one file per partition; as `commit`."""
-        if self._is_done(self.state, writer, batch_id):
+        if self.has_batch(writer, batch_id):
             return False
-        notes = [
-            self.write(part, values, partition_types={n: rows.schema.field(n).type for n in values})
-            for values, part in _partitions(rows, partition_by)
-        ]
+        fields = fields_of(self.name, rows.schema)
+        notes = [self.write(part, values, fields) for values, part in parted(rows, partition_by)]
         return self.commit(notes, writer=writer, batch_id=batch_id)
 
     def write(
         self,
         rows: pa.Table,
         values: Mapping[str, object] | None = None,
+        fields: TableFields | None = None,
         *,
-        partition_types: Mapping[str, pa.DataType] | None = None,
+        folder: str = "",
     ) -> FileNote:
-        """Write rows to a new file in the folder, to be committed."""
-        path = new_path(values)
+        """Write rows to a new file in the folder, to be committed.
+
+        `fields` are the columns with those of the partition, whose `values` are in folder names.
+        """
+        path = f"{folder}{new_path(values)}"
         full = self.path / path
         try:
             self.disk.make_folder(full.parent)
             lake_files.write_file(full, rows.schema, rows.to_batches())
         except OSError as error:
             raise table_error(error, f"table {self.name}: cannot write {full}") from error
-        return note_of(self.path, path, partition_types)
+        return note_of(self.path, path, fields or fields_of(self.name, rows.schema))
 
     def commit(
         self,
@@ -179,13 +257,16 @@ class LakeTable:
         writer: str,
         batch_id: int | None,
         based_on: int | None = None,
+        feed: pa.Table | None = None,
     ) -> bool:
         """Add and remove files in a new version; False if this batch was committed before.
 
         Commits are idempotent: a writer's batches have ascending numbers, and a batch at or below
         its last one is not committed again. A writer that restarts its numbers needs a new name.
         When this returns True the version is durable. `add` are complete files in the folder;
-        they are fsynced here. With `based_on` the table must still be at that version.
+        they are fsynced here. With `based_on` the table must still be at that version. `feed` has
+        the rows that change, and how, in `_change_type`; without it, readers of the feed take all
+        rows of the files that come and go.
 
         Raises:
             Conflict: a file to remove is gone, or the version is not `based_on`. Nothing changed.
@@ -196,130 +277,122 @@ class LakeTable:
         if len(writer.encode()) > WRITER_NAME_BYTES_MAX or not writer:
             text = f"table {self.name}: a writer's name has 1 to {WRITER_NAME_BYTES_MAX} bytes"
             raise UsageError("lake.writer", text)
+        changed = None
+        if feed is not None and feed.num_rows:
+            changed = self.write(feed, folder=commits.FEED)
+        return self.change(TableChange(add, remove, writer, batch_id, based_on, feed=changed))
+
+    def change(self, change: TableChange) -> bool:
+        """As `commit`."""
         try:
-            self._sync(add)
-            with self._locked():
+            self._sync([*change.add, *([change.feed] if change.feed else [])])
+            for _ in range(ATTEMPTS_MAX):
                 state = self.state
-                if self._is_done(state, writer, batch_id):
+                if self.has_batch(change.writer, change.batch):
                     return False
-                missing = [path for path in remove if path not in state.files]
-                if missing or (based_on is not None and based_on != state.version):
+                missing = [path for path in change.remove if path not in state.files]
+                if missing or change.based_on not in (None, state.version):
                     raise Conflict(self.name)
-                self._save(self._change(state, add, remove, writer, batch_id), state)
+                actions, after = self._actions(state, change)
+                try:
+                    commits.publish(self.path, after.version, actions, self.disk)
+                except FileExistsError:
+                    continue  # Another writer was faster: look at what it did.
+                # Known without asking delta-rs, which costs more than the commit.
+                self._state = after
+                if change.batch is not None:
+                    self._batches[change.writer] = change.batch
+                return True
         except OSError as error:
             raise table_error(error, f"table {self.name}: cannot commit") from error
-        return True
+        text = f"table {self.name}: other writers were faster {ATTEMPTS_MAX} times"
+        raise BusyError("lake.busy", text)
 
-    def _change(
-        self,
-        state: TableState,
-        add: Sequence[FileNote],
-        remove: Collection[str],
-        writer: str,
-        batch_id: int | None,
-    ) -> Version:
+    def has_batch(self, writer: str, batch: int | None) -> bool:
+        last = self.last_batch(writer)
+        return batch is not None and last is not None and batch <= last
+
+    def _actions(
+        self, state: TableState, change: TableChange
+    ) -> tuple[list[commits.Action], TableState]:
+        """The actions of a commit, and the table after it."""
+        is_change = change.is_change
         # If no old file stays, its columns need not stay either.
-        kept = state.schema if len(remove) < len(state.files) or not add else None
-        known = None if kept is None else versions.decode_schema(kept)
-        schema = merged_schema(self.name, known, [note.schema for note in add])
-        text = None if schema is None else versions.encode_schema(schema)
-        return Version(
-            version=state.version + 1,
-            time_us=time.time_ns() // 1000,
-            writer=writer,
-            batch=batch_id,
-            schema=None if text == state.schema else text,
-            add=tuple(note.file for note in add),
-            remove=tuple(remove),
+        is_kept = len(change.remove) < len(state.files) or not change.add
+        known = state.fields if is_kept else ()
+        fields = merged_fields(self.name, known, [note.fields for note in change.add])
+        partition_by = state.partition_by
+        for note in change.add:
+            given = tuple(lake_files.partition_values(note.file.path))
+            if is_kept and state.version >= 0 and given != state.partition_by:
+                text = f"table {self.name} has partitions {partition_by}, the new rows {given}"
+                raise UsageError("lake.schema", text)
+            partition_by = given
+        operation = "WRITE" if is_change and not change.remove else "REPLACE"
+        actions = [commits.info(operation if is_change else "OPTIMIZE", change.batch)]
+        identity = dict(state.identity or commits.new_identity())
+        is_new = commits.add_feed(identity, is_fed=self._is_fed) or state.version < 0
+        if is_new or (fields, partition_by) != (state.fields, state.partition_by):
+            actions += commits.metadata(fields, partition_by, identity)
+        if change.batch is not None:
+            actions.append(commits.done(change.writer, change.batch))
+        actions += [commits.removed(state.files[p], is_change=is_change) for p in change.remove]
+        actions += [commits.added(note.file, is_change=is_change) for note in change.add]
+        actions += [commits.fed(change.feed.file)] if change.feed else []
+        files = {path: file for path, file in state.files.items() if path not in change.remove}
+        files |= {note.file.path: note.file for note in change.add}
+        return actions, TableState(
+            state.version + 1, fields, partition_by, identity=identity, kept=files
         )
-
-    def _save(self, change: Version, state: TableState) -> None:
-        for path in change.remove:
-            # Readers may still use older versions: `vacuum` counts their grace period from here.
-            os.utime(self.path / path)
-        versions.save(self.folder, change, self.disk)
-        self._state = state.after(change)
-        if change.version % versions.CHECKPOINT_EVERY == 0:
-            versions.checkpoint(self.folder, self._state, self.disk)
 
     def _sync(self, add: Sequence[FileNote]) -> None:
         """Make the new files and their names durable, before a version names them."""
-        self.disk.make_folder(self.folder)
         for note in add:
             sync_path(self.path / note.file.path)
         for folder in {(self.path / note.file.path).parent for note in add}:
             self.disk.sync_folder(folder)
-
-    def _is_done(self, state: TableState, writer: str, batch_id: int | None) -> bool:
-        last = state.batches.get(writer)
-        return batch_id is not None and last is not None and batch_id <= last
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the right to commit, which takes milliseconds."""
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                lock = FileLock(self.folder / "lock")
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    text = f"table {self.name}: another writer held its lock {LOCK_TIMEOUT_S:.0f} s"
-                    raise BusyError("lake.busy", text) from error
-                time.sleep(0.002)
-        with lock:
-            yield
 
 
 def tables_folder(data: Path) -> Path:
     return data / "tables"
 
 
-def open_table(data: Path, name: str) -> LakeTable:
+def table_folder(data: Path, name: str) -> Path:
+    """The folder of a table. delta-rs reads %20 as a space, so names are escaped with `~`."""
+    return tables_folder(data) / names.folder_of(name).replace("%", "~")
+
+
+def name_in(folder: Path) -> str:
+    """The name of the table in a folder."""
+    return unquote(folder.name.replace("~", "%"))
+
+
+def open_table(
+    data: Path, name: str, *, at: int | datetime | None = None, is_fed: bool = False
+) -> LakeTable:
     """The table of that name in a data folder, whether it exists or not."""
-    return LakeTable(tables_folder(data) / names.folder_of(name))
+    return LakeTable(table_folder(data, name), at=at, is_fed=is_fed)
 
 
 def table_names(data: Path) -> list[str]:
-    """The tables of a data folder that have a version."""
+    """The tables of a data folder that have a version. Raises UsageError `lake.old-format`."""
+    return sorted(name_in(entry) for entry in table_folders(data) if LakeTable(entry).exists)
+
+
+def table_folders(data: Path) -> list[Path]:
     folder = tables_folder(data)
-    if not folder.is_dir():
-        return []
-    return sorted(unquote(entry.name) for entry in folder.iterdir() if LakeTable(entry).exists)
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def check_format(folder: Path) -> None:
+    """Refuse what delta-rs cannot read. Raises UsageError `lake.old-format`, `lake.path`."""
+    if (folder / OLD_FORMAT).is_dir():
+        data = folder.parent.parent
+        text = f"table {name_in(folder)} has the format of an earlier version"
+        raise UsageError("lake.old-format", f"{text}; run: polybus tables migrate --data {data}")
+    if "%" in str(folder):
+        raise UsageError("lake.path", f"{folder}: the path of a table cannot contain %")
 
 
 def unknown_table(name: str) -> UsageError:
     return UsageError("lake.unknown", f"there is no table {name}")
-
-
-def _may_hold(file: TableFile, ranges: Mapping[str, tuple[int | None, int | None]]) -> bool:
-    for column, (low, high) in ranges.items():
-        known = file.ranges.get(column)
-        if known is None:
-            continue
-        if (low is not None and known[1] < low) or (high is not None and known[0] > high):
-            return False
-    return True
-
-
-def _partition_schema(schema: pa.Schema, state: TableState) -> pa.Schema:
-    used = {name for path in state.files for name in lake_files.partition_values(path)}
-    return pa.schema([field for field in schema if field.name in used])
-
-
-def _partitions(
-    rows: pa.Table, partition_by: Sequence[str]
-) -> Iterator[tuple[dict[str, object], pa.Table]]:
-    """The rows by the values of some columns, which are then only in the folder names."""
-    if not partition_by:
-        yield {}, rows
-        return
-    unique = rows.select(partition_by).group_by(list(partition_by)).aggregate([])
-    for values in unique.to_pylist():
-        mask = None
-        for name, value in values.items():
-            column = rows.column(name)
-            same = pc.is_null(column) if value is None else pc.equal(column, value)
-            same = pc.fill_null(same, False)
-            mask = same if mask is None else pc.and_(mask, same)
-        yield values, rows.filter(mask).drop_columns(list(partition_by))

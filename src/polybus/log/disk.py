@@ -79,6 +79,10 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name. Raises FileExistsError if the name is taken."""
+        os.link(source, target)
+
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 

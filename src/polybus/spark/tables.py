@@ -14,24 +14,24 @@ the first, a power cut could leave the table with batch N and the checkpoint wit
 has other messages, and the table would ignore them.
 """
 
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
 
 from polybus.errors import UsageError
+from polybus.lake.commits import STAGING
 from polybus.lake.compact import tidy
-from polybus.lake.files import SPARK_TYPE, FileNote, new_path, note_of, partition_values
-from polybus.lake.table import STAGING, Conflict, LakeTable, unknown_table
-from polybus.lake.versions import TableState, decode_schema, merged_schema
+from polybus.lake.fields import TableFields, checked_fields, is_json, merged_fields, parsed_fields
+from polybus.lake.files import FileNote, new_path, note_of, partition_values
+from polybus.lake.state import TableState
+from polybus.lake.table import Conflict, LakeTable, unknown_table
 from polybus.spark.checkpoint import Checkpoint, calling_query
 
 MERGE_ROWS_MAX = 5_000_000
@@ -40,8 +40,6 @@ _ATTEMPTS_MAX = 20
 _SETTINGS = {
     # INT96, the default, has no statistics: nothing could be skipped by time.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Shredding gives a VARIANT column another type in each file, and only Spark understands it.
-    "spark.sql.variant.writeShredding.enabled": "false",
     # We name every file: a job that lists them would cost more than the query.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # The table defines the types of columns in folder names.
@@ -75,10 +73,23 @@ def append(
         StorageError: `sink.checkpoint`, the checkpoint cannot be synced; `lake.storage`. Nothing of
             the batch is in the table.
     """
-    if _has_batch(table, writer, batch_id):
+    if table.has_batch(writer, batch_id):
         return
     _sync_plan(df, batch_id, checkpoint)
     commit_staged(table, stage(df, table, partition_by), writer=writer, batch_id=batch_id)
+
+
+def set_aside(df: DataFrame, table: LakeTable, *, reason: str, writer: str, batch_id: int) -> None:
+    """Store the rows of a batch that the table refuses in `<table>.quarantine`, as JSON.
+
+    The table then has the batch, without rows. Idempotent, as `append`, which must have failed.
+    """
+    aside = LakeTable(table.path.with_name(f"{table.path.name}.quarantine"))
+    columns = [F.to_json(F.struct("*")).alias("row"), F.lit(reason).alias("reason")]
+    rows = df.select(*columns, F.current_timestamp().alias("quarantined_at"))
+    if not aside.has_batch(writer, batch_id):
+        commit_staged(aside, stage(rows, aside, ()), writer=writer, batch_id=batch_id)
+    table.commit([], writer=writer, batch_id=batch_id)
 
 
 def commit_staged(
@@ -86,12 +97,19 @@ def commit_staged(
 ) -> None:
     """Make files part of the table; remove empty ones, and all if the table has the batch."""
     full = [note for note in notes if note.file.rows or not table.exists]
-    if not table.commit(full, writer=writer, batch_id=batch_id):
-        full = []
-    for note in notes:
-        if note not in full:
-            (table.path / note.file.path).unlink(missing_ok=True)
+    try:
+        is_added = table.commit(full, writer=writer, batch_id=batch_id)
+    except UsageError:
+        _remove(table, notes)
+        raise
+    _remove(table, [note for note in notes if note not in full or not is_added])
     tidy(table)
+
+
+def _remove(table: LakeTable, notes: Sequence[FileNote]) -> None:
+    """Remove files that are not part of the table."""
+    for note in notes:
+        (table.path / note.file.path).unlink(missing_ok=True)
 
 
 def replace(df: DataFrame, table: LakeTable, *, writer: str) -> int:
@@ -115,16 +133,21 @@ def merge(
             `lake.schema`.
         StorageError: as `append`.
     """
-    if _has_batch(table, writer, batch_id):
+    if table.has_batch(writer, batch_id):
         return
     _sync_plan(df, batch_id)
-    fresh = _newest_last(df.toArrow(), keys)
+    frame, fields = stored_columns(df, table)
+    fresh = _newest_last(frame.toArrow(), keys)
 
     def commit(state: TableState) -> None:
         if fresh.num_rows + sum(file.rows for file in state.files.values()) > MERGE_ROWS_MAX:
             text = f"table {table.name} would have over {MERGE_ROWS_MAX} rows"
             raise UsageError("lake.too-large", f"{text}; append, and aggregate when reading")
-        note = table.write(_last_of_each(_concatenated(table, state, fresh), keys))
+        merged = merged_fields(table.name, state.fields, [fields])
+        known = [table.read()] if table.exists else []
+        rows = pa.concat_tables([*known, fresh], promote_options="default")
+        rows = rows.select([field["name"] for field in merged])
+        note = table.write(_last_of_each(rows, keys), fields=merged)
         try:
             _replace_files(table, state, [note], writer, batch_id)
         except Conflict:
@@ -135,21 +158,44 @@ def merge(
 
 
 def read(spark: SparkSession, table: LakeTable) -> DataFrame:
-    """A snapshot of the newest version of the table, by Spark's own Parquet reader.
+    """A snapshot of the table's version, by Spark's own Parquet reader.
 
     Raises:
         UsageError: `lake.unknown`, the table has no version yet.
     """
     state = table.state
-    if state.schema is None:
+    if state.version < 0:
         raise unknown_table(table.name)
-    fields = [
-        T.StructField(field.name, _spark_type(field), True) for field in decode_schema(state.schema)
-    ]
-    schema = T.StructType(fields)
+    plain = [field | {"metadata": {}} for field in state.fields]
+    schema = T.StructType.fromJson({"type": "struct", "fields": plain})
     if not state.files:
-        return spark.createDataFrame([], schema)
-    return read_files(spark, schema, table.path, [table.path / path for path in state.files])
+        rows = spark.createDataFrame([], schema)
+    else:
+        rows = read_files(spark, schema, table.path, [table.path / path for path in state.files])
+    return with_variants(rows, [field["name"] for field in state.fields if is_json(field)])
+
+
+def with_variants(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The rows with columns of JSON text as VARIANT."""
+    if not columns:
+        return rows
+    return rows.withColumns({name: F.try_parse_json(F.col(f"`{name}`")) for name in columns})
+
+
+def variants_in(schema: T.StructType) -> list[str]:
+    return [field.name for field in schema if isinstance(field.dataType, T.VariantType)]
+
+
+def stored_columns(df: DataFrame, table: LakeTable) -> tuple[DataFrame, TableFields]:
+    """The rows as a table stores them, VARIANT as JSON text, and their columns.
+
+    Raises:
+        UsageError: `lake.schema`, a table cannot have such a column.
+    """
+    schema = df.schema
+    fields = checked_fields(table.name, parsed_fields(schema.json()))
+    variants = {name: F.to_json(F.col(f"`{name}`")) for name in variants_in(schema)}
+    return (df.withColumns(variants) if variants else df), fields
 
 
 def read_files(
@@ -168,19 +214,19 @@ def read_files(
 def stage(df: DataFrame, table: LakeTable, partition_by: Sequence[str]) -> list[FileNote]:
     """Let Spark write the rows to files in the table's folder. They are not committed yet."""
     _prepare(df.sparkSession)
+    frame, fields = stored_columns(df, table)
     staging = table.path / STAGING / uuid.uuid4().hex
-    output = df.write.options(**_WRITE_OPTIONS)
+    output = frame.write.options(**_WRITE_OPTIONS)
     if partition_by:
         output = output.partitionBy(*partition_by)
     try:
         output.parquet(str(staging))
-        types = {name: _partition_type(df.schema[name].dataType) for name in partition_by}
         notes = []
         for source in sorted(staging.rglob("*.parquet")):
             path = new_path(partition_values(str(source.relative_to(staging))))
             table.disk.make_folder((table.path / path).parent)
             table.disk.rename(source, table.path / path)
-            notes.append(note_of(table.path, path, types))
+            notes.append(note_of(table.path, path, fields))
         return notes
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -191,11 +237,6 @@ def _prepare(spark: SparkSession) -> None:
     for name, value in _SETTINGS.items():
         if spark.conf.get(name) != value:
             spark.conf.set(name, value)
-
-
-def _has_batch(table: LakeTable, writer: str, batch_id: int) -> bool:
-    last = table.last_batch(writer)
-    return last is not None and batch_id <= last
 
 
 def _sync_plan(df: DataFrame, batch_id: int, checkpoint: Checkpoint | None = None) -> None:
@@ -224,24 +265,6 @@ def _replace_files(
     )
 
 
-def _spark_type(field: Any) -> T.DataType:
-    named = (field.metadata or {}).get(SPARK_TYPE)
-    if named is None:
-        return from_arrow_type(field.type)
-    parsed = {"name": field.name, "type": json.loads(named), "nullable": True, "metadata": {}}
-    return T.StructField.fromJson(parsed).dataType
-
-
-def _partition_type(kind: T.DataType) -> pa.DataType:
-    """The type of a partition column in a table: text, unless it is one of these."""
-    known: dict[type[T.DataType], pa.DataType] = {
-        T.DateType: pa.date32(),
-        T.IntegerType: pa.int32(),
-        T.LongType: pa.int64(),
-    }
-    return known.get(type(kind), pa.string())
-
-
 def _newest_last(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The rows in an order that depends only on their values, the newest last."""
     missing = [key for key in keys if key not in rows.column_names]
@@ -257,16 +280,6 @@ def _newest_last(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     ]
     order = [(name, "ascending") for name in (*first, *others)]
     return rows.sort_by(order) if order and rows.num_rows > 1 else rows
-
-
-def _concatenated(table: LakeTable, state: TableState, fresh: pa.Table) -> pa.Table:
-    """The table's rows, then the fresh ones; missing columns are null."""
-    if not state.files:
-        return fresh
-    old = table.read_version(state)
-    schema = merged_schema(table.name, old.schema, [fresh.schema.remove_metadata()])
-    assert schema is not None
-    return pa.concat_tables([old, fresh], promote_options="default").select(schema.names)
 
 
 def _last_of_each(rows: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -30,6 +30,7 @@ from pyspark.sql import types as T
 from polybus import names
 from polybus.errors import StorageError, UsageError
 from polybus.lake.duck import unknown_table
+from polybus.lake.sql_text import version_in, with_dots_quoted, with_versions_named
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.log.history.manifest import HISTORY, Manifest
 from polybus.log.layout import topic_folder
@@ -162,10 +163,23 @@ def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
     from polybus.spark.pipelines.standard.decode import register_typed
 
     folder = data_folder(data)
-    words = named_in(query)
-    register_views(spark, folder, only=words)
-    register_typed(spark, folder, words)
-    return spark.sql(query)
+    text = with_versions_named(query, "`")
+    words = named_in(text)
+    known = register_views(spark, folder, only=words)
+    register_versions(spark, folder, text)
+    typed = register_typed(spark, folder, words)
+    return spark.sql(with_dots_quoted(text, {*known, *typed}))
+
+
+def register_versions(spark: SparkSession, data: Path, query: str) -> None:
+    """Create a view of each version of a table that `with_versions_named` has named."""
+    for name in re.findall(r"`((?:[^`]|``)+@[vt](?:[^`]|``)+)`", query):
+        table, at = version_in(name.replace("``", "`"))
+        if at is not None:
+            lake = open_table(data, table.lower(), at=at)
+            if not lake.exists:
+                raise unknown_table(f"{table} with versions", table_names(data))
+            read(spark, lake).createOrReplaceTempView(f"`{name}`")
 
 
 def named_in(query: str) -> set[str]:

@@ -24,7 +24,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -178,6 +178,8 @@ class FaultyDisk(Disk):
             before = target.read_bytes() if target.is_file() else None
 
             def undo() -> None:
+                # The folder may have been removed since, without a sync either.
+                source.parent.mkdir(parents=True, exist_ok=True)
                 target.rename(source)
                 if before is not None:
                     target.write_bytes(before)
@@ -187,6 +189,14 @@ class FaultyDisk(Disk):
             if source in self._states:
                 state = self._states[target] = self._states.pop(source)
                 state.path = target
+
+    def link(self, source: Path, target: Path) -> None:
+        with self.lock:
+            self.check("rename")
+            os.link(source, target)
+            self._remember(target.parent, lambda: target.unlink(missing_ok=True))
+            if source in self._states:
+                self._states[target] = replace(self._states[source], path=target)
 
     def unlink(self, path: Path) -> None:
         with self.lock:

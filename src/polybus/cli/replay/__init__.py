@@ -6,7 +6,6 @@ import click
 
 from polybus import names
 from polybus.cli.options import json_option
-from polybus.cli.replay.dead_letters import DeadLetters, replay_dead_letters
 from polybus.cli.replay.history import HistoryReplay, range_of
 from polybus.cli.replay.pace import ReplayPace, parse_rate, parse_speed
 from polybus.cli.replay.publishing import ReplayDestination, http_url, split_url
@@ -68,6 +67,9 @@ def replay(
     if dead_letters:
         if topic is not None or into is not None or url is not None:
             raise click.UsageError("--dead-letters takes --topic and --reason, and a --data folder")
+        # It needs the library of the tables, which a replay of history does not.
+        from polybus.cli.replay.dead_letters import DeadLetters, replay_dead_letters
+
         letters = DeadLetters(folder, only_topic, reason)
         replay_dead_letters(letters, folder, pace.rate, dry_run=dry_run, as_json=as_json)
         return

@@ -32,8 +32,8 @@ CELL_CHARS_MAX = 80
     epilog="""\b
 Examples:
   polybus sql "SELECT offset, text(value) FROM orders ORDER BY offset DESC LIMIT 10"
-  polybus sql 'SELECT protocol, count(*) FROM "orders.eu" GROUP BY protocol' --chart
-  polybus sql "SELECT json(value)->>'price' AS price FROM orders" --csv > prices.csv
+  polybus sql "SELECT protocol, count(*) FROM orders.eu GROUP BY protocol" --chart
+  polybus sql "SELECT json(value):price AS price FROM orders" --csv > prices.csv
   polybus sql "SHOW TABLES"
   polybus sql --file report.sql --json
 """

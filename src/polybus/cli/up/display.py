@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,13 @@ class Figures:
 
     def _table_rows(self) -> dict[str, int]:
         """The rows of each table that can be read."""
+        rows: dict[str, int] = {}
+        folder = self._data / "tables"
+        if not folder.is_dir() or find_spec("deltalake") is None:
+            return rows
         from polybus.lake.table import LakeTable
 
-        rows = {}
-        folder = self._data / "tables"
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        for path in sorted(folder.iterdir()):
             table = self._tables.setdefault(path, LakeTable(path))
             with contextlib.suppress(PolybusError, OSError):
                 if table.exists:

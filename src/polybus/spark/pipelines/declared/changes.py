@@ -185,7 +185,7 @@ class Changes:
         fillers = self._pipeline.queries_into(query.target)
         is_filled = any(read_fingerprint(self._checkpoints / one.name) for one in fillers)
         # The table also names writers whose rows a reset removed; these have the file again.
-        is_writer = any(one.startswith(f"{query.name}:") for one in table.state.batches)
+        is_writer = any(one.startswith(f"{query.name}:") for one in table.writers())
         is_gone = is_writer and not (self._checkpoints / query.name / FILE).exists()
         if not table.rows or (is_filled and not is_gone):
             return None

@@ -13,6 +13,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from pyspark.pipelines.flow import Flow as Query
 from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, TemporaryView
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
+from polybus.lake.sql_text import time_in, version_in
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import open_origin
@@ -172,6 +174,14 @@ class _Call(readers.Resolver):
         return self.names.spark.readStream.format(readers.FORMAT).options(**given).load()
 
     def batch(self, name: str, options: dict[str, Any]) -> Any:
+        name, at = version_in(name)
+        lowered = {key.lower(): str(value) for key, value in options.items()}
+        if "versionasof" in lowered:
+            at = int(lowered["versionasof"])
+        elif "timestampasof" in lowered:
+            at = time_in(lowered["timestampasof"])
+        if at is not None:
+            return self._version(name, at)
         output = self.names.pipeline.outputs.get(name)
         if isinstance(output, TemporaryView):
             self._note("dataset", name, streaming=False)
@@ -188,13 +198,29 @@ class _Call(readers.Resolver):
             return self._topic(name.lower(), options)
         return self._unknown(name)
 
+    def _version(self, name: str, at: int | datetime) -> Any:
+        """A table as it was."""
+        from polybus.spark import tables
+
+        is_own = name in self.names.pipeline.outputs
+        name = name if is_own else name.lower()
+        self._note("dataset" if is_own else "table", name, streaming=False)
+        table = self.names.pipeline.table_name(name) if is_own else name
+        return tables.read(self.names.spark, open_table(self.bus.data, table, at=at))
+
     def _table(self, table: LakeTable, schema: StructType | None) -> Any:
         from polybus.spark import tables
 
         spark = self.names.spark
         if self.names.is_streaming(self.root):
             kept = tables.read(spark, table).schema if schema is None else schema
-            return spark.read.format(TABLE_FORMAT).schema(kept).load(str(table.path))
+            variants = tables.variants_in(kept)
+            # A table stores VARIANT as JSON text, and a source cannot return VARIANT.
+            texts = [StructField(name, StringType()) for name in variants]
+            fields = {one.name: one for one in (*kept, *texts)}
+            stored = StructType(list(fields.values()))
+            rows = spark.read.format(TABLE_FORMAT).schema(stored).load(str(table.path))
+            return tables.with_variants(rows, variants)
         if schema is not None and (not self.run or not table.exists):
             return spark.createDataFrame([], schema)
         frame = tables.read(spark, table)

@@ -79,15 +79,21 @@ def start_stream(
             # A new checkpoint counts its batches from 0 again: its id tells the two apart.
             writer = f"{flow}:{checkpoint.query_id()}"
             with brief_errors():
-                tables.append(
-                    rows,
-                    table,
-                    writer=writer,
-                    batch_id=batch_id,
-                    partition_by=partition_by,
-                    # On a server of Spark Connect it cannot be found.
-                    checkpoint=checkpoint,
-                )
+                try:
+                    tables.append(
+                        rows,
+                        table,
+                        writer=writer,
+                        batch_id=batch_id,
+                        partition_by=partition_by,
+                        # On a server of Spark Connect it cannot be found.
+                        checkpoint=checkpoint,
+                    )
+                except UsageError as error:
+                    if error.code != "lake.schema":
+                        raise
+                    reason = error.text
+                    tables.set_aside(rows, table, reason=reason, writer=writer, batch_id=batch_id)
 
         # Spark Connect sends the function, and what it uses, to the server.
         writer = writer.foreachBatch(append)

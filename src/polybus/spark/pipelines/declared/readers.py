@@ -18,6 +18,7 @@ from typing import Any
 from pyspark.errors import AnalysisException
 
 from polybus.errors import UsageError
+from polybus.lake.sql_text import with_versions_named
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.sessions import use_in_thread
 
@@ -158,7 +159,7 @@ def install(session_type: Any) -> None:
         resolver = _resolver.get()
         if resolver is None:
             return sparks_sql(self, sqlQuery, args, **kwargs)
-        text = with_stream_names(sqlQuery)
+        text = with_stream_names(with_versions_named(sqlQuery, "`"))
         return _resolved(self, resolver, lambda: sparks_sql(self, text, args, **kwargs))
 
     session_type.table, session_type.sql = table, sql

@@ -20,7 +20,7 @@ from polybus.errors import PolybusError, UsageError
 from polybus.spark.causes import clean_cause
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,99}", re.ASCII)
-FORMATS = (None, "parquet")
+FORMATS = (None, "delta", "parquet")
 AUTO_CDC = (
     "an auto CDC flow needs a table format with MERGE; append to a table, and keep the newest row "
     "of each key in a materialized view (max_by)"
@@ -98,7 +98,7 @@ class DeclarationRegistry(GraphElementRegistry):
         _check_name("an output", output, self._pipeline.outputs)
         table_format = None if isinstance(output, Sink) else getattr(output, "format", None)
         if table_format not in FORMATS:
-            text = f"table {output.name} asks for format {table_format}; tables are parquet"
+            text = f"table {output.name} asks for format {table_format}; tables are Delta tables"
             raise PipelineError("pipeline.unsupported", text, **place_of(output))
         self._pipeline.outputs[output.name] = output
 

@@ -43,6 +43,7 @@ import msgspec
 from polybus.client.http import blocking as bus_http
 from polybus.client.retry import Backoff
 from polybus.errors import PolybusError, UsageError
+from polybus.lake.table import check_format, table_folders
 from polybus.log import access
 from polybus.spark.causes import is_transient
 from polybus.spark.location import BusLocation
@@ -120,10 +121,12 @@ class Supervisor:
 
         Raises:
             PolybusError: `pipeline.running`, another pipeline runs on the folder;
-                `pipeline.unknown`; Java is missing or has ended; and others that keep all flows
-                from starting.
+                `pipeline.unknown`; `lake.old-format`; Java is missing or has ended; and others that
+                keep all flows from starting.
         """
         with service.only_one(self._options.data):
+            for folder in table_folders(self._options.data):
+                check_format(folder)
             if self._options.until_stopped:
                 self._await_bus()
             self._await_old_jvm()

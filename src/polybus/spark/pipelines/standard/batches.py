@@ -294,9 +294,10 @@ def without(
         first += note.file.rows
         if flags.any():
             old, path = table.path / note.file.path, new_path()
-            write_file(table.path / path, note.schema, _filtered(old, note.schema, ~flags))
+            schema = pq.read_schema(old)
+            write_file(table.path / path, schema, _filtered(old, schema, ~flags))
             old.unlink()
-            note = note_of(table.path, path)
+            note = note_of(table.path, path, note.fields)
         kept.append(note)
     return kept
 
@@ -377,7 +378,7 @@ def writer_of(checkpoint: Checkpoint) -> str:
 def check_tables(data: Path, writer: str, checkpoint: Checkpoint) -> None:
     """Refuse tables that another checkpoint filled: they would get every message twice."""
     for name in TABLES:
-        writers = open_table(data, name).state.batches
+        writers = open_table(data, name).writers()
         if any(one.startswith(f"{GROUP}.decode:") and one != writer for one in writers):
             text = f"table {name} was filled from another checkpoint than {checkpoint.path}"
             raise UsageError("pipeline.checkpoint", f"{text}; {_ADVICE}")

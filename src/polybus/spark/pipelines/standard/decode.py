@@ -20,6 +20,7 @@ from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.table import open_table
+from polybus.lake.typed import MESSAGE_COLUMNS, PREFIX
 from polybus.spark.source.options import CUT_BYTES
 from polybus.spark.tables import read
 
@@ -33,11 +34,6 @@ SILVER_COLUMNS = (
 QUARANTINE_COLUMNS = (
     *("topic", "epoch", "offset", "timestamp", "protocol", "sender", "key", "value", "bytes"),
     *("cut", "headers", "reason"),
-)
-VIEW_PREFIX = "silver."
-MESSAGE_COLUMNS = (
-    *("epoch", "offset", "timestamp", "event_time", "late", "protocol", "sender", "key"),
-    *("message_id", "properties"),
 )
 TEXT = "CAST(value AS STRING)"
 BYTES = "COALESCE(value_bytes, 0) AS bytes"
@@ -187,20 +183,21 @@ def time_of(text: str) -> str:
     return f"IF({number} BETWEEN 0 AND 2e17, {since_1970}, TRY_CAST({text} AS TIMESTAMP))"
 
 
-def register_typed(spark: Any, data: Path, names: Collection[str]) -> None:
-    """Create the views `silver.<topic>` among `names`, for topics that declare a schema.
+def register_typed(spark: Any, data: Path, names: Collection[str]) -> list[str]:
+    """Create and return the views `silver.<topic>` among `names`, if a topic declares a schema.
 
-    Silver stores JSON as VARIANT, so that a declared schema can change without changing the table.
+    Silver stores values as JSON, so that a declared schema can change without changing the table.
     A view has the declared columns with their types, and all else in the struct `_message`.
 
     Raises:
         UsageError: `pipeline.schema`, a schema is invalid.
     """
-    if not any(name.startswith(VIEW_PREFIX) for name in names):
-        return
+    if not any(name.startswith(PREFIX) for name in names):
+        return []
+    made = []
     silver = open_table(data, "silver")
     for topic in pipeline_settings.read(data).topics:
-        name = VIEW_PREFIX + topic.name
+        name = PREFIX + topic.name
         if topic.schema is not None and name in names and silver.exists:
             about = ", ".join(f"`{column}`" for column in MESSAGE_COLUMNS)
             rows = read(spark, silver).where(f"topic = {literal(topic.name)}")
@@ -210,3 +207,5 @@ def register_typed(spark: Any, data: Path, names: Collection[str]) -> None:
             ]
             typed = rows.selectExpr(*columns, f"STRUCT({about}) AS _message")
             typed.createOrReplaceTempView(f"`{name}`")
+            made.append(name)
+    return made

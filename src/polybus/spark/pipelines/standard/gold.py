@@ -28,14 +28,14 @@ import pyarrow.parquet as pq
 from pandas.util import hash_array
 from pyspark.sql import DataFrame
 
-from polybus.lake.compact import vacuum
+from polybus.lake.compact import tidy
 from polybus.lake.table import LakeTable, open_table
+from polybus.spark.pipelines.standard.feed import changes
 
 TIME = pa.timestamp("us", "UTC")
 CLOSED_ROWS = 20_000
 """A larger file is split, so that batches do not rewrite rows of old times."""
 OPEN_S = 7200
-VACUUM_EVERY = 256
 GROWTH = 1.02
 BUCKETS_MAX = 4096
 Ints = npt.NDArray[np.int64]
@@ -52,8 +52,6 @@ QUANTILES = {"size_p50": 0.5, "size_p95": 0.95, "size_p99": 0.99}
 SENDER_KEYS = ("topic", "hour", "sender")
 SENDERS_MAX = 1000
 """Senders kept per topic and hour: those with the most messages."""
-
-
 SESSIONS_MAX = 50_000
 """Sessions kept: those with the latest events."""
 DELIVERY_COUNTS = ("sent", "messages", "sent_again", "confirmed")
@@ -73,9 +71,15 @@ class Accumulated:
     """
 
     def __init__(
-        self, table: LakeTable, time: str | None, *, combine: Callable[[pa.Table], pa.Table]
+        self,
+        table: LakeTable,
+        keys: Sequence[str],
+        time: str | None,
+        *,
+        combine: Callable[[pa.Table], pa.Table],
     ) -> None:
         self.table = table
+        self._keys = keys
         self._time = time
         self._combine = combine
         self._cached: dict[str, pa.Table] = {}
@@ -90,13 +94,15 @@ class Accumulated:
             times_us = pc.min_max(rows[self._time].cast(pa.int64())).as_py()
             ends[self._time] = (times_us["min"], times_us["max"])
         touched = self._files(**ends)
-        known = [self._read(path).select(rows.schema.names) for path in touched]
-        parts = self._parts(self._combine(pa.concat_tables([*known, rows])))
+        known = [self._read(path) for path in touched]
+        sums = [one.select(rows.schema.names) for one in known]
+        combined = self._combine(pa.concat_tables([*sums, rows]))
+        parts = self._parts(combined)
         notes = [self.table.write(part) for part in parts]
-        self.table.commit(notes, remove=touched, writer=writer, batch_id=batch_id)
+        feed = changes(pa.concat_tables(known), combined, rows, self._keys) if known else None
+        self.table.commit(notes, remove=touched, writer=writer, batch_id=batch_id, feed=feed)
         self._cached = {note.file.path: part for note, part in zip(notes, parts, strict=True)}
-        if self.table.version % VACUUM_EVERY == 0:
-            vacuum(self.table)
+        tidy(self.table, merge=False)
 
     def recent(self, since_us: int) -> pa.Table | None:
         """The rows from a time on; None if there are none."""
@@ -192,15 +198,18 @@ class Groups:
 
 
 def traffic_table(data: Path) -> Accumulated:
-    return Accumulated(open_table(data, "traffic"), "minute", combine=combine_traffic)
+    table = open_table(data, "traffic", is_fed=True)
+    return Accumulated(table, TRAFFIC_KEYS, "minute", combine=combine_traffic)
 
 
 def senders_table(data: Path) -> Accumulated:
-    return Accumulated(open_table(data, "top_senders"), "hour", combine=combine_senders)
+    table = open_table(data, "top_senders", is_fed=True)
+    return Accumulated(table, SENDER_KEYS, "hour", combine=combine_senders)
 
 
 def deliveries_table(data: Path) -> Accumulated:
-    return Accumulated(open_table(data, "deliveries"), None, combine=combine_deliveries)
+    table = open_table(data, "deliveries", is_fed=True)
+    return Accumulated(table, ("session",), None, combine=combine_deliveries)
 
 
 def facts_of(
@@ -388,5 +397,4 @@ class RecentIds:
         note = self._table.write(self._rows if is_rewritten else rows)
         replaced = list(state.files) if is_rewritten else []
         self._table.commit([note], remove=replaced, writer=self._writer, batch_id=batch_id)
-        if is_rewritten:
-            vacuum(self._table)
+        tidy(self._table, merge=False)
