@@ -14,7 +14,8 @@ from polybus.torture.report import Findings
 
 def whole() -> Holdings:
     messages = {"alpha": [(0, "a"), (1, "b")], "beta": [(0, "c")]}
-    return Holdings(messages, {1: [("alpha", "a")], 2: [("direct", "1")]}, batch=4)
+    packs = {1: [("alpha", "a")], 2: [("direct", "1")]}
+    return Holdings(messages, packs, seen={1, 2}, batch=4)
 
 
 def found(*damages: Damage, note: str = "") -> NamedDamages:
@@ -83,6 +84,17 @@ def test_a_session_must_be_named_and_told() -> None:
     stored.notices = {("session.overflow", "alpha")}
     assert broken(stored, found(ALPHA)) == []
     assert broken(stored, found()) == ["packs"]
+
+
+def test_a_number_that_no_client_has_seen_may_be_of_another_pack() -> None:
+    """Packs of a damaged topic are held back, and others get their numbers."""
+    expected, stored = whole(), whole()
+    stored.packs = {1: [("direct", "1")], 2: [("alpha", "a")]}
+    for seen, is_broken in (({1, 2}, True), ({1}, True), (set(), False)):
+        findings = Findings()
+        expected.seen = seen
+        compare(stored, expected, found(), "journal/001.arrows", findings)
+        assert bool(findings.broken) == is_broken
 
 
 def test_damage_is_confined() -> None:

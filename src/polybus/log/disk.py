@@ -4,6 +4,7 @@ The log writes through a `Disk`, so that tests can pass one that fails or loses 
 (polybus.testing.faulty_disk). It reads files directly: a crash can only come between writes.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -72,6 +73,9 @@ class DiskFile:
 class Disk:
     """Files and folders. A created, renamed or removed name is durable after `sync_folder`."""
 
+    def __init__(self) -> None:
+        self._durable: set[Path] = set()
+
     def open(self, path: Path, mode: int = 0o660) -> DiskFile:
         """Open for appending; create a missing file with this mode, or less as in its folder."""
         return DiskFile(path, mode)
@@ -87,12 +91,21 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its missing parents durably, unless it exists."""
-        if path.is_dir():
+        """Create a folder and its missing parents durably.
+
+        One that exists is made durable too: its maker may have failed, or been killed, before it
+        was. Its parent is durable, because that came first.
+        """
+        exists = path.is_dir()
+        if exists and path in self._durable:
             return
-        self.make_folder(path.parent)
-        path.mkdir(exist_ok=True, mode=_mode_of(path.parent))
-        self.sync_folder(path.parent)
+        if not exists:
+            self.make_folder(path.parent)
+            path.mkdir(exist_ok=True, mode=_mode_of(path.parent))
+        # Who may use a folder need not be able to read the one around it.
+        with contextlib.suppress(*((PermissionError,) if exists else ())):
+            self.sync_folder(path.parent)
+        self._durable.add(path)
 
     def remove_folder(self, path: Path) -> None:
         """Remove a folder with its content. A crash may leave a part of it."""

@@ -104,6 +104,7 @@ class FaultyDisk(Disk):
     """A disk whose power can be cut and whose operations can fail."""
 
     def __init__(self, *, seed: int) -> None:
+        super().__init__()
         self.lock = threading.RLock()
         self._random = random.Random(seed)
         self._states: dict[Path, _FileState] = {}

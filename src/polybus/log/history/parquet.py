@@ -160,7 +160,8 @@ class FileWriter:
         scratch = Path(self._file.name)
         relative = file_path(self.day, self._first, self._last)
         path = self._folder / relative
-        _make_folder(self._folder / HISTORY)
+        if not path.parent.is_dir():
+            _make_folder(path.parent.parent)
         _make_folder(path.parent)
         entry = HistoryFile(
             path=relative,
@@ -186,7 +187,7 @@ class FileWriter:
 
     def _open(self) -> None:
         scratch = self._folder / SCRATCH
-        _make_folder(scratch)
+        scratch.mkdir(exist_ok=True)
         self._file = (scratch / f"{self._first:020d}.writing").open("wb")
         self._writer = pq.ParquetWriter(
             self._file,
@@ -203,9 +204,10 @@ class FileWriter:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder durably; its parent must exist."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return
+    """Create a folder durably. Raises FileNotFoundError, its parent is gone with its topic.
+
+    One that exists may have been made by a hand-over that was killed, or failed, before it was
+    durable.
+    """
+    folder.mkdir(exist_ok=True)
     Disk().sync_folder(folder.parent)
