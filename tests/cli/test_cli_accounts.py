@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_kit import polybus, serve
 
-from polybus.cli import accounts  # noqa: F401
+from polybus.cli import accounts, login  # noqa: F401
 
 pytestmark = pytest.mark.slow  # each test runs the command many times
 
@@ -98,3 +98,28 @@ def test_a_published_message_reaches_the_account_that_a_topic_is_shared_with(
         wrong = own.replace("pw@", "wrong@")
         done = polybus("publish", "orders", "boots", "--url", wrong)
         assert b"auth.failed" in done.stderr and b"wrong@" not in done.stderr
+
+
+def test_a_login_is_stored_for_this_user_until_it_is_revoked(tmp_path: Path) -> None:
+    data, home = tmp_path / "data", str(tmp_path / "home")
+    accounts_of(data, "create", "shop", "--password-stdin", stdin=b"pw\n")
+    polybus("topics", "create", "shop/orders", "--data", str(data))
+    with serve(data) as bus:
+        url = bus.url("http")
+        done = polybus("login", "shop", "--url", url, stdin=b"wrong\n", XDG_CONFIG_HOME=home)
+        assert b"auth.failed" in done.stderr
+        done = polybus("login", "shop", "--url", url, stdin=b"pw\n", XDG_CONFIG_HOME=home)
+        assert done.returncode == 0, done.stderr
+        stored = tmp_path / "home" / "polybus" / "tokens.json"
+        assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+        token = json.loads(stored.read_text())[f"127.0.0.1:{bus.port}"]
+        for scheme in ("goms", "boson", "http"):
+            to = ("publish", "orders", "boots", "--receipt", "--url", bus.url(scheme))
+            done = polybus(*to, XDG_CONFIG_HOME=home)
+            assert done.returncode == 0, done.stderr
+        done = polybus("login", "--out", "--url", url, XDG_CONFIG_HOME=home)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(stored.read_text()) == {}
+        done = polybus("login", "--token-stdin", "--url", url, stdin=token.encode())
+        assert b"auth.failed" in done.stderr
+        assert json.loads(accounts_of(data, "token", "list", "shop", "--json")) == []

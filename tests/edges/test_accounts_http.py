@@ -58,6 +58,8 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("POST /v1/accounts/{account}/tokens", {"json": {}}, f"{ADMIN_ONLY} 201"),
     ("DELETE /v1/accounts/{account}/tokens/{id}", {}, f"{ADMIN_ONLY} 404"),
+    ("POST /v1/tokens", {"json": {}}, "401 401 403 201 201 403 403"),
+    ("DELETE /v1/tokens/{id}", {}, "401 401 404 404 404 403 404"),
     ("DELETE /v1/topics/{topic}", {}, "401 401 404 204 403 404 204"),
     ("DELETE /v1/accounts/{account}", {}, f"{ADMIN_ONLY} 204"),
     ("POST /v1/signup", {"json": {"name": "x", "password": "y"}}, "404 404 404 404 404 404 404"),

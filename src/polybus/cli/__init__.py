@@ -21,6 +21,7 @@ VERBS = {
     "topics": "List, create, delete and describe topics.",
     "pipeline": "Run your own pipelines on Spark.",
     "accounts": "Create accounts, share topics, make tokens.",
+    "login": "Log in to an account, for all further commands.",
     "sessions": "Open, fill and end msgstream sessions.",
     "sql": "Query topics and tables with SQL.",
     "tables": "Convert tables of an earlier version.",

@@ -211,7 +211,7 @@ def create_token(
         "rights": [one.strip() for one in rights.split(",") if one.strip()],
     }
     if expires is not None:
-        limits["expires"] = _time(expires)
+        limits["expires"] = end_of(expires)
 
     def create_offline(store: AccountStore, log: Log) -> dict[str, str]:
         return {"token": store.make_token(name.lower(), **limits)}
@@ -291,7 +291,7 @@ def _shared(text: str) -> tuple[str, str]:
     return owner, topics
 
 
-def _time(text: str) -> float:
+def end_of(text: str) -> float:
     """A duration from now, or a time, in seconds since 1970. Raises click.BadParameter."""
     try:
         if text[-1:] in UNITS_S:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from polybus.edges.http.calls import Call
+from polybus import names
+from polybus.edges.http.calls import Call, denied
 from polybus.errors import UsageError
 from polybus.services.accounts.records import Account, Grant, Right, Token, account_name
 
@@ -181,6 +182,27 @@ async def make_token(call: Call, body: NewToken) -> TokenCreated:
         _name(call), topics=body.topics, rights=body.rights, expires=body.expires
     )
     return TokenCreated(token, token.split("_")[1])
+
+
+async def make_own_token(call: Call, body: NewToken) -> TokenCreated:
+    """Make a token for the account that one is logged in to by its password."""
+    access = call.access
+    if access.token is not None or call.is_admin or access.account == names.ACCOUNT:
+        # A token could give itself more rights, or more time, and whoever is the default account
+        # without a login could be it from anywhere.
+        raise denied("log in by a password to make a token")
+    token = call.state.accounts.store.make_token(
+        access.account, topics=body.topics, rights=body.rights, expires=body.expires
+    )
+    return TokenCreated(token, token.split("_")[1])
+
+
+async def revoke_own_token(call: Call) -> None:
+    """Revoke a token of the account; a token may revoke itself only."""
+    token = call.access.token
+    if token is not None and token.id != call.path["id"]:
+        raise denied("a token may revoke itself only")
+    call.state.accounts.revoke_token(call.access.account, call.path["id"])
 
 
 async def revoke_token(call: Call) -> None:

@@ -108,6 +108,12 @@ OPERATIONS = (
     _admin("POST", TOKENS, accounts_api.make_token, 201, 400, 404, 409),
     _admin("DELETE", f"{TOKENS}/{{id}}", accounts_api.revoke_token, 204, 404),
     Operation(
+        "POST", "/v1/tokens", accounts_api.make_own_token, status=201, fails=[400, 403, 404, 409]
+    ),
+    Operation(
+        "DELETE", "/v1/tokens/{id}", accounts_api.revoke_own_token, status=204, fails=[403, 404]
+    ),
+    Operation(
         "POST",
         "/v1/signup",
         accounts_api.sign_up,
