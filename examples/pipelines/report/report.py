@@ -2,7 +2,7 @@
 
     python report.py [--data polybus-data] [--out .]
 
-Lake tables are Parquet files, so this script needs no Spark.
+Lake tables are Delta tables, so this script needs no Spark.
 """
 
 import argparse

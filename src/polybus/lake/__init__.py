@@ -1,1 +1,1 @@
-"""Lake tables: Parquet files with a list of which ones count, read by any engine."""
+"""Lake tables: Delta tables, which any engine reads; SQL on topics and tables."""

@@ -47,6 +47,8 @@ _LAST_CHECKPOINT = "_last_checkpoint"
 def tidy(table: LakeTable, *, merge: bool = True) -> None:
     """Do what is due. A failure is logged; a later call tries again."""
     version = table.version
+    if version <= 0:
+        return
     try:
         if version % CHECKPOINT_EVERY == 0:
             checkpoint(table)

@@ -8,7 +8,7 @@ A JSON column is text with a mark: Spark shows it as VARIANT, DuckDB as JSON, al
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,13 @@ def fields_of(table: str, schema: pa.Schema) -> TableFields:
 def parsed_fields(schema: str) -> TableFields:
     """The columns in a schema of Delta or of Spark, which is JSON; VARIANT becomes JSON text."""
     return tuple(_plain(field) for field in json.loads(schema)["fields"])
+
+
+def marked_as_json(fields: TableFields, names: Collection[str]) -> TableFields:
+    """The columns, some of them as JSON."""
+    return tuple(
+        field | {"metadata": JSON_MARK} if field["name"] in names else field for field in fields
+    )
 
 
 def checked_fields(table: str, fields: TableFields) -> TableFields:

@@ -40,8 +40,9 @@ from polybus.lake.files import (
     partition_values,
     write_file,
 )
+from polybus.lake.folders import OLD_FORMAT, name_in, table_folder, table_folders
 from polybus.lake.state import state_of
-from polybus.lake.table import OLD_FORMAT, name_in, table_error, table_folder, table_folders
+from polybus.lake.table import table_error
 from polybus.log.disk import Disk, FileLock, sync_path
 
 _DIGEST_BYTES = 17  # Sixteen digits and a line feed.

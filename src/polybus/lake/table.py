@@ -19,23 +19,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from polybus import names
 from polybus.errors import BusyError, StorageError, UsageError
 from polybus.lake import commits
 from polybus.lake import files as lake_files
 from polybus.lake.commits import LOG, version_path
 from polybus.lake.fields import TableFields, arrow_schema, fields_of, merged_fields
 from polybus.lake.files import FileNote, new_path, note_of, parted
+from polybus.lake.folders import check_format, name_in, table_folder, table_folders
 from polybus.lake.state import TableState, state_of, writers_in
 from polybus.log.disk import Disk, sync_path
 
-OLD_FORMAT = "_polybus"
 ATTEMPTS_MAX = 100
 WRITER_NAME_BYTES_MAX = 255
 
@@ -353,20 +351,6 @@ class LakeTable:
             self.disk.sync_folder(folder)
 
 
-def tables_folder(data: Path) -> Path:
-    return data / "tables"
-
-
-def table_folder(data: Path, name: str) -> Path:
-    """The folder of a table. delta-rs reads %20 as a space, so names are escaped with `~`."""
-    return tables_folder(data) / names.folder_of(name).replace("%", "~")
-
-
-def name_in(folder: Path) -> str:
-    """The name of the table in a folder."""
-    return unquote(folder.name.replace("~", "%"))
-
-
 def open_table(
     data: Path, name: str, *, at: int | datetime | None = None, is_fed: bool = False
 ) -> LakeTable:
@@ -377,21 +361,6 @@ def open_table(
 def table_names(data: Path) -> list[str]:
     """The tables of a data folder that have a version. Raises UsageError `lake.old-format`."""
     return sorted(name_in(entry) for entry in table_folders(data) if LakeTable(entry).exists)
-
-
-def table_folders(data: Path) -> list[Path]:
-    folder = tables_folder(data)
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def check_format(folder: Path) -> None:
-    """Refuse what delta-rs cannot read. Raises UsageError `lake.old-format`, `lake.path`."""
-    if (folder / OLD_FORMAT).is_dir():
-        data = folder.parent.parent
-        text = f"table {name_in(folder)} has the format of an earlier version"
-        raise UsageError("lake.old-format", f"{text}; run: polybus tables migrate --data {data}")
-    if "%" in str(folder):
-        raise UsageError("lake.path", f"{folder}: the path of a table cannot contain %")
 
 
 def unknown_table(name: str) -> UsageError:

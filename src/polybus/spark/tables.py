@@ -28,7 +28,14 @@ from pyspark.sql import types as T
 from polybus.errors import UsageError
 from polybus.lake.commits import STAGING
 from polybus.lake.compact import tidy
-from polybus.lake.fields import TableFields, checked_fields, is_json, merged_fields, parsed_fields
+from polybus.lake.fields import (
+    TableFields,
+    checked_fields,
+    is_json,
+    marked_as_json,
+    merged_fields,
+    parsed_fields,
+)
 from polybus.lake.files import FileNote, new_path, note_of, partition_values
 from polybus.lake.state import TableState
 from polybus.lake.table import Conflict, LakeTable, unknown_table
@@ -186,14 +193,18 @@ def variants_in(schema: T.StructType) -> list[str]:
     return [field.name for field in schema if isinstance(field.dataType, T.VariantType)]
 
 
-def stored_columns(df: DataFrame, table: LakeTable) -> tuple[DataFrame, TableFields]:
+def stored_columns(
+    df: DataFrame, table: LakeTable, json: Sequence[str] = ()
+) -> tuple[DataFrame, TableFields]:
     """The rows as a table stores them, VARIANT as JSON text, and their columns.
+
+    Columns in `json` are JSON text already.
 
     Raises:
         UsageError: `lake.schema`, a table cannot have such a column.
     """
     schema = df.schema
-    fields = checked_fields(table.name, parsed_fields(schema.json()))
+    fields = checked_fields(table.name, marked_as_json(parsed_fields(schema.json()), json))
     variants = {name: F.to_json(F.col(f"`{name}`")) for name in variants_in(schema)}
     return (df.withColumns(variants) if variants else df), fields
 
@@ -211,10 +222,15 @@ def read_files(
     return reader.parquet(*[str(path) for path in paths])
 
 
-def stage(df: DataFrame, table: LakeTable, partition_by: Sequence[str]) -> list[FileNote]:
-    """Let Spark write the rows to files in the table's folder. They are not committed yet."""
+def stage(
+    df: DataFrame, table: LakeTable, partition_by: Sequence[str], json: Sequence[str] = ()
+) -> list[FileNote]:
+    """Let Spark write the rows to files in the table's folder. They are not committed yet.
+
+    Columns in `json` are JSON text, which is quicker than to let this convert VARIANT columns.
+    """
     _prepare(df.sparkSession)
-    frame, fields = stored_columns(df, table)
+    frame, fields = stored_columns(df, table, json)
     staging = table.path / STAGING / uuid.uuid4().hex
     output = frame.write.options(**_WRITE_OPTIONS)
     if partition_by:

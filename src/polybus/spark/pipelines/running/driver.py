@@ -43,7 +43,7 @@ import msgspec
 from polybus.client.http import blocking as bus_http
 from polybus.client.retry import Backoff
 from polybus.errors import PolybusError, UsageError
-from polybus.lake.table import check_format, table_folders
+from polybus.lake.folders import check_format, table_folders
 from polybus.log import access
 from polybus.spark.causes import is_transient
 from polybus.spark.location import BusLocation

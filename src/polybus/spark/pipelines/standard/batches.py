@@ -212,8 +212,8 @@ class StandardBatches:
         data, writer = self._arguments[:2]
 
         def stage_good(part: DataFrame) -> list[FileNote]:
-            decoded = self._decode(part).where("reason IS NULL").select(*decode.SILVER_COLUMNS)
-            return stage(decoded, self._silver, ())
+            decoded = self._decode(part).where("reason IS NULL").selectExpr(*decode.SILVER)
+            return stage(decoded, self._silver, (), json=("payload",))
 
         left_out = aside.stored(data, writer, batch_id)
         if not left_out.ranges:

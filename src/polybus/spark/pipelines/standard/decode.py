@@ -31,6 +31,9 @@ SILVER_COLUMNS = (
     *("topic", "epoch", "offset", "timestamp", "event_time", "late", "protocol", "sender", "key"),
     *("message_id", "bytes", "format", "payload", "text", "binary", "properties"),
 )
+SILVER = [
+    "TO_JSON(payload) AS payload" if name == "payload" else f"`{name}`" for name in SILVER_COLUMNS
+]
 QUARANTINE_COLUMNS = (
     *("topic", "epoch", "offset", "timestamp", "protocol", "sender", "key", "value", "bytes"),
     *("cut", "headers", "reason"),
