@@ -16,9 +16,10 @@ run: .venv/ready
 	$(BIN)/polybus up --demo
 
 # Random order: `make test SEED=N` repeats that of an earlier run, which says its seed at the top.
-# Two workers, each takes a file at a time: what the tests of a file share, they share in one process.
+# Each worker takes a file at a time: what the tests of a file share, they share in one process. Three
+# workers on two cores: many tests wait for a disk, a timer or a process.
 SEED ?= random
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --shuffle=$(SEED)
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --shuffle=$(SEED)
 
 test: .venv/ready
 	$(PYTEST)

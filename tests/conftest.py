@@ -27,6 +27,7 @@ SLOW_FILES = (
     "test_accounts_abuse.py",
     "test_accounts_limits.py",
     "test_accounts_login.py",
+    "test_accounts_races.py",
     "test_append_all.py",
     "test_backpressure.py",
     "test_bad_input.py",

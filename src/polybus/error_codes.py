@@ -233,6 +233,7 @@ account.exists: the account exists already
 account.invalid: the name, pattern, right or password of an account is invalid → follow the text
 account.taken: the default account has topics that would look like those of the new account
     → use another name, or delete the topics it names
+account.stopped: an account can be deleted only while the bus runs → start the bus first
 account.in-use: the account has topics → delete them first
 account.too-many: the account has too many grants or tokens → revoke some
 account.no-grant: there is no such grant → polybus accounts show

@@ -49,7 +49,10 @@ def test_accounts_of_a_stopped_bus_are_managed_in_its_files(tmp_path: Path) -> N
     assert "ord*" not in accounts_of(data, "show", "shop")
     polybus("topics", "create", "shop/orders", "--data", str(data))
     assert (data / "accounts" / "shop" / "topics" / "orders" / "topic.json").exists()
-    accounts_of(data, "delete", "shop", stdin=b"y\n")
+    done = polybus("accounts", "delete", "shop", "--yes", "--data", str(data))
+    assert b"account.stopped" in done.stderr
+    with serve(data):
+        accounts_of(data, "delete", "shop", stdin=b"y\n")
     assert not (data / "accounts" / "shop").exists()
 
 

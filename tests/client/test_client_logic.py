@@ -42,7 +42,7 @@ def test_a_url_says_protocol_place_and_layers(url: str, address: Address) -> Non
         "boson://h/topic",
         "boson://h?speed=1",
         "boson://h?gzip=maybe",
-        "boson://user:secret@h",
+        "boson://:secret@h",
     ],
 )
 def test_a_url_that_makes_no_sense_is_a_usage_error(url: str) -> None:

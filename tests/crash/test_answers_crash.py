@@ -20,6 +20,7 @@ from staging_kit import stage
 from polybus.client import connect
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.node import Node
+from polybus.services.accounts import passwords
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,19 @@ class Requests:
                 self.run.acknowledge(kind, fact)
         return answer
 
+    @property
+    def admin(self) -> dict[str, str]:
+        token = (self.run.data / "admin.token").read_text().strip()
+        return {"authorization": f"Bearer {token}"}
+
+    async def as_admin(self, method: str, path: str, **given: Any) -> None:
+        await self.ask(method, f"/v1/accounts{path}", headers=self.admin, **given)
+
+    async def make_token(self, path: str, **given: Any) -> None:
+        made = self.http.post(path, json={}, **given)
+        answer = await self.promised(made, now="token of shop")
+        self.keys["token"] = answer.json()["id"]
+
     async def open(self, name: str, *topics: str) -> None:
         """Open a session; its number on disk is not known before."""
         answer = await self.http.post("/v1/sessions", json={"topics": topics})
@@ -62,6 +76,8 @@ class Requests:
         self.run.acknowledge("is", f"session {session.number}")
 
 
+PASSWORD = "another"
+GRANT = {"to": "default", "topics": "x"}
 Step = Callable[[Requests], Awaitable[Any]]
 STEPS: dict[tuple[str, str], Step] = {
     ("POST", "/v1/topics"): lambda ask: ask.ask(
@@ -111,6 +127,34 @@ STEPS: dict[tuple[str, str], Step] = {
         "DELETE", "/v1/topics/new", gone="topic new", now="1 has topic.deleted"
     ),
     ("DELETE", "/v1/sessions/{key}"): lambda ask: _open_and_delete(ask),
+    ("POST", "/v1/accounts"): lambda ask: ask.as_admin(
+        "POST", "", json={"name": "shop", "password": "pw"}, now="account shop"
+    ),
+    ("PUT", "/v1/accounts/{account}/password"): lambda ask: ask.as_admin(
+        "PUT", "/shop/password", json={"password": PASSWORD}, now="password of shop"
+    ),
+    ("POST", "/v1/accounts/{account}/grants"): lambda ask: ask.as_admin(
+        "POST", "/shop/grants", json={**GRANT, "rights": ["publish"]}, now="grant of shop"
+    ),
+    ("DELETE", "/v1/accounts/{account}/grants"): lambda ask: ask.as_admin(
+        "DELETE", "/shop/grants", json=GRANT, gone="grant of shop"
+    ),
+    ("POST", "/v1/accounts/{account}/tokens"): lambda ask: ask.make_token(
+        "/v1/accounts/shop/tokens", headers=ask.admin
+    ),
+    ("DELETE", "/v1/accounts/{account}/tokens/{id}"): lambda ask: ask.as_admin(
+        "DELETE", f"/shop/tokens/{ask.keys['token']}", gone="token of shop"
+    ),
+    ("POST", "/v1/tokens"): lambda ask: ask.make_token("/v1/tokens", auth=("shop", PASSWORD)),
+    ("DELETE", "/v1/tokens/{id}"): lambda ask: ask.ask(
+        *("DELETE", f"/v1/tokens/{ask.keys['token']}"),
+        auth=("shop", PASSWORD),
+        gone="token of shop",
+    ),
+    ("POST", "/v1/signup"): lambda ask: ask.ask(
+        "POST", "/v1/signup", json={"name": "guest", "password": "pw"}, now="account guest"
+    ),
+    ("DELETE", "/v1/accounts/{account}"): lambda ask: _delete_account(ask),
 }
 
 
@@ -119,10 +163,16 @@ async def _open_and_delete(ask: Requests) -> None:
     await ask.ask("DELETE", f"/v1/sessions/{ask.keys['second']}", gone="session 2")
 
 
+async def _delete_account(ask: Requests) -> None:
+    ask.run.acknowledge("may", "password of shop")
+    await ask.as_admin("DELETE", "/shop", gone="account shop")
+
+
 def everything(run: Run) -> None:
     async def main() -> None:
         connectors = [{"port": 0}]
-        async with running_node(run.data, topics=TOPICS, connectors=connectors) as node:
+        settings = {"topics": TOPICS, "connectors": connectors, "accounts": {"signup": True}}
+        async with running_node(run.data, **settings) as node:
             base = f"http://127.0.0.1:{node.tcp_port}"
             async with httpx.AsyncClient(base_url=base) as http:
                 run.resume()
@@ -149,6 +199,12 @@ def look(data: Path) -> Any:
         facts += [f"message {value}" for values in messages.values() for value in values]
         facts += [f"consumer {one.group}" for one in node.services.consumers.views()]
         facts += [f"staged {path.parent.name}" for path in staged]
+        for account in node.accounts.store.accounts.values():
+            facts.append(f"account {account.name}")
+            facts += [f"token of {account.name}"] * len(account.tokens)
+            facts += [f"grant of {account.name}"] * len(account.grants)
+            if account.password and passwords._verify(account.password, PASSWORD):
+                facts.append(f"password of {account.name}")
         for session in node.services.inboxes.sessions():
             packs = await node.services.inboxes.collect(session, 0)
             text = b"".join(json for _, json in packs).decode()

@@ -7,8 +7,9 @@ import contextlib
 
 import pytest
 from accounts_kit import PASSWORD, SPEAKERS, bus_with_accounts, peer_of
-from edge_kit import TIMEOUT_S, until
+from edge_kit import TIMEOUT_S
 
+from polybus.errors import PolybusError
 from polybus.services.accounts import accounts as service
 from polybus.services.accounts import passwords
 from polybus.testing import ScriptedPeer
@@ -51,19 +52,28 @@ async def test_a_flood_of_logins_leaves_others_their_turn_and_costs_few_hashes(
             pass
 
 
-async def test_more_logins_at_a_time_than_the_bus_checks_are_told_to_come_back(
+async def test_logins_of_one_address_wait_for_each_other_and_others_for_none_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "WAITING_MAX", 3)
-    async with bus_with_accounts() as node, contextlib.AsyncExitStack() as stack:
-        for _ in range(3):
-            peer = await stack.enter_async_context(peer_of(node, FRAMES))
-            await peer.send(FRAMES.login("shop", "guess"))
-        await until(lambda: node.accounts._waiting == 3)
-        async with peer_of(node, FRAMES) as peer:
-            await peer.send(FRAMES.login("shop", PASSWORD))
-            assert (await FRAMES.hear(peer))[:2] == ("error", "auth.busy")
-        await until(lambda: node.accounts._waiting == 0)
+    monkeypatch.setattr(service, "WAITING_PER_SOURCE_MAX", 3)
+    async with bus_with_accounts() as node:
+        accounts = node.accounts
+        # Known from here on.
+        await accounts.log_in("shop", PASSWORD, "192.0.2.1")
+        guesses = [
+            asyncio.create_task(accounts.log_in("shop", f"guess {number}", f"2001:db8::{number:x}"))
+            for number in range(9)
+        ]
+        await asyncio.sleep(0)
+        assert sum(accounts._waiting.values()) == 3, "all of one IPv6 network"
+        # Not even at the same address.
+        assert await accounts.log_in("shop", PASSWORD, "2001:db8::1") is accounts.of("shop")
+        token = accounts.store.make_token("shop")
+        assert (await accounts.log_in_by_token(token, "2001:db8::1")).account == "shop"
+        answers = await asyncio.gather(*guesses, return_exceptions=True)
+        codes = sorted(one.code for one in answers if isinstance(one, PolybusError))
+        assert codes == ["auth.busy"] * 6 + ["auth.failed"] * 3
+        assert not accounts._waiting and not accounts._turns
 
 
 async def test_a_failure_takes_as_long_for_an_unknown_account_as_for_a_wrong_password() -> None:
@@ -91,4 +101,10 @@ async def test_failures_of_others_slow_an_account_down_but_not_where_it_was_befo
         assert throttle.delay_s("192.0.2.2", "office") == 0
         for _ in range(3):
             throttle.failed("192.0.2.1", "office")
+        # An own account does not make the guesses for others faster.
+        throttle.succeeded("192.0.2.1", "shop")
         assert throttle.delay_s("192.0.2.1", "shop") == 1.0
+        # A token belongs to no account here.
+        for number in range(9):
+            throttle.failed(f"198.51.100.{number}", "")
+        assert throttle.delay_s("192.0.2.9", "") == 0

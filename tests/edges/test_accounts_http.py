@@ -153,7 +153,7 @@ async def test_credentials_are_in_no_answer_and_no_log_line(
 
 
 async def test_too_many_logins_at_a_time_are_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "WAITING_MAX", 0)
+    monkeypatch.setattr(accounts, "WAITING_PER_SOURCE_MAX", 0)
     async with accounts_bus() as bus:
         answer = await (await bus.of("shop")).client.get("/v1/topics")
         assert (answer.status_code, answer.json()["code"]) == (429, "auth.busy")

@@ -99,7 +99,7 @@ BROKEN = {
         "auto CDC",
     ),
     "name": ("@dp.table(name='a b')\ndef t():\n    pass\n", 4, "'a b' is not a valid name"),
-    "format": ("@dp.table(format='delta')\ndef t():\n    pass\n", 4, "asks for format delta"),
+    "format": ("@dp.table(format='orc')\ndef t():\n    pass\n", 4, "asks for format orc"),
 }
 
 

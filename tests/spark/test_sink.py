@@ -133,7 +133,7 @@ def test_repeated_tasks_publish_nothing_twice(spark: Any, bus: RunningBus) -> No
             {},
             "topic.unknown: there is no topic 'nobody'",
         ),
-        (["'x' AS value"], {"topic": "$stats", "token": "a wrong one"}, "topic.reserved"),
+        (["'x' AS value"], {"topic": "$stats", "token": "a wrong one"}, "auth.failed"),
         (["repeat('x', 2000000) AS value"], {"topic": "bad"}, "message-bytes-max"),
     ],
 )

@@ -18,7 +18,6 @@ from polybus.errors import UsageError
 from polybus.log import access
 from polybus.log.disk import Disk
 from polybus.log.interface import Log
-from polybus.log.layout import owner_of
 from polybus.services.accounts import passwords
 from polybus.services.accounts.records import account_name, view
 from polybus.services.accounts.store import AccountStore
@@ -47,7 +46,7 @@ def accounts() -> None:
     """Create accounts, share their topics, and make tokens.
 
     An account has its own topics: two accounts may both have `news`. Works whether the bus runs or
-    not.
+    not, except `delete`.
     """
 
 
@@ -140,14 +139,12 @@ def delete(config: Config, name: str, yes: bool) -> None:
     """Delete an account with all its topics and messages."""
     name = account_name(name)
     _account(config, name)
-    if not yes:
+    if not yes and admin.running(Path(config.data)) is not None:
         click.confirm(f"Delete {name} with all its topics and messages?", abort=True, err=True)
 
     def delete_offline(store: AccountStore, log: Log) -> None:
-        for topic in list(log.topics()):
-            if owner_of(Path(config.data), topic) == name:
-                log.delete_topic(topic)
-        store.delete(name)
+        # Its sessions, consumers and staged files would wait for the next account of this name.
+        raise UsageError("account.stopped", "start the bus first: it ends what the account has")
 
     _ask(config, delete_offline, "DELETE", _path(name))
     click.echo(f"deleted {name}")
@@ -190,7 +187,7 @@ def revoke(config: Config, name: str, topics: str) -> None:
     click.echo(f"revoked {owner}/{shared} from {name.lower()}")
 
 
-@accounts.group()
+@accounts.group(epilog="Example: polybus accounts token create shop --rights publish --expires 30d")
 def token() -> None:
     """Make, list and revoke tokens: logins for programs."""
 

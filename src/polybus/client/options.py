@@ -108,8 +108,10 @@ def parse(url: str) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise _wrong(url, str(error)) from error
+    except ValueError:
+        # Not the error itself: it quotes what may be a part of a password.
+        text = "host or port is invalid; write special characters of a password as %2F and so on"
+        raise _wrong(url, text) from None
     if not parts.scheme or not parts.hostname:
         raise _wrong(url, f"a URL must look like {DEFAULT_URL}")
     if parts.path not in ("", "/") or parts.fragment:
@@ -130,7 +132,10 @@ def parse(url: str) -> Address:
     port = PORT if port is None else port
     gzip = switches.get("gzip", False)
     address = Address(scheme, parts.hostname, port, tls=tls, gzip=gzip, credentials=credentials)
-    return address if credentials else replace(address, credentials=token_of(address.authority))
+    if credentials or scheme == "queue":
+        # A queue that requires no token would take one for a message.
+        return address
+    return replace(address, credentials=token_of(address.authority))
 
 
 def token_of(authority: str) -> Credentials | None:
@@ -156,7 +161,8 @@ def _switches(url: str, query: str) -> dict[str, bool]:
     switches = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in ("tls", "gzip"):
-            raise _wrong(url, f"the option {name!r} is not known; use gzip or tls")
+            # Not its name: a password with a ? in it would be in the error.
+            raise _wrong(url, "an option is not known; use gzip or tls")
         if value not in _SWITCHES:
             raise _wrong(url, f"{name} must be 1 or 0")
         switches[name] = _SWITCHES[value]

@@ -196,7 +196,7 @@ class GomsTransport(Transport):
         if code == Code.UNKNOWN_TOPICS:
             error = refusal("topic.unknown", f"there is no topic {text!r}")
             return Refusal(error, topics=(text, *text.split(",")))
-        if code == Code.LOGIN:
+        if code == Code.LOGIN and not any(self._acks_due.values()):
             return Refusal(refusal("auth.failed", text))
         ours = _OUR_CODE.fullmatch(text)
         error = refusal(ours[1], ours[2]) if ours else refusal(f"goms.{code}", text)

@@ -111,6 +111,10 @@ class UdpEdge(asyncio.DatagramProtocol):
             known = self._peers[addr] = new, GomsTranslator(self.edge, new, self.connector)
         peer, translator = known
         peer.heard_s = self._loop.time()
+        if translator.is_logging_in:
+            # It cannot be held back, and must not fill our memory meanwhile.
+            self.edge.bad_peers.count("udp.dropped", 1)
+            return
         for event in events:
             if not isinstance(event, Prove):
                 translator.take(event)

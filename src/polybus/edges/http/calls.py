@@ -288,6 +288,8 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
         if "body" in types and operation.body is None:
             given["body"] = await call.json(types["body"])
         answer = await operation.run(call, **given)
+        if call.access.is_ended:
+            raise UsageError("auth.ended", "your account, password or token is no longer valid")
         if isinstance(answer, Response):
             return answer
         if answer is None:

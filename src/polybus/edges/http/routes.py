@@ -84,7 +84,9 @@ OPERATIONS = (
     ),
     Operation("GET", "/v1/consumers", consumers_api.list_consumers),
     Operation("PUT", CONSUMER, consumers_api.report, status=204, fails=[400, 403, 404, 409]),
-    Operation("DELETE", CONSUMER, consumers_api.forget, status=204, fails=[404]),
+    Operation(
+        "DELETE", CONSUMER, consumers_api.forget, status=204, fails=[403, 404], right="subscribe"
+    ),
     Operation(
         "POST", COMMITS, commits_api.commit, fails=[400, 403, 404, 409, 507], right="publish"
     ),

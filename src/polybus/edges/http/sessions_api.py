@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from polybus.edges.http.calls import Call
+from polybus.edges.http.calls import Call, denied
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import parse_pack
 
@@ -60,13 +60,21 @@ async def put_topics(call: Call, session: Session, body: SessionTopics) -> Sessi
     return SessionTopics([call.access.shown(topic) for topic in session.follows])
 
 
+def _check_unlimited(call: Call) -> None:
+    """A pack looks like a message of any topic. Raises UsageError `auth.denied`."""
+    if call.access.token is not None and call.access.token.topics:
+        raise denied("a token that is limited to topics may not send packs")
+
+
 async def post_pack(call: Call, session: Session) -> None:
     """Put one pack into a session."""
+    _check_unlimited(call)
     await call.state.inboxes.post([session], parse_pack(await call.json_bytes()))
 
 
 async def broadcast(call: Call) -> Broadcast:
     """Put one pack into every session of the account; of all accounts as an administrator."""
+    _check_unlimited(call)
     pack = parse_pack(await call.json_bytes())
     account = None if call.is_admin else call.access.account
     return Broadcast(await call.state.inboxes.broadcast(pack, account))

@@ -110,9 +110,16 @@ class GomsTranslator(Translator):
             return None
         return [Position(*resolve(self.bus.log, topic, start)) for topic in topics]
 
+    def _may_send(self, topic: str) -> bool:
+        """Whether it is registered, or cannot be: it may publish to the topic and not read it."""
+        if topic in self.subscriptions:
+            return True
+        known = self.access.topics
+        return known is not None and topic in known and topic not in self.access.readable
+
     def _send_batches(self, batches: Sequence[Batch]) -> None:
         full = self.access.full
-        allowed = [batch for batch in batches if full(batch.topic) in self.subscriptions]
+        allowed = [batch for batch in batches if self._may_send(full(batch.topic))]
         if len(allowed) < len(batches):
             ignored = sum(map(len, batches)) - sum(map(len, allowed))
             self.edge.bad_peers.count("goms.send-ignored", ignored)
@@ -120,9 +127,9 @@ class GomsTranslator(Translator):
             self.publish(allowed)
 
     def _send(self, event: wire.Send) -> None:
-        asked = [self.access.full(shown) for shown in event.topics]
+        asked = dict.fromkeys(self.access.full(shown) for shown in event.topics)
         topics = [
-            topic for topic in asked if topic in self.subscriptions and not names.is_reserved(topic)
+            topic for topic in asked if self._may_send(topic) and not names.is_reserved(topic)
         ]
         if not topics:
             self.edge.bad_peers.count("goms.send-ignored", 1)

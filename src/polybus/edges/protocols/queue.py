@@ -44,7 +44,9 @@ class QueueTranslator(Translator):
         self._topic = names.full(connector.account, connector.topic.lower())
         self._needs_token = connector.token_required
         self.codec = wire.QueueCodec(self.limits, self._topic)
-        if not self._needs_token:
+        if self._needs_token:
+            self.access = edge.accounts.nobody
+        else:
             access = edge.accounts.of_queue(self._account, peer.ip)
             if access is None:
                 self._end("auth.needed", f"the account {self._account!r} cannot be used from here")
@@ -72,7 +74,9 @@ class QueueTranslator(Translator):
             return
         super().enter(access)
         try:
-            self.subscribe(self._topic)
+            # Who may only publish gets nothing.
+            if "publish" not in access.rights(self._topic) or self._topic in access.readable:
+                self.subscribe(self._topic)
         except PolybusError as error:
             self._end(error.code, error.text)
 

@@ -129,8 +129,10 @@ class Translator(Subscriber):
         assert self._login is not None
         waiting, self._login = self._login[0], None
         for event in waiting:
+            # After another login the rest waits for that one.
             self.take(event)
-        self.peer.release(LOGIN_GATE)
+        if not self.is_logging_in:
+            self.peer.release(LOGIN_GATE)
 
     def enter(self, access: AccountAccess) -> None:
         """Be this account from now on. Raises UsageError `account.connections`."""
@@ -239,13 +241,19 @@ class Translator(Subscriber):
 
     # Publishing
 
-    def publish(self, batches: Sequence[Batch], whole: Buffer | None = None) -> None:
-        """Publish as this peer."""
+    def publish(
+        self, batches: Sequence[Batch], whole: Buffer | None = None, *, is_full: bool = False
+    ) -> None:
+        """Publish as this peer. `is_full`: the topics have their full names already."""
         for batch in batches:
             batch.protocol = self.protocol
             batch.sender = self.peer.name
-            if self.access.renames:
-                batch.rename(self.access.full(batch.topic))
+            if self.access.renames and not is_full:
+                full = self.access.full(batch.topic)
+                if self.access.shown(full) != batch.topic:
+                    # Others must not see a name that the account does not use itself.
+                    whole = None
+                batch.rename(full)
         ticket = self.bus.publish(batches, self, whole)
         if whole is None:
             last = batches[-1]

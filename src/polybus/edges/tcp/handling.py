@@ -173,16 +173,20 @@ class ReadHandler:
         everything: list[Batch] = []
         access = run[0][0].access
         renames: bool = access.renames
+        as_shown = True
         for transport, _, batches, _, _ in run:
             for batch in batches:
                 batch.sender = transport.connection.name
                 if renames:
-                    batch.rename(access.full(batch.topic))
+                    full = access.full(batch.topic)
+                    # Others must not see a name that the account does not use itself.
+                    as_shown = as_shown and access.shown(full) == batch.topic
+                    batch.rename(full)
             everything += batches
-        lane = self._lane(everything, access)
+        lane = self._lane(everything, access) if as_shown else None
         if lane is None:
             for one in run:
-                self._publish_one(one, data)
+                self._publish_one(one, data, as_shown)
             return
         try:
             publisher: Any = run[0][0].connection.translator
@@ -221,11 +225,11 @@ class ReadHandler:
             for batch in batches:
                 publisher.refuse(batch, error)
 
-    def _publish_one(self, read: PlainRead, data: Buffer) -> None:
+    def _publish_one(self, read: PlainRead, data: Buffer, as_shown: bool) -> None:
         transport, codec, batches, start, end = read
         try:
-            whole = codec.whole_of(batches, data, start, end)
-            transport.connection.translator.publish(batches, whole)
+            whole = codec.whole_of(batches, data, start, end) if as_shown else None
+            transport.connection.translator.publish(batches, whole, is_full=True)
         except Exception:
             drop(transport)
 

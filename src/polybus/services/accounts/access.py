@@ -41,7 +41,7 @@ class AccountAccess(Access):
         readable: those it may subscribe to.
     """
 
-    __slots__ = ("_accounts", "_full", "account", "readable", "renames", "token")
+    __slots__ = ("_accounts", "_full", "account", "is_ended", "readable", "renames", "token")
 
     def __init__(
         self, accounts: Mapping[str, Account], account: str, token: Token | None = None
@@ -53,6 +53,7 @@ class AccountAccess(Access):
         """Whether its names for topics are not always the full ones."""
         self.account = account
         self.token = token
+        self.is_ended = False
         self.readable: dict[str, Topic] = {}
         self._full: dict[str, str] = {}
 
@@ -73,12 +74,17 @@ class AccountAccess(Access):
         owner = self.owner_of(topic)
         if owner == self.account:
             return names.within(owner, topic)
-        return DEFAULT_PREFIX + topic if owner == names.ACCOUNT else topic
+        if owner != names.ACCOUNT or ("/" in topic and topic not in self.readable):
+            # What does not exist keeps its name, so that nobody learns which accounts do.
+            return topic
+        return DEFAULT_PREFIX + topic
 
     def rights(self, topic: str) -> set[Right]:
         """What may be done with a topic of this full name, whether it exists or not."""
         owner = self.owner_of(topic)
         found: set[Right] = set()
+        if self.is_ended:
+            return found
         if owner == self.account:
             found = set(RIGHTS)
         else:
@@ -89,12 +95,17 @@ class AccountAccess(Access):
         if self.token is not None:
             if self.token.rights:
                 found &= set(self.token.rights)
-            if self.token.topics and not matches(self.token.topics, self.shown(topic)):
+            if self.token.topics and not self._is_in_token(self.token, self.shown(topic)):
                 found = set()
         if names.is_reserved(names.within(owner, topic)):
             # They tell of all accounts, so no grant shares them.
             found = found & {"subscribe"} if owner == self.account else set()
         return found
+
+    def _is_in_token(self, token: Token, shown: str) -> bool:
+        # A pattern without a slash is one of own topics: `o*` is not all that `office` shares.
+        patterns = [one for one in token.topics if ("/" in one) == ("/" in shown)]
+        return matches(patterns, shown)
 
     def may_read(self, topic: str) -> bool:
         """Whether a topic of this full name exists and may be subscribed to."""
@@ -137,6 +148,7 @@ class AccountAccess(Access):
 
     def end(self) -> None:
         """The account or token is gone: requests under way may do nothing more."""
+        self.is_ended = True
         self.refresh(())
 
 

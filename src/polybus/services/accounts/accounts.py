@@ -24,9 +24,14 @@ from polybus.services.accounts.throttle import DELAY_S_MIN, Throttle
 
 T = TypeVar("T")
 SWEEP_S = 1.0
+NETWORK_BITS = 64
+NOBODY = "$nobody"
+"""Where others have the name of their account. No account can have it."""
 MEASURE_SWEEPS = 10
-WAITING_MAX = 1000
-"""Logins that are checked or delayed at a time."""
+WAITING_PER_SOURCE_MAX = 10
+"""Logins from one address that wait for their turn."""
+SOURCES_MAX = 1000
+"""Addresses whose logins are checked or delayed at a time."""
 FAILED = "the user, password or token is wrong"
 NEEDED = "log in first"
 
@@ -64,7 +69,8 @@ class Accounts:
         self._clock_s = clock_s
         self._throttle = Throttle(loop.time)
         self._passwords = passwords.PasswordChecker(loop)
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
+        self._turns: dict[str, asyncio.Lock] = {}
         self._accesses: dict[tuple[str, str], AccountAccess] = {}
         self._connections: Counter[str] = Counter()
         self.configs = AccountConfigs(store, bus, config.limits)
@@ -73,7 +79,7 @@ class Accounts:
         self._watchers: list[AccountWatcher] = []
         self.default = self._access(names.ACCOUNT)
         self.admin = AdminAccess(self.configs.accounts, bus.has_topic)
-        self.nobody = AccountAccess(self.configs.accounts, names.ACCOUNT)
+        self.nobody = AccountAccess(self.configs.accounts, NOBODY)
         """The access of peers that have not logged in: no topic at all."""
         bus.watch(self)
 
@@ -116,21 +122,33 @@ class Accounts:
     async def log_in(self, user: str, password: str, address: str) -> AccountAccess:
         """Raises UsageError `auth.failed`, after a delay; `auth.busy`."""
         name = user.lower()
+        stored = self._password_of(name)
+        if stored is not None and self._passwords.is_known(password, stored):
+            # Nobody who floods the bus with logins delays this one.
+            return self._by_password(name)
 
         async def check() -> AccountAccess | None:
-            account = self.store.accounts.get(name)
-            if account is None or account.password is None:
-                return None
-            if not await self._passwords.is_right(password, account.password):
+            stored = self._password_of(name)
+            if stored is None or not await self._passwords.is_right(password, stored):
                 return None
             # It may have been changed or deleted meanwhile.
-            is_same = self.store.accounts.get(name) == account
-            return self._access(name) if is_same else None
+            return self._by_password(name) if self._password_of(name) == stored else None
 
         return await self._checked(address, name, check)
 
+    def _password_of(self, name: str) -> str | None:
+        account = self.store.accounts.get(name)
+        return None if account is None else account.password
+
+    def _by_password(self, name: str) -> AccountAccess:
+        # Who is the default account without a login stays so when its password changes.
+        return self._access(name, is_apart=name == names.ACCOUNT)
+
     async def log_in_by_token(self, text: str, address: str) -> AccountAccess:
         """Raises as `log_in`."""
+        known = self.by_token(text)
+        if known is not None:
+            return known
 
         async def check() -> AccountAccess | None:
             return self.by_token(text)
@@ -153,25 +171,34 @@ class Accounts:
     async def _checked(
         self, address: str, name: str, check: Callable[[], Awaitable[AccountAccess | None]]
     ) -> AccountAccess:
-        if self._waiting >= WAITING_MAX:
+        """Check a login that is not known to be right, one at a time from each source."""
+        source = source_of(address)
+        if self._waiting[source] >= WAITING_PER_SOURCE_MAX or len(self._turns) >= SOURCES_MAX:
             raise UsageError("auth.busy", "too many logins at a time; try again later")
-        self._waiting += 1
-        began_s = self._loop.time()
+        self._waiting[source] += 1
+        turn = self._turns.setdefault(source, asyncio.Lock())
         try:
-            await asyncio.sleep(self._throttle.delay_s(address, name))
-            access = await check()
-            if access is not None:
-                self._throttle.succeeded(address, name)
-                return access
-            self._throttle.failed(address, name)
-            # An unknown account takes as long as a wrong password.
-            await asyncio.sleep(max(0.0, began_s + 2 * DELAY_S_MIN - self._loop.time()))
-            raise UsageError("auth.failed", FAILED)
+            async with turn:
+                await asyncio.sleep(self._throttle.delay_s(source, name))
+                began_s = self._loop.time()
+                access = await check()
+                if access is not None:
+                    self._throttle.succeeded(source, name)
+                    return access
+                self._throttle.failed(source, name)
+                # An unknown account takes as long as a wrong password.
+                await asyncio.sleep(max(0.0, began_s + 2 * DELAY_S_MIN - self._loop.time()))
+                raise UsageError("auth.failed", FAILED)
         finally:
-            self._waiting -= 1
+            self._waiting[source] -= 1
+            if not self._waiting[source]:
+                del self._waiting[source], self._turns[source]
 
-    def _access(self, account: str, token: Token | None = None) -> AccountAccess:
-        key = (account, token.id if token is not None else "")
+    def _access(
+        self, account: str, token: Token | None = None, *, is_apart: bool = False
+    ) -> AccountAccess:
+        """The access of an account or token; `is_apart`: another than that without a login."""
+        key = (account, token.id if token is not None else "apart" if is_apart else "")
         found = self._accesses.get(key)
         if found is None:
             found = self._accesses[key] = AccountAccess(self.configs.accounts, account, token)
@@ -241,13 +268,16 @@ class Accounts:
         hashed = await self._in_thread(passwords.hash_of, password) if password else None
         self.store.set_password(name, hashed)
         self._passwords.forget(before)
-        if name != names.ACCOUNT:
-            self._end(lambda access: access.account == name and access.token is None)
+        self._end(
+            lambda access: (
+                access.account == name and access.token is None and access is not self.default
+            )
+        )
 
     def delete(self, name: str) -> None:
         """Delete an account with all its topics and messages."""
-        if name not in self.store.damaged:
-            self.store.get(account_name(name))
+        if account_name(name) not in self.store.damaged:
+            self.store.get(name)
         self._end(lambda access: access.account == name)
         for watcher in self._watchers:
             watcher.account_deleted(name)
@@ -294,6 +324,19 @@ class Accounts:
 
     async def _in_thread(self, work: Callable[..., T], *given: Any) -> T:
         return await self._loop.run_in_executor(None, work, *given)
+
+
+def source_of(address: str) -> str:
+    """Who is behind an IP address, for limits: whoever has one of IPv6 has its whole network."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), NETWORK_BITS), strict=False))
 
 
 def is_loopback(address: str) -> bool:

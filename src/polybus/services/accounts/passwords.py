@@ -41,8 +41,16 @@ class PasswordChecker:
         # One thread: a flood of logins takes at most one processor, and waits for itself alone.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-passwords")
 
+    def is_known(self, password: str, stored: str) -> bool:
+        """Whether it is the right password, and was given before."""
+        known = self._known.get(stored)
+        return known is not None and hmac.compare_digest(known, self._digest(password))
+
+    def _digest(self, password: str) -> bytes:
+        return hashlib.blake2b(password.encode(errors="replace"), key=self._key).digest()
+
     async def is_right(self, password: str, stored: str) -> bool:
-        digest = hashlib.blake2b(password.encode(errors="replace"), key=self._key).digest()
+        digest = self._digest(password)
         known = self._known.get(stored)
         if known is None and await self._loop.run_in_executor(
             self._thread, _verify, stored, password
@@ -61,5 +69,5 @@ class PasswordChecker:
 def _verify(stored: str, password: str) -> bool:
     try:
         return _hasher.verify(stored, password)
-    except (VerificationError, InvalidHashError):
+    except (VerificationError, InvalidHashError, UnicodeEncodeError):
         return False

@@ -4,8 +4,6 @@ An account owns the topics below its name. A grant lets another account use some
 logs in as its account, limited to some topics and rights, until it expires.
 """
 
-import functools
-import re
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
@@ -90,17 +88,29 @@ def rights_of(texts: Iterable[str]) -> tuple[Right, ...]:
     return tuple(right for right in RIGHTS if right in given)
 
 
-@functools.lru_cache(10_000)
-def pattern(text: str) -> re.Pattern[str]:
-    """What a pattern of names matches: `*` stands for any characters, also none.
-
-    Raises UsageError `account.invalid`.
-    """
+def check_pattern(text: str) -> None:
+    """Raises UsageError `account.invalid`."""
     if not text or len(text) > PATTERN_CHARACTERS_MAX or not text.isprintable():
         raise UsageError("account.invalid", f"{text[:40]!r} is no pattern like news or shop.*")
-    parts = (re.escape(part) for part in text.lower().split("*"))
-    return re.compile(".*".join(parts), re.DOTALL)
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
-    return any(pattern(one).fullmatch(name) for one in patterns)
+    """Whether a pattern matches: `*` stands for any characters, also none."""
+    return any(_matches(one.lower(), name) for one in patterns)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    # Not as a regular expression: those try again and again where `*` is repeated.
+    first, *others = pattern.split("*")
+    if not others:
+        return name == first
+    *middle, last = others
+    at = len(first)
+    if not name.startswith(first):
+        return False
+    for part in middle:
+        found = name.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return len(name) - at >= len(last) and name.endswith(last)

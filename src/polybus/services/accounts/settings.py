@@ -13,7 +13,7 @@ from polybus import names
 from polybus.config import DeclaredTopic, Limits, Retention, Settings
 from polybus.errors import ConfigError, UsageError
 from polybus.log.layout import account_folder
-from polybus.services.accounts.records import Grant, Right, account_name, pattern, rights_of
+from polybus.services.accounts.records import Grant, Right, account_name, check_pattern, rights_of
 
 FILES = ("config.toml", "config.json")
 FileState = tuple[str, int, int] | None
@@ -60,7 +60,7 @@ class AccountConfig(Settings, frozen=True):
 
     def grants(self) -> tuple[Grant, ...]:
         return tuple(
-            Grant(one.account, one.topics.lower(), rights_of(one.rights))
+            Grant(one.account.lower(), one.topics.lower(), rights_of(one.rights))
             for one in self.permissions
         )
 
@@ -104,7 +104,7 @@ def load(data: Path, account: str, name: str) -> AccountConfig:
         for permission in found.permissions:
             if permission.account != names.ACCOUNT:
                 account_name(permission.account)
-            pattern(permission.topics)
+            check_pattern(permission.topics)
     except (msgspec.ValidationError, UsageError) as error:
         raise ConfigError("config.invalid", f"{path}: {error}") from error
     for field in msgspec.structs.fields(found.limits):

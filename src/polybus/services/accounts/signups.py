@@ -3,16 +3,14 @@
 Every attempt counts, also one that fails: each tells whether an account of that name exists.
 """
 
-import ipaddress
 from collections import Counter, deque
 from collections.abc import Callable
 
 from polybus.config import Limits
 from polybus.errors import UsageError
+from polybus.services.accounts.accounts import source_of
 
 HOUR_S = 3600.0
-NETWORK_BITS = 64
-"""Who has an IPv6 address usually has all of its network."""
 
 
 class SignUps:
@@ -32,7 +30,7 @@ class SignUps:
             self._by_source[gone] -= 1
             if not self._by_source[gone]:
                 del self._by_source[gone]
-        source = _source(address)
+        source = source_of(address)
         limits = self._limits
         if self._by_source[source] >= limits.signups_per_address_hour_max:
             raise _too_many(limits.signups_per_address_hour_max, "signups-per-address-hour-max")
@@ -40,18 +38,6 @@ class SignUps:
             raise _too_many(limits.signups_per_hour_max, "signups-per-hour-max")
         self._attempts.append((now_s, source))
         self._by_source[source] += 1
-
-
-def _source(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found), NETWORK_BITS), strict=False))
 
 
 def _too_many(limit: int, name: str) -> UsageError:

@@ -40,7 +40,7 @@ from polybus.services.accounts.records import (
     Right,
     Token,
     account_name,
-    pattern,
+    check_pattern,
     rights_of,
 )
 
@@ -138,8 +138,8 @@ class AccountStore:
             UsageError: `account.unknown`, `account.invalid`, `account.in-use`.
             StorageError: it cannot be written.
         """
-        if name not in self.damaged:
-            self.get(account_name(name))
+        if account_name(name) not in self.damaged:
+            self.get(name)
         if folders_in(topics_folder(self.data, name)):
             raise UsageError("account.in-use", f"account {name!r} has topics; delete them first")
         for owner in list(self.accounts.values()):
@@ -171,7 +171,7 @@ class AccountStore:
             UsageError: `account.unknown`, `account.invalid`, `account.too-many`.
             StorageError: it cannot be written.
         """
-        pattern(topics)
+        check_pattern(topics)
         self.get(to)
         if to == owner:
             raise UsageError("account.invalid", f"{owner!r} owns these topics")
@@ -215,7 +215,7 @@ class AccountStore:
         """
         patterns = tuple(topic.lower() for topic in topics)
         for one in patterns:
-            pattern(one)
+            check_pattern(one)
         allowed: tuple[Right, ...] = rights_of(rights)
         identity, secret = secrets.token_hex(6), secrets.token_urlsafe(SECRET_BYTES)
         token = Token(identity, _digest(secret), _now(), patterns, allowed, expires)
@@ -252,6 +252,9 @@ class AccountStore:
         return None
 
     def _change(self, name: str, change: Callable[[Account], Account]) -> None:
+        if name in self.damaged:
+            text = f"account {name!r}: {self.damaged[name]}; restore the file first"
+            raise UsageError("account.damaged", text)
         self._save(change(self.get(name)))
 
     def _save(self, account: Account) -> None:

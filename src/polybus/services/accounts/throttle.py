@@ -1,6 +1,7 @@
 """Slows failed logins down, by address and by account, and locks nobody out.
 
-A failure is answered after a delay that doubles with each failure and is forgotten after a while.
+A login is checked after a delay that doubles with each failure and is forgotten after a while. The
+right password of before, and a right token, are taken without it. A token has no account here.
 Failures of others delay an account's logins too, but not from an address that has logged in to it
 before, and never for longer than DELAY_S_MAX.
 """
@@ -23,13 +24,16 @@ class Throttle:
     def delay_s(self, address: str, account: str) -> float:
         """How long to wait before a login is checked; 0 without failures."""
         count = self._count(("address", address))
-        if (address, account) not in self._welcome:
+        if account and (address, account) not in self._welcome:
             count = max(count, self._count(("account", account)))
         return min(DELAY_S_MIN * 2 ** (count - 1), DELAY_S_MAX) if count else 0.0
 
     def failed(self, address: str, account: str) -> None:
         now_s = self._clock_s()
-        for key in (("address", address), ("account", account)):
+        keys = [("address", address)]
+        if account:
+            keys.append(("account", account))
+        for key in keys:
             # At most as many as lead to the longest delay.
             count = min(self._count(key) + 1, 16)
             self._failures[key] = (count, now_s)
@@ -38,7 +42,6 @@ class Throttle:
             self._failures.popitem(last=False)
 
     def succeeded(self, address: str, account: str) -> None:
-        self._failures.pop(("address", address), None)
         self._welcome[address, account] = None
         self._welcome.move_to_end((address, account))
         if len(self._welcome) > KEYS_MAX:
