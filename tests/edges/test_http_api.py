@@ -343,6 +343,7 @@ async def test_the_description_names_every_path_and_its_answers() -> None:
             *("/v1/staging/{producer}/{file}", "/v1/accounts", "/v1/accounts/{account}"),
             *("/v1/accounts/{account}/password", "/v1/accounts/{account}/grants"),
             *("/v1/accounts/{account}/tokens", "/v1/accounts/{account}/tokens/{id}", "/v1/signup"),
+            *("/v1/tokens", "/v1/tokens/{id}"),
         } == set(description["paths"])
         fetch = description["paths"]["/v1/topics/{topic}/messages"]["get"]
         assert {one["name"] for one in fetch["parameters"]} == {

@@ -244,10 +244,10 @@ def test_a_batch_with_very_many_messages_that_raise_loses_none(
 def test_no_message_is_blamed_for_a_table_that_cannot_be_written(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(frame: Any, table: LakeTable, *arguments: Any) -> Any:
+    def full(frame: Any, table: LakeTable, *arguments: Any, **options: Any) -> Any:
         if table.name == "silver":
             raise RuntimeError("No space left on device")
-        return real_stage(frame, table, *arguments)
+        return real_stage(frame, table, *arguments, **options)
 
     real_stage = tables.stage
     pipe, topics = Pipe(spark, tmp_path), Topics()

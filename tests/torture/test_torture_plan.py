@@ -38,6 +38,8 @@ class NoBus:
 class HungryLoad:
     """A load that draws as often as the machine lets it."""
 
+    session = None
+
     def __init__(
         self, child: NoBus, chance: random.Random, findings: Findings, **more: float
     ) -> None:

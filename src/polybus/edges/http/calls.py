@@ -288,7 +288,8 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
         if "body" in types and operation.body is None:
             given["body"] = await call.json(types["body"])
         answer = await operation.run(call, **given)
-        if call.access.is_ended:
+        if call.access.is_ended and operation.method == "GET":
+            # It may have waited for what the caller may not read any more.
             raise UsageError("auth.ended", "your account, password or token is no longer valid")
         if isinstance(answer, Response):
             return answer

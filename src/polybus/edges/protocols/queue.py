@@ -75,7 +75,7 @@ class QueueTranslator(Translator):
         super().enter(access)
         try:
             # Who may only publish gets nothing.
-            if "publish" not in access.rights(self._topic) or self._topic in access.readable:
+            if self._topic in access.readable or self._topic not in (access.topics or ()):
                 self.subscribe(self._topic)
         except PolybusError as error:
             self._end(error.code, error.text)
