@@ -30,17 +30,19 @@ MODULES = [
     SOURCE / "polybus/services/tallies.py",
 ]
 
-setup(
-    ext_modules=cythonize(
-        [
-            Extension(
-                ".".join(path.relative_to(SOURCE).with_suffix("").parts),
-                [str(path)],
-                extra_compile_args=["-O3"],
-                optional=True,
-            )
-            for path in MODULES
-        ],
-        language_level=3,
-    )
+extensions = cythonize(
+    [
+        Extension(
+            ".".join(path.relative_to(SOURCE).with_suffix("").parts),
+            [str(path)],
+            extra_compile_args=["-O3"],
+        )
+        for path in MODULES
+    ],
+    language_level=3,
 )
+for extension in extensions:
+    # Not above: `cythonize` makes other objects and forgets it.
+    extension.optional = True
+
+setup(ext_modules=extensions)

@@ -42,7 +42,7 @@ def start(data: Path, reset: Collection[str] = (), flows: Collection[str] = FLOW
     chosen = [one for one in queries.values() if changes.is_reset(one, set(reset))]
     changes.check([one for one in queries.values() if one not in chosen])
     changes.start_over(chosen)
-    changes.store()
+    changes.store(flows)
 
 
 def run_batch(data: Path, flow: str) -> None:

@@ -12,9 +12,12 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from trees_kit import nodes
+from trees_kit import trees as trees
 
 from polybus import config
 from polybus.cli import VERBS, main
+from polybus.edges.node import RELOADED
 from polybus.error_codes import CODES
 from polybus.wire.goms_objects import Code
 
@@ -57,8 +60,18 @@ def settings_groups() -> list[type[config.Settings]]:
 @pytest.mark.parametrize("group", settings_groups())
 def test_every_setting_is_documented(group: type[config.Settings]) -> None:
     page = (DOCS / "reference" / "config.md").read_text()
+    assert group is config.Config or f"## `{group.__name__}`, in " in page
     for field in msgspec.structs.fields(group):
         assert f"| `{field.encode_name}` |" in page
+
+
+@pytest.mark.parametrize("page", ["reference/config.md", "howto/operate.md"])
+def test_the_settings_that_sighup_reloads_are_documented(page: str) -> None:
+    (said,) = [
+        one for one in (DOCS / page).read_text().split("\n\n") if "SIGHUP" in one and "again" in one
+    ]
+    keys = [name.replace("_", "-") for name in RELOADED]
+    assert [key for key in keys if f"`{key}`" not in said] == []
 
 
 def test_the_guarantees_name_the_values_that_settings_have() -> None:
@@ -99,7 +112,7 @@ def codes_in_source() -> dict[str, str]:
     for path in SOURCES:
         if path.name == "error_codes.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
             text = node.value
@@ -123,7 +136,7 @@ def test_every_code_in_the_source_has_a_meaning() -> None:
         for code, place in codes_in_source().items()
         if code not in CODES and code not in NOT_CODES
     }
-    assert unknown == {}, "add them to src/polybus/error_codes.py, then run `make docs`"
+    assert unknown == {}, "add them to src/polybus/error_codes.py, then run `make reference`"
 
 
 def test_every_code_with_a_meaning_is_in_the_source() -> None:
@@ -134,7 +147,7 @@ def raised_codes() -> list[tuple[str, str]]:
     """The first argument of every `...Error("code", ...)` in the source, and where it is."""
     raised = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if not isinstance(node, ast.Call) or len(node.args) < 2:
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -155,6 +168,14 @@ def test_links_between_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_home_of_the_site_leads_to_every_page() -> None:
+    home = DOCS / "index.md"
+    linked = {DOCS / target for target in re.findall(r"\]\(([^)#\s]+)", home.read_text())}
+    # Decisions are linked from the architecture.
+    pages = {page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"}
+    assert pages - linked == {home}
 
 
 def test_python_in_documents_is_python() -> None:

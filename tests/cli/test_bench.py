@@ -25,7 +25,7 @@ from polybus.bench.brokers import all_brokers, running
 from polybus.bench.measure import EntryOutcome
 from polybus.bench.scenarios import SCENARIOS, Entry, Metric, Scenario, Workload
 from polybus.cli.bench import bench
-from polybus.cli.output import table_lines
+from polybus.cli.common.output import table_lines
 from polybus.log import layout
 from polybus.log.files import FileLog
 from polybus.log.journal.segment import Segment
@@ -221,6 +221,19 @@ async def test_a_probe_runs_beside_a_flood_and_both_are_counted(loadgen: Path, f
     assert result["flood"]["delivered"] > 0
 
 
+def test_a_flood_asks_for_no_receipts_though_the_peer_beside_it_does(
+    loadgen: Path, tmp_path: Path
+) -> None:
+    topics = ["bench.0000", "bench.0001"]
+    with running(all_brokers(loadgen)["polybus-memory"], tmp_path, topics) as server:
+        arguments = ["--protocol", "boson", "--port", str(server.port), "--beside", "single"]
+        arguments += ["--receipts", "1", "--one-per-write", "--messages", "20"]
+        result = generator.call(loadgen, "run", arguments, deadline_s=30.0)
+
+    assert (result["delivered"], result["receipts"]) == (20, 20)
+    assert result["flood"]["delivered"] > 0
+
+
 async def test_a_message_of_the_flood_that_reaches_the_probe_fails_the_run(loadgen: Path) -> None:
     with pytest.raises(BenchError, match="topic bench\\.0001"):
         await beside_flood(loadgen, "bulk", by_topic=False)
@@ -383,7 +396,7 @@ def polybus(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         env={**os.environ, **environ},
-        timeout=50,
+        timeout=110,
         check=False,
     )
 
@@ -422,3 +435,27 @@ def test_the_bus_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert rows["receipt-latency", "polybus (fsync)"]["p99"] > 0
     assert rows["receipt-latency", "the disk alone"]["p99"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_logins_and_open_consoles_are_measured(tmp_path: Path) -> None:
+    options = [
+        "--only",
+        "login",
+        "--only",
+        "console-1-1",
+        "--only",
+        "console-page",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.2",
+        "--json",
+    ]
+    done = polybus("bench", *options, "--data-root", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    found = [(row["scenario"], bool(row["value"])) for row in result["rows"]]
+    names = ["console-1-1", "console-1-1", "console-page"]
+    names += ["login-1-1", "login-1-1", "login-beside", "login-beside"]
+    assert found == [(name, True) for name in names], result

@@ -23,12 +23,12 @@ def accounts_of(data: Path, *arguments: str, stdin: bytes = b"") -> str:
 
 def test_accounts_of_a_stopped_bus_are_managed_in_its_files(tmp_path: Path) -> None:
     data = tmp_path / "new"
-    assert accounts_of(data, "create", "Shop", "--password-stdin", stdin=b"pw\n") == (
+    assert accounts_of(data, "create", "Shop", "--password-stdin", stdin=b"first password\n") == (
         "created shop\n"
     )
     accounts_of(data, "create", "office", "--no-password")
     accounts_of(data, "grant", "office", "shop/ord*", "subscribe,publish")
-    accounts_of(data, "passwd", "shop", "--password-stdin", stdin=b"other\n")
+    accounts_of(data, "passwd", "shop", "--password-stdin", stdin=b"second password\n")
     token = accounts_of(data, "token", "create", "office", "--expires", "2h").strip()
     assert re.fullmatch(r"pbt_[0-9a-f]{12}_[\w-]{43}", token)
     found = {one["name"]: one for one in json.loads(accounts_of(data, "list", "--json"))}
@@ -40,7 +40,7 @@ def test_accounts_of_a_stopped_bus_are_managed_in_its_files(tmp_path: Path) -> N
     assert listed["id"] == token.split("_")[1]
     record = data / "accounts" / "shop" / "account.json"
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
-    for secret in ("pw", "other", token.split("_")[2]):
+    for secret in ("first password", "second password", token.split("_", 2)[2]):
         assert secret not in record.read_text() + accounts_of(data, "show", "office", "--json")
     assert "ord*" in accounts_of(data, "show", "shop")
     assert listed["id"] in accounts_of(data, "token", "list", "office")

@@ -13,9 +13,11 @@ import click
 import pytest
 from cli_kit import environment, polybus, serve
 
-from polybus.cli import VERBS, doctor, main, output
+from polybus import cli as polybus_cli
+from polybus.cli import VERBS, doctor, main
+from polybus.cli.common import output
+from polybus.cli.common.exits import failure
 from polybus.cli.config import as_toml
-from polybus.cli.exits import failure
 from polybus.cli.reference import pages
 from polybus.errors import ConfigError, UsageError
 
@@ -29,6 +31,12 @@ def free_config(tmp_path: Path, port: int = 0) -> str:
     path = tmp_path / "bus.json"
     path.write_text(json.dumps({"connectors": [{"protocoll": "tcp", "port": port}]}))
     return str(path)
+
+
+def test_the_folder_of_the_command_line_has_one_entry_a_verb() -> None:
+    folder = Path(polybus_cli.__file__).parent
+    entries = {path.stem for path in folder.iterdir() if not path.name.startswith("__")}
+    assert entries == {*VERBS, "common", "reference"}
 
 
 def test_doctor_finds_a_usable_machine_usable(tmp_path: Path) -> None:
@@ -95,6 +103,21 @@ def test_config_show_prints_toml_that_means_the_same(tmp_path: Path) -> None:
     assert polybus("config", "show", "--config", str(copy)).stdout == shown.stdout
     as_json = polybus("config", "show", "--json", "--config", str(copy))
     assert json.loads(as_json.stdout)["connectors"][0]["default-topic"] == "b"
+
+
+def test_config_check_warns_about_what_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "open.json"
+    path.write_text(
+        '{"connectors": [{"ip": "0.0.0.0"}, {"ip": "0.0.0.0", "protocol": "udp"}],'
+        ' "accounts": {"default": "open", "signup": true}, "http": {"cors-origins": ["*"]}}'
+    )
+    done = polybus("config", "check", "--config", str(path))
+    assert done.returncode == 0
+    warnings = done.stderr.decode()
+    for key in ("accounts.default", "tls.required", "UDP", "accounts.signup", "cors-origins"):
+        assert key in warnings
+    path.write_text('{"accounts": {"default": "off"}}')
+    assert polybus("config", "check", "--config", str(path)).stderr == b""
 
 
 def test_config_check_accepts_the_defaults() -> None:
@@ -166,7 +189,7 @@ def test_every_verb_has_help_with_an_example(name: str) -> None:
 
 def test_pages_of_the_reference_are_made_from_the_source() -> None:
     made = pages()
-    assert set(made) == {"cli.md", "config.md", "errors.md"}
+    assert set(made) == {"access.md", "cli.md", "config.md", "errors.md"}
     assert all(page.endswith("\n") for page in made.values())
 
 

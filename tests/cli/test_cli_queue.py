@@ -69,7 +69,7 @@ def test_tail_prints_what_comes_on_a_queue(bus: Bridge) -> None:
     command = [*COMMAND, "tail", "news", "--count", "1", "--json", "--url", bus.queue]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as tail:
         assert tail.stdout is not None
-        # Nobody can be asked whether tail listens already, so it is told again until it does.
+        # Nobody can be asked whether tail listens already, so it is sent again until it does.
         while tail.poll() is None:
             polybus("publish", "news", "hello", "--url", bus.boson)
         printed = json.loads(tail.stdout.read())

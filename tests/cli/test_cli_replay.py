@@ -21,7 +21,7 @@ from click.testing import CliRunner
 import polybus as library
 from polybus.cli import main
 from polybus.cli.replay import once
-from polybus.cli.replay.dead_letters import DeadLetters
+from polybus.cli.replay.dead_letters import DeadLetters, LetterFilter
 from polybus.cli.replay.history import range_of, rows_of
 from polybus.cli.replay.once import OncePublisher, PublishedPart
 from polybus.cli.replay.pace import ROWS_MAX, ReplayPace, Schedule, Slot, parse_rate, parse_speed
@@ -112,6 +112,30 @@ def test_history_goes_out_over_any_protocol_and_says_what_it_cannot_carry(
     assert [one["key"] is not None for one in found] == [keys] * 5
 
 
+@pytest.mark.parametrize("source", ["files", "http"])
+def test_large_payloads_are_replayed_not_their_references(bus: ServedBus, source: str) -> None:
+    films, copy = f"films-{source}", f"reels-{source}"
+    url = bus.url("http")
+    for topic in (films, copy):
+        assert httpx.post(f"{url}/v1/topics", json={"name": topic}).status_code == 201
+    large = [source.encode() * 300_000, source[::-1].encode() * 300_000]
+    path = f"{url}/v1/topics/{films}"
+    httpx.post(f"{path}/messages", content=b"1")
+    assert httpx.put(f"{path}/blob", content=large[0]).status_code == 200
+    keyed = {"text": large[1].decode(), "key": "k", "headers": {"n": "2"}}
+    head = {"content-type": "application/x-ndjson"}
+    httpx.post(f"{path}/messages", content=json.dumps(keyed), headers=head)
+    httpx.post(f"{path}/messages", content=b"3")
+    where = ["--data", str(bus.data)] if source == "files" else ["--url", url]
+    done = run("replay", films, "--into", f"{url}/{copy}", "--speed", "max", *where)
+    assert done.returncode == 0, done.stderr
+    first, second, third, fourth = stored(bus, copy)
+    assert (first["value"], fourth["value"]) == (1, 3)
+    assert (third["key"], third["headers"]) == ("k", {"n": "2"})
+    for message, payload in zip((second, third), large, strict=True):
+        assert httpx.get(f"{url}/v1/blobs/{message['reference']['id']}").content == payload
+
+
 def test_a_dry_run_says_what_would_go_and_publishes_nothing(bus: ServedBus) -> None:
     arguments = ["replay", "news", "--into", "empty", "--rate", "2/s", "--dry-run"]
     done = run(*arguments, "--data", str(bus.data))
@@ -187,7 +211,7 @@ def test_a_replay_that_is_stopped_says_where_and_how_to_go_on(bus: ServedBus) ->
         (["news", "--into", "copy", "--rate", "0"], 2, b"messages a second"),
         (["news", "--into", "copy", "--reason", "x"], 2, b"--dead-letters"),
         (["news", "--into", "gopher://x/y"], 2, b"client.scheme"),
-        (["news", "--dead-letters"], 2, b"--dead-letters takes"),
+        (["news", "--dead-letters"], 2, b"--dead-letters cannot be used with"),
         (["--dead-letters"], 1, b"lake.unknown"),
     ],
 )
@@ -240,7 +264,7 @@ def quarantine(data: Path, *rows: tuple[str, int, bytes, str], cut: bool | None 
 def test_each_dead_letter_is_given_once_while_the_table_is_compacted(tmp_path: Path) -> None:
     for offset in range(4):
         quarantine(tmp_path, ("news", offset, b"x", "json"))
-    letters = DeadLetters(tmp_path, None, None).rows()
+    letters = DeadLetters(tmp_path, LetterFilter()).rows()
     given = next(letters).column("offset").to_pylist()
     table = open_table(tmp_path, "quarantine")
     assert compact(table) == 4
@@ -252,7 +276,7 @@ def test_each_dead_letter_is_given_once_while_the_table_is_compacted(tmp_path: P
 
 def test_notes_of_many_small_replays_do_not_pile_up(tmp_path: Path) -> None:
     quarantine(tmp_path, ("news", 0, b"x", "json"))
-    letters = DeadLetters(tmp_path, None, None)
+    letters = DeadLetters(tmp_path, LetterFilter())
     for batch in range(70):
         letters.record(PublishedPart("q", batch, "", [("news", 7, 0)]))
     assert len(open_table(tmp_path, "replayed").files()) < 40
@@ -296,7 +320,7 @@ def crash_before(position: int, patched: pytest.MonkeyPatch) -> list[str]:
     def around(write: Any, name_of: Callable[..., str]) -> Any:
         def crashing(*arguments: Any, **options: Any) -> Any:
             name = name_of(*arguments)
-            # The report of a reader's position comes at any time, and is no write of the run.
+            # The report of a reader's position comes at any time, and is not a write of the run.
             if name != "consumers":
                 if len(done) == position:
                     raise Crash

@@ -7,21 +7,25 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_kit import COMMAND, environment, polybus
+from docs_kit import run_by
 
 import polybus as library
-from polybus.cli import self_signed
-from polybus.config import Config, Connector, Http, Tls, check
+from polybus.cli.serve import self_signed
+from polybus.config import Config, Connector, Http, Tls
+from polybus.config_file import check
 from polybus.errors import ConfigError, PolybusError
-from polybus.log import access
+from polybus.log import file_modes
 
 
 @contextlib.contextmanager
@@ -58,6 +62,28 @@ async def publish(port: int, ca_file: Path | None) -> None:
                 assert await client.publish("news", "1", receipt=True) is not None
 
 
+def follow_the_page(cert: Path, port: int, fingerprint: str) -> None:
+    """The commands and the program of docs/howto/secure.md, with a copy of the certificate."""
+    commands, program = run_by("cli/test_cli_self_signed.py", "docs/howto/secure.md")
+    folder = cert.parent.parent / "client"
+    folder.mkdir()
+    shutil.copy(cert, folder)
+    done = subprocess.run(
+        ["bash", "-e", "-c", commands.text.replace("55545", str(port))],
+        cwd=folder,
+        env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert fingerprint in done.stdout and done.stdout.endswith("\nok\n")
+    text = "import asyncio, polybus\nasync def main():\n" + textwrap.indent(program.text, "    ")
+    text = text.replace("55545", str(port)) + "asyncio.run(main())\n"
+    subprocess.run([sys.executable, "-c", text], cwd=folder, env=environment(), check=True)
+
+
 def test_the_certificate_is_shown_trusted_and_kept(tmp_path: Path) -> None:
     cert, key = tmp_path / "tls" / "cert.pem", tmp_path / "tls" / "key.pem"
     with served(tmp_path) as (port, said):
@@ -70,8 +96,8 @@ def test_the_certificate_is_shown_trusted_and_kept(tmp_path: Path) -> None:
         with pytest.raises(PolybusError, match="client.unreachable.*TLS.*ca_file"):
             asyncio.run(publish(port, None))
         command = ("publish", "news", "2", "--url", f"goms+tls://localhost:{port}")
-        assert polybus(*command, SSL_CERT_FILE=str(cert)).returncode == 0
         assert polybus(*command).returncode == 1
+        follow_the_page(cert, port, shown[1])
         # Without TLS it works as before.
         assert polybus("publish", "news", "3", "--url", f"goms://localhost:{port}").returncode == 0
     before = cert.read_bytes()
@@ -107,8 +133,8 @@ def test_a_certificate_that_has_expired_or_lost_its_key_is_replaced(
 
 def test_the_key_stays_private_with_group_access(tmp_path: Path) -> None:
     self_signed.make(config(tmp_path))
-    access.prepare(tmp_path, group=False)
-    access.prepare(tmp_path, group=True)
+    file_modes.prepare(tmp_path, group=False)
+    file_modes.prepare(tmp_path, group=True)
     assert os.stat(tmp_path).st_mode & 0o070
     assert os.stat(tmp_path / "tls" / "key.pem").st_mode & 0o777 == 0o600
 
@@ -128,10 +154,13 @@ def test_queues_udp_and_connectors_with_their_own_keep_their_settings() -> None:
         Connector(protocol="udp", speaks="goms"),
         Connector(speaks="queue", topic="news"),
         Connector(tls=own),
+        Connector(ip="0.0.0.0"),
     ]
     after = self_signed.with_tls(Config(data="d", connectors=before)).connectors
     assert after[0].tls == Tls(cert="d/tls/cert.pem", key="d/tls/key.pem")
-    assert after[1:] == before[1:]
+    assert after[1:4] == before[1:4]
+    # Beyond this machine nobody sends a password in the clear.
+    assert after[4].tls == Tls(cert="d/tls/cert.pem", key="d/tls/key.pem", required=True)
 
 
 def test_without_its_package_the_option_says_what_to_install(

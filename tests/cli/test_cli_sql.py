@@ -22,10 +22,10 @@ from log_kit import opened_log
 from polybus.batch import Batch
 from polybus.cli import main
 from polybus.cli.sql import engines as sql_engines
-from polybus.cli.sql import plain
 from polybus.cli.sql.chart import chart_of, draw_terminal, svg_of
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.table import open_table
+from polybus.lake.values import plain
 from polybus.log.history.handover import compact
 from polybus.spark.pipelines.running import service
 

@@ -17,15 +17,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from cli_kit import COMMAND, environment, polybus
 
 from polybus.cli import doctor
-from polybus.cli.up.display import Figures, PlainDisplay, alert_text
+from polybus.cli.up.display import PlainDisplay, screen_lines
+from polybus.cli.up.figures import Figures, alert_text
+from polybus.client.http.blocking import request_json
+from polybus.lake.table import open_table
+from polybus.log.layout import admin_token_path
 from polybus.log.reading.reader import LogReader
 
 FAKE = str(Path(__file__).with_name("fake_driver.py"))
 TIMEOUT_S = 30.0
+# A loaded machine is slower.
+SLACK_S = 7.0
 SPARK_TIMEOUT_S = 120.0
 
 
@@ -117,6 +124,7 @@ def test_one_interrupt_ends_the_pipeline_then_the_bus_with_exit_0(tmp_path: Path
         bus = up.bus_pid
         assert up.interrupt() == 0
         assert up.notes[-1] == "end bus=there"
+        assert up.text.endswith(f"stopped cleanly, data in {up.data}\n")
         assert gone(bus)
         assert not (up.data / "run.json").exists()
 
@@ -127,6 +135,21 @@ def test_it_says_the_addresses_and_commands_that_work_as_they_stand(tmp_path: Pa
         sent = polybus("publish", "news", "hello from me", "--receipt", "--url", found[1])
         assert sent.returncode == 0, sent.stderr
         assert up.interrupt() == 0
+
+
+def test_an_interrupt_while_spark_starts_ends_soon_and_leaves_no_temporary_files(
+    tmp_path: Path,
+) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    with running_up(tmp_path, behaviour={"deaf": True}, TMPDIR=str(scratch)) as up:
+        up.until(lambda: "deaf" in up.notes)
+        assert list(scratch.glob("polybus-spark-*"))
+        began = time.monotonic()
+        assert up.interrupt() == 0
+        assert time.monotonic() - began < 3.0 + SLACK_S
+        assert "killed" not in up.text
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_closed_terminal_ends_the_pipeline_then_the_bus(tmp_path: Path) -> None:
@@ -157,6 +180,48 @@ def test_a_pipeline_that_dies_is_reported_and_started_again(tmp_path: Path) -> N
         )
         up.until(lambda: sum(line.startswith("start") for line in up.notes) == 2)
         assert not gone(up.bus_pid)
+        assert up.interrupt() == 0
+
+
+def ask(up: RunningUp, action: str, body: Any = None) -> Any:
+    """Ask the bus for something about its pipeline, as the console does."""
+    port = up.until_said(r"bus: ready at tcp://127\.0\.0\.1:(\d+)")[1]
+    token = admin_token_path(up.data).read_text().strip()
+    url, path = f"http://127.0.0.1:{port}", f"/v1/pipelines{action}"
+    return request_json(url, "POST" if action else "GET", path, body, token=token)
+
+
+def test_a_pipeline_that_was_stopped_stays_so_until_it_is_started(tmp_path: Path) -> None:
+    """Refresh and backup need it stopped; `polybus up` used to start it again after a second."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    options = ("--master", "local[1]", "--pipelines", str(mine))
+    with running_up(tmp_path, *options, behaviour={"socket": True}) as up:
+        up.until_said(r"pipeline: ready after")
+        up.until(lambda: ask(up, "")["actions"] == ["stop"])
+        data = ("--data", str(up.data))
+        backup = ("backup", str(tmp_path / "copy"), *data)
+        assert b"pipeline.running" in polybus(*backup).stderr
+
+        ask(up, "/stop")
+        up.until_said(r"pipeline: stopped; Start on the page Pipelines .* starts it again\n")
+        assert ask(up, "")["actions"] == ["start", "refresh"]
+        saved = polybus(*backup)
+        assert saved.returncode == 0, saved.stderr
+
+        (up.data / "tables" / "shop.sums").mkdir(parents=True)
+        again = f"--master local[1] --pipelines {mine}"
+        once = f"--master local[1] --once --no-standard --pipelines {mine} --refresh=shop.sums"
+        actions = [("/start", None, again), ("/refresh", {"table": "shop.sums"}, once)]
+        for number, (action, body, given) in enumerate(actions, 2):
+            ask(up, action, body)
+            up.until(lambda: ask(up, "")["actions"] == ["stop"])
+            assert up.notes[-1].endswith(given)
+            # The figures are those of the driver that runs, whoever started it.
+            up.until_said(rf"flows 1/1 running, lag {number} ")
+            assert polybus("pipeline", "stop", *data).returncode == 0
+        assert sum(line.startswith("start") for line in up.notes) == 3
+        assert "unexpectedly" not in up.text
         assert up.interrupt() == 0
 
 
@@ -291,7 +356,7 @@ def test_the_real_pipeline_fills_tables_and_ends_with_its_java(tmp_path: Path) -
     with running_up(tmp_path, "--demo") as up:
         up.until_said(r"pipeline: ready after [\d.]+ s", SPARK_TIMEOUT_S)
         java = int(json.loads((up.data / "pipeline" / "status.json").read_text())["jvm"])
-        up.until_said(r"tables .*silver=[1-9]", SPARK_TIMEOUT_S)
+        up.until_said(r"tables .*silver [1-9]", SPARK_TIMEOUT_S)
         assert not gone(java)
         os.killpg(up.process.pid, signal.SIGINT)
         assert up.process.wait(SPARK_TIMEOUT_S) == 0
@@ -328,18 +393,23 @@ def has_duplicate(rows: list[dict[str, Any]]) -> bool:
     return bool(ids) and max(ids.values()) > 1
 
 
-def test_on_a_terminal_the_figures_are_painted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("columns", "lines"), [(120, 50), (80, 24)])
+def test_on_a_terminal_the_figures_are_painted(tmp_path: Path, columns: int, lines: int) -> None:
     """Through a real pseudo-terminal; nothing of a message steers it."""
     data = tmp_path / "data"
     data.mkdir()
-    (data / "fake.json").write_text("{}")
+    flow = {"pipeline": "fake", "flow": "silver", "state": "running", "rows": 7}
+    long = {"event": "progress", "flows": [flow | {"lag": 3, "error": "why " * 100}]}
+    (data / "fake.json").write_text(json.dumps({"says": [long]}))
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, "up", "--port", "0", "--data", str(data)],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
-        env=environment(POLYBUS_SPARK_DRIVER=FAKE, TERM="xterm", COLUMNS="120", LINES="50"),
+        env=environment(
+            POLYBUS_SPARK_DRIVER=FAKE, TERM="xterm", COLUMNS=str(columns), LINES=str(lines)
+        ),
     ) as process:
         os.close(theirs)
         painted, interrupted = b"", False
@@ -347,7 +417,7 @@ def test_on_a_terminal_the_figures_are_painted(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):
             while part := os.read(ours, 65536):
                 painted += part
-                if b"fake.silver" in painted and not interrupted:
+                if b"why why" in painted and not interrupted:
                     process.send_signal(signal.SIGINT)
                     interrupted = True
         os.close(ours)
@@ -355,15 +425,18 @@ def test_on_a_terminal_the_figures_are_painted(tmp_path: Path) -> None:
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", painted).decode()
     assert "pipeline: ready after" in text
     assert re.search(r"fake\.silver +running +7 ", text)
+    # What is painted; notices above it are as long as they are.
+    live = [one for one in re.split(r"[\r\n]+", text) if re.match(r"up \d|fake\.|✓|flow ", one)]
+    assert live and max(map(len, live)) <= columns
 
 
 def test_plain_lines_have_all_figures_and_each_alert_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     figures = Figures()
-    figures.topics = {"news": {"messages-in": 12, "rate-per-s": 3.0}}
+    figures.topics = {"news": {"messages-in": 1200, "rate-per-s": 3.0}}
     figures.flows = [{"state": "running", "lag": 4}, {"state": "failed", "lag": None}]
-    figures.tables = {"silver": 9}
+    figures.tables = {"silver": 9000}
     figures.alert_count = 1
     figures.alerts.append("news is loud")
     screen = PlainDisplay(interval_s=0.0)
@@ -373,8 +446,74 @@ def test_plain_lines_have_all_figures_and_each_alert_once(
     assert alert == "alert: news is loud"
     for line in (first, second):
         assert (
-            "in 12 (3/s) · flows 1/2 running, 1 failing, lag 4 · tables silver=9 · alerts 1" in line
+            "in 1,200 messages (3/s) · flows 1/2 running, 1 failing, lag 4 · "
+            "tables silver 9,000 · alerts 1" in line
         )
+
+
+def busy_figures() -> Figures:
+    figures = Figures()
+    figures.topics = {
+        f"topic.{number}": {
+            **{"name": f"topic.{number}", "messages-in": 1000 * number, "messages-out": 0},
+            **{"rate-per-s": float(number), "bytes-in": 5, "bytes-rate-per-s": 1500.0},
+            "published-on": ["goms"],
+        }
+        for number in range(100)
+    }
+    flow = {"pipeline": "standard", "flow": "decode", "rows": 7, "rows_per_s": 1.0, "lag": 3}
+    figures.flows = [flow | {"state": "running", "batch_ms": 1200} for _ in range(20)]
+    figures.tables = {"silver": 12_345, "quarantine": 1}
+    figures.alerts.extend(f"alert {number}" for number in range(5))
+    return figures
+
+
+@pytest.mark.parametrize("lines", [1, 5, 21, 60])
+def test_the_figures_fit_the_terminal_with_alerts_first(lines: int) -> None:
+    shown = [str(line) for line in screen_lines(busy_figures(), lines)]
+    assert len(shown) <= lines
+    assert shown[0] == "! alert 4"
+    if lines >= 21:
+        text = "\n".join(shown)
+        assert "tables: silver 12,345, quarantine 1" in text
+        assert "99,000" in text and "1.5 kB" in text and "1,200 ms" in text
+        assert "more topics" in text and "more flows" in text
+
+
+def test_the_figures_say_how_long_the_bus_has_been_up() -> None:
+    figures = Figures()
+    began_s = time.monotonic()
+    [shown] = [str(one) for one in screen_lines(figures, 1)]
+    assert shown.startswith("up 0") and figures.uptime_s <= time.monotonic() - began_s + 1
+
+
+async def test_first_rows_are_those_that_were_not_there_before_and_results_only(
+    tmp_path: Path,
+) -> None:
+    def append(name: str, number: int) -> None:
+        rows = pa.table({"n": [number]})
+        open_table(tmp_path, name).append(rows, writer="test", batch_id=number)
+
+    append("silver", 0)
+    append("replayed", 0)
+    # No bus is there: its figures stay as they are.
+    figures = Figures(1, tmp_path)
+    await figures.update()
+    assert (figures.tables, figures.has_new_rows) == ({"silver": 1}, False)
+    append("replayed", 1)
+    await figures.update()
+    assert not figures.has_new_rows
+    append("silver", 1)
+    await figures.update()
+    assert (figures.tables, figures.has_new_rows) == ({"silver": 2}, True)
+
+
+def test_the_lag_is_not_known_before_a_flow_has_said_it() -> None:
+    figures = Figures()
+    figures.flows = [{"state": "starting", "lag": None}, {"state": "running", "lag": 0}]
+    assert figures.lag is None
+    figures.flows = [{"state": "running", "lag": 2}, {"state": "waiting", "lag": None}]
+    assert figures.lag == 2
 
 
 @pytest.mark.parametrize(

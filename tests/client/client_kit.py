@@ -18,7 +18,7 @@ def url_of(scheme: str, port: int) -> str:
 
 
 async def take(subscription: Subscription, count: int) -> list[Message]:
-    """The next so many messages, within a time limit."""
+    """The next messages, within a time limit."""
     messages = []
     async with asyncio.timeout(10):
         async for message in subscription:
@@ -29,7 +29,7 @@ async def take(subscription: Subscription, count: int) -> list[Message]:
 
 
 async def held_packs(node: Node, count: int) -> None:
-    """Wait until the sessions of a bus hold so many packs together."""
+    """Wait until the sessions of a bus hold this number of packs together."""
 
     def held() -> int:
         return sum(session.pack_count for session in node.services.inboxes.sessions())
@@ -42,7 +42,7 @@ async def held_packs(node: Node, count: int) -> None:
 async def taken_while_it_breaks(
     scheme: str, count: int, *, pause_s: float, intact_s: tuple[float, float]
 ) -> list[Message]:
-    """All of so many messages, on a connection that breaks again and again.
+    """This number of messages, on a connection that breaks again and again.
 
     A publisher pauses after every 50; the connection is left intact for any time in the range.
     """
@@ -58,7 +58,7 @@ async def taken_while_it_breaks(
         while True:
             await asyncio.sleep(draw.uniform(*intact_s))
             proxy.cut()
-            proxy.mend()
+            proxy.restore()
 
     async with run_bus("news") as bus, Proxy(bus.tcp_port) as proxy:
         async with polybus.connect(url_of(scheme, proxy.port)) as reader:
@@ -73,7 +73,7 @@ async def taken_while_it_breaks(
 
 
 class Proxy:
-    """Forwards TCP connections to a port until it is told to break them."""
+    """Forwards TCP connections to a port until it has to break them."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
@@ -100,13 +100,13 @@ class Proxy:
         return port
 
     def cut(self) -> None:
-        """Break all connections and refuse new ones until `mend`."""
+        """Break all connections and refuse new ones until `restore`."""
         self._refusing = True
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._refusing = False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

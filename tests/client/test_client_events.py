@@ -144,7 +144,7 @@ async def test_a_pack_in_work_when_the_connection_breaks_is_handled_once(transpo
             await entered.wait()
             proxy.cut()
             await push(direct, events, ["work", 2])
-            proxy.mend()
+            proxy.restore()
             leave.set()
             await held_packs(bus, 0)
             events.stop()

@@ -30,7 +30,7 @@ async def test_a_subscription_goes_on_where_it_was(scheme: str) -> None:
             found = await take(messages, 2)
             proxy.cut()
             await publisher.publish("news", "3", receipt=True)
-            proxy.mend()
+            proxy.restore()
             found += await take(messages, 2)
             await publisher.publish("news", "4", receipt=True)
             found += await take(messages, 1)
@@ -47,7 +47,7 @@ async def test_a_confirmation_that_was_lost_is_given_again(scheme: str) -> None:
             proxy.cut()
             reading = asyncio.create_task(take(messages, 1))  # done with the first one, unheard
             await held_packs(bus, 1)
-            proxy.mend()
+            proxy.restore()
             await held_packs(bus, 0)
             await publisher.publish("news", "two", receipt=True)
             assert [message.text for message in await reading] == ["two"]
@@ -132,7 +132,7 @@ async def test_what_a_full_session_lost_is_a_gap(scheme: str) -> None:
             proxy.cut()
             for number in range(20):
                 await publisher.publish("news", str(number), receipt=True)
-            proxy.mend()
+            proxy.restore()
             found = await take(messages, 1)
             while found[-1].text != "19":
                 found += await take(messages, 1)
@@ -160,7 +160,7 @@ async def test_a_receipt_in_flight_when_the_connection_broke_is_unknown(scheme: 
                 else:
                     await waiting
                     await c.flush()
-                proxy.mend()
+                proxy.restore()
                 async with asyncio.timeout(10):
                     assert await c.publish("news", "y", receipt=True) is not None
     assert [error.code for error in told] == ["client.receipt-unknown"]

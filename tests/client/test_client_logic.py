@@ -34,9 +34,24 @@ def test_a_url_says_protocol_place_and_layers(url: str, address: Address) -> Non
 
 
 @pytest.mark.parametrize(
+    ("url", "scheme", "port"),
+    [
+        ("127.0.0.1", "boson", 55545),
+        ("localhost:7000", "boson", 7000),
+        ("bus.example:80", "http", 80),
+        ("bus.example:443", "http", 443),
+        ("[::1]:7000", "boson", 7000),
+    ],
+)
+def test_a_url_without_a_scheme_is_taken_by_its_port(url: str, scheme: str, port: int) -> None:
+    address = parse(url)
+    assert (address.scheme, address.port, address.tls) == (scheme, port, port == 443)
+
+
+@pytest.mark.parametrize(
     "url",
     [
-        "127.0.0.1:55545",
+        "",
         "boson://",
         "boson://h:99999",
         "boson://h/topic",
@@ -174,3 +189,17 @@ def test_the_package_offers_the_client_without_importing_it_first() -> None:
     assert polybus.Message is Message
     with pytest.raises(AttributeError):
         polybus.Messages  # noqa: B018
+
+
+def test_a_url_may_name_several_nodes() -> None:
+    address = parse("boson://token@a:1,[::1]:2,c?gzip=1")
+    assert address.places == (("a", 1), ("::1", 2), ("c", 55545))
+    assert address.gzip
+    assert address.credentials is not None
+
+
+@pytest.mark.parametrize("url", ["http://a,b", "queue://a:1,b:2", "boson://a,,b", "goms://a,b:x"])
+def test_several_nodes_are_refused_where_they_make_no_sense(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(url)
+    assert caught.value.code == "client.url"

@@ -32,7 +32,7 @@ async def bridged() -> AsyncIterator[tuple[Node, int]]:
 
 
 async def listening(node: Node, count: int) -> None:
-    """Wait until so many listen to the topic: on a queue the bus does not say when it does."""
+    """Wait until this many listen to the topic: on a queue the bus does not say when it does."""
     (topic,) = node.bus.topics()
     async with asyncio.timeout(10):
         while len(topic.subscribers) != count:  # noqa: ASYNC110  the bus has no event for it
@@ -57,7 +57,7 @@ async def test_messages_cross_from_any_protocol_to_a_queue_and_back() -> None:
         await take(from_boson, 3)
         await queues.publish("news", "from the queue")
         assert (await take(from_boson, 1))[0].text == "from the queue"
-        # Another connection of the same client, so it is told too.
+        # Another connection of the same client, so it is notified too.
         (message,) = await take(from_queue, 1)
         assert (message.topic, message.text) == ("news", "from the queue")
         assert message.position is None and not message.headers and not message.gap
@@ -87,7 +87,7 @@ async def test_a_lost_connection_is_made_again_and_the_gap_is_told() -> None:
             proxy.cut()
             await listening(node, 0)
             await direct.publish("news", "missed", receipt=True)
-            proxy.mend()
+            proxy.restore()
             await listening(node, 2)
             await direct.publish("news", "after", receipt=True)
             (message,) = await take(messages, 1)

@@ -1,4 +1,4 @@
-"""A client that loses its connection: nothing twice, nothing missed, and gaps are told."""
+"""A client that loses its connection: nothing twice, nothing missed, and gaps are reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_a_subscription_goes_on_after_the_last_message_it_saw(scheme: str)
                 before = await take(subscription, 3)
                 proxy.cut()
                 await publisher.publish_many("news", ["3", "4"], receipt=True)
-                proxy.mend()
+                proxy.restore()
                 after = await take(subscription, 2)
                 await publisher.publish("news", "5")
                 after += await take(subscription, 1)
@@ -48,7 +48,7 @@ async def test_a_subscription_that_saw_nothing_yet_misses_nothing(scheme: str) -
             async with reader.subscribe("news") as subscription:
                 proxy.cut()
                 await publisher.publish("news", "for us", receipt=True)
-                proxy.mend()
+                proxy.restore()
                 (message,) = await take(subscription, 1)
     assert (message.text, message.gap) == ("for us", False)
 
@@ -66,7 +66,7 @@ async def test_the_first_message_after_what_is_lost_says_so(scheme: str) -> None
                 bus.bus.delete_topic("news")
                 bus.bus.create_topic("news")
                 await publisher.publish_many("news", ["new", "newer"], receipt=True)
-                proxy.mend()
+                proxy.restore()
                 new, newer = await take(subscription, 2)
     assert (old.gap, new.gap, newer.gap) == (False, True, False)
     assert (new.text, new.offset) == ("new", 0)
@@ -101,7 +101,7 @@ async def test_a_receipt_in_flight_when_the_connection_broke_is_unknown(scheme: 
             with pytest.raises(PolybusError) as caught:
                 await waiting
             assert caught.value.code == "client.receipt-unknown"
-            proxy.mend()
+            proxy.restore()
             async with asyncio.timeout(10):
                 assert await c.publish("news", "y", receipt=True) is not None
 
@@ -113,7 +113,7 @@ async def test_retry_publishes_again_until_the_receipt_comes(scheme: str) -> Non
             waiting = asyncio.create_task(c.publish("news", "x", receipt=True, retry=True))
             await asyncio.sleep(0)
             proxy.cut()
-            proxy.mend()
+            proxy.restore()
             async with asyncio.timeout(10):
                 position = await waiting
     assert position is not None

@@ -58,7 +58,7 @@ async def test_a_message_over_the_limit_certainly_was_not_stored(scheme: str, si
     assert error.code == ("goms.000003" if scheme == "goms" else "boson.message-too-large")
 
 
-@pytest.mark.parametrize("code", ["log.full", "log.failed", "log.frozen"])
+@pytest.mark.parametrize("code", ["log.full", "log.refused", "log.frozen"])
 async def test_a_log_that_takes_no_writes_ends_the_receipt(
     scheme: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +99,7 @@ async def test_a_receipt_that_does_not_come_is_given_up(
                 async with asyncio.timeout(5):
                     await c.publish("news", "x", receipt=True, retry=retry)
             monkeypatch.undo()
-            # The next one is told from the one that is missing.
+            # The next one is distinguished from the one that is missing.
             position = await c.publish("news", "y", receipt=True)
     assert caught.value.code == UNKNOWN
     assert position is not None and position.offset == 1
@@ -170,7 +170,7 @@ async def test_a_message_without_a_receipt_may_be_the_one_that_was_refused() -> 
     receipts = PendingReceipts()
     receipts.sent_without("other")
     asked = receipts.ask(PendingPublish("news", [b"x"]))
-    assert not receipts.refused(Refusal(UNNAMED)), "on_error is told, too"
+    assert not receipts.refused(Refusal(UNNAMED)), "on_error is called, too"
     assert outcome(asked) == UNKNOWN
 
 

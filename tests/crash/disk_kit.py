@@ -2,9 +2,10 @@
 
 `install` replaces the primitives by which Python changes a disk: `os.open`, `write`, `pwrite`,
 `writev`, `fsync`, `fdatasync`, `truncate`, `ftruncate`, `rename`, `replace`, `link`, `unlink`,
-`remove`, `mkdir`, `rmdir`; `open` with each `write` of its file; Parquet writers, which would write
-below Python; and the statements of SQLite that change its files. `shutil.rmtree` and `pathlib` are
-made of these. A write happens under one lock, and before each one `before_write` is called.
+`remove`, `mkdir`, `rmdir`; the log's `sync_file_system`; `open` with each `write` of its file;
+Parquet writers, which would write below Python; and the statements of SQLite that change its files.
+`shutil.rmtree` and `pathlib` are made of these. A write happens under one lock, and before each one
+`before_write` is called.
 
 Three ends, which differ in what is left of the writes so far:
 
@@ -29,6 +30,8 @@ from typing import Any, Literal
 
 import pyarrow.parquet as pq
 
+from polybus.log import disk as log_disk
+
 End = Literal["kill", "cut", "torn"]
 Tree = dict[str, bytes | None]
 """Paths below the folder, each with its content; None for a folder."""
@@ -37,6 +40,7 @@ ENDS_TRANSACTION = ("COMMIT", "ROLLBACK", "close")
 _OS = {name: getattr(os, name) for name in dir(os)}
 _OPEN = io.open
 _PARQUET_WRITER: Any = pq.ParquetWriter
+_SYNC_ALL = log_disk.sync_file_system
 _CONNECT: Any = sqlite3.connect
 
 
@@ -55,12 +59,7 @@ class WatchedDisk:
         self._databases: set[str] = set()
         # Removed files stay open, so that their inodes are not given to others.
         self._removed: list[int] = []
-        for folder, _, files in os.walk(root):
-            self._sync_names(folder)
-            for name in files:
-                path = os.path.join(folder, name)
-                if os.path.isfile(path):
-                    self._contents[_inode(path)] = _content(path)
+        self._all_synced()
 
     # What is left.
 
@@ -103,6 +102,19 @@ class WatchedDisk:
                 self._sync_names(folder)
         self._moved = [pair for pair in self._moved if path not in pair]
 
+    def _sync_all(self, path: Path) -> bool:
+        return bool(self.act(f"syncfs {self._short(str(path))}", self._all_synced))
+
+    def _all_synced(self) -> bool:
+        for folder, _, files in os.walk(self._root):
+            self._sync_names(folder)
+            for name in files:
+                path = os.path.join(folder, name)
+                if os.path.isfile(path):
+                    self._contents[_inode(path)] = _content(path)
+        self._moved = []
+        return True
+
     def _keep_inode(self, path: str) -> None:
         if os.path.lexists(path):
             self._removed.append(_OS["open"](path, os.O_RDONLY))
@@ -124,6 +136,7 @@ class WatchedDisk:
             replacements[name] = self._syncing(name)
         for name, replacement in replacements.items():
             setattr(os, name, replacement)
+        log_disk.sync_file_system = self._sync_all
         builtins.open = io.open = self._open_file
         pq.ParquetWriter = _parquet_writer(_PARQUET_WRITER)
         sqlite3.connect = self._connect(_CONNECT)
@@ -133,6 +146,7 @@ class WatchedDisk:
         for name, original in _OS.items():
             if getattr(os, name) is not original:
                 setattr(os, name, original)
+        log_disk.sync_file_system = _SYNC_ALL
         builtins.open = io.open = _OPEN
         pq.ParquetWriter = _PARQUET_WRITER
         sqlite3.connect = _CONNECT

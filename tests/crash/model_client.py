@@ -51,7 +51,7 @@ class Client:
     Attributes:
         followed: what it must be given.
         may_follow: the topics of a change without an answer.
-        meaning: what each number was when it was shown last.
+        meaning: what each number was when it was shown last, or when it was confirmed.
         taken: it has all packs up to this number.
         waits_for: the next number, if later ones came without it.
         sent_to: the last number on its connection.
@@ -100,6 +100,9 @@ class Client:
             else:
                 # It comes again until it is confirmed.
                 self.waits_for = self.taken + 1
+                continue
+            if number in self.confirmed and content == EMPTY:
+                # The confirmation was lost, and then the pack: its client has it.
                 continue
             self.meaning[number] = content
         self.sent_to = max([self.sent_to, *numbers])

@@ -30,7 +30,7 @@ from model_life import THREAD_S, TOPICS, Life, PowerOff, VirtualLoop
 
 from polybus.batch import Batch
 from polybus.config import Config
-from polybus.log.verify import verify
+from polybus.log.verify.verify import verify
 from polybus.services.state_rows import verify_state
 from polybus.testing import ManualClock
 
@@ -176,7 +176,7 @@ class Model(RuleBasedStateMachine):
         self._left = self.disk.left(end)
 
     def arm(self, *ends: tuple[int, End]) -> None:
-        """End this life after so many writes, the next after so many, and so on."""
+        """End this life after this many writes, the next after as many, and so on."""
         self._armed = list(ends)
 
     def _ran(self, work: Coroutine[Any, Any, Any]) -> bool:
@@ -263,7 +263,7 @@ class Model(RuleBasedStateMachine):
             self.receipted[key] = len(values)
 
     async def publish(self, batches: list[tuple[str, int]], *, receipt: bool) -> None:
-        """Publish so many messages to each topic, in one commit."""
+        """Publish this many messages to each topic, in one commit."""
         made = []
         for topic, count in batches:
             values = self.new_values(count)

@@ -50,7 +50,7 @@ def messages(log: Log, topic: str) -> list[str]:
 
 
 def all_messages(log: Log) -> dict[str, list[str]]:
-    """The messages of every topic that is no system topic."""
+    """The messages of every topic that is not a system topic."""
     return {
         topic: messages(log, topic) for topic in sorted(log.topics()) if not topic.startswith("$")
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -10,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from crash_kit import MEMORY_DISK, Run, crashes
+from crash_kit import MEMORY_DISK, Crash, Run, crashes
 from opened_kit import all_messages, on_node, opened_log, publish
 
 from polybus.edges.node import Node
 from polybus.errors import PolybusError
 from polybus.lake.table import open_table
 from polybus.log.history.handover import compact
-from polybus.log.verify import verify
+from polybus.log.verify.verify import verify
 from polybus.services.backup import backup, check_whole, restore
 from polybus.services.state_rows import NAME as STATE
 from polybus.services.state_rows import verify_state
@@ -25,19 +28,20 @@ from polybus.services.state_rows import verify_state
 WHOLE = [{"a": ["1", "2"], "b": ["3"]}, 1, [7]]
 
 
+async def with_a_session(node: Node) -> None:
+    await node.services.inboxes.create(["a"], None, "latest")
+
+
 def fill(run: Run) -> None:
-    """A folder with history, journal, sessions and a table."""
-
-    async def work(node: Node) -> None:
-        await node.services.inboxes.create(["a"], None, "latest")
-
+    """A folder with history, journal, sessions and a table, and a backup of its beginning."""
     data = run.data / "bus"
     data.mkdir()
     with opened_log(data) as log:
         log.create_topic("a")
         publish(log, "a", "1")
     compact(data)
-    on_node(work, data)
+    on_node(with_a_session, data)
+    backup(data, run.data / "base")
     with opened_log(data) as log:
         log.create_topic("b")
         publish(log, "a", "2")
@@ -61,26 +65,51 @@ def content(data: Path) -> Any:
 
 
 def make_backup(run: Run) -> None:
+    """Of tables on the disk of the backup, and a log on another: that is linked to the base's."""
+    real, linked = os.link, []
+
+    def link(source: Path, target: Path) -> None:
+        if source.is_relative_to(run.data / "bus" / "accounts"):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        linked.append(source.relative_to(run.data).parts[0])
+        real(source, target)
+
     # Whoever repeats it removes what the first one left: a target with files is refused.
     shutil.rmtree(run.data / "copy", ignore_errors=True)
-    backup(run.data / "bus", run.data / "copy")
+    os.link = link  # type: ignore[assignment]
+    try:
+        backup(run.data / "bus", run.data / "copy", base=run.data / "base")
+    finally:
+        os.link = real
+    assert set(linked) == {"bus", "base"}
     run.acknowledge("backup")
 
 
 def look_at_backup(data: Path) -> Any:
+    base = hashlib.sha256()
+    for path in sorted((data / "base").rglob("*")):
+        base.update(str(path.relative_to(data)).encode())
+        base.update(path.read_bytes() if path.is_file() else b"")
     try:
         check_whole(data / "copy")
     except PolybusError as error:
-        return [content(data / "bus"), error.code]
-    return [content(data / "bus"), content(data / "copy")]
+        return [base.hexdigest(), content(data / "bus"), error.code]
+    return [base.hexdigest(), content(data / "bus"), content(data / "copy")]
 
 
-def test_a_backup_is_whole_or_not_one() -> None:
+def check_backup(crash: Crash) -> None:
+    base, source, copy = crash.seen
+    assert source == WHOLE, crash
+    assert copy == WHOLE or (copy == "backup.incomplete" and not crash.acknowledged), crash
+    assert crash.end == [base, WHOLE, WHOLE], crash
+
+
+def test_a_backup_is_whole_or_not_one_and_leaves_its_base_as_it_was() -> None:
+    bases = set()
     for crash in crashes(make_backup, look_at_backup, start=fill, verified=False):
-        source, copy = crash.seen
-        assert source == WHOLE, crash
-        assert copy == WHOLE or (copy == "backup.incomplete" and not crash.acknowledged), crash
-        assert crash.end == [WHOLE, WHOLE], crash
+        check_backup(crash)
+        bases.add(crash.seen[0])
+    assert len(bases) == 1
 
 
 def with_a_backup(run: Run) -> None:

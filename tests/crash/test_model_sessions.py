@@ -387,7 +387,7 @@ def test_sessions_keep_their_promises_whatever_happens() -> None:
 
 
 def test_a_client_without_the_answer_is_sent_dropped_numbers_again() -> None:
-    """Also after a restart; else it would wait for them for ever."""
+    """Also after a restart; else it would wait for them forever."""
     for restart in (False, True):
         with stepped(Sessions) as state:
             state.set_up(packs_max=3, is_small=False)
@@ -399,3 +399,30 @@ def test_a_client_without_the_answer_is_sent_dropped_numbers_again() -> None:
                 state.stop_and_start()
             state.receive(0, arrives=True, quick=False)
             assert list(state.clients[0].meaning) == [1, 2, 3, 4, 5]
+
+
+def test_a_confirmed_number_between_dropped_ones_does_not_come_again() -> None:
+    """Also after a restart, which knows the dropped numbers only as a range."""
+    with stepped(Sessions) as state:
+        state.set_up(packs_max=3, is_small=False)
+        for _ in range(2):
+            state.post(0, is_all=False)
+            state.receive(0, arrives=True, quick=False)
+        state.confirm(0, picked=[0], odd=False)
+        for _ in range(3):
+            state.post(0, is_all=False)
+        state.stop_and_start()
+        state.receive(0, arrives=True, quick=False)
+        assert list(state.clients[0].meaning) == [1, 2, 3, 4, 5]
+
+
+def test_a_confirmation_that_a_crash_undoes_keeps_what_its_client_has() -> None:
+    """The pack is then dropped by the numbers that the crash has used up: it comes empty."""
+    with stepped(Sessions) as state:
+        state.set_up(packs_max=3, is_small=False)
+        for _ in range(2):
+            state.post(0, is_all=False)
+        state.stop_and_start()
+        state.confirm(0, picked=[0], odd=False)
+        state.kill_after_showing(0, count=1, quick=False, end="kill")
+        state.stop_and_start()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import changes_kit
-from crash_kit import Run, complete, crashes, kill
+from crash_kit import Crash, Run, complete, crashes, kill
 
 
 def filled(run: Run) -> None:
@@ -26,11 +26,15 @@ def look(data: Path) -> Any:
     return changes_kit.shown(data)
 
 
+def check_together(crash: Crash) -> None:
+    together = [["a", "b"], ["a", "b"]]
+    assert crash.seen == [[], []] or (crash.seen == together and not crash.acknowledged), crash
+    assert crash.end == [[], []], crash
+
+
 def test_rows_and_checkpoints_go_together() -> None:
     for crash in crashes(start_over, look, start=filled, verified=False):
-        together = [["a", "b"], ["a", "b"]]
-        assert crash.seen == [[], []] or (crash.seen == together and not crash.acknowledged), crash
-        assert crash.end == [[], []], crash
+        check_together(crash)
 
 
 def reset_was_killed(run: Run) -> None:

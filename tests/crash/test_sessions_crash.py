@@ -45,7 +45,7 @@ class Client:
         self.run.acknowledge("opened", session.digest.hex())
 
     def reopen(self) -> bool:
-        """Go on with the session that is there, if there is one."""
+        """Continue with the session that is there, if there is one."""
         for session in self.inboxes.sessions():
             self.session = session
             return True

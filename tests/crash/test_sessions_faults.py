@@ -254,7 +254,7 @@ def begun(folder: Path, *, reads: bool) -> tuple[World, Tree]:
 
 
 def fail_once(world: World, tree: Tree, fault: Fault, end: str) -> list[str]:
-    """Go on with one fault; the operations that failed."""
+    """Continue with one fault; the operations that failed."""
     world.enter(tree)
     try:
         world.disk.fail(fault)
@@ -279,7 +279,7 @@ def fail_each(
     for first in itertools.count():
         fault = Fault(first, count, is_late=is_late)
         if not fail_once(world.copy(), tree, fault, end):
-            assert first > 50, "only so many operations"
+            assert first > 50, "only this many operations"
             return
 
 

@@ -26,7 +26,7 @@ def stage(data: Path) -> str:
     from polybus.spark.sink.staging import SinkColumns, stage
 
     columns = SinkColumns(topic="a", has_key=False, has_headers=False)
-    name = stage(iter([ROWS]), columns, BusLocation(data), "spark", 0)
+    name = stage(iter([ROWS]), columns, BusLocation(data), ("spark", "query"), 0).name
     assert name is not None
     return name
 

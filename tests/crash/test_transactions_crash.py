@@ -14,9 +14,9 @@ from polybus.edges.node import Node
 from polybus.errors import StorageError
 from polybus.log.history.handover import compact
 from polybus.services.transactions.commits import TransactionKey
+from polybus.services.transactions.staged_uploads import StagedUpload, StagingRoom
 from polybus.services.transactions.staging import staging_folder
 from polybus.services.transactions.transactions import CommitRequest
-from polybus.services.transactions.uploads import StagingRoom, Upload
 
 pytestmark = pytest.mark.slow
 
@@ -110,12 +110,12 @@ def test_a_start_that_finishes_a_transaction_may_be_killed_too() -> None:
 def upload(run: Run) -> None:
     room = StagingRoom(run.data, bytes_max=1 << 20)
     path = staging_folder(run.data) / "spark" / "0-00000000.arrows"
-    piece = Upload(path, 0, room)
+    piece = StagedUpload(path, 0, room)
     piece.write(b"first")
     piece.sync()
     piece.close()
     run.acknowledge("first")
-    piece = Upload(path, 5, room)
+    piece = StagedUpload(path, 5, room)
     piece.write(b" and last")
     piece.sync()
     piece.close()

@@ -112,6 +112,8 @@ class SpeaksGoms(Speaker):
         kind = found["messagetype"]
         if kind == "error":
             return "error", found["error-code"], found["error"]
+        if kind == "chunk":
+            return kind, found["id"], ""
         if kind == "login-ack":
             return "login", found["account"], ""
         if kind == "message":

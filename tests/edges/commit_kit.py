@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,12 @@ def stage_bytes(data: Path, producer: str, batch: int, content: bytes) -> str:
     """Put a file where the bus looks for it; return its name."""
     name = f"{batch}-{uuid4().hex}.arrows"
     folder = data / "staging" / producer
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(content)
-    return name
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        # The bus removes the folder when a commit has left it empty.
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).write_bytes(content)
+            return name
 
 
 def stage(data: Path, producer: str, batch: int, topics: Topics) -> str:

@@ -278,7 +278,7 @@ def epoch_of(node: Node, topic: str) -> int:
 
 
 async def until(condition: object, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until a callable is true: for what no peer can be told."""
+    """Wait until a callable is true: for what no peer is notified of."""
     assert callable(condition)
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what it waits for sets no event

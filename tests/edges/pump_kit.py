@@ -54,7 +54,7 @@ def name_of(one: socket.socket) -> str:
 
 
 def send_together(node: Node, found: list[ScriptedPeer], messages: list[bytes]) -> None:
-    """Let all messages arrive before the loop goes on: the pump reads them in one turn."""
+    """Let all messages arrive before the loop continues: the pump reads them in one turn."""
     for one, message in zip(sockets_of(found), messages, strict=True):
         assert os.write(one.fileno(), message) == len(message)
 

@@ -10,8 +10,8 @@ from accounts_kit import PASSWORD, SPEAKERS, bus_with_accounts, peer_of
 from edge_kit import TIMEOUT_S
 
 from polybus.errors import PolybusError
-from polybus.services.accounts import accounts as service
-from polybus.services.accounts import passwords
+from polybus.services.accounts import login_turns, passwords
+from polybus.services.accounts.throttle import Throttle
 from polybus.testing import ScriptedPeer
 
 FRAMES = SPEAKERS["boson-frames"]
@@ -55,7 +55,7 @@ async def test_a_flood_of_logins_leaves_others_their_turn_and_costs_few_hashes(
 async def test_logins_of_one_address_wait_for_each_other_and_others_for_none_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "WAITING_PER_SOURCE_MAX", 3)
+    monkeypatch.setattr(login_turns, "WAITING_PER_SOURCE_MAX", 3)
     async with bus_with_accounts() as node:
         accounts = node.accounts
         # Known from here on.
@@ -65,7 +65,7 @@ async def test_logins_of_one_address_wait_for_each_other_and_others_for_none_of_
             for number in range(9)
         ]
         await asyncio.sleep(0)
-        assert sum(accounts._waiting.values()) == 3, "all of one IPv6 network"
+        assert len(accounts._turns) == 3, "all of one IPv6 network"
         # Not even at the same address.
         assert await accounts.log_in("shop", PASSWORD, "2001:db8::1") is accounts.of("shop")
         token = accounts.store.make_token("shop")
@@ -73,7 +73,52 @@ async def test_logins_of_one_address_wait_for_each_other_and_others_for_none_of_
         answers = await asyncio.gather(*guesses, return_exceptions=True)
         codes = sorted(one.code for one in answers if isinstance(one, PolybusError))
         assert codes == ["auth.busy"] * 6 + ["auth.failed"] * 3
-        assert not accounts._waiting and not accounts._turns
+        assert not accounts._turns
+
+
+async def test_a_password_that_is_not_known_yet_gets_in_beside_guesses_from_many_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(login_turns, "SOURCES_MAX", 5)
+    async with bus_with_accounts() as node:
+        accounts = node.accounts
+        guesses = [
+            asyncio.create_task(accounts.log_in("nobody", "guess", f"192.0.2.{number}"))
+            for number in range(5)
+        ]
+        await asyncio.sleep(0)
+        assert (await accounts.log_in("shop", PASSWORD, "198.51.100.1")).account == "shop"
+        answers = await asyncio.gather(*guesses, return_exceptions=True)
+        codes = sorted(one.code for one in answers if isinstance(one, PolybusError))
+        assert codes == ["auth.busy"] + ["auth.failed"] * 4
+        assert not accounts._turns
+
+
+async def test_a_password_that_is_not_known_yet_gets_in_beside_guesses_from_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(login_turns, "WAITING_PER_SOURCE_MAX", 3)
+    monkeypatch.setattr(Throttle, "delay_s", lambda *_: 0.0)
+    async with bus_with_accounts() as node:
+        accounts = node.accounts
+
+        async def guess() -> None:
+            with pytest.raises(PolybusError):
+                await accounts.log_in("office", "guess", "192.0.2.1")
+
+        # The place of each that is answered is taken at once.
+        flood = [asyncio.create_task(guess()) for _ in range(3)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+            try:
+                access = await accounts.log_in("shop", PASSWORD, "192.0.2.1")
+            except PolybusError as error:
+                assert error.code == "auth.busy"
+                flood.append(asyncio.create_task(guess()))
+            else:
+                break
+        assert access.account == "shop"
+        await asyncio.gather(*flood)
 
 
 async def test_a_failure_takes_as_long_for_an_unknown_account_as_for_a_wrong_password() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +15,15 @@ import pytest
 from accounts_http_kit import Bus, accounts_bus
 
 from polybus.edges.http.routes import OPERATIONS
-from polybus.services.accounts import accounts, throttle
+from polybus.services import pipeline_watch
+from polybus.services.accounts import accounts, login_turns, throttle
 
 CALLERS = ("nobody", "wrong", "default", "shop", "other", "token", "admin")
 ADMIN_ONLY = "401 401 403 403 403 403"
 STAGED = "0-aaaaaaaa.arrows"
 COMMIT = {"producer": "p", "query": "q", "batch": 0}
+# Messages of an epoch that is over.
+GONE = {"topic": "news", "epoch": 1, "first": 0, "stop": 1}
 POSITION = {"shop/shared": {"epoch": 1, "offset": 0}}
 
 # An operation, what is sent, and the status for each caller. `token` is one of `shop`, which may
@@ -30,6 +34,23 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("GET /v1/topics/{topic}", {}, "401 401 404 200 200 404 200"),
     ("POST /v1/topics/{topic}/messages", {"content": b"1"}, "401 401 404 200 403 404 200"),
     ("GET /v1/topics/{topic}/messages", {}, "401 401 404 200 200 404 200"),
+    ("GET /v1/topics/{topic}/messages/{offset}", {}, "401 401 404 200 404 404 200"),
+    ("GET /v1/topics/{topic}/messages/{offset}/wire", {}, "401 401 404 200 404 404 200"),
+    ("PUT /v1/topics/{topic}/blob", {"content": b"1"}, "401 401 404 200 403 404 200"),
+    (
+        "GET /v1/topics/{topic}/blob",
+        {"params": {"sha256": "0" * 64}},
+        "401 401 404 200 403 404 200",
+    ),
+    ("GET /v1/blobs/{id}", {}, "401 401 404 404 404 404 404"),
+    ("GET /v1/topics/{topic}/search", {}, "401 401 404 200 200 404 200"),
+    ("GET /v1/topics/{topic}/histogram", {}, "401 401 404 200 200 404 200"),
+    ("GET /v1/topics/{topic}/export", {}, "401 401 404 200 200 404 200"),
+    ("POST /v1/sql", {"json": {"query": "SELECT 1"}}, "401 401 200 200 200 200 200"),
+    ("DELETE /v1/sql/{id}", {}, "401 401 404 404 404 404 404"),
+    ("GET /v1/sql/names", {}, "401 401 200 200 200 200 200"),
+    ("GET /v1/tables", {}, "401 401 403 403 403 403 200"),
+    ("GET /v1/tables/{table}", {}, "401 401 403 403 403 403 404"),
     ("POST /v1/sessions", {"json": {"topics": ["shop/shared"]}}, "401 401 404 201 201 404 201"),
     ("PUT /v1/sessions/{key}/topics", {"json": {"topics": []}}, "401 401 404 200 404 200 200"),
     ("POST /v1/sessions/{key}/packs", {"json": [["a"]]}, "401 401 404 202 404 403 202"),
@@ -37,7 +58,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("DELETE /v1/sessions/{key}", {}, "401 401 404 204 404 204 204"),
     ("GET /v1/consumers", {}, "401 401 200 200 200 200 200"),
     ("PUT /v1/consumers/{group}", {"json": {"positions": POSITION}}, "401 401 404 204 204 404 204"),
-    ("DELETE /v1/consumers/{group}", {}, "401 401 404 204 204 404 204"),
+    ("DELETE /v1/consumers/{group}", {}, "401 401 404 204 204 403 204"),
     ("POST /v1/staging/{producer}/{file}", {"content": b"x"}, "401 401 200 200 200 403 200"),
     ("DELETE /v1/staging/{producer}/{file}", {}, "401 401 204 204 204 403 204"),
     ("POST /v1/commits", {"json": COMMIT}, "401 401 200 200 200 403 200"),
@@ -60,9 +81,32 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("DELETE /v1/accounts/{account}/tokens/{id}", {}, f"{ADMIN_ONLY} 404"),
     ("POST /v1/tokens", {"json": {}}, "401 401 403 201 201 403 403"),
     ("DELETE /v1/tokens/{id}", {}, "401 401 404 404 404 403 404"),
+    ("PATCH /v1/topics/{topic}", {"json": {}}, "401 401 404 200 403 404 200"),
     ("DELETE /v1/topics/{topic}", {}, "401 401 404 204 403 404 204"),
     ("DELETE /v1/accounts/{account}", {}, f"{ADMIN_ONLY} 204"),
     ("POST /v1/signup", {"json": {"name": "x", "password": "y"}}, "404 404 404 404 404 404 404"),
+    ("GET /v1/sessions", {}, "401 401 200 200 200 200 200"),
+    ("GET /v1/session/{id}", {}, "401 401 404 404 404 404 404"),
+    ("DELETE /v1/session/{id}", {}, "401 401 404 404 404 403 404"),
+    ("POST /v1/session/{id}/redeliver", {}, "401 401 404 404 404 403 404"),
+    ("GET /v1/dead-letters", {}, "401 401 403 403 403 403 200"),
+    ("GET /v1/undelivered", {}, "401 401 403 403 403 403 200"),
+    ("POST /v1/undelivered/replay", {"json": {"ranges": [GONE]}}, "401 401 403 403 403 403 416"),
+    ("POST /v1/replays", {"json": {"dry-run": True}}, "401 401 403 403 403 403 200"),
+    ("GET /v1/replays", {}, "401 401 403 403 403 403 200"),
+    ("GET /v1/replays/{id}", {}, "401 401 403 403 403 403 404"),
+    ("DELETE /v1/replays/{id}", {}, "401 401 403 403 403 403 404"),
+    ("GET /v1/pipelines", {}, "401 401 403 403 403 403 200"),
+    ("POST /v1/pipelines/stop", {}, f"{ADMIN_ONLY} 409"),
+    ("POST /v1/pipelines/start", {}, f"{ADMIN_ONLY} 202"),
+    ("POST /v1/pipelines/refresh", {"json": {"table": "nix"}}, f"{ADMIN_ONLY} 400"),
+    ("GET /v1/connections", {}, "401 401 200 200 200 200 200"),
+    ("DELETE /v1/connections/{id}", {}, "401 401 404 404 404 403 404"),
+    ("GET /v1/graph", {}, "401 401 200 200 200 200 200"),
+    ("GET /v1/info", {}, "401 401 200 200 200 200 200"),
+    ("GET /v1/settings", {}, "401 401 403 403 403 403 200"),
+    ("GET /v1/figures", {}, "401 401 200 200 200 200 200"),
+    ("GET /v1/metrics/history", {}, "401 401 403 403 403 403 200"),
     ("GET /healthz", {}, "200 200 200 200 200 200 200"),
     ("GET /readyz", {}, "200 200 200 200 200 200 200"),
     ("GET /metrics", {}, "401 401 200 403 403 403 200"),
@@ -74,6 +118,8 @@ def without_delays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wrong logins are answered at once: their delay has tests of its own."""
     for module in (accounts, throttle):
         monkeypatch.setattr(module, "DELAY_S_MIN", 0.0)
+    # Not Spark.
+    monkeypatch.setattr(pipeline_watch, "COMMAND", (sys.executable, "-c", ""))
     yield
 
 
@@ -102,7 +148,7 @@ async def test_each_caller_gets_the_answer_of_the_table(name: str) -> None:
         key = await (await bus.of("shop")).open_session()
         client = await caller(bus, name)
         places = {"topic": "shop%2Fshared", "key": key, "group": "g", "producer": "p"}
-        places |= {"file": STAGED, "id": "none"}
+        places |= {"file": STAGED, "id": "none", "offset": "0", "table": "none"}
         wanted, found = {}, {}
         for operation, sent, statuses in TABLE:
             method, _, path = operation.partition(" ")
@@ -153,10 +199,13 @@ async def test_credentials_are_in_no_answer_and_no_log_line(
 
 
 async def test_too_many_logins_at_a_time_are_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "WAITING_PER_SOURCE_MAX", 0)
+    monkeypatch.setattr(login_turns, "WAITING_PER_SOURCE_MAX", 2)
     async with accounts_bus() as bus:
-        answer = await (await bus.of("shop")).client.get("/v1/topics")
-        assert (answer.status_code, answer.json()["code"]) == (429, "auth.busy")
+        client = (await bus.client()).client
+        guesses = [client.get("/v1/topics", auth=("shop", f"guess {n}")) for n in range(3)]
+        answers = await asyncio.gather(*guesses)
+        found = sorted((one.status_code, one.json()["code"]) for one in answers)
+        assert found == [(401, "auth.failed"), (401, "auth.failed"), (429, "auth.busy")]
 
 
 async def test_without_a_login_this_machine_is_the_default_account() -> None:
@@ -189,7 +238,8 @@ async def test_each_sees_what_it_may_read_under_its_own_names(name: str, seen: l
             shown = await client.get(f"/v1/topics/{topic.replace('/', '%2F')}")
             assert shown.json()["name"] == topic
         system = (await client.get("/v1/topics?system=true")).json()["topics"]
-        assert ("$events" in [one["name"] for one in system]) == (name in ("default", "admin"))
+        # The token is for one topic.
+        assert ("$events" in [one["name"] for one in system]) == (name != "token")
 
 
 async def test_unknown_and_forbidden_are_the_same_answer() -> None:

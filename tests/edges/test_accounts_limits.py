@@ -7,11 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
+from accounts_http_kit import accounts_bus
 from accounts_kit import PASSWORD, SPEAKERS, Speaker, bus_with_accounts, peer_of
 from edge_kit import TIMEOUT_S, until
 
 from polybus.edges.node import Node
+from polybus.errors import UsageError
+from polybus.log.interface import TopicSettings
 from polybus.services.accounts import accounts as service
+from polybus.services.accounts import store as store_module
+from polybus.services.accounts.store import AccountStore
 from polybus.testing import ScriptedPeer, run_bus
 
 RATE = {"boson-frames": "account.rate", "boson-properties": "account.rate", "goms": "000429"}
@@ -57,6 +62,28 @@ async def test_an_account_over_its_rate_is_refused_and_others_are_not(protocol: 
         await until(lambda: node.bus.log.bounds("shop/news").stop == before + 1)
 
 
+async def test_an_account_has_a_number_of_bytes_a_second() -> None:
+    speaker = SPEAKERS["boson-frames"]
+    async with (
+        bus_with_accounts() as node,
+        peer_of(node, speaker, "shop") as shop,
+        peer_of(node, speaker, "office") as office,
+    ):
+        configure(node, "shop", limits={"bytes-per-s-max": 1000})
+        await until(lambda: node.accounts.configs.quotas["shop"].bytes_per_s == 1000)
+        # A batch is taken whole while the account owes nothing: this one owes nine seconds.
+        for peer in (shop, office):
+            await peer.send(speaker.publish("news", "x" * 10_000))
+            assert (await speaker.hear(peer))[0] == "receipt"
+        await shop.send(speaker.publish("news", "y"))
+        kind, code, text = await speaker.hear(shop)
+        assert (kind, code) == ("error", "account.rate")
+        assert "bytes-per-s-max" in text
+        await office.send(speaker.publish("news", "y"))
+        assert (await speaker.hear(office))[0] == "receipt"
+        assert node.bus.log.bounds("shop/news").stop == 1
+
+
 async def test_a_full_account_publishes_nothing_until_there_is_room() -> None:
     speaker = SPEAKERS["boson-frames"]
     async with bus_with_accounts() as node, peer_of(node, speaker, "shop") as peer:
@@ -68,11 +95,11 @@ async def test_a_full_account_publishes_nothing_until_there_is_room() -> None:
 
         node.bus.log.describe = described  # type: ignore[method-assign]
         configure(node, "shop", limits={"bytes-max": 1000})
-        await until(lambda: node.accounts.configs.quotas["shop"].full is not None)
+        await until(lambda: "shop" in node.bus.full_accounts)
         await peer.send(speaker.publish("news", "x"))
         assert (await speaker.hear(peer))[:2] == ("error", "account.bytes")
         size = 10
-        await until(lambda: node.accounts.configs.quotas["shop"].full is None)
+        await until(lambda: "shop" not in node.bus.full_accounts)
         await peer.send(speaker.publish("news", "x"))
         assert (await speaker.hear(peer))[0] == "receipt"
 
@@ -118,6 +145,64 @@ async def test_a_config_that_breaks_changes_nothing_and_is_told() -> None:
             assert (await speaker.hear(peer))[:2] == ("error", "topic.deleted")
 
 
+async def test_a_changed_retention_in_the_file_applies_to_topics_that_exist(
+    tmp_path: Path,
+) -> None:
+    def kept(node: Node, topic: str) -> tuple[float | None, int | None]:
+        settings = node.bus.log.settings(f"shop/{topic}")
+        return settings.retention_age_s, settings.retention_bytes
+
+    topics = ["news", {"name": "short", "retention": {"age-s": 60}}]
+    async with bus_with_accounts(str(tmp_path)) as node:
+        assert kept(node, "news") == (None, None)
+        configure(node, "shop", topics=topics, retention={"bytes": 99})
+        await until(lambda: kept(node, "news") == (None, 99))
+        assert kept(node, "short") == (60, None)
+        topics[1] = {"name": "short", "retention": {"age-s": 70}}
+        configure(node, "shop", topics=topics)
+        await until(lambda: kept(node, "short") == (70, None))
+        assert kept(node, "news") == (None, None)
+        # What the file does not say otherwise stays as an administrator has set it.
+        node.bus.log.change_settings("shop/short", TopicSettings(retention_bytes=5))
+        configure(node, "shop", topics=[*topics, "more"])
+        await until(lambda: node.bus.has_topic("shop/more"))
+        assert kept(node, "short") == (None, 5)
+    configure(node, "shop", topics=topics, retention={"age-s": 7})
+    async with bus_with_accounts(str(tmp_path)) as node:
+        assert (kept(node, "news"), kept(node, "short")) == ((7, None), (70, None))
+
+
+async def test_packs_and_broadcasts_count_for_the_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = [["chat", "x" * 100]]
+    async with accounts_bus() as bus:
+        node, shop, other = bus.node, await bus.of("shop"), await bus.of("other")
+        keys = [await shop.open_session("news") for _ in range(3)]
+        quotas, packs = node.accounts.configs.quotas, f"/v1/sessions/{keys[0]}/packs"
+        configure(node, "shop", limits={"messages-per-s-max": 2})
+        await until(lambda: quotas["shop"].messages_per_s == 2)
+        # A broadcast is one message for each session: this one leaves a debt.
+        assert (await shop.client.post("/v1/broadcast", json=pack)).json() == {"sessions": 3}
+        for path in (packs, "/v1/broadcast"):
+            refused = await shop.client.post(path, json=pack)
+            assert (refused.status_code, refused.json()["code"]) == (429, "account.rate")
+        assert (await other.client.post("/v1/broadcast", json=pack)).status_code == 202
+        await asyncio.sleep(1.1)
+        assert (await shop.client.post(packs, json=pack)).status_code == 202
+        configure(node, "shop", limits={"bytes-per-s-max": 50})
+        await until(lambda: quotas["shop"].bytes_per_s == 50)
+        await until(lambda: quotas["shop"].refusal(node.context.clock_us()) is None)
+        answers = [await shop.client.post(packs, json=pack) for _ in range(2)]
+        assert [one.status_code for one in answers] == [202, 429]
+        await shop.client.post("/v1/topics/news/messages", content=b"x" * 2000)
+        configure(node, "shop", limits={"bytes-max": 10})
+        monkeypatch.setattr(node.bus.log, "describe", lambda _: {"history-bytes": 10})
+        await until(lambda: "shop" in node.bus.full_accounts)
+        refused = await shop.client.post(packs, json=pack)
+        assert (refused.status_code, refused.json()["code"]) == (507, "account.bytes")
+
+
 def length_and(value: bytes) -> bytes:
     return len(value).to_bytes(4) + value
 
@@ -149,3 +234,41 @@ async def test_a_queue_belongs_to_its_account_and_may_require_a_token(
         async with ScriptedPeer(node.tcp_port, timeout_s=TIMEOUT_S) as peer:
             await peer.send(length_and(b"four"))
             await until(lambda: node.bus.log.bounds("shop/jobs").stop == 3)
+        configure(node, "shop", limits={"messages-per-s-max": 1})
+        await until(lambda: node.accounts.configs.quotas["shop"].messages_per_s == 1)
+        async with ScriptedPeer(node.tcp_port, timeout_s=TIMEOUT_S) as peer:
+            # Taken whole, and too much for what follows. The protocol has no errors but a reset.
+            await peer.send(length_and(b"x") * 100)
+            await until(lambda: node.bus.log.bounds("shop/jobs").stop == 103)
+            await peer.send(length_and(b"refused"))
+            with pytest.raises(ConnectionResetError):
+                await peer.read(1)
+        assert node.bad_peers.counts["account.rate"] == 1
+        assert node.bus.log.bounds("shop/jobs").stop == 103
+
+
+def test_expired_tokens_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "TOKENS_MAX", 2)
+    store = AccountStore(tmp_path)
+    store.create("shop", None, ())
+    for _ in range(5):
+        store.make_token("shop", expires=1.0)
+    for _ in range(2):
+        store.make_token("shop")
+
+    assert len(store.accounts["shop"].tokens) == 2
+    with pytest.raises(UsageError, match=r"account\.too-many"):
+        store.make_token("shop")
+
+
+def test_there_is_an_end_to_the_number_of_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = AccountStore(tmp_path)
+    monkeypatch.setattr(store_module, "ACCOUNTS_MAX", len(store.accounts) + 1)
+    store.create("shop", None, ())
+    with pytest.raises(UsageError, match=r"account\.too-many"):
+        store.create("office", None, ())
+    assert not (tmp_path / "accounts" / "office").exists()

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from accounts_kit import PASSWORD, SPEAKERS, Speaker, bus_with_accounts, peer_of
+from accounts_kit import OFF, PASSWORD, SPEAKERS, Speaker, bus_with_accounts, peer_of
 from edge_kit import until
 
 from polybus.errors import ConfigError
@@ -213,3 +213,16 @@ async def test_a_bus_for_strangers_or_nobody_does_not_start(
             pass
     assert refused.value.code == code
     assert "127.0.0.1" in refused.value.text or "--insecure" in refused.value.text
+
+
+async def test_who_does_not_log_in_in_time_is_told_and_closed(speaker: Speaker) -> None:
+    limits = {"login-timeout-s": 3.0}
+    async with run_bus("news", accounts=OFF, limits=limits) as node:
+        await node.accounts.create("shop", PASSWORD)
+        async with peer_of(node, speaker, "shop") as known, peer_of(node, speaker) as stranger:
+            await stranger.send(speaker.subscribe("news"))
+            for _ in range(2):
+                assert (await speaker.hear(stranger))[:2] == ("error", speaker.needed)
+            assert await stranger.read_to_end() == b""
+            await known.send(speaker.subscribe("none"))
+            assert (await speaker.hear(known))[1] == speaker.unknown

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accounts_http_kit import PASSWORDS, Bus, accounts_bus
-from http_kit import recv
+from edge_kit import until
+from http_kit import Http, recv
 
 from polybus.edges.node import Node
 from polybus.errors import UsageError
+from polybus.services.accounts.accounts import Accounts
 from polybus.services.sessions.session import Session
 
 DELETED = "topic.deleted"
@@ -161,6 +165,122 @@ async def test_sessions_leave_a_topic_whose_grant_is_revoked(
         assert answer.status_code == 404
 
 
+async def token_of(bus: Bus, **limits: Any) -> tuple[Http, str]:
+    """A client by a new token of `shop`, and the token's id."""
+    token = bus.node.accounts.store.make_token("shop", **limits)
+    return await bus.by_token(token), token.split("_")[1]
+
+
+async def until_events(bus: Bus, kind: str, count: int) -> list[dict[str, Any]]:
+    """The events of `shop`, once there are this many of a kind."""
+    log = bus.node.bus.log
+
+    def found() -> list[dict[str, Any]]:
+        batches = log.read("shop/$events", 0)
+        messages = [json.loads(value) for batch in batches for value in batch.values()]
+        return [one for message in messages for one in message["events"] if one["kind"] == kind]
+
+    await until(lambda: len(found()) >= count)
+    return found()
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+async def test_sessions_end_with_the_token_that_made_them(end: str) -> None:
+    async with accounts_bus() as bus:
+        accounts, shop = bus.node.accounts, await bus.of("shop")
+        client, token = await token_of(bus, topics=["news"], expires=time.time() + 3600)
+        other, _ = await token_of(bus)
+        key, idle = await client.open_session("news"), await client.open_session("news")
+        kept = [await shop.open_session("news"), await other.open_session("news")]
+        async with shop.websocket(key) as websocket:
+            await publish(bus, "shop/news", b"1")
+            assert await recv(websocket) == {"1": [["news", 1]]}
+            if end == "revoked":
+                accounts.revoke_token("shop", token)
+            else:
+                accounts._clock_s = lambda: time.time() + 7200
+                accounts._on_sweep()
+            assert await recv(websocket) == {"0": [["session.unset", "noSession"]]}
+        await publish(bus, "shop/news", b"2")
+        assert await shop.packs(idle) == {"0": [["session.unset", "noSession"]]}
+        for one in kept:
+            assert [["news", 2]] in (await shop.packs(one)).values()
+        events = await until_events(bus, "session-ended", 2)
+        assert {one["reason"] for one in events} == {"token-ended"}
+        missed = await until_events(bus, "undelivered", 2)
+        # Its client had not confirmed the message that it was shown.
+        assert {(one["reason"], one["first"], one["stop"]) for one in missed} == {
+            ("session-token-ended", 0, 1)
+        }
+
+
+async def test_a_session_belongs_to_the_token_that_set_its_topics_last(tmp_path: Path) -> None:
+    async with accounts_bus(str(tmp_path)) as bus:
+        before, old = await token_of(bus, topics=["news"])
+        after, new = await token_of(bus, topics=["shared"])
+        key = await before.open_session("news")
+        sent = {"topics": ["shared"]}
+        answer = await after.client.put(f"/v1/sessions/{key}/topics", json=sent)
+        assert (answer.status_code, answer.json()) == (200, sent)
+        bus.node.accounts.revoke_token("shop", old)
+        await publish(bus, "shop/shared", b"1")
+        assert await after.packs(key) == {"1": [["shared", 1]]}
+        # Administrators move it to nobody.
+        admin = (await bus.admin()).client
+        sent = {"topics": ["shop/shared"]}
+        assert (await admin.put(f"/v1/sessions/{key}/topics", json=sent)).status_code == 200
+        answer = await admin.put(f"/v1/sessions/{key}/topics", json={"topics": ["shop/news"]})
+        assert (answer.status_code, answer.json()["code"]) == (404, "topic.unknown")
+    async with accounts_bus(str(tmp_path)) as bus:
+        assert session_of(bus.node, key).token == new
+        bus.node.accounts.revoke_token("shop", new)
+        assert len(bus.node.services.inboxes) == 0
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired", "damaged"])
+async def test_a_start_ends_the_sessions_of_tokens_that_are_over(end: str, tmp_path: Path) -> None:
+    async with accounts_bus(str(tmp_path)) as bus:
+        expires = time.time() + 3600
+        client, token = await token_of(bus, topics=["news"], expires=expires)
+        key, kept = await client.open_session("news"), await (await bus.of("shop")).open_session()
+        if end == "revoked":
+            # As if the bus was killed before it ended the session: the revocation is durable first.
+            bus.node.accounts.store.changed = lambda before, after: None
+            bus.node.accounts.store.revoke_token("shop", token)
+    if end == "damaged":
+        (tmp_path / "accounts" / "shop" / "account.json").write_bytes(b"{}")
+    with pytest.MonkeyPatch.context() as patch:
+        if end == "expired":
+            patch.setattr(Accounts, "_is_expired", lambda self, token: True)
+        for _ in range(2):
+            async with accounts_bus(str(tmp_path)) as bus:
+                found = {one.token for one in bus.node.services.inboxes.sessions()}
+                # Of a damaged account it is not known which tokens it has.
+                assert found == ({token, ""} if end == "damaged" else {""})
+                client = await bus.client()
+                is_unset = "session.unset" in (await client.poll(key)).text
+                assert is_unset == (end != "damaged")
+                assert (await client.poll(kept)).status_code == 204
+
+
+async def test_a_request_whose_token_is_revoked_meanwhile_opens_and_changes_no_session() -> None:
+    async with accounts_bus() as bus:
+        accounts, inboxes = bus.node.accounts, bus.node.services.inboxes
+        text = accounts.store.make_token("shop")
+        access = accounts.by_token(text)
+        assert access is not None
+        key = await (await bus.of("shop")).open_session("news")
+        accounts.revoke_token("shop", text.split("_")[1])
+        for attempt in (
+            inboxes.create([], None, "latest", access),
+            inboxes.replace_topics(session_of(bus.node, key), [], access),
+        ):
+            with pytest.raises(UsageError) as caught:
+                await attempt
+            assert caught.value.code == "auth.ended"
+        assert list(session_of(bus.node, key).follows) == ["shop/news"]
+
+
 async def test_sessions_end_with_their_account_and_not_with_its_password(tmp_path: Path) -> None:
     async with accounts_bus(str(tmp_path)) as bus:
         shop, other, admin = await bus.of("shop"), await bus.of("other"), await bus.admin()
@@ -183,8 +303,8 @@ async def test_a_start_ends_the_sessions_of_accounts_that_are_gone(tmp_path: Pat
     async with accounts_bus(str(tmp_path)) as bus:
         key = await (await bus.of("shop")).open_session("news")
         kept = await (await bus.of("other")).open_session()
-        for topic in ("shop/news", "shop/shared"):
-            bus.node.bus.delete_topic(topic)
+        for topic in bus.node.accounts._book.topics_of("shop"):
+            bus.node.bus.delete_account_topic(topic)
         # As a stopped bus does it.
         bus.node.accounts.store.delete("shop")
     for _ in range(2):

@@ -40,7 +40,9 @@ def test_any_other_header_is_not(tmp_path: Path) -> None:
         assert not token.is_in(header)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"short", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"short", b"\xff\xfe", b"a" * 20 + b"\0" * 20, b"\xc3\xa4" * 20]
+)
 def test_a_file_without_a_token_gets_a_new_one(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

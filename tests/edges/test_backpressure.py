@@ -69,13 +69,13 @@ class Lag:
 
 
 async def count_to(peer: ScriptedPeer, count: int) -> None:
-    """Read frames of the chunk until so many messages came."""
+    """Read frames of the chunk until this many messages came."""
     await peer.read(len(CHUNK) // 16 * count)
 
 
 @pytest.mark.parametrize("protocol", SUBSCRIBE)
 async def test_a_stalled_subscriber_is_disconnected_with_its_protocols_error(protocol: str) -> None:
-    """Its neighbour gets everything, the publisher goes on, and the loop never stands still."""
+    """Its neighbour gets everything, the publisher continues, and the loop never stands still."""
     chunks = 500
     async with run_bus("news", "alive", durability="memory", limits=LIMITS) as node:
         async with (

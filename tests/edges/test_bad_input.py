@@ -50,7 +50,7 @@ BAD_LENGTHS = [
 async def test_an_impossible_length_gets_an_error_and_ends_the_connection(
     protocol: str, data: bytes, code: str, first: bool
 ) -> None:
-    """As the first bytes too, if the protocol can be told from them."""
+    """As the first bytes too, if the protocol can be recognised by them."""
     async with run_bus("news", "alive", limits={"message-bytes-max": MEBI}) as node:
         async with ScriptedPeer(node.tcp_port) as peer:
             await peer.send(data if first else START[protocol] + data)

@@ -48,6 +48,32 @@ async def test_keys_and_headers_are_published_with_the_values() -> None:
         assert [dict(one or {}) for one in batch.headers or ()] == [{}, {"unit": b"\xff"}]
 
 
+@pytest.mark.parametrize("part_bytes", [1 << 20, 10_000])
+async def test_large_values_of_a_transaction_are_references(part_bytes: int) -> None:
+    limits = {"inline-bytes-max": 20_000, "transaction-part-bytes": part_bytes}
+    async with http_bus("red", "blue", limits=limits) as http:
+        large = [bytes([number]) * 30_000 for number in range(3)]
+        staged_rows = [
+            rows("red", [b"1", large[0], b"2"], keys=[None, b"k", None]),
+            rows("blue", [large[1]], headers=[[("unit", b"m")]]),
+            rows("red", [large[2]]),
+        ]
+        name = stage_bytes(http.node.data, "spark", 0, staged(staged_rows))
+        await Producer(http).done(0, files=[name])
+        read = {
+            topic: (await http.client.get(f"/v1/topics/{topic}/messages")).json()["messages"]
+            for topic in ("red", "blue")
+        }
+        assert [one.get("value") for one in read["red"]] == [1, None, 2, None]
+        assert (read["red"][1]["key"], read["blue"][0]["headers"]) == ("k", {"unit": "m"})
+        assert {one["protocol"] for one in read["red"]} == {"spark"}
+        found = [read["red"][1], read["blue"][0], read["red"][3]]
+        for message, value in zip(found, large, strict=True):
+            got = await http.client.get(f"/v1/blobs/{message['reference']['id']}")
+            assert got.content == value
+        assert http.node.services.blobs.figures[0] == 3
+
+
 async def test_a_batch_that_comes_again_adds_nothing_and_gets_the_same_answer() -> None:
     async with http_bus("red") as http:
         producer = Producer(http)

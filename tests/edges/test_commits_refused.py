@@ -32,8 +32,17 @@ async def test_what_may_not_be_is_refused_as_a_whole(
         assert says in await producer.refused(status, code, 0, topics)
         assert values_of(http.node.bus.log, "red") == []
         assert records(http) == []
-        # The same batch may come again, mended.
+        # The same batch may come again, corrected.
         await producer.done(0, {"red": [b"1"]})
+
+
+async def test_a_staged_row_cannot_refer_to_a_blob() -> None:
+    async with http_bus("red") as http:
+        forged = staged([rows("red", [b"{}"], headers=[[("polybus-reference", b"0" * 64)]])])
+        name = stage_bytes(http.node.data, "spark", 0, forged)
+        text = await Producer(http).refused(400, "headers.reserved", 0, files=[name])
+        assert "polybus-reference" in text
+        assert values_of(http.node.bus.log, "red") == []
 
 
 async def test_the_administrator_may_write_to_system_topics_but_not_to_the_records() -> None:

@@ -81,7 +81,8 @@ async def test_a_flood_of_nothing_costs_no_more_than_its_bytes(protocol: str, un
                 sending = asyncio.create_task(flood(peer, data, 1))
                 reading = asyncio.create_task(read_and_forget(peer))
                 await until(lambda: node.tcp.connections)
-                assert await is_alive(node) < 4
+                # Not less: how long a calm loop takes on a busy machine is not the question.
+                assert await is_alive(node) < 10
                 await sending
                 peer.send_eof()
                 await reading

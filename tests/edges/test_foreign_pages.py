@@ -16,12 +16,14 @@ from http_kit import Http, http_bus
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.wait import WebDriverWait
 
+from polybus.edges.http.console_files import digest
+
 WAIT_S = 15
 PAGE = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n"
     b"<!doctype html><title>evil</title><body>"
 )
-IS_LIVE = "return document.getElementById('status').textContent === 'live'"
+IS_LIVE = "return document.querySelector('.connection')?.dataset.state === 'live'"
 # evil.example is another site; another port of 127.0.0.1 is another origin of the same site.
 EVIL, NEIGHBOUR = "evil.example", "127.0.0.1"
 ATTACK = """
@@ -62,6 +64,11 @@ const socket = () => new Promise((resolve) => {
   socket: await socket(),
   poll: await tried(fetch(poll).then((answer) => answer.status)),
 }))();
+"""
+PUBLISH = """
+const done = arguments[0];
+const own = { method: "POST", body: "own", headers: { "content-type": "text/plain" } };
+fetch("/v1/topics/news/messages", own).then((answer) => done(answer.status));
 """
 REFUSED = {
     "text": "TypeError",
@@ -120,7 +127,8 @@ async def attack(browser: Chrome, page: str, http: Http) -> tuple[dict[str, Any]
     key = await http.open_session()
     await http.post(key, ["secret"])
     bus = f"http://127.0.0.1:{http.node.tcp_port}"
-    return await run(browser, page, ATTACK, bus, key), key
+    script = ATTACK.replace("page.js", f"console/{digest()}/main.js")
+    return await run(browser, page, script, bus, key), key
 
 
 @pytest.mark.parametrize("host", [EVIL, NEIGHBOUR])
@@ -163,11 +171,10 @@ async def test_a_rebound_name_shows_nothing_of_the_bus(browser: Chrome) -> None:
 async def test_the_page_of_the_bus_itself_works(browser: Chrome) -> None:
     async with http_bus("news") as http:
         for host in ("127.0.0.1", "localhost"):
-            url = f"http://{host}:{http.node.tcp_port}/#news"
+            url = f"http://{host}:{http.node.tcp_port}/"
             await asyncio.to_thread(browser.get, "about:blank")
             await asyncio.to_thread(browser.get, url)
             waiting = WebDriverWait(browser, WAIT_S, poll_frequency=0.05)
             await asyncio.to_thread(waiting.until, lambda _: browser.execute_script(IS_LIVE))
-            published = "api('POST', '/v1/topics/news/messages', 'own').then(arguments[0])"
-            await asyncio.to_thread(browser.execute_async_script, published)
+            assert await asyncio.to_thread(browser.execute_async_script, PUBLISH) == 200
         assert http.node.bus.log.bounds("news").stop == 2

@@ -208,10 +208,14 @@ async def test_a_send_ack_names_topics_and_offsets_once_the_message_is_durable(
     assert bus.bus.log.durable >= 2
 
 
-async def test_an_ack_lists_only_what_was_stored(anna: ScriptedPeer) -> None:
+async def test_who_asks_for_an_ack_is_told_what_was_not_sent(anna: ScriptedPeer) -> None:
     await register(anna, "news")
-    await anna.send(line("send", topics=["sport"], ack=True, data="x"))
-    assert await anna.read_line() == line("send-ack", topics=[], offsets=[])
+    await anna.send(line("send", topics=["sport", "nix"], ack=True, data="x"))
+    said = error_line("002001", "not registered to sport,nix: register first")
+    assert await anna.read_line() == said
+    await anna.send(line("send", topics=["sport", "news"], ack=True, data="x"))
+    assert await anna.read_line() == error_line("002001", "not registered to sport: register first")
+    assert (await anna.read_json())["topics"] == ["news"]
 
 
 # logout, close

@@ -141,7 +141,7 @@ async def test_killed_in_full_flow_nothing_is_lost_and_no_number_is_missing(
             packs = await bus.packs(key, ",".join(again))
             again |= packs
         numbers = sorted(map(int, again))
-        # A client that stops at gaps goes on: the numbers follow on what it has.
+        # A client that stops at gaps continues: the numbers follow on what it has.
         assert min(numbers) <= expected
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
         delivered = {value for pack in got.values() for _, value in pack} | set(values(again))

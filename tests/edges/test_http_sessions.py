@@ -189,6 +189,7 @@ async def test_a_session_that_begins_at_a_position_of_a_deleted_topic_is_told() 
         assert "0" not in await http.packs(key), "once"
 
 
+@pytest.mark.slow
 async def test_a_long_past_comes_piece_by_piece_as_it_is_confirmed() -> None:
     async with http_bus("news") as http:
         body = b"".join(b'{"value":%d}\n' % number for number in range(50_000))

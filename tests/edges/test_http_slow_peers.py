@@ -90,7 +90,7 @@ async def test_who_keeps_a_connection_open_between_requests_holds_no_request() -
 
 async def test_who_does_not_read_a_last_answer_counts_until_it_is_gone() -> None:
     request = "GET /v1/topics/news/messages?offset=0 HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-    async with http_bus("news") as http:
+    async with http_bus("news", limits={"inline-bytes-max": 16 << 20}) as http:
         await http.publish("news", b"x" * (8 << 20))
         memory = http.node.context.memory
         with deaf_socket(http.node.tcp_port, f"{request}connection: close\r\n\r\n".encode()):

@@ -312,7 +312,7 @@ async def test_a_megabyte_that_inflates_to_a_gigabyte_neither_fills_memory_nor_s
 
 
 async def test_what_compresses_well_within_the_limit_arrives() -> None:
-    """A hundred times is no bomb, and however much comes at once the others are served."""
+    """A hundred times is not a bomb, and however much comes at once the others are served."""
     async with run_bus("news", "alive", durability="memory") as node:
         text = b"".join(b"line %d of a report\n" % n for n in range(50_000))
         frames = frame("news", text) * 8

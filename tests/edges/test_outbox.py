@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from polybus.batch import Batch, Buffer
-from polybus.edges.tcp.outbox import (
-    PATIENCE_S,
-    DroppedMessages,
-    Outbox,
-    Outboxes,
-    Policy,
-)
+from polybus.edges.protocols.peer import DroppedMessages
+from polybus.edges.tcp.outbox import PATIENCE_S, Outbox, Outboxes, Policy
 from polybus.log.memory import MemoryLog
 from polybus.services.memory import MemoryGate
 
@@ -26,7 +21,7 @@ LIMIT = 1000
 
 
 class Peer:
-    """A peer with a transport that takes so many bytes and then pauses."""
+    """A peer with a transport that takes this many bytes and then pauses."""
 
     def __init__(self, outboxes: Outboxes, room_bytes: int = 0) -> None:
         self.room_bytes = room_bytes
@@ -132,6 +127,22 @@ def test_everything_of_a_turn_is_one_write() -> None:
     assert peer.written == b""
     turn.run()
     assert (peer.written, peer.outbox.bytes, outboxes.ledger.bytes) == (b"abc", 0, 0)
+
+
+def test_what_one_call_sends_is_one_write_before_the_next_turn() -> None:
+    outboxes, turn = shared()
+    peer = Peer(outboxes, room_bytes=10_000)
+
+    def send(values: list[bytes]) -> None:
+        for value in values:
+            peer.outbox.send(value)
+        assert peer.written == b""
+
+    outboxes.together(send, [b"a", b"b"])
+    assert (peer.written, peer.outbox.bytes, turn.soon) == (b"ab", 0, [])
+    peer.outbox.send(b"c")
+    turn.run()
+    assert peer.written == b"abc", "turns continue as before"
 
 
 def test_a_buffer_that_many_wait_for_is_counted_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from edge_kit import FRAMES, NO_HEADERS, TIMEOUT_S, WAYS, connected, epoch_of, prepared, until
 from queue_connector_kit import VALUES, bridged, message, queue, stored
 
-from polybus.config import load
+from polybus.config_file import load
 from polybus.errors import ConfigError
 from polybus.testing import ScriptedPeer
 

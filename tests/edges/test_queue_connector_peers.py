@@ -35,7 +35,7 @@ async def test_an_impossible_length_closes_the_connection_and_is_counted(
     async with bridged("alive", limits={"message-bytes-max": 1000}) as (node, port):
         async with queue(node, port) as other, queue(node, port) as peer:
             await peer.send(message(b"good") + struct.pack(">i", length) + message(b"never"))
-            # No error can be told on a queue, and nothing comes before the end.
+            # No error can be reported on a queue, and nothing comes before the end.
             assert await peer.read_to_end() == b""
             assert await other.read(8) == message(b"good")
             await until(lambda: len(queues_of(node)) == 1)
@@ -75,7 +75,7 @@ async def test_a_peer_that_leaves_inside_a_message_leaves_nothing_behind() -> No
 
 
 class LazyPeer:
-    """Reads from its socket when it is told to, and never before."""
+    """Reads from its socket when it is asked to, and never before."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

@@ -13,7 +13,7 @@ from edge_kit import NO_HEADERS, WAYS, frame, line, properties, read_properties,
 from polybus.batch import Batch
 from polybus.edges.node import Node
 from polybus.log.memory import MemoryLog
-from polybus.services.replay import resolve
+from polybus.services.catch_up import resolve
 from polybus.testing import ManualClock, ScriptedPeer, run_bus
 from polybus.wire.positions import parse_start
 
@@ -72,7 +72,7 @@ async def test_a_subscription_begins_where_it_asks(protocol: str, start: str, fi
                 *range(first, 10)
             ]
         else:
-            # Nothing tells when it is done but another request's answer.
+            # It is unknown when it is done, except by another request's answer.
             await subscribe_from(peer, protocol, "earliest", "sport")
             assert await next_value(peer, protocol) == ""
         await publish(node, range(10, 12))
@@ -154,7 +154,7 @@ async def pour(node: Node, count: int) -> None:
 
 
 async def publish_large(writer: ScriptedPeer, value: bytes, count: int) -> None:
-    """So many messages for news, all stored when it returns."""
+    """This many messages for news, all stored when it returns."""
     for _ in range(count):
         await writer.send(frame("news", value))
     await writer.send(frame("sport?receipt=1", b""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import json
 import random
 import re
@@ -24,6 +25,7 @@ from raw_http_kit import UPGRADE
 
 from polybus.torture.child import BusChild
 from polybus.torture.frames import PARSERS, encoded, mutated
+from polybus.torture.fuzz import HEADS
 
 MIB = 1 << 20
 # What an attack may take while it lasts: waiting messages (memory-bytes-max), caches of the log and
@@ -128,7 +130,7 @@ def stalled_replays(bus: Bus) -> None:
     replay = frame("$subscribe", b"alpha from=earliest")
     register = line("register", topics=["alpha"], **{"from": "earliest"})
     socks = [bus.open(register if number % 2 else replay) for number in range(300)]
-    time.sleep(1.0)  # What they hold does not grow; nothing tells that it is reached.
+    time.sleep(1.0)  # What they hold does not grow; no event says that it is reached.
     for sock in socks:
         reset(sock)
 
@@ -169,19 +171,68 @@ def bombs(bus: Bus) -> None:
                 pass
 
 
+def request(method: str, path: str, length: int = 0) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {length}\r\n\r\n"
+    return head.encode()
+
+
+def blobs(bus: Bus) -> None:
+    """Large payloads that break off on their way in, some to be continued, and out."""
+    content = bytes(4 * MIB)
+    blob_id = hashlib.sha256(content).hexdigest()
+    put = f"/v1/topics/alpha/blob?sha256={blob_id}"
+    with bus.open(request("PUT", put, len(content)) + content) as sock:
+        assert b" 200 " in sock.recv(1 << 16)
+    for number in range(60):
+        other = "/v1/topics/alpha/blob" if number % 2 else put.replace(blob_id, f"{number:064x}")
+        reset(bus.open(request("PUT", other, len(content)) + content[number << 10 :]))
+    for sock in [bus.open(request("GET", f"/v1/blobs/{blob_id}")) for _ in range(200)]:
+        read_some(sock, 1000)
+        reset(sock)
+
+
+def live_pages(bus: Bus) -> None:
+    """Pages that follow all there is, and read nothing."""
+    asked = [{"op": "subscribe", "id": 1, "channel": "tail", "topic": "alpha"}]
+    asked += [{"op": "subscribe", "id": 2, "channel": "figures"}]
+    texts = [json.dumps(one).encode() for one in asked]
+    frames = b"".join(bytes([0x81, 0x80 | len(text)]) + bytes(4) + text for text in texts)
+    pages = [bus.open(HEADS["live"].encode() + frames) for _ in range(100)]
+    bus.publish(b"x" * 1000, 5000)
+    for sock in pages:
+        read_some(sock, 1000)
+        reset(sock)
+
+
+def queries(bus: Bus) -> None:
+    """Queries, of which most are refused or broken off: their processes are the bus's, too."""
+    sql = json.dumps({"query": "SELECT count(*) FROM alpha"}).encode()
+    ways = [request("POST", "/v1/sql", len(sql)) + sql]
+    ways += [request("GET", f"/v1/topics/alpha/{way}") for way in ("search?text=x", "export")]
+    for sock in [bus.open(data) for data in ways * 20]:
+        reset(sock)
+    answer = b""
+    # Processes of queries that were broken off are still ending.
+    while b" 200 " not in answer:
+        with bus.open(ways[0]) as sock:
+            answer = sock.recv(1 << 16)
+    with bus.open(ways[2]) as sock:
+        read_some(sock, 100_000)
+
+
 def fuzz(parser: str) -> Callable[[Bus], None]:
     def run(bus: Bus) -> None:
         chance = random.Random(parser)
         key = bus.open_session()
         port = bus.child.queue_port if parser == "queue" else bus.port
         for _ in range(200):
-            data = UPGRADE.format(key=key).encode() if parser == "websocket" else b""
+            data = HEADS.get(parser, "").format(key=key).encode()
             for _ in range(8):
                 made = PARSERS[parser](chance)
                 data += encoded(mutated(made, chance) if chance.random() < 0.3 else made)
             with bus.open(data, port) as sock, contextlib.suppress(OSError):
                 sock.settimeout(0.05)
-                if parser != "websocket":
+                if parser not in HEADS:
                     sock.shutdown(socket.SHUT_WR)
                 sock.recv(1 << 16)
         bus.ask("DELETE", f"/v1/sessions/{key}")
@@ -208,7 +259,10 @@ async def settled_bytes(bus: Bus, wanted: int) -> int:
     return bus.child.memory_bytes()
 
 
-ATTACKS = (reconnects, stalled_sessions, stalled_replays, slow_heads, large_and_cut, bombs)
+ATTACKS = (
+    *(reconnects, stalled_sessions, stalled_replays, slow_heads, large_and_cut, bombs),
+    *(blobs, live_pages, queries),
+)
 FUZZED = tuple(fuzz(parser) for parser in PARSERS if parser != "udp")
 
 

@@ -7,9 +7,9 @@ from collections.abc import Hashable
 import pytest
 
 from polybus.config import Limits
-from polybus.edges.edge import BadPeers
 from polybus.edges.tcp.buffers import ReadBuffers
 from polybus.edges.tcp.shared import FREE_BYTES, Assembly
+from polybus.services.bad_peers import BadPeers
 
 
 class Sender:
@@ -106,7 +106,7 @@ def test_a_full_pool_lets_one_go_on_and_then_the_next() -> None:
     for sender in (first, second, third):
         assembly.update(sender, 0, size, completed=False)
     assert [one.held for one in (first, second, third)] == [False, False, True]
-    # The second is the one that may go on; it finishes.
+    # The second is the one that may continue; it finishes.
     assembly.update(second, size, size + 5000, completed=False)
     assert not second.held
     assembly.update(second, size + 5000, 0, completed=True)
@@ -118,7 +118,7 @@ def test_a_full_pool_lets_one_go_on_and_then_the_next() -> None:
 
 
 def test_room_that_others_leave_is_used() -> None:
-    """The one that may go on stands still; whoever waits need not wait for it."""
+    """The one that may continue stands still; whoever waits need not wait for it."""
     assembly, _ = pool()
     first, leader, waiting = Sender(), Sender(), Sender()
     size = FREE_BYTES + 900

@@ -25,7 +25,8 @@ LOST = LostMessages(ODD_TOPIC, 1, 2, 3)
 def changes_of(*numbers: int, fresh: Sequence[int] = (), **changes: Any) -> SessionChanges:
     """A save of these sessions, each with these packs."""
     rows: list[tuple[object, ...]] = [
-        (n, 0.5 + n, 9, 5, [(ODD_TOPIC, LARGE, n)], [LOST], 1, len(fresh), "shop") for n in numbers
+        (n, 0.5 + n, 9, 5, [(ODD_TOPIC, LARGE, n)], [LOST], 1, len(fresh), "shop", "t")
+        for n in numbers
     ]
     packs = [((n, one), Content(ODD_TOPIC, LARGE, one, 1, 10)) for n in numbers for one in fresh]
     return SessionChanges(rows, [n.to_bytes(16, "big") for n in numbers], fresh=packs, **changes)
@@ -67,7 +68,7 @@ async def test_sessions_and_packs_come_back_as_they_were(tmp_path: Path) -> None
         follows, lost = [(ODD_TOPIC, LARGE, number)], [LOST]
         fixed = (number, number.to_bytes(16, "big"), 0.5 + number, 9, 5)
         encoded = (msgspec.json.encode(follows), msgspec.json.encode(lost))
-        assert found[number][:-1] == (*fixed, *encoded, 1, 3, "shop")
+        assert found[number][:-1] == (*fixed, *encoded, 1, 3, "shop", "t")
     assert verify_state(tmp_path) == []
     assert await saved_packs(tmp_path) == {1: [1, 2, 7], 2: [1, 2, 7]}
 

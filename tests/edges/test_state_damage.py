@@ -19,7 +19,7 @@ from polybus.batch import Batch
 from polybus.cli import main
 from polybus.cli.verify import verify
 from polybus.config import Config
-from polybus.edges.http.metrics import render
+from polybus.edges.http.metrics.gather import render
 from polybus.edges.node import Node
 from polybus.errors import StorageError, UsageError
 from polybus.services import state_rows
@@ -163,7 +163,7 @@ def test_flipped_content_of_a_direct_pack_is_never_delivered(data: Path) -> None
         assert b'"session.overflow"' in notice and b'"count":1' in notice
         assert [one for one in rest if one != b"[]"] == [one for one in packs if one != HELLO]
     assert (data / "state.db.damaged-1").exists()
-    # The notice was given: the loss is told once.
+    # The notice was given: the loss is reported once.
     assert on_bus(data, shown)["session 1"] == found["session 1"][1:]
 
 
@@ -193,7 +193,7 @@ def test_verify_and_the_metrics_name_what_is_lost(data: Path) -> None:
     assert "damaged: state.db: session 2: its checksum is wrong" in result.output
 
     async def metrics(node: Node) -> str:
-        return render(node.http).decode()
+        return (await render(node.http)).decode()
 
     assert 'polybus_state_damages{kind="session"} 1\n' in on_bus(data, metrics)
     assert CliRunner().invoke(verify, ["--data", str(data)]).exit_code == 0
@@ -207,7 +207,7 @@ def test_a_removed_file_is_named_once(data: Path) -> None:
 
     async def metrics(node: Node) -> str:
         assert "producer one" in await shown(node), "the log has it"
-        return render(node.http).decode()
+        return (await render(node.http)).decode()
 
     assert 'polybus_state_damages{kind="file"} 1\n' in on_bus(data, metrics)
     assert CliRunner().invoke(verify, ["--data", str(data)]).exit_code == 0
@@ -414,7 +414,7 @@ def test_a_start_continues_one_that_was_killed_before_the_new_file_had_its_name(
 def test_a_file_of_format_1_gets_checksums(data: Path) -> None:
     whole = on_bus(data, shown)
     with contextlib.closing(sqlite3.connect(data / "state.db", isolation_level=None)) as db:
-        for column in ("sum", "account", "packs", "first_id"):
+        for column in ("sum", "token", "account", "packs", "first_id"):
             db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
         for table in KEYS:
             if table != "sessions":
@@ -429,34 +429,38 @@ def test_a_file_of_format_1_gets_checksums(data: Path) -> None:
     assert not (data / "state.db.damaged-1").exists()
 
 
-def to_format_2(data: Path) -> None:
-    """Sessions had no account, and their checksums did not cover one."""
+def to_format(version: int, data: Path) -> None:
+    """Sessions had no token, and before format 3 no account; nor did their checksums cover one."""
+    lacked = ("token",) if version == 3 else ("token", "account")
     with contextlib.closing(sqlite3.connect(data / "state.db", isolation_level=None)) as db:
         for row in db.execute("SELECT * FROM sessions").fetchall():
             parsed = [msgspec.json.decode(row[at]) for at in (5, 6)]
-            found = state_rows.session_sum((*row[:5], *parsed, *row[7:9]))
+            found = state_rows.session_sum((*row[:5], *parsed, *row[7 : -1 - len(lacked)]))
             db.execute("UPDATE sessions SET sum = ? WHERE number = ?", (found, row[0]))
-        db.execute("ALTER TABLE sessions DROP COLUMN account")
-        db.execute("PRAGMA user_version = 2")
-        db.execute(f"PRAGMA application_id = {0x50420002}")
+        for column in lacked:
+            db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
+        db.execute(f"PRAGMA user_version = {version}")
+        db.execute(f"PRAGMA application_id = {0x50420000 | version}")
 
 
-def test_the_sessions_of_a_file_of_format_2_are_the_default_account_s(data: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_sessions_of_an_older_file_are_the_default_account_s(version: int, data: Path) -> None:
     whole = on_bus(data, shown)
-    to_format_2(data)
+    to_format(version, data)
     assert verify_state(data) == []
 
-    async def accounts_of(node: Node) -> tuple[Any, set[str]]:
-        return await shown(node), {one.account for one in node.services.inboxes.sessions()}
+    async def owners_of(node: Node) -> tuple[Any, set[tuple[str, str]]]:
+        sessions = node.services.inboxes.sessions()
+        return await shown(node), {(one.account, one.token) for one in sessions}
 
-    assert on_bus(data, accounts_of) == (whole, {"default"})
+    assert on_bus(data, owners_of) == (whole, {("default", "")})
     assert verify_state(data) == []
     assert not (data / "state.db.damaged-1").exists()
 
 
 def test_damage_in_a_file_of_format_2_is_found(data: Path) -> None:
     on_bus(data, shown)
-    to_format_2(data)
+    to_format(2, data)
     change(data, "UPDATE sessions SET ttl_s = 5 WHERE number = 2")
     assert [str(one) for one in verify_state(data)] == ["session 2: its checksum is wrong"]
     assert "session 2" not in on_bus(data, shown)
@@ -471,8 +475,8 @@ def test_a_session_cannot_be_given_to_another_account(data: Path) -> None:
 
 def test_a_newer_format_is_refused_and_left_as_it_is(data: Path) -> None:
     with contextlib.closing(sqlite3.connect(data / "state.db")) as db:
-        db.execute("PRAGMA user_version = 4")
-        db.execute(f"PRAGMA application_id = {0x50420004}")
+        db.execute("PRAGMA user_version = 5")
+        db.execute(f"PRAGMA application_id = {0x50420005}")
     before = (data / "state.db").read_bytes()
     with pytest.raises(StorageError) as caught:
         on_bus(data, shown)

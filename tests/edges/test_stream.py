@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from edge_kit import frame
@@ -18,7 +19,8 @@ async def test_large_and_small_messages_arrive_in_order_at_a_slow_reader(pause_s
     dice = random.Random(7)
     sizes = [dice.choice([1, 100, LARGE - 20, LARGE, 3 * LARGE, 20 * LARGE]) for _ in range(30)]
     frames = [frame("news", dice.randbytes(size)) for size in sizes]
-    settings = {"slow-subscriber": "wait"}
+    # Rows of the log, not blobs.
+    settings: dict[str, Any] = {"slow-subscriber": "wait", "limits": {"inline-bytes-max": 64 << 20}}
     async with (
         run_bus("news", **settings) as node,
         ScriptedPeer(node.tcp_port) as subscriber,
@@ -40,7 +42,8 @@ async def test_large_and_small_messages_arrive_in_order_at_a_slow_reader(pause_s
 
 async def test_a_large_message_to_a_peer_that_is_gone_disturbs_nobody() -> None:
     value = bytes(40 * LARGE)
-    async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as publisher:
+    limits = {"inline-bytes-max": 64 << 20}
+    async with run_bus("news", limits=limits) as node, ScriptedPeer(node.tcp_port) as publisher:
         async with ScriptedPeer(node.tcp_port) as gone:
             await gone.send(frame("$subscribe", b"news tell=position"))
             await gone.read_frame()

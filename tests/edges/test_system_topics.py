@@ -15,7 +15,7 @@ from polybus.edges.node import Node
 from polybus.errors import UsageError
 from polybus.testing import ScriptedPeer, run_bus
 
-SYSTEM = ["$alerts", "$commits", "$events", "$stats"]
+SYSTEM = ["$alerts", "$audit", "$commits", "$events", "$metrics", "$stats"]
 
 
 def alert(node: Node, value: bytes = b'{"alert":1}') -> None:
@@ -49,7 +49,7 @@ async def test_system_topics_keep_a_week_and_a_gibibyte_unless_told_otherwise() 
         assert (settings.retention_age_s, settings.retention_bytes) == (60, 4096)
 
 
-async def test_a_goms_client_registers_to_a_system_topic_and_its_sends_there_are_ignored() -> None:
+async def test_a_goms_client_registers_to_a_system_topic_and_its_sends_there_are_refused() -> None:
     async with run_bus("news") as node, ScriptedPeer(node.tcp_port) as peer:
         await peer.send(line("register", topics=["$alerts", "news"], ack=True))
         assert b"reg-ack" in await peer.read_line()
@@ -57,7 +57,8 @@ async def test_a_goms_client_registers_to_a_system_topic_and_its_sends_there_are
         expected = line("message", topics=["$alerts"], **goms_value(b"hot"))
         assert await peer.read_line() == expected.rstrip(b"\n") + b"\n"
         await peer.send(line("send", topics=["news", "$alerts"], data="x", ack=True))
-        acknowledged = await peer.read_line()
+        refused, acknowledged = await peer.read_line(), await peer.read_line()
+        assert b"002001" in refused and b"$alerts" in refused
         assert b"send-ack" in acknowledged and b"$alerts" not in acknowledged
         assert node.bus.log.bounds("$alerts").stop == 1
         assert node.bus.log.bounds("news").stop == 1

@@ -6,9 +6,11 @@ Each test runs on the compiled pump and on its source.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
+from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from edge_kit import TIMEOUT_S, frame, line, open_connections, until
 from pump_kit import name_of, peers, pump, send_together, sockets_of, stored, transports_of
 
 from polybus import scan
+from polybus.edges.node import Node
 from polybus.edges.tcp import pump as installed
 from polybus.edges.tcp.connection import Connection
 from polybus.testing import ScriptedPeer, run_bus
@@ -94,43 +97,82 @@ async def test_bytes_cut_anywhere_are_the_same_messages_beside_others() -> None:
         assert mine == [b"%d" % number * (number % 50) for number in range(200)]
 
 
-async def test_a_writer_of_single_messages_is_gathered_and_nobody_else_waits(
-    pump: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever floods is read at intervals; a peer beside it at once, at any time."""
+async def test_small_reads_of_a_turn_are_handled_before_large_ones() -> None:
+    async with run_bus("news") as node, peers(node, 3) as found:
+        large = b"".join(frame("news", b"large") for _ in range(2000))
+        messages = [large, frame("news", b"small"), frame("news", b"small")]
+        send_together(node, found, messages)
+        rows = await stored(node, "news", 2002)
+        values = [value for value, _ in rows]
+        assert values[:2] == [b"small", b"small"]
+        assert values[2:] == [b"large"] * 2000
+
+
+@contextlib.asynccontextmanager
+async def flooding(node: Node, found: list[ScriptedPeer]) -> AsyncIterator[None]:
+    """The first peer writes single messages as fast as it can, and is gathered."""
+    (transport, *_) = transports_of(node, found)
+    is_over = False
+
+    def flood() -> int:
+        with socket.socket(fileno=os.dup(sockets_of(found)[0].fileno())) as raw:
+            raw.setblocking(True)
+            count = 0
+            while not is_over:
+                raw.sendall(frame("news", b"x"))
+                count += 1
+            return count
+
+    flooded = asyncio.create_task(asyncio.to_thread(flood))
+    try:
+        await until(lambda: transport.is_gathering)
+        yield
+    finally:
+        is_over = True
+        count = await flooded
+    await until(lambda: node.bus.log.bounds("news").stop == count + len(found))
+    await until(lambda: not transport.is_gathering)
+
+
+@pytest.fixture
+def gathers_soon(pump: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     # A writer in this process is slow.
     monkeypatch.setattr(pump, "GATHER_S", 1e-2)
     monkeypatch.setattr(pump, "SMALL_MESSAGES_MAX", 20)
+
+
+@pytest.mark.usefixtures("gathers_soon")
+async def test_a_writer_of_single_messages_is_gathered_and_who_sends_seldom_never() -> None:
+    """Whoever floods is read at intervals; a peer that sends once in a while at once."""
     async with run_bus("news", "calm", durability="memory") as node, peers(node, 2) as found:
-        flooding, calm = transports_of(node, found)
-        is_over = False
-
-        def flood() -> int:
-            (one, _) = sockets_of(found)
-            with socket.socket(fileno=os.dup(one.fileno())) as raw:
-                raw.setblocking(True)
-                count = 0
-                while not is_over:
-                    raw.sendall(frame("news", b"x"))
-                    count += 1
-                return count
-
-        flooded = asyncio.create_task(asyncio.to_thread(flood))
-        try:
-            await until(lambda: flooding.is_gathering)
+        _, calm = transports_of(node, found)
+        async with flooding(node, found):
             for _ in range(20):
                 await found[1].send(frame("calm?receipt=1", b""))
                 await found[1].read_frame()
                 assert not calm.is_gathering
                 # Everybody's first message of a tick is read at once.
                 await asyncio.sleep(0.025)
-        finally:
-            is_over = True
-        count = await flooded
-        await until(lambda: node.bus.log.bounds("news").stop == count + 2)
-        await until(lambda: not flooding.is_gathering)
         await found[0].send(frame("news?receipt=2", b""))
         assert (await found[0].read_frame())[0] == "$receipt"
+
+
+@pytest.mark.usefixtures("gathers_soon")
+async def test_who_waits_for_each_receipt_beside_a_flood_is_gathered_and_gets_them_all() -> None:
+    """Its second message of a tick waits for the end of the tick, and no longer than the flood."""
+    async with run_bus("news", "calm", durability="memory") as node, peers(node, 2) as found:
+        _, busy = transports_of(node, found)
+        was_gathered = False
+        async with flooding(node, found):
+            async with asyncio.timeout(TIMEOUT_S):
+                number = 0
+                while number < 50 or not was_gathered:
+                    await found[1].send(frame(f"calm?receipt={number}", b""))
+                    assert (await found[1].read_frame())[1].startswith(b"%d " % number)
+                    was_gathered = was_gathered or busy.is_gathering
+                    number += 1
+        await until(lambda: not busy.is_gathering)
+        assert node.bus.log.bounds("calm").stop == number
 
 
 async def test_layers_and_other_protocols_share_a_turn_with_plain_frames() -> None:

@@ -262,14 +262,14 @@ async def test_a_topic_that_freezes_after_its_delivery_is_refused_to_the_publish
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with run_bus("news") as node, peers(node, 2) as found:
-        subscribers_of = node.bus.subscribers_of
+        topics_alike = node.bus.topics_alike
 
         def freeze(batches: Any, access: Any) -> Any:
-            subscribers = subscribers_of(batches, access)
+            topics = topics_alike(batches, access)
             node.bus.log.freeze("news", "found just now")
-            return subscribers
+            return topics
 
-        monkeypatch.setattr(node.bus, "subscribers_of", freeze)
+        monkeypatch.setattr(node.bus, "topics_alike", freeze)
         send_together(node, found, [frame("news?receipt=a", b"a"), frame("news?receipt=b", b"b")])
         for peer in found:
             topic, content = await peer.read_frame()

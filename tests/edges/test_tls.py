@@ -207,6 +207,39 @@ async def test_a_certificate_that_names_an_account_is_a_login(authority: Authori
             assert node.bus.topic("news").subscribers
 
 
+@pytest.mark.slow
+async def test_connections_by_certificate_count_for_their_account(authority: Authority) -> None:
+    wanted = connector(authority, **{"client-ca": str(authority.path)})
+    limits = {"account-connections-max": 1}
+    shop, register = authority.sign("shop"), line("register", topics=["news"], ack=True)
+    async with run_bus("news", connectors=[wanted], limits=limits) as node:
+        await node.accounts.create("shop")
+        node.bus.create_topic("shop/news")
+        async with connected(node, authority, shop) as (reader, writer):
+            writer.write(register)
+            assert await reader.readline() == line("reg-ack", topics=["news"])
+            async with connected(node, authority, shop) as (second, writing):
+                writing.write(register)
+                assert json.loads(await second.readline())["error-code"] == "000429"
+                assert await second.read() == b""
+            # It is not the default account instead.
+            assert not node.bus.topic("news").subscribers
+        await until(lambda: not node.tcp.connections)
+        live = b"GET /v1/live HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\n"
+        live += b"connection: upgrade\r\nsec-websocket-version: 13\r\n"
+        live += b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        async with connected(node, authority, shop) as (reader, writer):
+            writer.write(live)
+            assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+            async with connected(node, authority, shop) as (second, writing):
+                writing.write(live)
+                assert b"account.connections" in await second.read()
+        await until(lambda: not node.tcp.connections)
+        async with connected(node, authority, shop) as (reader, writer):
+            writer.write(register)
+            assert await reader.readline() == line("reg-ack", topics=["news"])
+
+
 async def test_requests_with_a_certificate_that_names_an_account_are_the_account_s(
     authority: Authority,
 ) -> None:

@@ -84,7 +84,7 @@ async def test_who_sends_the_key_back_is_a_client_until_it_is_silent() -> None:
         assert wire.ask(line("register", topics=["news"], ack=True)) == [
             {"messagetype": "reg-ack", "topics": ["news"]}
         ]
-        # The key of one address is none for another.
+        # The key of one address is not valid for another.
         (asked,) = wire.ask(line("register", topics=["news"]), ("192.0.2.8", 1234))
         stolen = line("prove", key=asked["key"])
         wire.ask(stolen, ("192.0.2.9", 1234))
@@ -93,6 +93,36 @@ async def test_who_sends_the_key_back_is_a_client_until_it_is_silent() -> None:
         wire.edge._forget_idle()
         assert not wire.edge._peers
         assert wire.ask(line("logout" * 10))[0]["messagetype"] == "prove"
+
+
+async def test_only_a_new_proof_keeps_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever forges a proven address cannot let the bus send to it forever."""
+    async with run_bus("news", accounts=OPEN, limits={"udp-idle-s": 100}) as node:
+        wire = Wire(node)
+        wire.prove()
+        register = line("register", topics=["news"])
+        began_s = wire.edge._loop.time()
+        now_s = began_s
+        monkeypatch.setattr(wire.edge._loop, "time", lambda: now_s)
+        assert wire.ask(register) == []
+        now_s = began_s + 60
+        # It is asked again, and is a client meanwhile.
+        asked, repeated = wire.ask(register)
+        assert (asked["messagetype"], repeated["error-code"]) == ("prove", "001002")
+        wire.ask(line("prove", key="0123456789"))
+        now_s = began_s + 101
+        wire.edge._forget_idle()
+        assert not wire.edge._peers
+        wire.prove()
+        wire.ask(register)
+        for _ in range(5):
+            now_s += 60
+            asked, _ = wire.ask(register)
+            # No answer: a client that sends each request back would send it again, forever.
+            assert wire.ask(line("prove", key=asked["key"])) == []
+            wire.edge._forget_idle()
+            assert STRANGER in wire.edge._peers
+        assert node.bus.topic("news").subscribers
 
 
 async def test_a_proven_address_must_log_in_where_a_connection_must() -> None:
@@ -119,6 +149,23 @@ async def test_forged_addresses_leave_nothing_behind() -> None:
             wire.ask(START["goms"], (f"192.0.2.{number % 250}", 1000 + number))
         assert not wire.edge._peers
         for number in range(20):
-            wire.prove(("192.0.2.1", 1000 + number))
+            wire.prove((f"192.0.2.{number}", 1000 + number))
         assert len(wire.edge._peers) == 10
         assert node.bad_peers.counts["udp.too-many"] == 10
+
+
+async def test_one_machine_leaves_room_for_the_addresses_of_others() -> None:
+    async with run_bus("news", accounts=OPEN, limits={"udp-peers-max": 30}) as node:
+        wire = Wire(node)
+        for port in range(10):
+            wire.prove((f"2001:db8::{port:x}", 1000 + port))
+        assert len(wire.edge._peers) == 3
+        assert node.bad_peers.counts["udp.too-many"] == 7
+        wire.prove()
+        assert STRANGER in wire.edge._peers
+        wire.edge.forget(("2001:db8::1", 1001))
+        wire.prove(("2001:db8::9", 1009))
+        assert len(wire.edge._peers) == 4
+        for address in list(wire.edge._peers):
+            wire.edge.forget(address)
+        assert not wire.edge._by_source

@@ -1,4 +1,4 @@
-"""Messages that were begun: they must go on, and share a bounded pool."""
+"""Messages that were begun: they must continue, and share a bounded pool."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def test_idle_connections_between_messages_stay() -> None:
 
 
 async def test_many_large_unfinished_messages_share_a_bounded_pool() -> None:
-    """Those who want more than there is wait; small clients, and one large at a time, go on."""
-    limits = {"assembly-bytes-max": 4 * MEBI}
+    """Those who want more than there is wait; small clients, and one large at a time, continue."""
+    limits = {"assembly-bytes-max": 4 * MEBI, "inline-bytes-max": 4 * MEBI}
     size = 2 * MEBI
     message = frame("news?receipt=1", b"x" * size)
     async with run_bus("news", "alive", durability="memory", limits=limits) as node:

@@ -16,7 +16,7 @@ from commit_kit import Producer, rows, stage_bytes, staged, values_of
 from http_kit import Http, http_bus
 
 from polybus.errors import UsageError
-from polybus.services.transactions.uploads import StagingRoom, Uploads
+from polybus.services.transactions.staged_uploads import StagedUploads, StagingRoom
 
 MANY_PARTS = {"transaction-part-bytes": 2000}
 
@@ -29,7 +29,7 @@ def of_parts(topic: str, content: bytes = b"x") -> bytes:
 async def begun(
     http: Http, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
 ) -> AsyncIterator[asyncio.Task[httpx.Response]]:
-    """A commit of many parts that has its intent; it goes on at the end."""
+    """A commit of many parts that has its intent; it continues at the end."""
     log, transactions = http.node.bus.log, http.node.services.transactions
     go_on = asyncio.Event()
     monkeypatch.setattr(transactions, "_room", go_on.wait)
@@ -141,7 +141,8 @@ async def test_tickets_of_producers_are_not_kept_for_ever(monkeypatch: pytest.Mo
 
 
 def test_a_file_is_written_by_one_request_at_a_time_and_not_while_it_is_committed() -> None:
-    files, path = Uploads(Path(), bytes_max=1), Path("staging/p/0-abcdefgh.arrows")
+    files = StagedUploads(StagingRoom(Path(), bytes_max=1))
+    path = Path("staging/p/0-abcdefgh.arrows")
     with files.writing(path):
         for other in (files.writing(path), files.committing([path])):
             with pytest.raises(UsageError, match="written"), other:
@@ -153,11 +154,12 @@ def test_a_file_is_written_by_one_request_at_a_time_and_not_while_it_is_committe
 
 def test_what_others_stage_is_counted_and_what_is_gone_makes_room(tmp_path: Path) -> None:
     room = StagingRoom(tmp_path, bytes_max=1000)
-    room.take(100, is_new=True)
+    path = tmp_path / "staging" / "q" / "0-abcdefgh.arrows"
+    room.take(path, 100, is_new=True)
     name = stage_bytes(tmp_path, "p", 0, b"x" * 950)
     with pytest.raises(UsageError, match="staging-bytes-max"):
-        room.take(901, is_new=False)
+        room.take(path, 901, is_new=False)
     with pytest.raises(UsageError, match="staging-bytes-max"):
-        room.take(100, is_new=False)
+        room.take(path, 100, is_new=False)
     (tmp_path / "staging" / "p" / name).unlink()
-    room.take(901, is_new=False)
+    room.take(path, 901, is_new=False)

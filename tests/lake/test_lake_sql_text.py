@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import duckdb
 import pytest
 
 from polybus.errors import UsageError
-from polybus.lake.sql_text import version_in, with_paths_called, with_versions_named
+from polybus.lake.sql.text import version_in, with_versions_named
 
 
 @pytest.mark.parametrize(
@@ -23,12 +22,33 @@ from polybus.lake.sql_text import version_in, with_paths_called, with_versions_n
             "FROM t TIMESTAMP AS OF TIMESTAMP '2026-01-31 12:00'",
             "FROM `t@t2026-01-31 12:00` AS `t`",
         ),
+        (
+            "FROM t TIMESTAMP AS OF timestamp'2026-01-31 12:00'",
+            "FROM `t@t2026-01-31 12:00` AS `t`",
+        ),
+        ("FROM silver FOR VERSION AS OF 3", "FROM `silver@v3` AS `silver`"),
+        ("FROM silver FOR SYSTEM_VERSION AS OF '3' s", "FROM `silver@v3` s"),
+        ("FROM silver SYSTEM_TIME AS OF '2026-01-31'", "FROM `silver@t2026-01-31` AS `silver`"),
+        ("FROM tables.silver VERSION AS OF 3", "FROM `silver@v3` AS `silver`"),
+        ("FROM t VERSION AS OF 3-- x", "FROM `t@v3` AS `t`-- x"),
+        ("FROM t VERSION AS OF 3/* x */ JOIN u", "FROM `t@v3` AS `t`/* x */ JOIN u"),
+        ("FROM t VERSION AS OF 3 |> WHERE x", "FROM `t@v3` AS `t` |> WHERE x"),
+        ("(FROM t VERSION AS OF 3), u", "(FROM `t@v3` AS `t`), u"),
+        ("FROM t VERSION AS OF 3 AS s(a)", "FROM `t@v3` AS s(a)"),
+        ("FROM t VERSION AS OF 3 `s`", "FROM `t@v3` `s`"),
+        ("SELECT 'it\\'s x VERSION AS OF 3'", None),
         ("SELECT 'x VERSION AS OF 3' -- x VERSION AS OF 3", None),
         ("SELECT version AS of3 FROM t", None),
     ],
 )
 def test_a_version_of_a_table_has_a_name(sql: str, named: str | None) -> None:
     assert with_versions_named(sql, "`") == (sql if named is None else named)
+
+
+def test_text_between_dollars_is_left_alone() -> None:
+    sql = "SELECT $$it's x VERSION AS OF 3$$, $t$ y VERSION AS OF 3 $$ $t$ FROM a$b$"
+    named = with_versions_named(f"{sql} VERSION AS OF 3", '"')
+    assert named == sql.removesuffix("a$b$") + '"a$b$@v3" AS "a$b$"'
 
 
 def test_a_name_tells_the_version() -> None:
@@ -41,37 +61,24 @@ def test_a_name_tells_the_version() -> None:
         version_in("a@tyesterday")
 
 
-VALUE = """'{"name": "x", "order": {"id": 3, "a b": [5, {"c": "it''s"}]}, "$type": 7}'::JSON"""
-
-
 @pytest.mark.parametrize(
-    ("expression", "result"),
+    "at",
     [
-        ("payload:name", '"x"'),
-        ("payload:name::string", "x"),
-        ("payload:order.id::int + 1", 4),
-        ("t.payload:order.id = 3", True),
-        ("payload:order.`a b`[1].c::string", "it's"),
-        ("payload:order['a b'][0]", "5"),
-        ("payload:['order']['id']::bigint", 3),
-        ('"payload":order."id"', "3"),
-        ("json('{\"n\": 2}'):n::int", 2),
-        ("payload:`$type`::int", 7),
-        ("payload:missing", None),
-        ("payload:name::string || ':name'", "x:name"),
-        ("payload->>'name'", "x"),
-        ("payload->>'$type'", "7"),
-        ("payload->>'$.order.id'", "3"),
-        ("payload->'order'->>'id'", "3"),
-        # What DuckDB means by a colon stays.
-        ("alias: 5", 5),
-        ("n:count(*)", 1),
-        ("[1, 2, 3][n:n+1]", [1, 2]),
-        ("{'a':n}", {"a": 1}),
-        ("'a:b'", "a:b"),
+        *("TIMESTAMP AS OF now()", "TIMESTAMP AS OF 12", "VERSION AS OF 'x'"),
+        *(
+            "VERSION AS OF 3 + 1",
+            "VERSION AS OF 3+1 s",
+            "VERSION AS OF 3::int",
+            "VERSION AS OF 3.5",
+        ),
+        *("VERSION AS OF 5 - (SELECT 1)", "VERSION AS OF '3' || '1'"),
+        "TIMESTAMP AS OF '2026-01-31' - INTERVAL 1 DAY",
+        "TIMESTAMP AS OF TIMESTAMP '2026-01-31' + INTERVAL '1' DAY",
+        "TIMESTAMP AS OF '2026-01-31' || 'T12:00'",
+        "TIMESTAMP AS OF '2026-01-31'::timestamp WHERE n = 1",
+        "TIMESTAMP AS OF '2026-01-31' AT TIME ZONE 'UTC'",
     ],
 )
-def test_a_path_into_json_is_the_same_in_duckdb(expression: str, result: object) -> None:
-    from_text = f"(SELECT {VALUE} AS payload, 1 AS n) t"
-    sql = f"SELECT {expression} FROM {from_text}"
-    assert duckdb.sql(with_paths_called(sql)).fetchall() == [(result,)]
+def test_a_version_that_is_no_literal_says_what_to_write(at: str) -> None:
+    with pytest.raises(UsageError, match=r"sql\.invalid: .* AS OF .*: write a"):
+        with_versions_named(f"SELECT 1 FROM silver {at}", '"')

@@ -7,7 +7,7 @@ import json
 import duckdb
 import pytest
 
-from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
+from polybus.lake.sql.names import Named, named_in, with_offset_quoted, without_explain
 
 
 def named(sql: str) -> Named:
@@ -25,6 +25,8 @@ def named(sql: str) -> Named:
             'SELECT 1 ORDER BY "offset" LIMIT 3 OFFSET 5',
         ),
         ("SELECT 1 LIMIT 3 offset (1 + 1)", "SELECT 1 LIMIT 3 offset (1 + 1)"),
+        ("SELECT offset::text FROM t", 'SELECT "offset"::text FROM t'),
+        ("SELECT $$it's an offset$$, $a$ offset $$ $a$ FROM t", None),
         ("SELECT t.offset FROM t", "SELECT t.offset FROM t"),
         ("""SELECT 'offset', "offset", `offset` -- offset""", None),
         ("SELECT 'it''s offset' /* offset */, offsets FROM t", None),

@@ -32,7 +32,7 @@ def log(tmp_path: Path) -> Iterator[FileLog]:
 
 
 def append(log: FileLog, topic: str, count: int, *, word: str = "") -> None:
-    """So many messages as one durable commit, named by their offsets."""
+    """This many messages as one durable commit, named by their offsets."""
     first = log.bounds(topic).stop
     values = [f"{word or topic}:{offset}".encode() for offset in range(first, first + count)]
     batch = Batch.of(topic, values)

@@ -24,7 +24,7 @@ from polybus.log import layout
 from polybus.log.files import FileLog
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import committer as journal
-from polybus.log.verify import verify
+from polybus.log.verify.verify import verify
 from polybus.testing import ManualClock
 from polybus.testing.faulty_disk import FaultyDisk
 

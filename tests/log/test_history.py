@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from segments_kit import (
     DAY_US,
@@ -19,6 +21,7 @@ from segments_kit import (
     rows_batch,
 )
 
+from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log.columns import SCHEMA
 from polybus.log.history import manifest as manifests
@@ -105,6 +108,24 @@ def test_a_reader_that_comes_back_is_not_decoded_for_from_the_start(
     table = read_history(history_of(tmp_path, "news"), bytes_max=1000)
     assert table.num_rows == 1000
     assert len(opened) == 1
+
+
+@pytest.mark.parametrize(("count", "value_bytes"), [(40_000, 100), (3000, 5000), (12, 2 << 20)])
+def test_readers_that_never_come_back_hold_little_memory(
+    tmp_path: Path, count: int, value_bytes: int
+) -> None:
+    """Random values: what is compressed well takes little in any case."""
+    make_topic(tmp_path, "news")
+    batch = Batch.of("news", [random.randbytes(value_bytes) for _ in range(count)])
+    batch.epoch, batch.first_offset, batch.timestamp_us = 1, 0, NOON_US
+    make_segment(tmp_path, 1, [[batch]])
+    hand_over(tmp_path)
+    del batch
+    history = history_of(tmp_path, "news")
+    before_bytes = pa.total_allocated_bytes()
+    for reader in range(40):
+        rows_at(history, reader % (count - 1), bytes_max=1000)
+    assert pa.total_allocated_bytes() - before_bytes < 20 << 20
 
 
 @pytest.mark.usefixtures("small_row_groups")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -20,10 +21,11 @@ from polybus.log import columns, layout
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
+from polybus.log.journal import committer
 from polybus.log.journal.segment import Segment
+from polybus.log.journal.topics import REREAD_BYTES_MAX
 from polybus.log.reading.reader import LogReader
-from polybus.log.topic_log import REREAD_BYTES_MAX
-from polybus.log.verify import verify
+from polybus.log.verify.verify import verify
 from polybus.testing import ManualClock
 
 Durability = Literal["fsync", "interval"]
@@ -119,10 +121,11 @@ def read_stream(path: Path) -> pa.Table:
         return pa.ipc.open_stream(source).read_all()
 
 
+@pytest.mark.slow
 def test_small_commits_that_were_read_are_counted_with_what_arrow_takes(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polybus.log.topic_log.RECENT_BYTES_MAX", 0)
+    monkeypatch.setattr("polybus.log.journal.topics.RECENT_BYTES_MAX", 0)
     log = opener()
     log.create_topic("a")
     for number in range(1000):
@@ -166,6 +169,21 @@ def test_one_commit_holds_all_topics_that_waited_their_rows_grouped(opener: Open
     assert [(rows.topic, rows.first_row, rows.row_count) for rows in entry.topics] == [
         ("a", 0, 5), ("b", 5, 5), ("c", 10, 5),
     ]  # fmt: skip
+
+
+def test_an_append_after_the_delay_begins_the_commit(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer comes later, so that a commit follows a delivery and does not meet one."""
+    monkeypatch.setattr(committer, "GRACE", 1e9)
+    log = opener(commit_delay_ms=5.0)
+    log.create_topic("a")
+    log.append(numbered("a", 0, 1))
+    for number in itertools.count(1):
+        if log.durable:
+            break
+        log.append(numbered("a", number, 1))
+        time.sleep(0.001)
 
 
 def test_segments_roll_by_size_and_commit_numbers_go_on(opener: Opener) -> None:

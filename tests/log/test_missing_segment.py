@@ -14,7 +14,7 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
 from polybus.log.layout import index_path, orphan_indexes, segments
-from polybus.log.verify import verify
+from polybus.log.verify.verify import verify
 
 
 def opened(data: Path, callbacks: LogCallbacks | None = None) -> FileLog:

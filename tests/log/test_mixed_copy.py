@@ -13,7 +13,7 @@ from polybus.errors import StorageError
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.journal.floor import NAME
-from polybus.log.verify import verify
+from polybus.log.verify.verify import verify
 
 TOPICS = ("idle", "busy", "empty")
 

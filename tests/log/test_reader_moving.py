@@ -184,7 +184,7 @@ def test_a_topic_that_is_recreated_between_plan_and_read_is_never_mixed_up(log: 
 def test_a_recreated_topic_in_a_journal_that_begins_again_is_never_mixed_up(
     log: FileLog, tmp_path: Path
 ) -> None:
-    """The same name, place, size and offset: only the commit's own words tell them apart."""
+    """The same name, place, size and offset: only the commit's own words distinguish them."""
     log.create_topic("news")
     append(log, "news", 5, word="old")
     plan = LogReader(log.data).plan("news", 0, 5)

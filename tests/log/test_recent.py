@@ -13,7 +13,7 @@ READ_BYTES = 1000
 
 
 def written(recent: RecentBatches, ends: dict[str, TopicEnd], *, reads: int) -> None:
-    """A commit of so many reads, each with a batch of every topic."""
+    """A commit of this many reads, each with a batch of every topic."""
     batches = []
     for _ in range(reads):
         read = bytes(READ_BYTES)

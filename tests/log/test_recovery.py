@@ -199,7 +199,7 @@ def test_a_crash_while_sealing_leaves_a_sealed_segment(tmp_path: Path) -> None:
 
 
 def served_right(log: FileLog, topic: str, count: int) -> bool:
-    """Reads a topic; False if it is told of damage. Wrong messages fail the test."""
+    """Reads a topic; False if it is notified of damage. Wrong messages fail the test."""
     offset = 0
     while offset < count:
         try:

@@ -16,7 +16,7 @@ from polybus.log.history import manifest as manifests
 from polybus.log.history.handover import hand_over
 from polybus.log.journal.commit import HEAD
 from polybus.log.journal.segment import delete_segments
-from polybus.log.verify import Damage, verify
+from polybus.log.verify.verify import Damage, verify
 
 
 def data_directory(data: Path) -> tuple[Path, Path]:

@@ -291,7 +291,7 @@ def test_a_stuck_write_ends_when_the_other_end_leaves_though_nobody_reads(world:
 
 
 def test_an_idle_tcp_channel_is_not_watched(tcp_world: World) -> None:
-    """A socket that is watched for what nobody waits for keeps the loop busy for ever."""
+    """A socket that is watched for what nobody waits for keeps the loop busy forever."""
     ours, log, theirs, reader = pair(tcp_world)
     big = bytes(30 << 20)
     tcp_world.do(lambda: ours.write(big))

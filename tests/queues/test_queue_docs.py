@@ -8,7 +8,8 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from diagrams import TABLES, state_diagram, updated
+from docs_kit import run_by
+from state_tables import TABLES, state_table, updated
 
 from polybus.queues import QueueLimits
 from polybus.queues.pump import RUNNABLES_MAX
@@ -17,16 +18,16 @@ from polybus.wire.queue import RECEIVING
 PAGE = Path(__file__).parents[2] / "docs" / "protocols" / "queues.md"
 
 
-def test_the_diagrams_are_those_of_the_tables() -> None:
+def test_the_tables_are_those_of_the_code() -> None:
     page = PAGE.read_text()
     assert set(re.findall(r"<!-- table: (\w+) -->", page)) == set(TABLES)
     assert updated(page) == page
 
 
-def test_a_diagram_has_every_row_of_its_table() -> None:
-    lines = state_diagram(RECEIVING).splitlines()
-    assert lines[:2] == ["stateDiagram-v2", "    [*] --> Length"]
-    assert "    Message --> Length: the message's last byte" in lines
+def test_a_table_has_every_row_of_the_code() -> None:
+    lines = state_table(RECEIVING).splitlines()
+    assert lines[2].startswith("| Length |")
+    assert "| Message | the message's last byte | Length |" in lines
     assert len(lines) == 2 + len(RECEIVING)
 
 
@@ -38,8 +39,12 @@ def test_the_page_has_every_limit_with_its_default() -> None:
 
 
 def test_the_program_on_the_page_prints_what_it_says() -> None:
-    program = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    [program] = run_by("queues/test_queue_docs.py", "docs/protocols/queues.md")
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", program.text],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert (ran.stdout, ran.stderr) == ("hello\n", "")

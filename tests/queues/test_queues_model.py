@@ -140,7 +140,7 @@ class Queues(RuleBasedStateMachine):
             self.world.until(lambda: len(notes.received_messages) >= owed)
         over = end.listening and (end.closed or other.closed)
         self.world.until(lambda: notes.closed_count == over)
-        # `closed` is known here before the listener hears of it, never the other way round.
+        # `closed` is known here before the listener is notified, never the other way round.
         assert end.queue.closed or not (end.closed or over)
         assert notes.received_messages == other.accepted[: len(notes.received_messages)]
         first_sent = end.sent_count - len(notes.sent_messages)

@@ -133,32 +133,30 @@ def test_a_kept_batch_weighs_its_read_once(scan: ModuleType) -> None:
 
 
 @BOTH
-def test_the_oldest_batch_leaves_each_tail(scan: ModuleType) -> None:
-    one, other = deque([1, 2, 3]), deque([4])
-    scan.drop_oldest([one, other, one])
-    assert (list(one), list(other)) == ([3], [])
+def test_the_oldest_batches_leave_their_tails_until_the_rest_fits(scan: ModuleType) -> None:
+    one, other = deque([1, 2, 3]), deque([4, 5])
+    reads = deque([([one, other, one], 10), ([other], 5), ([one], 1)])
+    assert scan.drop_oldest(reads, 16, 15, 9) == 6
+    assert (list(one), list(other), len(reads)) == ([3], [5], 2)
+    assert scan.drop_oldest(reads, 6, 15, 1) == 1
+    assert (list(one), list(other), len(reads)) == ([3], [], 1)
+    assert scan.drop_oldest(deque(), 0, 15, 1) == 0
 
 
 @BOTH
-def test_rows_of_equal_time_protocol_and_sender_are_merged(scan: ModuleType) -> None:
-    def batch(count: int, time_us: int, protocol: str, sender: str) -> Batch:
-        made: Batch = Batch.of("a", [b"x"] * count)
-        made.timestamp_us, made.protocol, made.sender = time_us, protocol, sender
-        return made
+def test_a_queue_is_emptied_into_groups_up_to_a_weight(scan: ModuleType) -> None:
+    one, two, three, four = [Batch.of("a", [b"x"]) for _ in range(4)]
+    queue = deque([([one, two], 6), ([three], 4), ([four], 70)])
+    assert scan.take_groups(queue, 10) == [([one, two, three], 10), ([four], 70)]
+    assert not queue
+    assert scan.take_groups(queue, 10) == []
 
-    batches = [
-        batch(1, 1, "p", "s"),
-        batch(2, 1, "p", "t"),
-        batch(3, 2, "p", "t"),
-        batch(4, 1, "q", "t"),
-    ]
-    assert scan.merge_runs(batches) == (
-        (array("q", [1, 2, 1]), array("q", [3, 3, 4])),
-        (["p", "q"], array("q", [6, 4])),
-        (["s", "t"], array("q", [1, 9])),
-    )
-    nothing: tuple[list[str], array[int]] = ([], array("q"))
-    assert scan.merge_runs([]) == ((array("q"), array("q")), nothing, nothing)
+
+@BOTH
+def test_keys_and_headers_of_any_batch_are_seen(scan: ModuleType) -> None:
+    plain, rich = Batch.of("a", [b"x"]), Batch.of("a", [b"x"], keys=[b"k"])
+    assert not scan.have_extras([plain, plain])
+    assert scan.have_extras([plain, rich])
 
 
 @BOTH

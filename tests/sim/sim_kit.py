@@ -23,6 +23,8 @@ from polybus.wire import boson_properties
 
 TOPICS = ("red", "blue")
 WINDOW = 40
+# A disk makes them wait. In memory they would send all that the processors can.
+PACE_S = 0.01
 READY = re.compile(r"ready.*?tcp://127\.0\.0\.1:(\d+).*?udp://127\.0\.0\.1:(\d+)")
 
 
@@ -94,6 +96,8 @@ class Publisher:
                     self.receipts[number] = (topic, position)
                     self.first_receipt.set()
                     waiting -= 1
+                    if len(self.receipts) % WINDOW == 0:
+                        await asyncio.sleep(PACE_S)
 
     def topic_of(self, number: int) -> str:
         return TOPICS[number % len(TOPICS)]
@@ -184,6 +188,7 @@ class UdpPublisher(GomsPublisher):
                 topic, position = await answers.next_ack()
                 # One at a time: an ack can be nobody else's.
                 self.receipts[number] = (topic, position)
+                await asyncio.sleep(PACE_S)
         finally:
             transport.close()
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import copy
 import errno
+import json
 import os
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from log_kit import opened_log
 from sim_kit import FramesPublisher, GomsPublisher, Publisher, check, served, stored
+from topics_kit import DAY_US, NOON_US, hand_over, publish
 
 from polybus.cli.backup import backup
 from polybus.cli.restore import restore
 from polybus.errors import StorageError, UsageError
 from polybus.log.disk import FileLock
-from polybus.log.verify import verify
+from polybus.log.verify.verify import verify
 from polybus.services import backup as backups
 from polybus.testing import run_bus
 
@@ -55,8 +61,21 @@ def linked(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink > 1]
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than `tmp_path`."""
+    others = [one for one in ("/dev/shm", "/tmp", "/var/tmp") if os.path.isdir(one)]
+    here = tmp_path.stat().st_dev
+    other = next((one for one in others if os.stat(one).st_dev != here), None)
+    assert other is not None, f"no other file system than that of {tmp_path} among {others}"
+    with tempfile.TemporaryDirectory(dir=other) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
-async def test_a_backup_under_load_has_every_receipted_message_once(tmp_path: Path) -> None:
+async def test_backups_under_load_have_every_receipted_message_once(
+    tmp_path: Path, elsewhere: Path
+) -> None:
     config = tmp_path / "polybus.toml"
     config.write_text(CONFIG)
     data = tmp_path / "data"
@@ -67,21 +86,141 @@ async def test_a_backup_under_load_has_every_receipted_message_once(tmp_path: Pa
         await asyncio.to_thread(wait_for_history, data)
         for number in range(2):
             receipted = [dict(one.receipts) for one in publishers]
-            code, said = await polybus("backup", str(tmp_path / f"{number}"), "--data", str(data))
+            folder, base = str(elsewhere / f"{number}"), str(elsewhere)
+            code, said = await polybus("backup", folder, "--base", base, "--data", str(data))
             assert code == 0, said
+            assert ("everything is new" in said) == (number == 0)
             known.append([copy.copy(one) for one in publishers])
             for one, receipts in zip(known[-1], receipted, strict=True):
                 one.receipts = receipts
         assert await bus.terminate() == 0
         await asyncio.gather(*load)
-    assert linked(tmp_path / "0")
+    assert linked(elsewhere / "1")
     for number, expected in enumerate(known):
         assert all(one.receipts for one in expected)
-        restored = tmp_path / f"restored-{number}"
-        code, said = await polybus("restore", str(tmp_path / f"{number}"), "--data", str(restored))
+        restored, made = tmp_path / f"restored-{number}", elsewhere / f"{number}"
+        code, said = await polybus("restore", str(made), "--data", str(restored))
         assert code == 0, said
         assert not linked(restored)
         check(expected, stored(restored))
+        # The next one is whole without it.
+        shutil.rmtree(made)
+
+
+def files_in(folder: Path) -> dict[str, os.stat_result]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat() for path in found}
+
+
+def with_history(data: Path) -> None:
+    """A message in history, another in the journal."""
+    publish(data, "a", [b"1"])
+    hand_over(data)
+    publish(data, "a", [b"2"])
+
+
+def test_a_backup_on_a_base_takes_only_what_is_new(tmp_path: Path, elsewhere: Path) -> None:
+    data, old, new = tmp_path / "data", elsewhere / "old", elsewhere / "new"
+    publish(data, "a", [b"1"], timestamp_us=NOON_US)
+    hand_over(data)
+    publish(data, "a", [b"2"], timestamp_us=NOON_US + DAY_US)
+    log = opened_log(data, lambda: NOON_US + DAY_US)
+    log.seal()
+    log.close()
+    backups.backup(data, old)
+    assert not linked(old)
+    publish(data, "a", [b"3"], timestamp_us=NOON_US + DAY_US)
+    (elsewhere / "killed").mkdir()
+    (elsewhere / "killed" / "unfinished-copy").touch()
+    ended = CliRunner().invoke(
+        backup, [str(new), "--data", str(data), "--base", str(elsewhere), "--json"]
+    )
+    assert ended.exit_code == 0, ended.output
+    before, after = files_in(old), files_in(new)
+    shared = {name for name, status in after.items() if status.st_nlink > 1}
+    # History, and the sealed segment; not the segment that is written.
+    assert sorted(name.rpartition(".")[2] for name in shared) == ["arrows", "parquet"]
+    assert any(name.endswith(".arrows") for name in after.keys() - shared)
+    assert all(before[name].st_ino == after[name].st_ino for name in shared)
+    said = json.loads(ended.output.splitlines()[-1])
+    assert said["linked_files"] == len(shared)
+    assert said["linked_bytes"] == sum(after[name].st_size for name in shared)
+    # The check of the copy makes files to lock.
+    assert 0 < said["copied_files"] < len(after) - len(shared)
+    shutil.rmtree(old)
+    assert verify(new).intact
+    backups.restore(new, tmp_path / "restored")
+    values = [value for value, _ in stored(tmp_path / "restored")["a"]]
+    assert values == ["1", "2", "3"]
+
+
+def test_the_base_is_the_newest_whole_backup_of_a_folder(tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "backups"
+    assert backups.find_base(folder) is None
+    publish(data, "a", [b"1"])
+    # By the end of their copies, and not by their names.
+    for number, name in enumerate(["b", "c", "a", "half", "damaged"]):
+        backups.backup(data, folder / name)
+        os.utime(folder / name / "polybus.json", (number, number))
+    (folder / "half/unfinished-copy").touch()
+    (folder / "damaged/polybus.json").write_text("{")
+    (folder / "notes.txt").touch()
+    assert backups.find_base(folder) == folder / "a"
+    assert backups.find_base(folder / "b") == folder / "b"
+
+
+def test_nothing_of_a_damaged_base_gets_into_a_backup(tmp_path: Path, elsewhere: Path) -> None:
+    data, old, new = tmp_path / "data", elsewhere / "old", elsewhere / "new"
+    with_history(data)
+    (data / "tables/silver").mkdir(parents=True)
+    for name in ("damaged", "short", "gone", "folder", "link"):
+        (data / f"tables/silver/{name}.parquet").write_bytes(name.encode())
+    backups.backup(data, old)
+    tables = old / "tables/silver"
+    (tables / "damaged.parquet").write_bytes(b"DAMAGED")
+    (tables / "short.parquet").write_bytes(b"sh")
+    (tables / "gone.parquet").unlink()
+    (tables / "folder.parquet").unlink()
+    (tables / "folder.parquet").mkdir()
+    (tables / "link.parquet").rename(elsewhere / "rows")
+    (tables / "link.parquet").symlink_to(elsewhere / "rows")
+    backups.backup(data, new, base=old)
+    assert verify(new).intact
+    for name in ("damaged", "short", "gone", "folder", "link"):
+        path = new / f"tables/silver/{name}.parquet"
+        assert path.read_bytes() == name.encode()
+        assert path.stat().st_nlink == 1 and not path.is_symlink()
+
+
+def test_a_base_may_be_deleted_while_it_is_used(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, old, new = tmp_path / "data", elsewhere / "old", elsewhere / "new"
+    with_history(data)
+    backups.backup(data, old)
+    real = os.link
+
+    def gone(source: Path, target: Path) -> None:
+        if source.is_relative_to(old):
+            source.unlink()
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", gone)
+    backups.backup(data, new, base=old)
+    assert not linked(new) and verify(new).intact
+
+
+def test_a_base_is_a_whole_backup_outside_of_the_new_one(tmp_path: Path) -> None:
+    data, old = tmp_path / "data", tmp_path / "old"
+    with_history(data)
+    backups.backup(data, old)
+    based = ["--data", str(data), "--base", str(old)]
+    inside = CliRunner().invoke(backup, [str(old / "new"), *based])
+    assert isinstance(inside.exception, UsageError) and inside.exception.code == "backup.target"
+    (old / "unfinished-copy").touch()
+    half = CliRunner().invoke(backup, [str(tmp_path / "new"), *based])
+    assert isinstance(half.exception, UsageError) and half.exception.code == "backup.incomplete"
+    assert not (tmp_path / "new").exists()
 
 
 async def test_a_backup_has_sessions_the_token_and_topics(tmp_path: Path) -> None:

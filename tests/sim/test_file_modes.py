@@ -11,7 +11,7 @@ import pytest
 from sim_kit import served
 
 from polybus.errors import StorageError
-from polybus.log import access
+from polybus.log import file_modes
 from polybus.testing import ScriptedPeer
 
 
@@ -52,6 +52,7 @@ async def run_a_bus(data: Path) -> None:
         os.umask(before)
 
 
+@pytest.mark.slow
 async def test_every_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"
     await run_a_bus(data)
@@ -67,7 +68,7 @@ async def test_an_old_folder_is_corrected_at_the_start_and_group_access_keeps_th
     os.chmod(data / "journal" / "note", 0o644)
     for path in (data / "journal", data):
         path.chmod(0o755)
-    access.prepare(data, group=False)
+    file_modes.prepare(data, group=False)
     assert wrong_modes(data, folder=0o700, file=0o600) == []
     for umask, folder, file in (
         (0o022, 0o750, 0o640),
@@ -76,7 +77,7 @@ async def test_an_old_folder_is_corrected_at_the_start_and_group_access_keeps_th
     ):
         before = os.umask(umask)
         try:
-            access.prepare(data, group=True)
+            file_modes.prepare(data, group=True)
         finally:
             os.umask(before)
         assert wrong_modes(data, folder=folder, file=file) == []
@@ -85,7 +86,7 @@ async def test_an_old_folder_is_corrected_at_the_start_and_group_access_keeps_th
 async def test_a_socket_folder_of_others_is_refused(tmp_path: Path) -> None:
     """One that is a link, or that others can write to, may be a trap."""
     good = tmp_path / "good"
-    access.prepare_socket_folder(good / "a.sock")
+    file_modes.prepare_socket_folder(good / "a.sock")
     assert good.stat().st_mode & 0o777 == 0o700
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
@@ -99,5 +100,5 @@ async def test_a_socket_folder_of_others_is_refused(tmp_path: Path) -> None:
     folders = [open_to_all, link, *([foreign] if os.getuid() == 0 else [])]
     for folder in folders:
         with pytest.raises(StorageError) as refused:
-            access.prepare_socket_folder(folder / "a.sock")
+            file_modes.prepare_socket_folder(folder / "a.sock")
         assert refused.value.code == "admin.socket-folder"

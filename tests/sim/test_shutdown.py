@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,56 @@ async def test_a_restart_goes_on_where_the_bus_was(tmp_path: Path) -> None:
         assert await bus.terminate() == 0
     epoch, _, offset = before.partition(":")
     assert (offset, after) == ("0", f"{epoch}:1")
+
+
+# As systemd does: the socket has the number 3, and the process is the one that is named.
+HAND_OVER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+os.execv(sys.executable, [sys.executable, "-m", "polybus.cli", "serve", *sys.argv[2:]])
+"""
+
+
+def serve_handed(data: Path, listening: socket.socket, port: int) -> subprocess.Popen[str]:
+    """A bus that is handed a listening socket."""
+    options = ("--data", str(data), "--port", str(port), "--topic", "red")
+    return subprocess.Popen(
+        [sys.executable, "-c", HAND_OVER, str(listening.fileno()), *options],
+        pass_fds=(listening.fileno(),),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_who_connects_during_a_restart_waits_in_the_socket_of_the_service_manager(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with serve_handed(tmp_path, listening, port) as bus:
+            assert bus.stdout is not None and f":{port} " in bus.stdout.readline()
+            bus.terminate()
+            assert bus.wait(30) == 0
+        with socket.create_connection(("127.0.0.1", port), 30) as early:
+            early.sendall(b'{"messagetype":"register","topics":["red"]}\n')
+            early.sendall(b'{"messagetype":"send","topics":["red"],"data":"x","ack":true}\n')
+            with serve_handed(tmp_path, listening, port) as bus:
+                assert b"send-ack" in early.recv(4096)
+                bus.terminate()
+                assert bus.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_socket_of_the_service_manager_that_no_connector_has_is_refused(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        serve_handed(tmp_path, listening, 0) as bus,
+    ):
+        _, said = bus.communicate(timeout=30)
+    assert bus.returncode == 2 and "config.address" in said and "service manager" in said
 
 
 @pytest.mark.slow

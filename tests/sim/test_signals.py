@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from warm_kit import WARM
@@ -23,7 +24,7 @@ from polybus.log.files import FileLog
 from polybus.testing import run_bus
 
 # Sends a signal to its own process at the first audit event that has the word in it, as
-# `import polybus.edges.node`, `open .../topic.json.tmp` or `socket.bind`.
+# `import polybus.edges.node`, `open .../topic.json` or `socket.bind`.
 AT_AN_EVENT = """
 import os, runpy, sys
 number, moment = int(sys.argv[1]), sys.argv[2]
@@ -45,10 +46,10 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
-        ("__pycache__/serve.", signal.SIGTERM),
+        ("cli/serve/", signal.SIGTERM),
         ("import polybus.edges.node", signal.SIGINT),
         ("polybus.json.tmp", signal.SIGTERM),
-        ("new/topic.json.tmp", signal.SIGTERM),
+        ("new/0/topic.json", signal.SIGTERM),
         ("topics/news", signal.SIGTERM),
         ("os.mkdir", signal.SIGINT),
         ("state.db", signal.SIGTERM),
@@ -138,7 +139,7 @@ async def served(port: int) -> str:
 async def test_sighup_takes_a_renewed_certificate_and_keeps_the_old_one_if_it_is_bad(
     tmp_path: Path,
 ) -> None:
-    """New connections get the new certificate; those that are open go on."""
+    """New connections get the new certificate; those that are open continue."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 
     async def reload(cert_name: str, key_name: str, *words: str) -> None:
@@ -200,6 +201,15 @@ async def test_reloaded_settings_apply_and_others_keep_their_values(tmp_path: Pa
         assert log.settings("orders").retention_age_s == 9
         assert b'"gold":false' in (tmp_path / "pipeline/settings.json").read_bytes()
         assert node.config.durability == "fsync"
+
+
+async def test_settings_over_http_are_those_of_the_last_reload(tmp_path: Path) -> None:
+    async with run_bus("news", data=str(tmp_path)) as node:
+        retention = {"bytes": 5000, "hold-for-consumers": False}
+        node.reload(reread(node, {"retention": retention, "durability": "interval"}))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.tcp_port}") as client:
+            shown = (await client.get("/v1/settings")).json()["settings"]
+    assert (shown["retention"]["bytes"], shown["durability"]) == (5000, "fsync")
 
 
 def reread(node: Node, changed: dict[str, object]) -> Config:

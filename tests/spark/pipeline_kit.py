@@ -15,7 +15,7 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import sync_path
 from polybus.spark import checkpoint
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.declared.prepare import Prepared, prepare
+from polybus.spark.pipelines.declared.prepare import Chosen, Prepared, prepare
 from polybus.spark.pipelines.flows import FlowRunner
 
 PASS_TIMEOUT_S = 120.0
@@ -38,14 +38,19 @@ class PipelineFolder:
         path.write_text(textwrap.dedent(text).lstrip("\n"))
         return path
 
-    def prepare(self, *only: str, reset: Sequence[str] = (), check_only: bool = False) -> Prepared:
-        return prepare(
-            self.spark, self.folder, self.where, only=only, reset=reset, check_only=check_only
-        )
+    def prepare(
+        self,
+        *only: str,
+        reset: Sequence[str] = (),
+        refresh: Sequence[str] = (),
+        check_only: bool = False,
+    ) -> Prepared:
+        chosen = Chosen(only, tuple(reset), tuple(refresh))
+        return prepare(self.spark, self.folder, self.where, chosen, check_only=check_only)
 
-    def run(self, *only: str, reset: Sequence[str] = ()) -> Prepared:
+    def run(self, *only: str, reset: Sequence[str] = (), refresh: Sequence[str] = ()) -> Prepared:
         """One pass; nothing may fail."""
-        prepared = self.prepare(*only, reset=reset)
+        prepared = self.prepare(*only, reset=reset, refresh=refresh)
         assert prepared.problems == {}, prepared.problems
         runner = self.start(prepared, continuous=False)
         try:

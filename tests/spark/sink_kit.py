@@ -17,12 +17,14 @@ from polybus.client.http.blocking import request_json
 def messages(bus: RunningBus, topic: str) -> list[dict[str, Any]]:
     """All messages of a topic."""
     found: list[dict[str, Any]] = []
+    offset = 0
     while True:
-        path = f"/v1/topics/{topic}/messages?offset={len(found)}&limit=10000"
+        path = f"/v1/topics/{topic}/messages?offset={offset}&limit=10000"
         answer = request_json(bus.url, "GET", path)
         if not answer["messages"]:
             return found
         found += answer["messages"]
+        offset = answer["next"]
 
 
 def values(bus: RunningBus, topic: str) -> list[Any]:

@@ -44,7 +44,7 @@ class WrittenLog:
     def append(
         self, topic: str, count: int, *, size: int = 0, headers: dict[str, bytes] | None = None
     ) -> None:
-        """So many durable messages, each naming its topic and offset."""
+        """This many durable messages, each naming its topic and offset."""
         first = self.log.bounds(topic).stop
         numbers = range(first, first + count)
         values = [f"{topic}:{number}".encode().ljust(size, b".") for number in numbers]

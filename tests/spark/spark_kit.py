@@ -29,7 +29,7 @@ class RunningBus:
         port: the port of all stream protocols and of HTTP.
     """
 
-    def __init__(self, folder: Path, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, topics: Sequence[Any], settings: Mapping[str, Any]) -> None:
         self.data = folder / "data"
         self.port = 0
         self._topics = list(topics)
@@ -48,7 +48,7 @@ class RunningBus:
 
     def start(self) -> None:
         assert self._process is None, "the bus runs already"
-        self._config.write_text(json.dumps(self._settings | {"topics": self._topics}))
+        self._config.write_text(json.dumps({"topics": self._topics} | self._settings))
         command = [sys.executable, "-m", "polybus.cli", "serve"]
         command += ["--config", str(self._config), "--data", str(self.data)]
         self._process = subprocess.Popen(
@@ -110,7 +110,7 @@ class RunningBus:
 
 @contextlib.contextmanager
 def running_bus(
-    folder: Path, topics: Sequence[str] = (), settings: Mapping[str, Any] = NO_SETTINGS
+    folder: Path, topics: Sequence[Any] = (), settings: Mapping[str, Any] = NO_SETTINGS
 ) -> Iterator[RunningBus]:
     """A bus for the time of a block; `settings` are those of a config file, in kebab-case."""
     bus = RunningBus(folder, topics, settings)

@@ -15,6 +15,7 @@ from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
 from polybus.spark.pipelines.standard import decode
 from polybus.spark.pipelines.standard.batches import StandardBatches
+from polybus.spark.pipelines.standard.planned import PlannedRows
 from polybus.spark.source.options import COLUMNS, VALUE_BYTES, arrow_schema, spark_schema
 
 EPOCH = 7
@@ -68,17 +69,29 @@ def frame_of(spark: Any, messages: Sequence[dict[str, Any]]) -> Any:
 def make_decoding_raise(patched: pytest.MonkeyPatch) -> None:
     """Decoding raises for the values that begin with `poison`."""
 
-    def columns(settings: Any) -> list[str]:
+    def columns(*given: Any) -> list[str]:
         text = "CAST(value AS STRING)"
         raises = f"IF({text} LIKE 'poison%', RAISE_ERROR('boom'), {text}) AS text"
-        return [raises if one.endswith(" AS text") else one for one in real(settings)]
+        return [raises if one.endswith(" AS text") else one for one in real(*given)]
 
     real = decode.columns
     patched.setattr(decode, "columns", columns)
 
 
+class KnownPlan:
+    """The plan of a batch with this many messages, which are small or large."""
+
+    def __init__(self, rows: int, *, is_small: bool) -> None:
+        self._plan = PlannedRows(rows_max=rows, bytes_max=0 if is_small else None)
+
+    def synced(self, _: int) -> PlannedRows:
+        return self._plan
+
+
 class Pipe:
     """The standard pipeline's batches on a data folder, without a query around them."""
+
+    is_small = True
 
     def __init__(self, spark: Any, data: Path, *topics: DeclaredTopic, **pipeline: Any) -> None:
         self.spark = spark
@@ -97,6 +110,8 @@ class Pipe:
         self.batches = StandardBatches(self.data, "standard.decode:test", begun=begun)
 
     def run(self, batch_id: int, messages: Sequence[dict[str, Any]]) -> None:
+        plan: Any = KnownPlan(len(messages), is_small=self.is_small)
+        self.batches.plans = plan
         self.batches(frame_of(self.spark, messages), batch_id)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:

@@ -65,6 +65,9 @@ def test_a_target_is_for_the_ratio_unless_it_is_absolute() -> None:
     assert figure().met is None
     assert figure(target=Target(value=10.0, absolute=True)).met is True
     assert figure(target=Target(value=9.0, absolute=True)).met is False
+    both = Target(value=10.0, absolute=True, p99_max=20.0)
+    assert [figure(p99=p99, target=both).met for p99 in (20.0, 21.0)] == [True, False]
+    assert both.shown("ms") == "≤ 10 ms, p99 ≤ 20 ms"
     assert figure(ratio=1.1, target=Target(value=1.2)).met is True
     assert figure(ratio=1.3, target=Target(value=1.2)).met is False
     assert figure(ratio=0.4, target=Target(value=0.5, at_least=True)).met is False

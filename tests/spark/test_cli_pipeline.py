@@ -89,7 +89,7 @@ def test_check_shows_what_flows_read_and_write_and_all_errors(
     )
     where = ["--data", bus.data, "--folder", folder]
     assert json.loads(polybus("check", "--json", *where)) == {
-        "flows": [{"flow": "good.sizes", "reads": ["news"], "writes": "good.sizes"}],
+        "flows": [{"flow": "good.sizes", "reads": ["news"], "writes": "good.sizes", "refresh": ""}],
         "problems": [],
     }
     (folder / "bad.sql").write_text("CREATE STREAMING TABLE a AS\nSELECT size FROM STREAM(news)")

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs_kit import ROOT
+from click.testing import CliRunner
+from docs_kit import ROOT, run_by
 from standard_kit import Pipe, Topics
 from topics_kit import publish
 
+from polybus.cli.sql import sql as sql_verb
 from polybus.config import DeclaredTopic
 from polybus.errors import UsageError
 from polybus.lake import duck
@@ -20,11 +22,17 @@ from polybus.lake.table import open_table
 from polybus.spark.views import collect
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ORDERS = DeclaredTopic(name="orders", schema="id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>")
+ORDERS = DeclaredTopic(
+    name="orders",
+    schema="id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>",
+    expect={"small": "id < 9"},
+)
+# Only the command knows it, for all engines.
+LISTED = "SHOW TABLES"
 VALUES = [
-    '{"id": 7, "name": "x y", "tags": ["a", "b"], "order": {"id": 1.50}}',
-    '{"id": "8", "order": {"id": null}}',
-    '{"id": 9, "name": null, "tags": []}',
+    '{"id": 7, "name": "x y", "tags": ["a", "b"], "order": {"id": 1.50}, "price": 10, "ok": true}',
+    '{"id": "8", "order": {"id": null}, "price": 9.5, "ok": false}',
+    '{"id": 9, "name": null, "tags": [], "price": "n/a"}',
 ]
 
 
@@ -35,7 +43,9 @@ def queries() -> list[str]:
         for line in re.findall(r"^(?:\$ |    )?(?:\S*/)?(polybus sql .*)$", page.read_text(), re.M):
             words = shlex.split(line)
             found += [words[2]] if words[2][0] not in "[-" else []
-    return sorted(set(found) - {"SHOW TABLES", "Usage:"})
+    # The tables of the recipes are those of their own test.
+    found = [query for query in found if "FROM recipes." not in query]
+    return sorted(set(found) - {LISTED, "Usage:"})
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +68,21 @@ def by_duckdb(data: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def by_spark(spark: Any, data: Path, sql: str) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for row in collect(spark, sql, data, rows_max=1000).to_pylist()]
+    found = collect(spark, sql, data, rows_max=1000)
+    return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
-def test_the_documents_have_queries() -> None:
-    assert len(queries()) >= 12
+@pytest.mark.parametrize("page", ["sql", "standard-pipeline"])
+def test_every_line_of_a_page_is_a_query(page: str) -> None:
+    for block in run_by("spark/test_docs_queries.py", f"docs/howto/{page}.md"):
+        for line in block.text.splitlines():
+            assert shlex.split(line)[2] in [*queries(), LISTED]
+
+
+def test_a_list_of_the_tables_has_topics_and_lake_tables(data: Path) -> None:
+    ended = CliRunner().invoke(sql_verb, [LISTED, "--data", str(data)])
+    found = {"orders", "orders.eu", "silver", "quarantine", "silver_orders", "silver.orders"}
+    assert found <= set(ended.stdout.split())
 
 
 @pytest.mark.parametrize("sql", queries())
@@ -85,6 +105,8 @@ EXPRESSIONS = (
         "payload:['order']['id']",
         "payload:id::bigint",
     ),
+    *("payload->>'name'", "payload->'order'->>'id'", "payload -> 'tags' ->> 0", "payload->'tags'"),
+    *("payload->>'$.order.id'", "payload->>'id' = '7'", "(s.payload->>'name') || '->>x'"),
     *("payload:order", "payload:nothing", "payload:order.id::double", "s.payload:id::int + 1"),
 )
 
@@ -93,6 +115,96 @@ def test_paths_into_json_are_the_same_on_both_engines(spark: Any, data: Path) ->
     for expression in EXPRESSIONS:
         sql = f"SELECT {expression} AS x FROM silver s WHERE topic = 'orders' ORDER BY offset"
         assert by_duckdb(data, sql) == by_spark(spark, data, sql), expression
+
+
+# Statements as a new user writes them, without a cast; {p} is the column with the JSON.
+STATEMENTS = (
+    "SELECT offset FROM {t} WHERE {p}:name = 'x y' ORDER BY offset",
+    "SELECT offset FROM {t} WHERE {p}:id = 7 ORDER BY offset",
+    "SELECT offset FROM {t} WHERE {p}->'name' = 'x y' ORDER BY offset",
+    "SELECT offset FROM {t} WHERE {p}->>'name' LIKE 'x%' AND {p}:price > 9.9 ORDER BY offset",
+    "SELECT offset FROM {t} WHERE {p}:id IN (7, 8) AND {p}:price NOT BETWEEN 0 AND 9 ORDER BY 1",
+    "SELECT offset FROM {t} WHERE {p}:ok ORDER BY offset",
+    "SELECT offset FROM {t} WHERE NOT {p}:ok OR {p}:tags[0] = 'a' ORDER BY offset",
+    "SELECT {p}:name, count(*) AS n FROM {t} GROUP BY {p}:name ORDER BY {p}:name",
+    "SELECT {p}:price AS price, count(*) AS n FROM {t} GROUP BY price ORDER BY price DESC",
+    "SELECT {p}:price, count(*) AS n FROM {t} GROUP BY 1 ORDER BY 1",
+    "SELECT {p}:price AS x, count(*) AS n FROM {t} GROUP BY ALL ORDER BY x",
+    "SELECT {p}:name AS x, count(*) AS n FROM {t} GROUP BY {p}:name HAVING {p}:name = 'x y'",
+    "SELECT DISTINCT {p}:price FROM {t} ORDER BY {p}:price DESC",
+    "SELECT {p}:price AS price FROM {t} ORDER BY {p}:price, offset",
+    "SELECT {p}:price AS price FROM {t} ORDER BY price DESC, offset LIMIT 4",
+    "SELECT count(DISTINCT {p}:id) AS n, sum({p}:price) AS s, max({p}:price) AS m FROM {t}",
+    "SELECT avg({p}:price) FILTER (WHERE {p}:ok) AS a, min({p}:price) AS m FROM {t}",
+    "SELECT a.offset AS a FROM {t} a JOIN {t} b ON a.{p}:id = b.{p}:id ORDER BY 1",
+    "SELECT s.offset AS a FROM {t} s JOIN silver.orders o ON s.{p}:id = o.id ORDER BY 1",
+    "SELECT offset FROM {t} WHERE {p}:id IN (SELECT value:id FROM chat) ORDER BY offset",
+    "SELECT CASE WHEN {p}:id = 7 THEN {p}:name ELSE 'none' END AS x FROM {t} ORDER BY offset",
+    "SELECT CASE {p}:id WHEN 7 THEN 'seven' ELSE 'other' END AS x FROM {t} ORDER BY offset",
+    "SELECT CASE WHEN {p}:ok THEN {p}:price ELSE 0 END AS x FROM {t} ORDER BY offset",
+    "SELECT [{p}:id, 2] AS x FROM {t} ORDER BY offset",
+    "SELECT {{'a': {p}:id, 'b': [{p}:name, 'z']}} AS x FROM {t} ORDER BY offset",
+    "SELECT coalesce({p}:name, 'none') AS x, {p}:price * 2 AS y FROM {t} ORDER BY offset",
+    "SELECT lower({p}:name) AS x, {p}:name || '!' AS y FROM {t} ORDER BY offset",
+    "SELECT {p}:name AS x FROM {t} UNION SELECT {p}:price AS x FROM {t} ORDER BY x",
+    "SELECT rank() OVER (PARTITION BY {p}:ok ORDER BY {p}:price) AS r FROM {t} ORDER BY offset",
+    "SELECT {p}:order.id, {p}:id FROM {t} WHERE {p}:order.id IS NOT NULL ORDER BY offset",
+    "SELECT o:id AS x FROM (SELECT {p}:order AS o, offset FROM {t}) ORDER BY offset",
+)
+
+
+@pytest.mark.parametrize(
+    ("statements", "column", "table"),
+    [
+        (STATEMENTS, "payload", "(SELECT * FROM silver WHERE topic = 'orders')"),
+        (STATEMENTS[::4], "value", "orders"),
+    ],
+)
+def test_paths_without_a_type_are_the_same_on_both_engines_in_every_clause(
+    spark: Any, data: Path, statements: tuple[str, ...], column: str, table: str
+) -> None:
+    """JSON of a lake table, and bytes of a topic."""
+    for statement in statements:
+        sql = statement.format(p=column, t=table)
+        found = by_duckdb(data, sql)
+        assert found and any(value is not None for row in found for value in row), sql
+        assert by_spark(spark, data, sql) == found, sql
+
+
+BYTES = (
+    *("CAST(value AS string)", "value::string", "CAST(value AS string):id", "key::string"),
+    *("json_extract(value, '$.id')", "json_extract_string(value, '$.name')"),
+    *("json_extract_string(value, 'id') = '7'", "sum(json_extract(value, '$.price')) OVER ()"),
+    "CASE WHEN offset = 0 THEN value END::string",
+)
+
+
+def test_bytes_as_text_are_the_same_on_both_engines(spark: Any, data: Path) -> None:
+    for expression in BYTES:
+        sql = f"SELECT {expression} AS x FROM orders ORDER BY offset"
+        found = by_duckdb(data, sql)
+        assert any(value is not None for row in found for value in row), sql
+        assert by_spark(spark, data, sql) == found, sql
+    payload = (
+        "SELECT json_extract_string(payload, '$.name') AS x FROM silver ORDER BY topic, offset"
+    )
+    assert by_spark(spark, data, payload) == by_duckdb(data, payload)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT offset FROM silver WHERE payload = 'x'",
+        "SELECT n FROM (SELECT payload:name AS n FROM silver) WHERE n = 'x'",
+    ],
+)
+def test_json_that_cannot_be_compared_is_refused_with_what_to_write(
+    spark: Any, data: Path, sql: str
+) -> None:
+    with pytest.raises(UsageError, match="give it one, as in payload:name::string"):
+        by_duckdb(data, sql)
+    with pytest.raises(UsageError, match="give it one, as in payload:name::string"):
+        by_spark(spark, data, sql)
 
 
 def test_a_declared_topic_has_the_same_view_on_both_engines(spark: Any, data: Path) -> None:
@@ -109,6 +221,8 @@ def test_older_versions_are_the_same_on_both_engines(spark: Any, data: Path) -> 
     ask = "SELECT count(*) AS n, max(silver.offset) AS o FROM silver"
     for sql, expected in {
         f"{ask} VERSION AS OF 0 WHERE topic = 'orders'": (3, 2),
+        f"{ask} FOR VERSION AS OF 0 WHERE topic = 'orders'": (3, 2),
+        f"{ask.replace('FROM ', 'FROM tables.')} VERSION AS OF 0 WHERE topic = 'orders'": (3, 2),
         f"{ask} VERSION AS OF 1 WHERE topic = 'orders'": (6, 5),
         f"{ask} TIMESTAMP AS OF '{between}' WHERE topic = 'orders'": (3, 2),
         "SELECT count(*) AS n, count(o.offset) AS o "

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from py4j.protocol import Py4JError
 from spark_kit import eventually
 
 from polybus.errors import PolybusError
-from polybus.log.interface import Bounds
 from polybus.spark.causes import BriefError, brief_errors, clean_cause, is_transient
 from polybus.spark.checkpoint import our_offset
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext, FlowProgress, FlowRunner, PipelineFlow
+from polybus.spark.pipelines.lag import LogEnds
 
 Take = Callable[[Any, int], None]
 
@@ -104,6 +105,20 @@ def test_a_flow_that_is_stopped_before_its_next_try_keeps_its_error(
     assert runner.stop(60)
     (hurt,) = runner.progress()
     assert (hurt.state, hurt.error) == ("stopped", "client.unreachable: no bus answers")
+
+
+def test_news_end_the_pause_of_a_flow_and_so_does_the_end(spark: Any, tmp_path: Path) -> None:
+    runs: list[str] = []
+    news = threading.Event()
+    flow = PipelineFlow(
+        "p", "alert", lambda context: runs.append("run"), repeat_s=3600.0, news=news
+    )
+    runner = FlowRunner(spark, BusLocation(tmp_path), continuous=True)
+    runner.start(flow)
+    eventually(lambda: len(runs) == 1 and states(runner) == {"alert": "waiting"}, timeout_s=30)
+    news.set()
+    eventually(lambda: len(runs) == 2 and states(runner) == {"alert": "waiting"}, timeout_s=30)
+    assert runner.stop(60)
 
 
 def test_a_flow_is_tried_again_after_the_errors_that_it_names(spark: Any, tmp_path: Path) -> None:
@@ -209,6 +224,7 @@ class NewestBatch(dict[str, Any]):
     """A batch as Spark reports it, with its one source at offset 1 of some topics."""
 
     numInputRows = 1
+    observedMetrics: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *topics: str) -> None:
         places = {topic: {"epoch": 1, "offset": 1} for topic in topics}
@@ -217,9 +233,7 @@ class NewestBatch(dict[str, Any]):
         super().__init__(batchId=len(topics), sources=sources, batchDuration=5)
 
 
-def test_a_batch_may_bring_more_topics_while_the_lag_is_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_batch_may_bring_more_topics_while_the_lag_is_counted(tmp_path: Path) -> None:
     figures = FlowProgress()
 
     def take(*topics: str) -> None:
@@ -227,15 +241,15 @@ def test_a_batch_may_bring_more_topics_while_the_lag_is_counted(
         batch = NewestBatch(*topics)
         figures.update(SimpleNamespace(lastProgress=batch, recentProgress=[batch], status=busy))
 
-    def bounds(topic: str) -> Bounds:
-        # As the thread of the flow does, at any moment.
-        take("news", "sport")
-        return Bounds(1, 0, 4)
+    class GrowingLog(LogEnds):
+        def behind(self, positions: Mapping[str, int]) -> int:
+            # As the thread of the flow does, at any moment.
+            take("news", "sport")
+            return 3 * len([*positions])
 
-    log = SimpleNamespace(bounds=bounds)
-    monkeypatch.setattr("polybus.log.reading.reader.LogReader", lambda data: log)
+    log = GrowingLog(tmp_path)
     take("news")
-    figures.update_lag(tmp_path)
+    figures.update_lag(log)
     assert figures.lag == 3
-    figures.update_lag(tmp_path)
+    figures.update_lag(log)
     assert figures.lag == 6

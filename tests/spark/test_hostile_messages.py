@@ -241,19 +241,21 @@ def test_a_batch_with_very_many_messages_that_raise_loses_none(
     assert any("together with" in row[0] for row in pipe.rows("quarantine", "reason"))
 
 
+@pytest.mark.parametrize("path", ["stage", "stage_small"])
 def test_no_message_is_blamed_for_a_table_that_cannot_be_written(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(frame: Any, table: LakeTable, *arguments: Any, **options: Any) -> Any:
         if table.name == "silver":
             raise RuntimeError("No space left on device")
         return real_stage(frame, table, *arguments, **options)
 
-    real_stage = tables.stage
+    real_stage = getattr(tables, path)
     pipe, topics = Pipe(spark, tmp_path), Topics()
+    pipe.is_small = path == "stage_small"
     batch = [topics.message("a", "good")]
     with monkeypatch.context() as patched:
-        patched.setattr(batches, "stage", full)
+        patched.setattr(batches, path, full)
         with pytest.raises(RuntimeError, match="No space left"):
             pipe.run(0, batch)
     assert pipe.rows("quarantine", "offset") == []
@@ -319,8 +321,12 @@ def test_a_batch_keeps_its_limit_of_values_whatever_is_configured_meanwhile(
 def test_values_of_the_largest_size_do_not_exceed_the_memory_of_java(
     spark: Any, tmp_path: Path
 ) -> None:
-    """12 values of 60 MB in a batch; what quarantine has of them is small."""
-    with running_bus(tmp_path, ["t"]) as bus:
+    """12 values of 60 MB in a batch; what quarantine has of them is small.
+
+    By default such values are blobs, and Spark gets their references.
+    """
+    inline = {"limits": {"inline-bytes-max": 64 << 20}}
+    with running_bus(tmp_path, ["t"], inline) as bus:
         for _ in range(12):
             bus.publish("t", [b"\xff" * 60_000_000])
         bus.publish("t", ["good"])

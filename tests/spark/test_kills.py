@@ -16,16 +16,19 @@ from typing import Any
 
 import pytest
 from docs_kit import undocumented_files
-from driver_kit import RunningDriver, python_workers
+from driver_kit import RunningDriver, descendants, python_workers
 from spark_kit import RunningBus, eventually
 
 from polybus.client import connect
 from polybus.errors import PolybusError
 from polybus.lake.table import open_table
 from polybus.log.reading.reader import LogReader
+from polybus.spark.pipelines.spark_sessions import is_jvm
 
-KILLS = [*["driver"] * 4, *["worker"] * 8, *["bus"] * 8]
+KILLS = ["driver", *["java"] * 2, "all", *["worker"] * 8, *["bus"] * 8]
+"""`driver` is its Python process, `java` its JVM, and `all` both of them and their workers."""
 LIFE_S_MAX = 1.5
+JAVA_TIMEOUT_S = 20.0
 TOPICS = ("red", "blue")
 COPIES = """
 from pyspark import pipelines as dp
@@ -99,14 +102,25 @@ class World:
             self.bus.kill()
             time.sleep(draw.uniform(0, 0.5))
             self.bus.start()
-        elif what == "driver":
-            self.driver.kill()
+        elif what in ("driver", "java", "all"):
+            self._end_driver(what)
             self.driver = self._start_driver()
         else:
             eventually(lambda: python_workers(self.driver.process.pid), timeout_s=150)
             workers = python_workers(self.driver.process.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(draw.choice(workers), signal.SIGKILL)
+
+    def _end_driver(self, what: str) -> None:
+        below = [] if what == "driver" else descendants(self.driver.process.pid)
+        java = [pid for pid in below if is_jvm(pid)]
+        for pid in java if what == "java" else below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if java and what == "java":
+            # It ends by itself, soon, and says why.
+            assert self.driver.process.wait(JAVA_TIMEOUT_S) != 0
+        self.driver.kill()
 
     def troubles(self) -> list[dict[str, Any]]:
         """What did not come back by itself."""

@@ -96,6 +96,7 @@ def test_a_progress_becomes_a_report() -> None:
                 "positions": {"news": {"epoch": 7, "offset": 4}},
                 "rows-per-s": 0.0,
                 "batch-ms": 120.0,
+                "stopped": {},
             },
         )
     ]

@@ -131,7 +131,7 @@ def test_columns_are_added_and_rows_of_another_type_are_quarantined(
     known = [(n, None) for n in range(6)] + [(n + 10, "orders") for n in range(6)]
     assert pipelines.rows("shop.mixed", "id", "more") == sorted(known, key=repr)
     found = pipelines.rows("shop.mixed.quarantine", "row", "reason")
-    reason = "table shop.mixed: column id is integer, in the new rows it is string"
+    reason = "table shop.mixed: column id is string in the new rows, not integer; cast it"
     assert found == [(f'{{"id":"{n}"}}', reason) for n in range(6)]
     pipelines.run()
     assert len(pipelines.rows("shop.mixed.quarantine", "row")) == 6
@@ -243,7 +243,10 @@ def test_progress_counts_rows_that_a_stream_read_and_rows_of_a_view(
     runner = pipelines.start(pipelines.prepare(), continuous=False)
     assert runner.wait(PASS_TIMEOUT_S)
     runner.stop()
-    assert {one.flow: one.rows for one in runner.progress()} == {"clean": 6, "totals": 2}
+    clean, totals = sorted(runner.progress(), key=lambda one: one.flow)
+    assert (clean.rows, clean.batch_rows, totals.rows) == (6, 6, 2)
+    assert (clean.inputs, clean.outputs) == (["topic:orders"], ["table:shop.clean"])
+    assert (totals.inputs, totals.outputs) == (["table:shop.clean"], ["table:shop.totals"])
 
 
 JOINED = """

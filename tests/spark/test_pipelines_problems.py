@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder
 from spark_kit import RunningBus, running_bus
+
+from polybus.lake.table import open_table
 
 HEAD = """from pyspark import pipelines as dp
 from pyspark.sql import functions as F
@@ -92,14 +95,8 @@ BROKEN = {
         "pipeline.unknown-output",
     ),
     "no flow": ("dp.create_streaming_table('t')\n", 4, "no flow writes to table t"),
-    "auto CDC": (
-        "dp.create_streaming_table('t')\n"
-        "dp.create_auto_cdc_flow('t', source='orders', keys=['key'], sequence_by='offset')\n",
-        5,
-        "auto CDC",
-    ),
     "name": ("@dp.table(name='a b')\ndef t():\n    pass\n", 4, "'a b' is not a valid name"),
-    "format": ("@dp.table(format='orc')\ndef t():\n    pass\n", 4, "asks for format orc"),
+    "format": ("@dp.table(format='orc')\ndef t():\n    pass\n", 4, "format orc is not supported"),
 }
 
 
@@ -111,6 +108,15 @@ def test_an_error_in_python_is_reported_with_its_line(pipelines: PipelineFolder,
     assert f"{path}:{line}: " in text
     assert words in text
     assert "\n" not in text and "org.apache" not in text
+
+
+def test_a_stream_of_a_lake_table_says_what_to_read_instead(pipelines: PipelineFolder) -> None:
+    open_table(pipelines.bus.data, "silver").append(pa.table({"n": [1]}), writer="w", batch_id=0)
+    body = "@dp.table\ndef t():\n    return spark.readStream.table('silver')\n"
+    path = pipelines.write("bad.py", HEAD + body)
+    text = pipelines.problem()
+    assert f"{path}:6: " in text and "pipeline.query" in text
+    assert "silver is a lake table, and only topics can be read as a stream; read it with" in text
 
 
 SQL = {

@@ -247,14 +247,14 @@ def test_an_archive_is_used_if_it_exists_and_is_not_switched_off(
     for version, option in (("17.0.1", "SharedArchiveFile"), ("25.0.2", "AOTCache")):
         monkeypatch.setenv("POLYBUS_JAVA", str(fake_java(tmp_path / version, version)))
         java = find_java()
-        assert archive.options(java) == []
+        assert archive.options(java) == [*archive.UNVERIFIED]
         path = archive.archive_path(java)
         assert path is not None
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"classes")
         assert archive.options(java) == [f"-XX:{option}={path}"]
     monkeypatch.setenv("POLYBUS_SPARK_ARCHIVE", "off")
-    assert archive.options(java) == []
+    assert archive.options(java) == [*archive.UNVERIFIED]
 
 
 def test_an_archive_is_renamed_into_place_complete_or_not_at_all(

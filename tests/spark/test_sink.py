@@ -192,7 +192,7 @@ def test_lost_answers_and_a_bus_that_is_killed_cost_time_and_nothing_else(
         calls: Counter[str] = Counter()
 
         def lose_first_answers(method: str, path: str) -> bool:
-            """The call is done, and nobody hears of it; the first commit costs the bus its life."""
+            """The call is done, and nobody is notified; the first commit costs the bus its life."""
             if path.startswith("/v1/topics"):
                 return True
             calls[path] += 1

@@ -173,7 +173,7 @@ def test_rows_with_many_headers_are_staged_in_pieces_that_the_bus_accepts(data: 
     headers = pa.array([[(f"name-{n}", b"x" * 50) for n in range(20)]] * 10_000, HEADERS)
     rows = pa.record_batch({"value": ["1"] * 10_000, "headers": headers})
     columns = SinkColumns("out", False, True)
-    name = staging.stage(iter([rows]), columns, BusLocation(data=data), "p", 0)
+    name = staging.stage(iter([rows]), columns, BusLocation(data=data), ("p", "q"), 0).name
     assert name is not None
     assert sum(len(one) for one in staged(data, name)) == 10_000
 
@@ -183,7 +183,7 @@ def test_rows_with_unequal_headers_are_staged_in_pieces_that_the_bus_accepts(dat
     headers = pa.array([large if n < 20 else small for n in range(9000)], HEADERS)
     rows = pa.record_batch({"value": ["1"] * 9000, "headers": headers})
     columns = SinkColumns("out", False, True)
-    name = staging.stage(iter([rows]), columns, BusLocation(data=data), "p", 0)
+    name = staging.stage(iter([rows]), columns, BusLocation(data=data), ("p", "q"), 0).name
     assert name is not None
     assert sum(len(one) for one in staged(data, name)) == 9000
 
@@ -212,17 +212,17 @@ def left(data: Path) -> list[Path]:
 
 
 def test_what_is_staged_is_what_the_bus_reads(data: Path) -> None:
-    name = staging.stage(some(), VALUE, BusLocation(data=data), "p", 7)
+    name = staging.stage(some(), VALUE, BusLocation(data=data), ("p", "q"), 7).name
     assert name is not None
     assert name.partition("-")[0] == "7"
     assert [(one.topic, len(one)) for one in staged(data, name)] == [("out", 2)]
-    assert staging.stage(iter(()), VALUE, BusLocation(data=data), "p", 7) is None
+    assert staging.stage(iter(()), VALUE, BusLocation(data=data), ("p", "q"), 7).name is None
     assert len(left(data)) == 1
 
 
 def test_a_task_that_fails_leaves_nothing_behind(data: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        staging.stage(some(ZeroDivisionError()), VALUE, BusLocation(data=data), "p", 0)
+        staging.stage(some(ZeroDivisionError()), VALUE, BusLocation(data=data), ("p", "q"), 0)
     assert left(data) == []
 
 
@@ -234,7 +234,7 @@ def test_a_full_disk_is_reported_with_the_file_and_leaves_nothing_behind(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError) as caught:
-        staging.stage(some(), VALUE, BusLocation(data=data), "p", 0)
+        staging.stage(some(), VALUE, BusLocation(data=data), ("p", "q"), 0)
     assert caught.value.code == "log.full"
     assert "staging/p/0-" in caught.value.text
     assert left(data) == []
@@ -242,7 +242,7 @@ def test_a_full_disk_is_reported_with_the_file_and_leaves_nothing_behind(
 
 def test_a_task_refuses_a_folder_that_is_not_a_data_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        staging.stage(some(), VALUE, BusLocation(data=tmp_path / "elsewhere"), "p", 0)
+        staging.stage(some(), VALUE, BusLocation(data=tmp_path / "elsewhere"), ("p", "q"), 0)
     assert caught.value.code == "data.not-found"
     assert "option url" in caught.value.text
 

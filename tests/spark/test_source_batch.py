@@ -245,6 +245,14 @@ def test_large_rows_make_more_tasks(written: WrittenLog, monkeypatch: pytest.Mon
     assert len(parts_of(written)) == 8
 
 
+def test_tasks_fill_whole_rounds_of_the_cores(
+    written: WrittenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "ROWS_MAX", 40)
+    written.append("news", 100)
+    assert [len(parts_of(written, cores=cores)) for cores in (1, 2, 4)] == [3, 4, 3]
+
+
 def test_a_partition_can_be_sent_to_a_task(written: WrittenLog) -> None:
     written.append("news", 5)
     reader = batch(written)

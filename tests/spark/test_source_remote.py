@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -19,10 +19,13 @@ from spark_kit import RunningBus, running_bus
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.columns import SCHEMA
+from polybus.log.reading.offset_reader import OffsetReader
+from polybus.log.reading.pieces import ReadPlan
 from polybus.spark import origin as remote
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import RemoteLog
 from polybus.spark.source.options import parse
+from polybus.spark.source.positions import HeldTopics
 from polybus.spark.source.readers import PolybusReader, PolybusStreamReader
 
 VALUES = [f"news:{number}" for number in range(500)]
@@ -147,6 +150,50 @@ def test_a_recreated_topic_is_never_read_as_the_old_one(tmp_path: Path) -> None:
         assert offsets_of(tolerant, parts) == []
 
 
+def test_offsets_that_a_log_leaves_out_are_neither_repeated_nor_an_error() -> None:
+    """Kafka gives an offset to the end of each transaction: here 2, 5 and 9, of 10."""
+    bus = Breaking([answering(0, 1, 3, 4), answering(6, 7), answering(8), answering()])
+    try:
+        reader = batch(bus.url, columns="topic,value_bytes,offset")
+        rows = offsets_of(reader, reader.partitions())
+        assert rows == [("news", offset) for offset in (0, 1, 3, 4, 6, 7, 8)]
+        asked = [path.split("offset=")[1].split("&")[0] for path in bus.asked]
+        assert asked == ["0", "5", "8", "9"]
+    finally:
+        bus.close()
+
+
+def test_an_answer_without_messages_of_a_topic_that_was_recreated_is_data_loss() -> None:
+    def recreated(call: BaseHTTPRequestHandler) -> None:
+        played.epoch = 2
+        whole(call, stream())
+
+    played = Breaking([answering(0, 1), recreated])
+    try:
+        reader = batch(played.url, columns="offset")
+        parts = reader.partitions()
+        with pytest.raises(UsageError) as caught:
+            rows_of(reader, parts)
+    finally:
+        played.close()
+    assert caught.value.code == "spark.data-loss"
+
+
+def test_a_held_topic_is_verified_up_to_the_last_message_and_not_by_counting() -> None:
+    class Damaged:
+        """Offsets 2 and 3 are not messages; 6 is damaged."""
+
+        def plan(self, topic: str, start: int, stop: int) -> ReadPlan:
+            return ReadPlan(topic, 1, start, stop, ())
+
+        def read_plan(self, plan: ReadPlan, **_: Any) -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"offset": [0, 1, 4, 5]})
+            raise StorageError("log.damaged", "offset 6")
+
+    held = HeldTopics(cast(OffsetReader, Damaged()), fail=False)
+    assert held.intact_stop("news", 0, 10) == 6
+
+
 # A bus that goes away: what answers here is made to break off.
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -157,6 +204,8 @@ class Breaking:
 
     def __init__(self, answers: list[Answer]) -> None:
         self.asked: list[str] = []
+        self.answers = answers
+        self.epoch = 1
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -164,7 +213,7 @@ class Breaking:
 
             def do_GET(self) -> None:
                 if self.path.startswith("/v1/topics?"):
-                    state = {"name": "news", "epoch": 1, "start": 0, "stop": 10}
+                    state = {"name": "news", "epoch": outer.epoch, "start": 0, "stop": 10}
                     whole(self, json.dumps({"topics": [state]}).encode())
                     return
                 outer.asked.append(self.path)
@@ -196,21 +245,26 @@ def broken(call: BaseHTTPRequestHandler) -> None:
     call.connection.shutdown(socket.SHUT_RDWR)
 
 
-def stream(first: int, stop: int) -> bytes:
+def stream(*offsets: int) -> bytes:
     """Messages as the bus sends them, one record batch each."""
     sink = pa.BufferOutputStream()
-    schema = pa.schema([SCHEMA.field("offset")])
+    schema = pa.schema([SCHEMA.field("value"), SCHEMA.field("offset")])
     with pa.ipc.new_stream(sink, schema) as writer:
-        for offset in range(first, stop):
-            writer.write_batch(pa.record_batch([pa.array([offset])], schema=schema))
+        for offset in offsets:
+            row = [pa.array([b"x"]), pa.array([offset])]
+            writer.write_batch(pa.record_batch(row, schema=schema))
     return bytes(sink.getvalue().to_pybytes())
+
+
+def answering(*offsets: int) -> Answer:
+    return lambda call: whole(call, stream(*offsets))
 
 
 def cut_after(first: int, stop: int) -> Answer:
     """An answer that promises more than comes: these messages, then the connection is gone."""
 
     def answer(call: BaseHTTPRequestHandler) -> None:
-        body = stream(first, stop)
+        body = stream(*range(first, stop))
         call.send_response(200)
         call.send_header("content-length", str(len(body) + 1000))
         call.end_headers()
@@ -233,7 +287,7 @@ def test_reading_resumes_where_a_bus_disconnected() -> None:
             broken,
             cut_after(3, 4),
             broken,
-            lambda call: whole(call, stream(4, 10)),
+            answering(4, 5, 6, 7, 8, 9),
         ]
     )
     try:

@@ -14,6 +14,9 @@ from source_kit import SECOND_US, WrittenLog, offsets_of, source_options, writte
 
 from polybus import config
 from polybus.errors import StorageError, UsageError
+from polybus.lake import settings as pipeline_settings
+from polybus.lake import stopped
+from polybus.lake.stopped import StoppedTopic
 from polybus.log import layout
 from polybus.log.history.retention import retain
 from polybus.spark.source import positions, readers
@@ -244,7 +247,7 @@ def test_expired_offsets_are_skipped_and_logged_by_option(
         step(reader, start)
     assert read == [("news", offset) for offset in range(5, 10)]
     assert [record.message for record in caplog.records if "expired" in record.message] != []
-    assert len(caplog.records) == 1, "each loss is told once"
+    assert len(caplog.records) == 1, "each loss is reported once"
     assert step(reader, end) == (end, [])
 
 
@@ -405,6 +408,55 @@ def test_a_topic_whose_last_file_is_missing_is_held_and_repeats_nothing(
     written.append("news", 1)
     assert step(stream(written, **given), place)[1] == [("news", 3), ("news", 4), ("news", 5)]
     assert step(stream(written, **given), after)[1] == [("news", 5)]
+
+
+def note_stopped(written: WrittenLog, offset: int, **conditions: str) -> None:
+    """What a batch of the standard pipeline notes that leaves out `news`."""
+    epoch = written.log.bounds("news").epoch
+    stopped.write(written.data, {"news": StoppedTopic(epoch, offset, "why", conditions, "w", 1)})
+
+
+def test_a_topic_that_a_batch_left_out_is_put_back_and_held_until_the_config_changes(
+    written: WrittenLog,
+) -> None:
+    given = {"subscribe": "news,sport", "stoppedIn": str(written.data)}
+    written.create("sport")
+    strict = config.DeclaredTopic(name="news", expect_or_fail={"few": "x"})
+    pipeline_settings.write(written.data, config.Config(topics=[strict]))
+    written.append("news", 5)
+    reader = stream(written, **given)
+    start = reader.initialOffset()
+    end, read = step(reader, start)
+    assert len(read) == 5
+    note_stopped(written, 2, few="x")
+    # The batch that left it out runs again, without it.
+    assert offsets_of(reader, reader.partitions(start, end)) == []
+    written.append("sport", 1)
+    place, read = step(reader, end)
+    assert (places(place), read) == ({"news": 2, "sport": 1}, [("sport", 0)])
+    assert "stopped at offset 2: why" in place["stopped"]["news"]
+    assert step(stream(written, **given), place) == (place, [])
+    pipeline_settings.write(written.data, config.Config())
+    for before in (end, place):
+        after, read = step(stream(written, **given), before)
+        assert [one for one in read if one[0] == "news"] == [("news", at) for at in (2, 3, 4)]
+        assert places(after)["news"] == 5 and "stopped" not in after
+
+
+def test_a_topic_that_was_left_out_as_damaged_is_put_back_although_it_cannot_be_read(
+    written: WrittenLog,
+) -> None:
+    given = {"failOnDamage": "false", "stoppedIn": str(written.data)}
+    written.append("news", 5)
+    end, _ = step(stream(written, **given), stream(written, **given).initialOffset())
+    note_stopped(written, 3)
+    manifest = layout.topic_folder(written.data, "news") / "manifest.json"
+    manifest.write_text("{")
+    place, read = step(stream(written, **given), end)
+    assert (places(place), read, list(place["damaged"])) == ({"news": 3}, [], ["news"])
+    manifest.unlink()
+    stopped.write(written.data, {})
+    assert step(stream(written, **given), place)[1] == [("news", 3), ("news", 4)]
 
 
 def test_messages_that_expire_before_a_batch_is_repeated_are_data_loss(written: WrittenLog) -> None:

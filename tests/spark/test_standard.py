@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import pickle
+import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ import pytest
 from standard_kit import EPOCH, NOON, Pipe, Topics, frame_of, make_decoding_raise
 
 from polybus.config import DeclaredTopic
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
+from polybus.lake import stopped
+from polybus.lake.stopped import StoppedTopic
 from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
+from polybus.spark.declared_fields import schema_fields
 from polybus.spark.pipelines.standard import aside, batches
 from polybus.spark.pipelines.standard.batches import StandardBatches
-from polybus.spark.pipelines.standard.decode import schema_fields
 from polybus.spark.views import collect
 
 ORDERS = DeclaredTopic(
@@ -159,63 +161,110 @@ def test_a_repeated_batch_changes_nothing(spark: Any, tmp_path: Path) -> None:
 
 # In the order of the docstring of batches.py.
 WRITES = [
-    *("standard-settings.json", "standard-aside.json", "silver", "quarantine"),
-    *("recent_ids", "traffic", "top_senders", "deliveries"),
+    *("standard-settings.json", "standard-aside.json", "standard-stopped.json", "silver"),
+    *("silver_o", "quarantine", "recent_ids", "expectations", "traffic", "top_senders"),
+    *("standard-stopped.json", "deliveries"),
 ]
 
 
-class Crash(BaseException):
-    """The process dies."""
+STOPPING = (
+    DeclaredTopic(name="o", schema="id INT", expect={"one": "id = 1"}),
+    DeclaredTopic(name="s", expect_or_fail={"none": "false"}),
+)
 
 
-def crash_before(position: int, patched: pytest.MonkeyPatch) -> list[str]:
-    """Die before the write of this number; returns the names of those that were done."""
+def batch_of_every_write() -> list[dict[str, Any]]:
+    topics = Topics()
+    delivered = {"kind": "delivered", "session": "s", "time": "2026-03-01T12:00:00Z", "count": 3}
+    return [
+        topics.message("t", "{bad"),
+        topics.message("t", "good", headers={"message-id": "1"}),
+        topics.message("t", "poison"),
+        topics.message("o", '{"id": 1}'),
+        topics.message("s", "x"),
+        topics.message("c", "x"),
+        topics.message("$events", json.dumps({"events": [delivered]})),
+    ]
+
+
+def keep_before_each_write(data: Path, kept: Path, patched: pytest.MonkeyPatch) -> list[str]:
+    """Copy the data folder before each write; the names of those that were done."""
 
     def around(write: Any, name_of: Callable[[Any], str]) -> Any:
-        def crashing(first: Any, *arguments: Any, **options: Any) -> Any:
-            if len(done) == position:
-                raise Crash
+        def writing(first: Any, *arguments: Any, **options: Any) -> Any:
+            shutil.copytree(data, kept / str(len(done)))
             done.append(name_of(first))
             return write(first, *arguments, **options)
 
-        return crashing
+        return writing
 
     done: list[str] = []
-    patched.setattr(LakeTable, "commit", around(LakeTable.commit, lambda table: str(table.name)))
-    for module in (batches, aside):
+    patched.setattr(LakeTable, "change", around(LakeTable.change, lambda table: str(table.name)))
+    for module in (batches, aside, stopped):
         patched.setattr(module, "replace_file", around(replace_file, lambda path: str(path.name)))
     return done
 
 
+@pytest.fixture(scope="module")
+def kept(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder as each write of a batch finds it, by its number, and as the last leaves it.
+
+    That is what is left if the process dies there.
+    """
+    kept, data = tmp_path_factory.mktemp("kept"), tmp_path_factory.mktemp("batch")
+    pipe = Pipe(spark, data, *STOPPING)
+    # An earlier batch left it out; its conditions are gone now, so that it continues.
+    earlier = StoppedTopic(EPOCH, 0, "", {"none": "false"}, "standard.decode:test", -1)
+    stopped.write(data, {"c": earlier})
+    with pytest.MonkeyPatch.context() as patched:
+        make_decoding_raise(patched)
+        done = keep_before_each_write(data, kept, patched)
+        pipe.run(0, batch_of_every_write())
+    assert done == WRITES
+    shutil.copytree(data, kept / str(len(WRITES)))
+    return kept
+
+
 @pytest.mark.parametrize("position", range(len(WRITES) + 1))
 def test_a_batch_that_ends_before_any_write_is_completed_without_loss_or_duplicates(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+    spark: Any, tmp_path: Path, kept: Path, position: int
 ) -> None:
-    pipe, topics = Pipe(spark, tmp_path), Topics()
-    delivered = {"kind": "delivered", "session": "s", "time": "2026-03-01T12:00:00Z", "count": 3}
-    batch = [
-        topics.message("t", "{bad"),
-        topics.message("t", "good", headers={"message-id": "1"}),
-        topics.message("t", "poison"),
-        topics.message("$events", json.dumps({"events": [delivered]})),
-    ]
-    with monkeypatch.context() as patched:
-        make_decoding_raise(patched)
-        done = crash_before(position, patched)
-        with pytest.raises(Crash) if position < len(WRITES) else nullcontext():
-            pipe.run(0, batch)
-    assert done == WRITES[:position]
+    shutil.copytree(kept / str(position), tmp_path, dirs_exist_ok=True)
+    pipe = Pipe(spark, tmp_path, *STOPPING)
     pipe.restart(begun=0)
-    pipe.run(0, batch)
+    pipe.run(0, batch_of_every_write())
     # Decoding no longer raises, but what the first run has set aside stays so.
-    is_aside = "standard-aside.json" in done
+    is_aside = "standard-aside.json" in WRITES[:position]
     good, bad = ([1], [0, 2]) if is_aside else ([1, 2], [0])
-    assert pipe.rows("silver", "offset") == [(offset,) for offset in good]
+    found = pipe.rows("silver", "topic", "offset")
+    assert found == [("c", 0), ("o", 0), *(("t", offset) for offset in good)]
+    assert [(topic, one.offset) for topic, one in stopped.read(tmp_path).items()] == [("s", 0)]
     assert pipe.rows("quarantine", "offset") == [(offset,) for offset in bad]
-    assert pipe.rows("traffic", "messages", "duplicates", "quarantined") == [(3, 0, len(bad))]
-    assert pipe.rows("top_senders", "messages") == [(3,)]
+    counted = pipe.rows("traffic", "messages", "duplicates", "quarantined")
+    assert counted == [(1, 0, 0), (1, 0, 0), (3, 0, len(bad))]
+    assert pipe.rows("top_senders", "messages") == [(1,), (1,), (3,)]
+    assert pipe.rows("silver_o", "id") == [(1,)]
+    assert pipe.rows("expectations", "topic", "passed", "failed") == [("o", 1, 0)]
     assert pipe.rows("deliveries", "session", "sent") == [("s", 3)]
     assert open_table(tmp_path, "recent_ids").rows == 1
+
+
+def test_a_batch_runs_again_without_its_note_only_if_silver_does_not_have_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, topics = Pipe(spark, tmp_path), Topics()
+    batch = [topics.message("t", "good"), topics.message("t", "poison")]
+    with monkeypatch.context() as patched:
+        make_decoding_raise(patched)
+        pipe.run(0, batch)
+    path = tmp_path / "pipeline" / aside.FILE
+    path.write_bytes(path.read_bytes().replace(b'"batch":0', b'"batch":9'))
+    pipe.restart(begun=0)
+    with pytest.raises(StorageError, match=r"pipeline\.settings.*aside.json: its checksum"):
+        pipe.run(0, batch)
+    pipe.run(1, [topics.message("t", "more")])
+    assert pipe.rows("silver", "offset") == [(0,), (2,)]
+    assert pipe.rows("quarantine", "offset") == [(1,)]
 
 
 def test_new_settings_apply_to_new_batches_and_not_to_an_unfinished_one(

@@ -14,7 +14,8 @@ import pytest
 from deltalake import DeltaTable
 from standard_kit import NOON, Topics, frame_of
 
-from polybus.config import Config, Pipeline, load
+from polybus.config import Config, Pipeline
+from polybus.config_file import load
 from polybus.errors import ConfigError, PolybusError, UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.compact import vacuum
@@ -148,6 +149,17 @@ def test_a_spike_is_a_minute_far_above_the_topics_own_history() -> None:
     assert found(minutes(1, *regular)) == [], "bursts are usual here"
 
 
+def test_a_partial_first_minute_is_not_what_is_usual() -> None:
+    young = Pipeline(alert_messages_min=10, alert_history_s=30.0)
+    now_us = NOON_US + 59_000_000
+    for counts, alerts in {
+        (4, 60): 0,  # nothing is usual yet
+        (4, 60, 60): 0,
+        (4, 60, 60, 240): 1,
+    }.items():
+        assert len(watch.find_alerts(minutes(*counts), now_us, young, {})) == alerts, counts
+
+
 def test_the_same_alert_is_not_repeated_for_a_while() -> None:
     traffic = minutes(20, 20, 20, 20, 20, 20, 100)
     assert found(traffic, spike=NOON_US - 569 * 1_000_000) == []
@@ -161,6 +173,9 @@ def test_the_silence_of_a_busy_topic_raises_one_alert() -> None:
     assert found(busy, after_s=60 + 300, silence=NOON_US + 241_000_000) == []
     quiet = minutes(*[1] * 20)
     assert found(quiet, after_s=300) == []
+
+
+SYSTEM = ("$stats", "shop/$stats", "new/$stats")
 
 
 class Bus:
@@ -215,6 +230,21 @@ def test_each_change_of_traffic_is_published_once_also_when_the_bus_is_away(
     watcher.tick(context)
     stats = [(row["topic"], row["messages"]) for row in bus.published("$stats")]
     assert stats == [("t", 2), ("t", 3), ("other", 1)]
+
+
+def test_traffic_of_an_account_is_told_to_that_account_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = Bus(monkeypatch)
+    (tmp_path / "accounts" / "shop" / "topics" / "$stats").mkdir(parents=True)
+    (tmp_path / "accounts" / "new").mkdir()
+    table = gold.traffic_table(tmp_path)
+    watcher, context = watching(tmp_path)
+    for number, topic in enumerate(("t", "shop/t", "new/t", "none/t")):
+        add(table, number, facts([5], topic))
+    watcher.tick(context)
+    stats = {topic: [row["topic"] for row in bus.published(topic)] for topic in SYSTEM}
+    assert stats == {"$stats": ["none/t", "t"], "shop/$stats": ["shop/t"], "new/$stats": []}
 
 
 def test_an_alert_is_published_and_stored_exactly_once_through_failures(
@@ -329,17 +359,20 @@ def test_deliveries_are_reported_by_session(spark: Any, tmp_path: Path) -> None:
     assert rows["s2"]["confirm_ms_p50"] is None
 
 
-def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["silver", "recent_ids", "expectations"])
+def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path, name: str) -> None:
+    """The error names all tables to remove, or the next start would be refused, too."""
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     writer = writer_of(checkpoint)
-    table = open_table(tmp_path, "silver")
+    table = open_table(tmp_path, name)
     table.append(pa.table({"offset": [1]}), writer=writer, batch_id=0)
     check_tables(tmp_path, writer, checkpoint)
     (checkpoint.path / "metadata").unlink()
-    with pytest.raises(
-        UsageError, match="pipeline.checkpoint: table silver was filled from another"
-    ):
+    with pytest.raises(UsageError) as caught:
         check_tables(tmp_path, writer_of(checkpoint), checkpoint)
+    problem, _, advice = caught.value.text.partition("; ")
+    assert caught.value.code == "pipeline.checkpoint"
+    assert f"table {name} was filled from another" in problem and name in advice
 
 
 def test_the_pipeline_reads_the_settings_that_the_bus_wrote(tmp_path: Path) -> None:

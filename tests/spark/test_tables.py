@@ -231,7 +231,7 @@ def test_a_failing_batch_leaves_the_table_as_it_was(spark: Any, lake: LakeTable)
     assert (lake.version, lake.last_batch("w"), lake.rows) == (0, 0, 10)
     assert not list((lake.path / "_staging").iterdir())
     other = numbers(spark, 10, 10).withColumn("topic", F.lit(1))
-    with pytest.raises(UsageError, match=r"lake\.schema.*topic is string"):
+    with pytest.raises(UsageError, match=r"lake\.schema.*topic is integer.*not string"):
         tables.append(other, lake, writer="w", batch_id=1)
     assert offsets(tables.read(spark, lake)) == list(range(10))
 

@@ -68,7 +68,7 @@ async def test_a_start_on_a_failing_disk_says_so(tmp_path: Path) -> None:
     child = BusChild(tmp_path, environment=shim.environment)
     shim.fail(errno.EIO, EVERY_CHANGE, "run.json*")
     assert not await child.start()
-    assert "log.failed" in child.log_text and "Traceback" not in child.log_text
+    assert "data.failed" in child.log_text and "Traceback" not in child.log_text
     shim.heal()
     assert await child.start()
     assert await child.stop() == 0

@@ -10,18 +10,22 @@ import pytest
 from polybus.config import Limits
 from polybus.torture import fuzz
 from polybus.torture.frames import (
+    API,
+    BLOB,
     KEY,
     PARSERS,
+    QUERIES,
     Number,
     boson_frame,
     encoded,
     goms,
     http,
+    live,
     mutated,
     queue,
 )
 from polybus.wire import boson_frames
-from polybus.wire.goms import GomsCodec
+from polybus.wire.goms import Download, GomsCodec
 from polybus.wire.queue import QueueReader
 
 
@@ -45,6 +49,13 @@ def test_every_goms_line_without_a_fault_is_one_request() -> None:
     for line in whole:
         if b"[[" not in line:
             assert len(GomsCodec(Limits()).receive(line)) == 1
+
+
+def test_downloads_get_past_the_check_of_their_fields() -> None:
+    lines = [encoded(goms(random.Random(seed))) for seed in range(300)]
+    requests = [one for line in lines for one in GomsCodec(Limits()).receive(line)]
+    downloads = [one for one in requests if isinstance(one, Download)]
+    assert any(one.id == BLOB.decode() and one.start and one.bytes_max for one in downloads)
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -80,6 +91,24 @@ def test_http_bodies_come_with_a_length_or_in_whole_chunks() -> None:
     assert len(set(bodies.values())) > 5
     keyed = [seed for seed in range(200) if KEY in encoded(http(random.Random(seed)))]
     assert len(keyed) > 30
+
+
+def test_every_route_of_the_api_gets_requests() -> None:
+    made = [encoded(http(random.Random(seed))) for seed in range(3000)]
+    wanted = [*API, *((method, path, (), ()) for method, path, _, _ in QUERIES)]
+    for method, path, _, _ in wanted:
+        assert any(one.startswith(b"%s %s" % (method, path)) for one in made), path
+    assert any(b"\r\nrange: bytes=" in one for one in made)
+    assert sum(b'"query":"SELECT 1"}' in one for one in made) < 20, "few are done"
+
+
+def test_requests_on_the_live_socket_are_masked_text_of_one_frame() -> None:
+    for seed in range(50):
+        first, length, mask, masked = live(random.Random(seed))
+        assert isinstance(first, Number) and isinstance(length, Number)
+        assert isinstance(mask, bytes) and isinstance(masked, bytes)
+        assert length.value - 0x80 == len(masked) < 126
+        assert bytes(byte ^ mask[at % 4] for at, byte in enumerate(masked)).startswith(b'{"op"')
 
 
 def test_datagrams_count_when_they_were_read() -> None:

@@ -38,6 +38,55 @@ def test_messages_with_a_receipt_must_be_there_and_others_may() -> None:
 
 
 @pytest.mark.parametrize(
+    ("offsets", "in_a_file", "in_a_cluster"),
+    [([0, 1, 2, 3], [], []), ([0, 1, 3, 4], ["order"], []), ([0, 1, 1, 2], ["order"], ["order"])],
+    ids=["whole", "gap", "repeated"],
+)
+def test_offsets_of_a_cluster_ascend_with_gaps(
+    offsets: list[int], in_a_file: list[str], in_a_cluster: list[str]
+) -> None:
+    ledger = MessageLedger()
+    values = ledger.take("news", "boson0", 4)
+    for of_cluster, expected in ((False, in_a_file), (True, in_a_cluster)):
+        findings = Findings()
+        messages = zip(offsets, values, strict=True)
+        ledger.check("news", messages, findings, of_cluster=of_cluster)
+        assert list(findings.broken) == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "broken"),
+    [
+        ("0123456", 0),
+        # A node stored what had no receipt after its client had gone on at another.
+        ("0134256", 0),
+        ("0156342", 0),
+        # Not in order within a connection.
+        ("1023456", 1),
+        ("0124356", 1),
+        # Published when another had its receipt, and before it.
+        ("0123465", 1),
+        ("01233456", 1),
+    ],
+)
+def test_the_order_of_a_writer_in_a_cluster_is_that_of_its_connections_and_receipts(
+    order: str, broken: int
+) -> None:
+    ledger = MessageLedger()
+    # Connections: 0 and 1; 2; 3 and 4; 5, which gets its receipt, and 6.
+    values = ledger.take("news", "boson0", 2)
+    for count in (1, 2, 1):
+        ledger.connected("boson0")
+        values += ledger.take("news", "boson0", count)
+    ledger.receipt("news", values[-1:], None)
+    values += ledger.take("news", "boson0", 1)
+    findings = Findings()
+    messages = enumerate(values[int(number)] for number in order)
+    ledger.check("news", messages, findings, of_cluster=True)
+    assert findings.broken["order"] == broken, findings.texts
+
+
+@pytest.mark.parametrize(
     ("change", "expected"),
     [
         (lambda values: [*values, values[4]], {"order"}),
@@ -97,4 +146,4 @@ def test_findings_of_rounds_add_up_to_a_row() -> None:
     assert dict(zip(INVARIANTS, total.row("kills")[2:], strict=True))["lost"] == 1
     row = dict(zip(INVARIANTS, total.row("kills", ("packs", "lost"))[2:], strict=True))
     assert row["packs"] is None and row["order"] == 0
-    assert row["lost"] == 1, "what was found is told in any case"
+    assert row["lost"] == 1, "what was found is reported in any case"

@@ -11,14 +11,14 @@ import pytest
 
 from polybus.torture import flips, kills
 from polybus.torture.chances import ranked, split
-from polybus.torture.flips import Harm
+from polybus.torture.harms import Harm, kinds
 from polybus.torture.report import Findings
 
 
 class NoBus:
     """A bus that starts and dies at once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: object) -> None:
         self.folder = folder
         self.data = folder / "data"
 
@@ -101,18 +101,22 @@ def harms_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[H
     async def serve_copy(*rest: object, **more: object) -> flips.Holdings:
         return flips.Holdings()
 
-    def harm(data: Path, chance: random.Random) -> str:
-        planned.append(Harm.draw(chance))
-        return ""
+    async def harm_copy(
+        load: object, name: str, done: list[tuple[Harm, Path]], *rest: object
+    ) -> bool:
+        planned.extend(harm for harm, _ in done)
+        return True
 
     for name, fake in {
         "BusChild": NoBus,
         "Load": HungryLoad,
+        "_write_table": lambda data: None,
         "_fill": fill,
         "_copy": lambda data, to: None,
         "_serve_copy": serve_copy,
         "_check_whole": lambda load, stored: None,
-        "harm": harm,
+        "_harm_copy": harm_copy,
+        "kinds": lambda data: {"state.db": [data / "state.db"]},
     }.items():
         monkeypatch.setattr(flips, name, fake)
     asyncio.run(flips.flip_round(folder, random.Random(seed), 12))
@@ -136,7 +140,7 @@ def test_a_harm_is_the_same_in_files_of_another_size(tmp_path: Path) -> None:
                 data.mkdir(exist_ok=True)
                 (data / name).write_bytes(b"\1" * size)
             planned = Harm.draw(random.Random(seed))
-            path = planned.path(flips.kinds(data))
+            path = planned.path(kinds(data))
             told.append((path.name, planned.apply(data, path).split()))
         if told[1][0] == "extra":
             continue

@@ -187,6 +187,17 @@ sync(root)
     assert left == {(b"one", None), (None, b"one"), (None, None)}
 
 
+def test_a_folder_whose_maker_was_killed_before_its_record_is_where_it_was_made(shim: Shim) -> None:
+    power = PowerCut(shim)
+    # Not by the library, so that it has no record of it.
+    (shim.root / "made" / "below").mkdir(parents=True)
+    done = run(shim, 'append("made/below/file", b"x"); sync(root / "made" / "below")')
+    assert done.returncode == 0, done.stderr
+    for seed in range(20):
+        left = power.left(random.Random(seed))
+        assert left == {"made": None, "made/below": None, "made/below/file": b"x"}
+
+
 def test_operations_fail_only_where_and_as_often_as_stated(shim: Shim) -> None:
     program = """
 for name in ("a.x", "b.y", "c.x", "d.x"):

@@ -1,12 +1,17 @@
-"""Buses that are forks: their exit codes."""
+"""Buses and hand-overs that are forks: their exit codes, and their ends."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from polybus.torture.child import BusChild
+from polybus.torture.nursery import is_nursery
 from polybus.torture.warm import WarmProcess
 
 pytestmark = pytest.mark.slow
@@ -34,3 +39,38 @@ def test_every_thread_gets_the_exit_code_while_others_start(tmp_path: Path) -> N
         process.stdout.close()
         other.stdout.close()
     assert codes == [USAGE] * 100
+
+
+def own_children(process: int) -> list[int]:
+    found = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(one) for one in found.split()]
+
+
+def await_end(process: int) -> None:
+    """A zombie has ended: its new parent may reap it later."""
+    stat = Path(f"/proc/{process}/stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while stat.read_text().rpartition(") ")[2][0] not in "ZX":
+            time.sleep(0.01)
+
+
+async def test_hand_overs_are_forks_and_nothing_outlives_its_bus(tmp_path: Path) -> None:
+    child = BusChild(tmp_path)
+    try:
+        assert await child.start()
+        assert child.process is not None
+        (nursery,) = [one for one in own_children(child.process.pid) if is_nursery(one)]
+        assert nursery not in child.children(), "what is not a hand-over is not killed as one"
+        history = child.data / "accounts" / "default" / "topics" / "alpha" / "history"
+        handed_over = 0
+        while handed_over < 2:
+            await child.ask("POST", "/v1/topics/alpha/messages", "text")
+            await asyncio.sleep(0.02)
+            names = {path.name for path in history.glob("*/*.parquet")}
+            handed_over = max([0, *(int(name[21:41]) for name in names)])
+        assert "hand-over" not in child.log_text
+        child.kill()
+        child.await_orphans()
+        await_end(nursery)
+    finally:
+        child.kill()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.log.verify import Damage, VerifyReport
+from polybus.log.verify.verify import Damage, VerifyReport
 from polybus.torture.child import BusChild
 from polybus.torture.mixes import _check_named
 from polybus.torture.report import Findings

@@ -1,4 +1,4 @@
-"""Detection: every protocol is told by its first bytes, at any cut, and never taken for another."""
+"""Detection: the first bytes show the protocol, at any cut, and never another one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from polybus.batch import Batch, Headers
 from polybus.config import Limits
-from polybus.wire import boson_frames, boson_properties, goms, queue
+from polybus.wire import boson_frames, boson_properties, boson_properties_client, goms, queue
 from polybus.wire.codec import STEPS_MAX, Bad, Codec, Deliver, Publish
 
 LIMITS = Limits(message_bytes_max=4096, parts_max=50, parts_bytes_max=8192, json_depth_max=16)
@@ -38,7 +38,7 @@ class Protocol:
     """A message that needs a look of its own, so that many of them make the codec pause."""
     has_headers: bool = False
     resyncs: bool = False
-    """Whether its stream goes on after any error."""
+    """Whether its stream continues after any error."""
 
 
 def frame(topic: bytes, content: bytes, flag: int = 0) -> bytes:
@@ -67,8 +67,8 @@ def frames_values(data: bytes) -> list[tuple[str, bytes]]:
 
 def properties_values(data: bytes) -> list[tuple[str, bytes]]:
     values = []
-    for event in boson_properties.BosonPropertiesClientCodec(Limits()).receive(data):
-        assert isinstance(event, boson_properties.Delivered)
+    for event in boson_properties_client.BosonPropertiesClientCodec(Limits()).receive(data):
+        assert isinstance(event, boson_properties_client.Delivered)
         values.append((event.topic, event.content))
     return values
 
@@ -195,7 +195,7 @@ def seen(events: Iterable[Any]) -> Seen:
 
 
 def drain(codec: Codec[Any], data: bytes) -> list[Any]:
-    """Receive, and go on as long as the codec paused."""
+    """Receive, and continue as long as the codec paused."""
     events = codec.receive(data)
     while codec.backlog:
         events += codec.receive(b"")
@@ -240,7 +240,7 @@ def test_a_stream_may_be_cut_anywhere(
 
 
 def without_repeats(found: Seen) -> Seen:
-    """Complaints of one kind are told once per read, so their number depends on the reads."""
+    """Complaints of one kind are reported once per read, so their number depends on the reads."""
     messages, others = found
     kinds = sorted({other for other in others if other.startswith("bad ")})
     return messages, [other for other in others if not other.startswith("bad ")] + kinds

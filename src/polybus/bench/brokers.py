@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from polybus.bench import BenchError
+from polybus.bench import BenchError, logins
 from polybus.bench.scenarios import DISK
 
 # A bus that declares a thousand topics syncs a few files for each.
@@ -41,7 +41,9 @@ class BenchBroker:
         arguments: its command line. {port}, {folder} and {config} are replaced.
         config: the content of its config file. {port}, {folder} and "{topics}" are replaced.
         package: the Debian package; None for what is part of Polybus.
+        needs: a program that its own program starts.
         window_bytes: how many bytes may be published and not yet delivered.
+        logs_in: whether the topics belong to an account, to which the generator logs in.
     """
 
     title: str
@@ -51,11 +53,20 @@ class BenchBroker:
     program: str = sys.executable
     package: str | None = None
     window_bytes: int = 16 << 20
+    logs_in: bool = False
+    needs: str | None = None
 
     def find(self) -> str | None:
         """The path of its program, or None if it is not installed."""
-        path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SERVER_FOLDERS))
-        return shutil.which(self.program, path=path)
+        if self.needs is not None and find_server(self.needs) is None:
+            return None
+        return find_server(self.program)
+
+
+def find_server(program: str) -> str | None:
+    """The path of a program, or None if it is not installed."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SERVER_FOLDERS))
+    return shutil.which(program, path=path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +76,17 @@ class RunningBroker:
     pid: int
     port: int
     subscribe_port: int
+    token: str = ""
 
 
 @contextmanager
-def running(broker: BenchBroker, folder: Path, topics: list[str]) -> Iterator[RunningBroker]:
-    """Start a broker, and end it with the block. Raises BenchError if it does not start."""
+def running(
+    broker: BenchBroker, folder: Path, topics: list[str], *, visitors: int = 0
+) -> Iterator[RunningBroker]:
+    """Start a broker, and end it with the block. Raises BenchError if it does not start.
+
+    `visitors`: how many accounts it has for others to log in to.
+    """
     program = broker.find()
     if program is None:
         raise BenchError(f"not installed: apt-get install {broker.package}")
@@ -85,11 +102,12 @@ def running(broker: BenchBroker, folder: Path, topics: list[str]) -> Iterator[Ru
         return text
 
     config.write_text(filled(broker.config))
+    token = logins.prepare(folder / "data", topics, visitors) if broker.logs_in else ""
     command = [program, *map(filled, shlex.split(broker.arguments))]
     with output.open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        yield _await_ready(process, port, output)
+        yield replace(_await_ready(process, port, output), token=token)
     finally:
         end(process, STOP_TIMEOUT_S)
 
@@ -107,8 +125,8 @@ def end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
 def _await_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> RunningBroker:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        # The relay chooses two ports and prints them; every other broker has the given port.
-        said = re.match(r"ready (\d+) (\d+)\n", output.read_text(errors="replace"))
+        # Some choose two ports and print them; every other broker has the given port.
+        said = re.search(r"^ready (\d+) (\d+)\n", output.read_text(errors="replace"), re.M)
         if said:
             return RunningBroker(pid=process.pid, port=int(said[1]), subscribe_port=int(said[2]))
         try:
@@ -154,6 +172,7 @@ def all_brokers(generator: Path) -> dict[str, BenchBroker]:
     slow = replace(server("mosquitto", "mqtt", "-c {config}", mosquitto), window_bytes=2 << 20)
     return {
         "polybus": own("interval"),
+        "polybus-login": replace(own("interval"), title="polybus, logged in", logs_in=True),
         "polybus-memory": own("memory"),
         "polybus-fsync": own("fsync"),
         "nats": nats,

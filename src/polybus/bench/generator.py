@@ -1,5 +1,6 @@
 """The load generator: compiled once per version of its source, called for each run."""
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,12 +26,21 @@ def compile_to(program: Path, compiler: str, *flags: str) -> None:
     compiling.compile_to(program, compiler, _sources("*.c"), (*FLAGS, *flags))
 
 
-def call(program: Path, mode: str, arguments: Sequence[str], *, deadline_s: float) -> Any:
-    """Run it once; return what it printed. Raises BenchError, also if a delivery was wrong."""
+def call(
+    program: Path, mode: str, arguments: Sequence[str], *, deadline_s: float, token: str = ""
+) -> Any:
+    """Run it once; return what it printed. Raises BenchError, also if a delivery was wrong.
+
+    With a `token` its connections log in; Boson only.
+    """
     command = [str(program), mode, *arguments, "--deadline-s", str(deadline_s)]
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=deadline_s + OVERTIME_S, check=False
+            command,
+            capture_output=True,
+            timeout=deadline_s + OVERTIME_S,
+            env=os.environ | {"LOADGEN_LOGIN": token},
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise BenchError(f"the load generator hung for {error.timeout:.0f} s") from error

@@ -3,14 +3,14 @@
 import resource
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polybus.bench import BenchError, generator, machine
-from polybus.bench.brokers import BenchBroker, RunningBroker, all_brokers, running
+from polybus.bench import BenchError, consoles, generator, logins, machine, pages
+from polybus.bench.brokers import HOST, BenchBroker, RunningBroker, all_brokers, running
 from polybus.bench.scenarios import DISK, Entry, Metric, Scenario, Workload
 
 # The time for set-up, and for delivering messages in flight, in addition to the run itself.
@@ -62,9 +62,13 @@ class Bench:
     rounds: int
     run_s: float
 
+    def brokers(self) -> dict[str, BenchBroker]:
+        """The contestants by their name in scenarios."""
+        return all_brokers(self.program)
+
     def measure(self, scenario: Scenario, tell: Callable[[str], None]) -> list[EntryOutcome]:
         """Run one scenario; contestants that cannot run have errors instead of samples."""
-        brokers = all_brokers(self.program)
+        brokers = self.brokers()
         outcomes = [EntryOutcome(entry, brokers[entry.broker]) for entry in scenario.entries]
         # Memory varies little, and ten thousand connections take long: one round is enough.
         rounds = 1 if scenario.metric is Metric.MEMORY else self.rounds
@@ -87,18 +91,27 @@ class Bench:
             times_us = machine.commit_times_us(self.data_root, load.rate_per_s, self.run_s)
             return {"p50_us": median(times_us), "p99_us": times_us[len(times_us) * 99 // 100]}
         with self.server(outcome.broker, load) as (server, _):
-            return self.generate(server, scenario, outcome, load)
+            if load.page:
+                return {"last_ms": pages.interactive_ms(HOST, server.port)}
+            with ExitStack() as beside:
+                if load.logins_per_s:
+                    busy = logins.logging_in(HOST, server.port, load.logins_per_s)
+                    beside.enter_context(busy)
+                if load.consoles:
+                    beside.enter_context(consoles.watching(HOST, server.port, load.consoles))
+                return self.generate(server, scenario, outcome, load)
 
     @contextmanager
     def server(self, broker: BenchBroker, load: Workload) -> Iterator[tuple[RunningBroker, Path]]:
         """A fresh broker with the topics of a load, and its folder."""
         count = load.topics + (load.beside is not None)
         topics = [f"bench.{number:04d}" for number in range(count)]
+        visitors = logins.VISITORS if load.logins_per_s else 0
         with (
             tempfile.TemporaryDirectory(
                 prefix="polybus-bench-", dir=self.data_root, ignore_cleanup_errors=True
             ) as folder,
-            running(broker, Path(folder), topics) as server,
+            running(broker, Path(folder), topics, visitors=visitors) as server,
         ):
             yield server, Path(folder)
 
@@ -125,7 +138,9 @@ class Bench:
         ]
         deadline_s = IDLE_DEADLINE_S if idle else self.run_s + DEADLINE_EXTRA_S
         mode = "idle" if idle else "run"
-        sample: RunSample = generator.call(self.program, mode, arguments, deadline_s=deadline_s)
+        sample: RunSample = generator.call(
+            self.program, mode, arguments, deadline_s=deadline_s, token=server.token
+        )
         return sample
 
 

@@ -31,6 +31,8 @@ class Target:
     """A further bound that is not checked."""
     p99: bool = False
     """Whether the ratio of the 99th percentiles has the same bound."""
+    p99_max: float | None = None
+    """A bound for the 99th percentile itself."""
 
     def admits(self, compared: float) -> bool:
         if self.value is None:
@@ -42,7 +44,11 @@ class Target:
         if self.value is None:
             return f"goal {sign}{self.goal:g} {unit}"
         goal = "" if self.goal is None else f" (goal {self.goal:g})"
+        if self.absolute and unit.endswith("/s"):
+            return f"{sign}{shown_rate(self.value)}"
         p99 = ", p99 too" if self.p99 else ""
+        if self.p99_max is not None:
+            p99 = f", p99 ≤ {self.p99_max:g} {unit}"
         return f"{sign}{self.value:g} {unit}{goal}{p99}"
 
 
@@ -87,6 +93,8 @@ class BenchFigure:
         if compared is None:
             return None
         p99_met = not target.p99 or self.p99_ratio is None or target.admits(self.p99_ratio)
+        if target.p99_max is not None and self.p99 is not None:
+            p99_met = self.p99 <= target.p99_max
         return target.admits(compared) and p99_met
 
     @property
@@ -135,7 +143,7 @@ def figures_of(scenario: Scenario, outcomes: Sequence[EntryOutcome]) -> list[Ben
         p99 = outcome.p99_us()
         ratio, p99_ratio, target = None, None, None
         if outcome is bus and scenario.limit is not None:
-            target = Target(value=scenario.limit, absolute=True)
+            target = Target(value=scenario.limit, absolute=True, at_least=more)
         elif outcome is not bus:
             ratio = ours / value if ours is not None and value else None
             p99_ratio = ours_p99 / p99 if ours_p99 is not None and p99 else None

@@ -10,6 +10,8 @@ PROBE_RATE_PER_S = 1_000
 LATENCY_RATES_PER_S = (1_000, 10_000, 50_000)
 RECEIPT_MARGIN_US = 150
 IDLE_CONNECTIONS = 10_000
+CONSOLES = 10
+PAGE_MS_MAX = 1000
 
 
 class Metric(Enum):
@@ -38,6 +40,13 @@ class Workload:
     """A flood on one more topic: in large writes, or one message a write."""
     window_bytes: int | None = None
     """How many bytes may be published and not yet delivered; None: the broker's default."""
+
+    logins_per_s: float = 0.0
+    """How many visitors log in beside it; the broker must have accounts."""
+    consoles: int = 0
+    """How many pages follow the bus live beside it."""
+    page: bool = False
+    """Nothing but a page of the console, in a browser."""
 
     def arguments(self) -> list[str]:
         options = {
@@ -89,8 +98,11 @@ class Scenario:
 
 DISK = "disk"
 BUS = Entry(broker="polybus")
+LOGIN = Entry(broker="polybus-login")
 FSYNC = Entry(broker="polybus-fsync")
+MEMORY = Entry(broker="polybus-memory")
 RECEIPTS = Workload(receipts=RECEIPTS_UNANSWERED_MAX)
+REQUESTS = Workload(receipts=1, one_per_write=True)
 
 
 def peer(broker: str, target: float | None = None, goal: float | None = None) -> Entry:
@@ -146,7 +158,7 @@ SCENARIOS = (
         "memory-1-1",
         "Boson 1 → 1, log in memory",
         Workload(),
-        (Entry(broker="polybus-memory"), nats(6.0), peer("relay", 0.75)),
+        (MEMORY, nats(6.0), peer("relay", 0.75)),
     ),
     Scenario(
         "boson-1-8",
@@ -205,6 +217,48 @@ SCENARIOS = (
     ),
     _probe("bulk", "in large writes"),
     _probe("single", "of single writes"),
+    Scenario(
+        "requests-single",
+        "receipts one by one beside a flood of single writes, log in memory",
+        replace(REQUESTS, beside="single"),
+        (MEMORY, replace(MEMORY, load=REQUESTS, label="without the flood", target=0.25)),
+    ),
+    Scenario(
+        "console-1-1",
+        f"Boson 1 → 1 with {CONSOLES} consoles open, log on",
+        Workload(consoles=CONSOLES),
+        (BUS, replace(BUS, load=Workload(), label="without consoles", target=0.97)),
+    ),
+    Scenario(
+        "console-page",
+        "from the address to a console that shows live figures, with an empty cache",
+        Workload(page=True),
+        (BUS,),
+        Metric.WAIT,
+        limit=PAGE_MS_MAX,
+    ),
+    Scenario(
+        "login-1-1",
+        "Boson 1 → 1, logged in, log on",
+        Workload(),
+        (LOGIN, replace(BUS, label="without a login", target=0.98)),
+    ),
+    Scenario(
+        "login-beside",
+        f"latency at {PROBE_RATE_PER_S:,} per second beside 10,000 logins a minute, log on",
+        Workload(rate_per_s=PROBE_RATE_PER_S, logins_per_s=10_000 / 60),
+        (
+            LOGIN,
+            replace(
+                LOGIN,
+                load=Workload(rate_per_s=PROBE_RATE_PER_S),
+                label="without other logins",
+                target=2.0,
+                p99=True,
+            ),
+        ),
+        Metric.LATENCY,
+    ),
     Scenario(
         "idle",
         "memory of idle TCP connections",

@@ -19,7 +19,6 @@ class Quota:
         "_messages_left",
         "_paid_us",
         "bytes_per_s",
-        "full",
         "messages_per_s",
     )
 
@@ -27,13 +26,13 @@ class Quota:
         self.messages_per_s = self._messages_left = messages_per_s
         self.bytes_per_s = self._bytes_left = bytes_per_s
         self._paid_us = 0
-        self.full: PolybusError | None = None
-        """Why nothing more is taken, whatever the rate."""
+
+    def change(self, messages_per_s: float, bytes_per_s: float) -> None:
+        """Have other rates from now on. What is owed stays."""
+        self.messages_per_s, self.bytes_per_s = messages_per_s, bytes_per_s
 
     def refusal(self, now_us: int) -> PolybusError | None:
         """Why a batch is not taken now; None if it is."""
-        if self.full is not None:
-            return self.full
         passed_s = max(0, now_us - self._paid_us) / 1e6
         self._paid_us = now_us
         self._messages_left = min(
@@ -46,7 +45,7 @@ class Quota:
             limit = f"{self.bytes_per_s:g} bytes a second (account-bytes-per-s-max)"
         else:
             return None
-        return UsageError("account.rate", f"your account may publish {limit}")
+        return UsageError("account.rate", f"your account publishes over {limit}; slow down")
 
     def charge(self, messages: int, value_bytes: int) -> None:
         self._messages_left -= messages

@@ -5,10 +5,15 @@ socket, no clock and no protocol's bytes. Edges and services call it, and it cal
 
 When a receipt is sent: after the log has announced that the batch's ticket is durable, in the order
 of tickets (`settle`). Delivery to subscribers does not wait for that.
+
+Over a log that arrives late (a cluster's), a publish only hands batches to the log. Subscribers get
+what the log brings back (`arrive`), from this node and others, in the cluster's order, and
+`topic_changed` adds and removes topics.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
@@ -42,8 +47,13 @@ class Bus:
         # In ticket order: the journal is one, so they become due in that order.
         self._receipts: deque[tuple[int, Sequence[Batch], Give]] = deque()
         self.receipts_given = 0
-        self._system_settings = TopicSettings()
+        self.full_accounts: dict[str, PolybusError] = {}
+        """Accounts whose topics take no messages from clients, and why."""
+        self.system_settings = TopicSettings()
         self._watchers: list[TopicWatcher] = []
+        self.is_late = log.arrives_late
+        # Why the log of a cluster refused batches after it took them; until their tickets are due.
+        self._late_refusals: dict[Batch, PolybusError] = {}
 
     # Topics
 
@@ -51,6 +61,10 @@ class Bus:
         """All topics, sorted; system topics only with `system`."""
         found = [*self._topics.values(), *(self._system.values() if system else ())]
         return sorted(found, key=lambda topic: topic.name)
+
+    def every_topic(self) -> Iterable[Topic]:
+        """All topics, system topics too, unsorted; use it up before the next await."""
+        return chain(self._topics.values(), self._system.values())
 
     def topic_names(self, *, system: bool = False) -> list[str]:
         """The same topics' names, unsorted."""
@@ -69,9 +83,27 @@ class Bus:
     def create_topic(self, name: str, settings: TopicSettings | None = None) -> Bounds:
         """Create a topic that survives a restart.
 
+        Over a log that arrives late this waits for the cluster; `services.topics` does not.
+
         Raises:
             UsageError: `topic.invalid`, `topic.reserved`, `topic.exists` or `topic.too-many`.
         """
+        name = self.check_new(name)
+        bounds = self.log.create_topic(name, settings)
+        self.topic_changed(name, exists=True)
+        return bounds
+
+    def create_topics(self, wanted: Mapping[str, TopicSettings]) -> None:
+        """Create topics together, as `create_topic`."""
+        if wanted:
+            count = len(wanted)
+            checked = {self.check_new(name, count): wanted[name] for name in wanted}
+            self.log.create_topics(checked)
+            for name in checked:
+                self.topic_changed(name, exists=True)
+
+    def check_new(self, name: str, count: int = 1) -> str:
+        """The canonical name of one of `count` topics to create. Raises as `create_topic`."""
         name = names.canonical(name)
         if names.is_reserved(name):
             raise UsageError(
@@ -79,29 +111,47 @@ class Bus:
                 f"'{name}': names that begin with $ are reserved for system topics",
             )
         names.check_creatable(name)
-        if len(self._topics) >= self._topics_max:
-            raise UsageError("topic.too-many", f"there are {self._topics_max} topics (topics-max)")
-        bounds = self.log.create_topic(name, settings)
-        topic = self._topics[name] = Topic(name)
-        for watcher in self._watchers:
-            watcher.topic_created(name)
-        everything = list(self._everything)
-        topic.listen(tuple(one for one in everything if one.topic_created(name)))
-        return bounds
+        if len(self._topics) + count > self._topics_max:
+            text = f"the bus cannot have more than {self._topics_max} topics (topics-max)"
+            raise UsageError("topic.too-many", f"{text}; delete some first")
+        return name
 
-    def make_system_topics(self, settings: TopicSettings) -> None:
-        """Create those that do not exist: everybody may read them, and only the bus may write.
+    def topic_changed(self, name: str, *, exists: bool) -> None:
+        """A topic was added to the log, or removed from it. Idempotent."""
+        if not exists:
+            self._forget(name)
+        elif not self.has_topic(name):
+            is_system = names.is_reserved(name)
+            topic = (self._system if is_system else self._topics)[name] = Topic(name)
+            for watcher in self._watchers:
+                watcher.topic_created(name)
+            if not is_system:
+                everything = list(self._everything)
+                topic.listen(tuple(one for one in everything if one.topic_created(name)))
+
+    def make_system_topics(self, settings: TopicSettings, accounts: Iterable[str] = ()) -> None:
+        """Create those of the bus and of accounts that do not exist; only the bus may write them.
 
         Raises:
             StorageError: one cannot be created.
         """
-        self._system_settings = settings
+        self.system_settings = settings
         for name in names.SYSTEM_TOPICS:
-            if name not in self._system:
-                self.log.create_topic(name, settings)
-                self._system[name] = Topic(name)
-                for watcher in self._watchers:
-                    watcher.topic_created(name)
+            self._make_system_topic(name)
+        for account in accounts:
+            self.make_account_topics(account)
+
+    def make_account_topics(self, account: str) -> None:
+        """Create the system topics of an account that do not exist. Raises StorageError."""
+        for name in names.ACCOUNT_SYSTEM_TOPICS:
+            self._make_system_topic(names.full(account, name))
+
+    def _make_system_topic(self, name: str) -> None:
+        if name not in self._system:
+            self.log.create_topic(name, self.system_settings)
+            self._system[name] = Topic(name)
+            for watcher in self._watchers:
+                watcher.topic_created(name)
 
     def delete_topic(self, name: str, *, is_admin: bool = False) -> None:
         """Remove a topic, its messages and its subscriptions.
@@ -111,15 +161,30 @@ class Bus:
         Raises:
             UsageError: `topic.unknown` or `topic.reserved`.
         """
+        self.check_deletable(name, is_admin=is_admin)
+        self.log.delete_topic(name)
+        self._forget(name, is_replaced=names.is_reserved(name))
+
+    def check_deletable(self, name: str, *, is_admin: bool) -> None:
+        """Raises UsageError `topic.reserved`."""
         if names.is_reserved(name) and not (is_admin and name in self.log.frozen):
             text = f"'{name}' is a system topic; only an administrator can delete it, if damaged"
             raise UsageError("topic.reserved", text)
+
+    def delete_account_topic(self, name: str) -> None:
+        """Remove a topic of an account that is being deleted, also a system topic."""
         self.log.delete_topic(name)
-        topic = self._system.pop(name) if names.is_reserved(name) else self._topics.pop(name)
+        self._forget(name)
+
+    def _forget(self, name: str, *, is_replaced: bool = False) -> None:
+        """The log no longer has the topic."""
+        topic = (self._system if names.is_reserved(name) else self._topics).pop(name, None)
+        if topic is None:
+            return
         for watcher in self._watchers:
             watcher.topic_deleted(name)
-        if name in names.SYSTEM_TOPICS:
-            self.make_system_topics(self._system_settings)
+        if is_replaced:
+            self._make_system_topic(name)
         for subscriber in topic.subscribers:
             subscriber.topic_deleted(name)
 
@@ -153,15 +218,14 @@ class Bus:
         name: str,
         subscriber: Subscriber,
         offset: int,
-        deliver: Callable[[Batch], None] | None = None,
+        deliver: Callable[[Batch], int | None] | None = None,
     ) -> int | None:
         """Deliver what memory holds from `offset` on, and subscribe if that is not too much.
 
         Returns None when the subscriber is live, with no gap and no repeat; else the offset to
         continue from when the subscriber has taken what it got. `deliver` replaces the
-        subscriber's own until it is live.
+        subscriber's own until it is live; it may return the offset that it has taken all up to.
         """
-        deliver = deliver or subscriber.deliver
         recent = self.log.read_recent(name, offset)
         if recent is None:
             return offset
@@ -169,7 +233,10 @@ class Bus:
         for batch in recent:
             if delivered_bytes and delivered_bytes + batch.value_bytes > RECENT_BYTES_MAX:
                 return batch.first_offset
-            deliver(batch)
+            if deliver is None:
+                subscriber.deliver(batch)
+            elif (reached := deliver(batch)) is not None:
+                return reached
             delivered_bytes += batch.value_bytes
         self.subscribe(name, subscriber)
         return None
@@ -191,6 +258,8 @@ class Bus:
         """
         sender: object = publisher
         topics, accepted, ticket = self._accept(batches, publisher)
+        if self.is_late:
+            return ticket
         is_all = len(accepted) == len(batches)
         if is_all and (len(topics) == 1 or (whole is not None and scan.listen_alike(topics))):
             for subscriber in topics[0].subscribers:
@@ -210,29 +279,36 @@ class Bus:
                     topic.spare(batch, subscriber.protocol)
         return ticket
 
-    def subscribers_of(
+    def refusal(self, topic: str) -> PolybusError | None:
+        """Why the account of a topic takes no messages; None if it does."""
+        account, slash, _ = topic.partition("/")
+        return self.full_accounts.get(account) if slash else None
+
+    def topics_alike(
         self, batches: Sequence[Batch], access: Access = EVERYTHING
-    ) -> tuple[Subscriber, ...] | None:
-        """Who gets all of these batches; None if some get only a part, or not all are taken."""
+    ) -> list[Topic] | None:
+        """The topics of these batches, which have the same subscribers.
+
+        None if a subscriber gets only some of the batches, or the log refuses any.
+        """
         topics = self._find(batches, access)
         if topics is None or not scan.listen_alike(topics) or not self.log.takes(batches):
             return None
-        return topics[0].subscribers
+        return topics
 
-    def publish_delivered(self, batches: Sequence[Batch], publisher: Publisher) -> int:
-        """Append batches that the caller has just given to `subscribers_of`; return the ticket.
+    def publish_delivered(
+        self, batches: Sequence[Batch], topics: list[Topic], publisher: Publisher
+    ) -> int:
+        """Append batches that their subscribers have; return the ticket.
+
+        `topics` are those of `topics_alike`, in the same turn: the log has said that it takes them.
 
         Raises:
             StorageError: `log.frozen`, a topic was found to be damaged just now.
         """
         # Without another look at the quota: subscribers have these batches.
-        access = publisher.access
-        known = self._topics if access.topics is None else access.topics
-        topics = scan.find_topics(batches, known, self._clock_us())
-        assert topics is not None
-        return self._append_all(
-            batches, topics, publisher.receipt, quota=access.quota, is_taken=True
-        )
+        quota = publisher.access.quota
+        return self._append_all(batches, topics, publisher.receipt, quota=quota, is_taken=True)
 
     def publish_joint(self, batches: Sequence[Batch], publisher: Publisher) -> int:
         """Publish one message to several topics; a subscriber of several gets one delivery.
@@ -242,6 +318,8 @@ class Bus:
         """
         sender: object = publisher
         topics, accepted, ticket = self._accept(batches, publisher)
+        if self.is_late:
+            return ticket
         joint: dict[Subscriber, list[Batch]] = {}
         for topic, batch in zip(topics, accepted, strict=True):
             for subscriber in topic.subscribers:
@@ -277,6 +355,8 @@ class Bus:
         for batch in batches:
             batch.timestamp_us = now_us
         ticket = self._append_all(batches, topics, give, urgent=urgent)
+        if self.is_late:
+            return ticket
         is_large = is_part or sum(batch.value_bytes for batch in batches) > DELIVERED_BYTES_MAX
         by_topic: dict[Topic, list[Batch]] = {}
         for topic, batch in zip(topics, batches, strict=True):
@@ -301,7 +381,8 @@ class Bus:
         if topics is not None:
             try:
                 quota = publisher.access.quota
-                ticket = self._append_all(batches, topics, publisher.receipt, quota=quota)
+                give = self._giver(publisher)
+                ticket = self._append_all(batches, topics, give, quota=quota)
                 return topics, batches, ticket
             except (StorageError, UsageError):
                 topics = None
@@ -316,6 +397,8 @@ class Bus:
         topics = access.topics
         now_us = self._clock_us()
         if access.quota is not None and access.quota.refusal(now_us) is not None:
+            return None
+        if self.full_accounts and any(self.refusal(batch.topic) for batch in batches):
             return None
         return scan.find_topics(batches, self._topics if topics is None else topics, now_us)
 
@@ -333,17 +416,21 @@ class Bus:
             if refusal is not None:
                 publisher.refuse(batch, refusal)
                 return None
+        if self.full_accounts and (refusal := self.refusal(batch.topic)) is not None:
+            publisher.refuse(batch, refusal)
+            return None
         is_asking = batch.receipt_ids is not None
         try:
             self._last_ticket = self.log.append(batch, urgent=is_asking)
         except (StorageError, UsageError) as error:
             publisher.refuse(batch, error)
             return None
-        topic.take(batch)
+        if not self.is_late:
+            topic.take(batch)
         if quota is not None:
             quota.charge(len(batch), batch.value_bytes)
         if is_asking:
-            self.when_durable(publisher.receipt, self._last_ticket, (batch,))
+            self.when_durable(self._giver(publisher), self._last_ticket, (batch,))
         return topic
 
     def _append_all(
@@ -361,12 +448,50 @@ class Bus:
         ticket = self._last_ticket = self.log.append_all(
             batches, urgent=urgent or bool(asking), is_taken=is_taken
         )
-        scan.count_taken(batches, topics)
+        if not self.is_late:
+            scan.count_taken(batches, topics)
         if quota is not None:
             quota.charge(sum(map(len, batches)), scan.weigh(batches, 0, 0))
         if asking and give is not None:
             self.when_durable(give, ticket, asking)
         return ticket
+
+    # Over a log that arrives late
+
+    def arrive(self, arrival: object) -> None:
+        """Deliver what the log brings: messages of any node, safe, in the order of the cluster."""
+        for batch in self.log.admit(arrival):
+            topic = self._topics.get(batch.topic) or self._system.get(batch.topic)
+            if topic is None:
+                continue
+            topic.take(batch)
+            for subscriber in topic.subscribers:
+                if subscriber.takes_own or subscriber.sender != batch.sender:
+                    subscriber.deliver(batch)
+                else:
+                    topic.spare(batch, subscriber.protocol)
+
+    def refuse_late(self, refused: tuple[Batch, PolybusError]) -> None:
+        """The log has refused a batch that it took; its ticket becomes due later."""
+        batch, error = refused
+        if batch.receipt_ids is not None:
+            self._late_refusals[batch] = error
+
+    def _giver(self, publisher: Publisher) -> Give:
+        """The function that gives a publisher its receipts, or reports late refusals."""
+        if not self.is_late:
+            return publisher.receipt
+
+        def give(batches: Sequence[Batch]) -> None:
+            stored = [batch for batch in batches if batch.first_offset >= 0]
+            if stored:
+                publisher.receipt(stored)
+            for batch in batches:
+                error = self._late_refusals.pop(batch, None)
+                if error is not None:
+                    publisher.refuse(batch, error)
+
+        return give
 
     # Receipts
 

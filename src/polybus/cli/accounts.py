@@ -10,17 +10,19 @@ from urllib.parse import quote
 
 import click
 
-from polybus.cli import admin
-from polybus.cli.options import json_option, settings_options
-from polybus.cli.output import echo, echo_json, echo_table
+from polybus.cli.common import admin
+from polybus.cli.common.options import json_option, only_files, settings_options
+from polybus.cli.common.output import echo, echo_json, echo_table
 from polybus.config import Config
 from polybus.errors import UsageError
-from polybus.log import access
+from polybus.log import file_modes
 from polybus.log.disk import Disk
 from polybus.log.interface import Log
 from polybus.services.accounts import passwords
+from polybus.services.accounts.edits import seen_config, unused_edit
 from polybus.services.accounts.records import account_name, view
 from polybus.services.accounts.store import AccountStore
+from polybus.services.consumers import saved_consumers
 
 ACCOUNTS = "/v1/accounts"
 COLUMNS = ("name", "password", "tokens", "grants", "created")
@@ -66,7 +68,8 @@ def create(
 
     def create_offline(store: AccountStore, log: Log) -> None:
         hashed = None if password is None else passwords.hash_of(password)
-        store.create(name, hashed, log.topics())
+        consumers = saved_consumers(Path(config.data), log.bounds, time.time_ns)
+        store.create(name, hashed, [*log.topics(), *consumers.groups()])
 
     body = {"name": name} | ({} if password is None else {"password": password})
     _ask(config, create_offline, "POST", ACCOUNTS, body)
@@ -107,6 +110,9 @@ def show(config: Config, name: str, as_json: bool) -> None:
     click.echo(f"name      {found['name']}")
     click.echo(f"created   {found['created'] or '-'}")
     click.echo(f"password  {'yes' if found['password'] else 'no'}")
+    if seen := seen_config(Path(config.data), found["name"]):
+        used = f"{seen.file}, of {seen.changed}" if seen.file else "-"
+        click.echo(f"config    {unused_edit(Path(config.data), found['name']) or used}")
     if found["grants"]:
         click.echo("")
         rows = [(one["to"], one["topics"], ",".join(one["rights"])) for one in found["grants"]]
@@ -144,7 +150,8 @@ def delete(config: Config, name: str, yes: bool) -> None:
 
     def delete_offline(store: AccountStore, log: Log) -> None:
         # Its sessions, consumers and staged files would wait for the next account of this name.
-        raise UsageError("account.stopped", "start the bus first: it ends what the account has")
+        text = "only a running bus can end the sessions of an account; start the bus first"
+        raise UsageError("account.stopped", text)
 
     _ask(config, delete_offline, "DELETE", _path(name))
     click.echo(f"deleted {name}")
@@ -259,11 +266,12 @@ def _ask(config: Config, offline: Offline, method: str, path: str, body: Any = N
     run = admin.running(data)
     if run is not None:
         return admin.ask(run, method, path, body)
+    only_files(config, "changing the accounts of a stopped bus")
     from polybus.edges.node import open_log
 
     log = open_log(config)
     try:
-        access.adopt(data)
+        file_modes.adopt(data)
         return offline(AccountStore(data, disk=Disk()), log)
     finally:
         log.close()
@@ -284,7 +292,7 @@ def _shared(text: str) -> tuple[str, str]:
     owner, slash, topics = text.lower().partition("/")
     if not slash or not owner or not topics:
         wanted = "OWNER/TOPIC-PATTERN, as in shop/orders.*"
-        raise UsageError("account.invalid", f"{text[:80]!r} is not {wanted}")
+        raise UsageError("account.invalid", f"{text[:80]!r} is not valid; write {wanted}")
     return owner, topics
 
 
@@ -296,7 +304,9 @@ def end_of(text: str) -> float:
         found = datetime.datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp()
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no time such as 12h, 30d or 2027-01-01") from error
+        raise click.BadParameter(
+            f"{text!r} is not a time such as 12h, 30d or 2027-01-01"
+        ) from error
 
 
 def _token_rows(tokens: list[dict[str, Any]]) -> list[list[Any]]:

@@ -12,17 +12,19 @@ import click
 import msgspec
 
 from polybus.bench import BenchError, generator, machine, measure, report
+from polybus.bench import blobs as blob_bench
 from polybus.bench import msgstream as session_bench
 from polybus.bench import queues as queue_bench
 from polybus.bench.brokers import all_brokers
 from polybus.bench.scenarios import SCENARIOS, Scenario
-from polybus.cli import exits
-from polybus.cli.output import echo_table, progress_bar
+from polybus.cli.common import exits
+from polybus.cli.common.output import echo_table, progress_bar
 
 RUN_S = 1.5
 QUICK_S = 0.5
 QUICK_MESSAGES = 1_000_000
 MESSAGES = 10_000_000
+KINDS = "--only, --queues, --msgstream, --blobs, --cluster, --spark"
 SPARK_STEPS = ("reading", "following", "delays")
 QUICK_SESSIONS = {"idle": 2_000, "listeners": 500}
 
@@ -66,6 +68,16 @@ Measured = tuple[list[report.BenchFigure], dict[str, str], dict[str, Any]]
     help="Measure msgstream sessions instead; compare a plain websockets server.",
 )
 @click.option(
+    "--blobs",
+    is_flag=True,
+    help="Measure a payload of 1 GiB instead; compare cp and nginx.",
+)
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Measure nodes over three Kafka brokers instead; compare Kafka's client and JetStream.",
+)
+@click.option(
     "--spark",
     is_flag=True,
     help="Measure the data pipeline instead: source, SQL, streams, delays (polybus[spark]).",
@@ -93,6 +105,8 @@ def bench(
     data_root: Path | None,
     queues: bool,
     msgstream: bool,
+    blobs: bool,
+    cluster: bool,
     spark: bool,
     messages: int,
     steps: tuple[str, ...],
@@ -100,9 +114,8 @@ def bench(
 ) -> None:
     """Measure the bus and compare it with nats-server, redis-server, mosquitto and a bare relay.
 
-    The same compiled load generator (it needs a C compiler) drives all of them, one after the other
-    in each round, and checks every delivery. Compare only ratios within one run. The exit code is 0
-    even if a target is missed: a benchmark is not a test.
+    The same compiled load generator (it needs a C compiler) drives all of them in turn, and checks
+    every delivery. Compare only ratios within one run. A missed target is not an error.
 
     \b
     Examples:
@@ -110,14 +123,13 @@ def bench(
       polybus bench --quick                everything once, about two minutes
       polybus bench --only boson-1-1 --only latency --rounds 5
       polybus bench --queues               queues between programs, about a minute
-      polybus bench --msgstream            WebSocket sessions and long polls, about a minute
+      polybus bench --msgstream            sessions and long polls, about a minute
+      polybus bench --blobs                1 GiB in and out, about a minute
+      polybus bench --cluster              nodes over Kafka, some minutes (polybus[cluster])
       polybus bench --spark                Spark with ten million messages, some minutes
       polybus bench --json > figures.json
     """
-    if queues + msgstream + spark + bool(only) > 1:
-        raise click.UsageError("give only one of --only, --queues, --msgstream and --spark")
-    if queues and data_root:
-        raise click.UsageError("--queues stores nothing: use it without --data-root")
+    _check_kinds(data_root, queues, bool(only), msgstream, blobs, cluster, spark)
     # Leave through every `finally`, so that no broker and no folder stays behind.
     signal.signal(signal.SIGTERM, exits.end_by_signal)
     rounds, run_s = (1, QUICK_S) if quick else (rounds, seconds)
@@ -125,22 +137,33 @@ def bench(
         with progress_bar("starting") as update:
             if queues:
                 measured = _measure_queues(rounds, run_s, update)
+            elif blobs:
+                measured = _measure_blobs(data_root, quick, rounds, update)
             else:
                 kind = session_bench.SessionBench if msgstream else measure.Bench
                 program = generator.compiled()
                 plan = kind(program=program, data_root=data_root, rounds=rounds, run_s=run_s)
-                if spark:
+                if cluster:
+                    measured = _measure_cluster(plan, quick, update)
+                elif spark:
                     count = min(messages, QUICK_MESSAGES) if quick else messages
                     measured = _measure_spark(plan, count, steps or SPARK_STEPS, update)
-                else:
-                    chosen: Sequence[Scenario]
-                    chosen = [one for one in SCENARIOS if not only or _is_chosen(one.name, only)]
-                    if msgstream:
-                        chosen = session_bench.scenarios(**(QUICK_SESSIONS if quick else {}))
+                elif msgstream:
+                    chosen = session_bench.scenarios(**(QUICK_SESSIONS if quick else {}))
                     measured = _measure_scenarios(plan, chosen, update)
+                else:
+                    named = [one for one in SCENARIOS if not only or _is_chosen(one.name, only)]
+                    measured = _measure_scenarios(plan, named, update)
     except BenchError as error:
         raise click.ClickException(str(error)) from error
     _print(measured, as_json)
+
+
+def _check_kinds(data_root: Path | None, queues: bool, *others: bool) -> None:
+    if queues + sum(others) > 1:
+        raise click.UsageError(f"give only one of {KINDS}")
+    if queues and data_root:
+        raise click.UsageError("--queues stores nothing: use it without --data-root")
 
 
 def _is_chosen(name: str, only: tuple[str, ...]) -> bool:
@@ -167,6 +190,26 @@ def _measure_queues(rounds: int, run_s: float, update: Callable[..., None]) -> M
     if not queue_bench.has_zmq():
         facts["pyzmq"] = "not installed, so its rows and targets are missing: pip install pyzmq"
     return figures, facts, {}
+
+
+def _measure_blobs(
+    data_root: Path | None, quick: bool, rounds: int, update: Callable[..., None]
+) -> Measured:
+    size = blob_bench.QUICK_SIZE if quick else blob_bench.SIZE
+    update(total=blob_bench.run_count(rounds))
+    tell = partial(_tell, update)
+    figures = blob_bench.run_blob_bench(data_root, size=size, rounds=rounds, tell=tell)
+    return figures, machine.describe({}, data_root), {}
+
+
+def _measure_cluster(plan: measure.Bench, quick: bool, update: Callable[..., None]) -> Measured:
+    # aiokafka is an extra that the other benchmarks do not need.
+    from polybus.bench import cluster
+
+    update(total=cluster.run_count(plan.rounds))
+    count = cluster.QUICK_MESSAGES if quick else cluster.MESSAGES
+    figures = cluster.run_cluster_bench(plan, count, partial(_tell, update))
+    return figures, machine.describe({}, plan.data_root), {}
 
 
 def _measure_spark(

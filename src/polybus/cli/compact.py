@@ -2,8 +2,8 @@
 
 import click
 
-from polybus.cli.options import existing_data, json_option, settings_options
-from polybus.cli.output import echo, say
+from polybus.cli.common.options import files_of, json_option, settings_options
+from polybus.cli.common.output import echo, say
 from polybus.config import Config
 
 
@@ -15,11 +15,11 @@ def compact(config: Config, as_json: bool) -> None:
 
     Afterwards each topic consists of Parquet files only. A running bus does this by itself.
     """
-    from polybus.log import access
+    from polybus.log import file_modes
     from polybus.log.history.handover import compact as hand_over
 
-    data = existing_data(config)
-    access.adopt(data)
+    data = files_of(config, "polybus compact")
+    file_modes.adopt(data)
     segments = hand_over(data, progress=None if as_json else say)
     names = [segment.name for segment in segments]
     echo(as_json, {"segments": names}, f"{len(names)} journal segments became history")

@@ -1,13 +1,16 @@
 """`polybus config`: the settings that a bus would run with."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 import msgspec
 
-from polybus import config as configuration
-from polybus.cli.options import config_option, json_option
-from polybus.cli.output import echo, echo_json
+from polybus import config_file
+from polybus.cli.common.options import config_option, json_option
+from polybus.cli.common.output import echo, echo_json, say
+from polybus.config import Config
+from polybus.services.accounts.accounts import is_loopback
 
 
 @click.group(epilog="Example: polybus config check --config server.json")
@@ -20,7 +23,7 @@ def config() -> None:
 @json_option
 def show(config_path: str | None, as_json: bool) -> None:
     """Print the effective value of every setting, as a valid TOML file."""
-    loaded = configuration.load(config_path)
+    loaded = config_file.load(config_path)
     # `load` has copied the topics file into `topics`, so the output needs no other file.
     values = msgspec.to_builtins(msgspec.structs.replace(loaded, topic_config=None))
     echo_json(values) if as_json else click.echo(as_toml(values), nl=False)
@@ -30,11 +33,41 @@ def show(config_path: str | None, as_json: bool) -> None:
 @config_option
 @json_option
 def check(config_path: str | None, as_json: bool) -> None:
-    """Check the settings; exit 2 with one line that names the key if a setting is wrong."""
-    loaded = configuration.load(config_path)
+    """Check the settings; exit 2 with one line that names the key if a setting is wrong.
+
+    Warns about what is open to others: addresses, plain text, sign-ups, web pages.
+    """
+    loaded = config_file.load(config_path)
     connectors, topics = len(loaded.connectors), len(loaded.topic_list())
-    summary = {"ok": True, "connectors": connectors, "topics": topics}
+    found = list(open_doors(loaded))
+    summary = {"ok": True, "connectors": connectors, "topics": topics, "warnings": found}
     echo(as_json, summary, f"ok: {connectors} connectors, {topics} topics")
+    for text in () if as_json else found:
+        say(f"warning: {text}")
+
+
+def open_doors(config: Config) -> Iterator[str]:
+    """What others than the user of the bus can do, with the key that permits it."""
+    who = {
+        "open": "everybody who can reach the bus is the default account (accounts.default = open)",
+        "loopback": "every program on this machine is the default account "
+        "(accounts.default = loopback)",
+        "off": "",
+    }[config.accounts.default]
+    if who:
+        yield who
+    for number, one in enumerate(config.connectors):
+        if is_loopback(one.ip):
+            continue
+        where = f"connectors[{number}] listens beyond this machine ({one.ip}:{one.port})"
+        if one.protocol == "udp":
+            yield f"{where} with UDP, which is not encrypted"
+        elif one.tls is None or not one.tls.required:
+            yield f"{where} and takes plain connections (tls.required)"
+    if config.accounts.signup:
+        yield "everybody who can reach the bus can create an account (accounts.signup)"
+    if "*" in config.http.cors_origins:
+        yield "every web page may call the API in its visitors' browsers (http.cors-origins)"
 
 
 def as_toml(values: dict[str, Any]) -> str:

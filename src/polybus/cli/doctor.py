@@ -17,10 +17,11 @@ import msgspec
 
 from polybus import __version__
 from polybus.bench.machine import sync_ms
-from polybus.cli import admin, exits
-from polybus.cli.options import json_option, settings_options
-from polybus.cli.output import echo_json
+from polybus.cli.common import admin, exits
+from polybus.cli.common.options import json_option, settings_options
+from polybus.cli.common.output import echo_json
 from polybus.config import Config
+from polybus.edges.occupant import occupant
 from polybus.errors import PolybusError
 
 FSYNC_BYTES = 4096
@@ -194,8 +195,10 @@ def _ports(config: Config) -> Iterator[Check]:
             try:
                 probe.bind((connector.ip, connector.port))
             except OSError as error:
-                todo = "stop the program that listens there (ss -lntup), or choose another port"
-                yield Check("port", "fail", f"{name}: {error.strerror}", todo)
+                holder = occupant(connector.port, connector.protocol)
+                by = f", by {holder}" if holder else ""
+                todo = "stop the program that listens there, or choose another port (--port)"
+                yield Check("port", "fail", f"{name}: {error.strerror}{by}", todo)
             else:
                 yield ok("port", f"{name} is free")
 

@@ -6,8 +6,8 @@ from typing import Any
 import click
 import msgspec
 
-from polybus.cli.options import http_url_option
-from polybus.cli.output import say
+from polybus.cli.common.options import http_url_option
+from polybus.cli.common.output import say
 from polybus.client.http.blocking import opened
 from polybus.client.http.connection import JSON
 from polybus.client.options import Address, Credentials, parse, stored_tokens, tokens_path
@@ -60,7 +60,9 @@ def _log_out(address: Address) -> None:
     tokens = stored_tokens()
     token = tokens.pop(address.authority, None)
     if token is None:
-        raise UsageError("auth.needed", f"there is no login to {address.authority}")
+        raise UsageError(
+            "auth.needed", f"no login to {address.authority} is stored on this machine"
+        )
     _store(tokens)
     identity = token.split("_")[1] if token.count("_") > 1 else ""
     _ask(address, Credentials("", token), "DELETE", f"/v1/tokens/{identity}")

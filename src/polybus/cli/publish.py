@@ -1,19 +1,26 @@
 """`polybus publish`: messages from the command line, a file or standard input."""
 
 import asyncio
+import mimetypes
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import BinaryIO
 
 import click
 
-from polybus.cli.options import json_option, url_option
-from polybus.cli.output import echo_json
+from polybus.cli.common.lookup import suggesting
+from polybus.cli.common.options import json_option, url_option
+from polybus.cli.common.output import echo_json
+from polybus.cli.common.transfers import transferred
 from polybus.client import Position, connect
+from polybus.client.blobs import BlobProgress
 from polybus.errors import PolybusError, UsageError
+from polybus.references import OCTETS, Reference
 
 READ_BYTES_MAX = 1 << 18
+LARGE_BYTES = 1 << 20
+"""Larger files are streamed."""
 BATCH_MAX = 1000
 
 
@@ -23,6 +30,7 @@ Examples:
   polybus publish news "hello"
   polybus publish news --receipt --header lang=en "hello" --url boson+properties://127.0.0.1
   journalctl -f | polybus publish logs --lines
+  polybus publish films --file film.mp4
   polybus publish readings 21.5 --url queue://127.0.0.1:4000
   polybus publish news "hello" --receipt --url http://127.0.0.1
 """
@@ -49,7 +57,9 @@ def publish(
 ) -> None:
     """Publish messages to a topic.
 
-    DATA is one message. Without DATA and --file the message is read from standard input. On
+    DATA is one message. Without DATA and --file the message is read from standard input. A file
+    over 1 MiB is streamed over HTTP, and its position and the id of its blob are printed; if that
+    breaks off, the same command continues there, for a day. On
     queue:// the connector decides the topic: TOPIC is not sent, and there are no receipts or
     headers. There a refusal has no reason, but is exit 1 as everywhere.
     """
@@ -58,16 +68,57 @@ def publish(
     if lines and count > 1 and file is None:
         raise click.UsageError("--count with --lines needs --file: standard input is read once")
     given = file or sys.stdin.buffer
+    if file is not None and not lines and _is_large(file) and not url.startswith("queue"):
+        if headers:
+            raise click.UsageError(
+                "--header cannot be used with a large file, which is sent over HTTP"
+            )
+        _publish_large(url, topic, file, count, as_json)
+        return
     if lines:
         batches = _line_batches(given, count)
     else:
         batches = _copies(given, data, count)
-    published, position = asyncio.run(_publish(url, topic, batches, _headers(headers), receipt))
+    with suggesting(url):
+        published, position = asyncio.run(_publish(url, topic, batches, _headers(headers), receipt))
     if as_json:
         text = None if position is None else str(position)
         echo_json({"topic": topic, "messages": published, "position": text})
     elif position is not None:
         click.echo(position)
+
+
+def _is_large(file: BinaryIO) -> bool:
+    """Whether a file is too large to be read into memory."""
+    try:
+        return os.fstat(file.fileno()).st_size > LARGE_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def _publish_large(url: str, topic: str, file: BinaryIO, count: int, as_json: bool) -> None:
+    """Stream a file to the bus, which stores it as a blob."""
+    name = getattr(file, "name", "")
+    kind = mimetypes.guess_type(name)[0] or OCTETS
+
+    async def publish_all() -> tuple[Position, Reference]:
+        async with connect(url, reconnect=False) as client:
+
+            def send(progress: BlobProgress) -> Awaitable[tuple[Position, Reference]]:
+                file.seek(0)
+                return client.publish_file(topic, file, content_type=kind, progress=progress)
+
+            for _ in range(count):
+                stored = await transferred(os.path.basename(name), send, hidden=as_json)
+        return stored
+
+    position, reference = asyncio.run(publish_all())
+    if as_json:
+        found = {"id": reference.id, "size": reference.size, "type": reference.type}
+        text = str(position)
+        echo_json({"topic": topic, "messages": count, "position": text, "reference": found})
+    else:
+        click.echo(f"{position} {reference.id}")
 
 
 def _headers(pairs: tuple[str, ...]) -> dict[str, bytes]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from polybus.cli.options import data_option, json_option, load_config
-from polybus.cli.output import say
+from polybus.cli.common.options import data_option, json_option, load_config
+from polybus.cli.common.output import say
 from polybus.cli.verify import checked, end_with
 
 

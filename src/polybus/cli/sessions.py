@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from polybus.cli.options import from_option, http_url_option, json_option
-from polybus.cli.output import echo
+from polybus.cli.common.options import from_option, http_url_option, json_option
+from polybus.cli.common.output import echo
 from polybus.client import connect
 from polybus.client.http.sessions import Sessions
+from polybus.structs import decode
 
 T = TypeVar("T")
 
@@ -78,9 +79,9 @@ def broadcast(pack: str, url: str, as_json: bool) -> None:
 
 def _events(pack: str) -> list[list[Any]]:
     try:
-        return msgspec.json.decode(pack, type=list[list[Any]])
+        return decode(pack, list[list[Any]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise click.BadParameter(f'a pack is [["type", data], …]: {error}') from error
+        raise click.BadParameter(f'a pack must be [["type", data], …]: {error}') from error
 
 
 def _run(url: str, ask: Callable[[Sessions], Awaitable[T]]) -> T:

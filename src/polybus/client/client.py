@@ -7,17 +7,20 @@ import os
 import ssl
 import weakref
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polybus import names
 from polybus.batch import Headers
-from polybus.client import protocols
+from polybus.client import blobs, protocols
+from polybus.client.blobs import BlobProgress, Source
 from polybus.client.message import Position, StartFrom, start_text
 from polybus.client.options import DEFAULT_URL, ClientOptions, ErrorListener, parse
 from polybus.client.publisher import Outgoing, StreamPublisher
 from polybus.client.subscription import StreamSubscription, Subscription
 from polybus.client.transport import PendingPublish
 from polybus.errors import UsageError
+from polybus.references import OCTETS, Reference
 
 if TYPE_CHECKING:
     from polybus.client.http.sessions import Sessions, SessionSubscription
@@ -44,6 +47,9 @@ def connect(  # noqa: PLR0913 - all named by the caller
     `ws` and `wss`, which receive messages by long polls or by WebSocket. The default port is 55545.
     `?gzip=1` compresses a Boson stream. `queue://host:port` is a queue connector: it decides the
     topic, starts at the latest message, and has no receipts, headers or positions.
+
+    `boson://a:55545,b:55545` names several nodes of a cluster: the client uses the first that
+    answers, and after a loss resumes on another. So do `boson+properties` and `goms`.
 
     `goms://user:password@host` logs in to an account, `goms://token@host` by a token. Without
     either the token is that of the environment (POLYBUS_TOKEN), or of `polybus login`.
@@ -187,6 +193,48 @@ class Client:
         await publisher.publish(publish)
         return None
 
+    async def publish_file(
+        self,
+        topic: str,
+        source: Source,
+        *,
+        content_type: str = OCTETS,
+        progress: BlobProgress | None = None,
+    ) -> tuple[Position, Reference]:
+        """Publish one message from a file or an async iterator of bytes, in constant memory.
+
+        It goes over HTTP on the same port, whatever the URL's scheme, and is stored as a blob.
+        Returns its position and reference when both are durable. A file continues where an earlier
+        call broke off; with `reconnect` this one waits for a bus that is gone.
+
+        Raises:
+            PolybusError: the bus refused it (its code), or cannot be reached.
+            UsageError: `client.closed`, `client.unsupported` (a queue), `topic.invalid`.
+        """
+        self._open_publisher()
+        name = _publishable(topic)
+        return await blobs.upload(
+            self._options, name, source, content_type=content_type, progress=progress
+        )
+
+    async def download(
+        self,
+        blob: Reference | str,
+        target: str | os.PathLike[str],
+        *,
+        progress: BlobProgress | None = None,
+    ) -> Path:
+        """Write the payload of a reference, or of an id, to a file; return its path.
+
+        What an earlier call has left in `TARGET.part` is not read again. With `reconnect` it waits
+        for a bus that is gone. The file is checked before it gets its name.
+
+        Raises:
+            PolybusError: `blob.unknown`, `blob.damaged`; without `reconnect`, why it broke off.
+        """
+        self._open_publisher()
+        return await blobs.download(self._options, blob, target, progress=progress)
+
     async def flush(self) -> None:
         """Wait until everything published so far is passed to the operating system.
 
@@ -252,7 +300,9 @@ class Client:
         self._need_http("events")
         wanted = tuple(topics)
         if session_key is not None and (wanted or start != "latest"):
-            text = "an existing session keeps its topics; change them with Sessions.set_topics"
+            text = (
+                "an existing session has its topics already; change them with Sessions.set_topics"
+            )
             raise UsageError("client.unsupported", text)
         packs = SessionStream(
             self._options, topics=wanted, start=start, key=session_key, transport=transport

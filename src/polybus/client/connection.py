@@ -198,19 +198,23 @@ class Link(asyncio.Protocol):
 
 
 async def open_link(options: ClientOptions, on_data: Callable[[bytes], None]) -> Link:
-    """Connect, one attempt. Raises PolybusError `client.unreachable`."""
+    """Connect to the first node that answers, one attempt each.
+
+    Raises PolybusError `client.unreachable`.
+    """
     loop, address = asyncio.get_running_loop(), options.address
-    try:
-        async with asyncio.timeout(options.connect_timeout_s):
-            _, link = await loop.create_connection(
-                lambda: Link(on_data, gzip=address.gzip),
-                address.host,
-                address.port,
-                ssl=options.tls_context,
-            )
-    except OSError as error:  # ssl.SSLError and TimeoutError too
-        raise PolybusError("client.unreachable", f"{address}: {reason(error)}") from error
-    return link
+    failure: OSError | None = None
+    for host, port in address.places:
+        try:
+            async with asyncio.timeout(options.connect_timeout_s / len(address.places)):
+                _, link = await loop.create_connection(
+                    lambda: Link(on_data, gzip=address.gzip), host, port, ssl=options.tls_context
+                )
+                return link
+        except OSError as error:  # ssl.SSLError and TimeoutError too
+            failure = error
+    assert failure is not None
+    raise PolybusError("client.unreachable", f"{address}: {reason(failure)}") from failure
 
 
 def _keep_alive(sock: socket.socket | None) -> None:

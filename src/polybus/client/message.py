@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from polybus import references
 from polybus.errors import UsageError
+from polybus.references import Reference
 from polybus.wire.positions import Position
 
 __all__ = ["NO_HEADERS", "Message", "Position", "StartFrom", "start_text"]
@@ -22,7 +24,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """One message of a topic.
 
     Attributes:
-        value: the payload, byte for byte as it was published.
+        value: the payload, byte for byte as it was published; of a large one, on goMS and HTTP,
+            the reference as JSON. Boson and queues have the bytes of large ones, too.
         headers: names and values; empty on protocols without headers (Boson frames).
         epoch, offset: its position in the log; offset -1 if the bus did not send it.
         gap: this subscription lost messages before this one: retention removed them, the topic was
@@ -39,6 +42,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     @property
     def position(self) -> Position | None:
         return Position(self.epoch, self.offset) if self.offset >= 0 else None
+
+    @property
+    def reference(self) -> Reference | None:
+        """The reference to a large payload, for `Client.download`; None if `value` is it."""
+        return references.parse(self.value) if references.HEADER in self.headers else None
 
     @property
     def text(self) -> str:

@@ -1,8 +1,9 @@
 """The settings of a client, and the address of its bus.
 
-An address is `scheme[+tls]://[user:password@]host[:port][?gzip=1&tls=1]`. A user without a password
-is a token. Without either, the token is that of POLYBUS_TOKEN or, in the file of `polybus login`,
-the one for this host and port.
+An address is `scheme[+tls]://[user:password@]host[:port][?gzip=1&tls=1]`. Without a scheme it is
+HTTP on the ports 80 and 443, else Boson. A user without a password is a token. Without either, the
+token is that of POLYBUS_TOKEN, of the file that POLYBUS_TOKEN_FILE names or, in the file of
+`polybus login`, the one for this host and port.
 """
 
 import logging
@@ -18,14 +19,19 @@ import msgspec
 
 from polybus.config import PORT
 from polybus.errors import PolybusError, UsageError
+from polybus.structs import decode
 
 log = logging.getLogger("polybus.client")
 ErrorListener = Callable[[PolybusError], None]
 TOKEN_VARIABLE = "POLYBUS_TOKEN"
+TOKEN_FILE_VARIABLE = "POLYBUS_TOKEN_FILE"
 DEFAULT_URL = f"boson://127.0.0.1:{PORT}"
 # Schemes with TLS that do not end in +tls.
 _SECURE = {"https": "http", "wss": "ws"}
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
+
+SEVERAL_NODES = ("boson", "boson+properties", "goms")
+"""The schemes whose URLs may name several nodes."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,7 +51,10 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address and protocol of a bus; `scheme` is without `+tls`."""
+    """The address and protocol of a bus; `scheme` is without `+tls`.
+
+    `others` are further nodes of the same cluster, to try when this one does not answer.
+    """
 
     scheme: str
     host: str
@@ -53,6 +62,12 @@ class Address:
     tls: bool = False
     gzip: bool = False
     credentials: Credentials | None = None
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of every node."""
+        return ((self.host, self.port), *self.others)
 
     @property
     def authority(self) -> str:
@@ -105,17 +120,24 @@ def parse(url: str) -> Address:
     Raises:
         UsageError: `client.url`, which names the invalid part.
     """
+    first, others = _split_nodes(with_scheme(url))
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(first)
         port = parts.port
+        further = [urlsplit(f"//{one}") for one in others]
+        places = tuple((one.hostname or "", one.port or PORT) for one in further)
     except ValueError:
         # Not the error itself: it quotes what may be a part of a password.
         text = "host or port is invalid; write special characters of a password as %2F and so on"
         raise _wrong(url, text) from None
     if not parts.scheme or not parts.hostname:
         raise _wrong(url, f"a URL must look like {DEFAULT_URL}")
+    if others and parts.scheme.removesuffix("+tls") not in SEVERAL_NODES:
+        raise _wrong(url, f"only {', '.join(SEVERAL_NODES)} may name several nodes")
+    if not all(host for host, _ in places):
+        raise _wrong(url, "write several nodes as boson://host:port,host:port")
     if parts.path not in ("", "/") or parts.fragment:
-        raise _wrong(url, "only ?options may follow the port")
+        raise _wrong(url, "after the port only ?options may follow")
     credentials = None
     if parts.password:
         credentials = Credentials(unquote(parts.username or ""), unquote(parts.password))
@@ -125,23 +147,66 @@ def parse(url: str) -> Address:
         credentials = Credentials("", unquote(parts.username))
     if port is None and parts.scheme.removesuffix("+tls") == "queue":
         # A queue connector shares its port with no other protocol, so it has no default port.
-        raise _wrong(url, "queue:// needs the port of the connector")
+        raise _wrong(url, "the port is missing, which queue:// needs")
     switches = _switches(url, parts.query)
     scheme = _SECURE.get(parts.scheme) or parts.scheme.removesuffix("+tls")
     tls = scheme != parts.scheme or switches.get("tls", False)
     port = PORT if port is None else port
     gzip = switches.get("gzip", False)
     address = Address(scheme, parts.hostname, port, tls=tls, gzip=gzip, credentials=credentials)
+    address = replace(address, others=places)
     if credentials or scheme == "queue":
         # A queue that requires no token would take one for a message.
         return address
     return replace(address, credentials=token_of(address.authority))
 
 
+def _split_nodes(url: str) -> tuple[str, list[str]]:
+    """The URL with its first node alone, and the other nodes."""
+    head, mark, rest = url.partition("://")
+    size = next((at for at, char in enumerate(rest) if char in "/?#"), len(rest))
+    user, at_sign, hosts = rest[:size].rpartition("@")
+    first, *others = hosts.split(",")
+    return f"{head}{mark}{user}{at_sign}{first}{rest[size:]}", others
+
+
+def with_scheme(url: str, scheme: str = "") -> str:
+    """The URL; `host:port` alone is completed with the scheme, else by its port."""
+    if "://" in url or not url:
+        return url
+    by_port = {"80": "http", "443": "https"}
+    port = url.partition("?")[0].rstrip("/").rpartition(":")[2]
+    return f"{scheme or by_port.get(port, 'boson')}://{url}"
+
+
 def token_of(authority: str) -> Credentials | None:
-    """The token for a bus: of the environment, or of the file of `polybus login`."""
-    token = os.environ.get(TOKEN_VARIABLE) or stored_tokens().get(authority)
+    """The token for a bus: of the environment, or of the file of `polybus login`.
+
+    Raises UsageError `client.token-file`.
+    """
+    token = environment_token() or stored_tokens().get(authority)
     return Credentials("", token.strip()) if token else None
+
+
+def environment_token() -> str | None:
+    """The token of POLYBUS_TOKEN, or of the file that POLYBUS_TOKEN_FILE names.
+
+    Raises UsageError `client.token-file`.
+    """
+    path = os.environ.get(TOKEN_FILE_VARIABLE)
+    return os.environ.get(TOKEN_VARIABLE) or (read_token(path) if path else None)
+
+
+def read_token(path: str) -> str:
+    """The token in a file, without the space around it. Raises UsageError `client.token-file`."""
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        text = f"the token file {path} cannot be read: {type(error).__name__}"
+        raise UsageError("client.token-file", text) from error
+    if not token or len(token.split()) > 1:
+        raise UsageError("client.token-file", f"the token file {path} must have one token")
+    return token
 
 
 def tokens_path() -> Path:
@@ -152,7 +217,7 @@ def tokens_path() -> Path:
 
 def stored_tokens() -> dict[str, str]:
     try:
-        return msgspec.json.decode(tokens_path().read_bytes(), type=dict[str, str])
+        return decode(tokens_path().read_bytes(), dict[str, str])
     except (OSError, RuntimeError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
 

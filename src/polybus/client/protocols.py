@@ -15,6 +15,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from polybus import references
 from polybus.batch import Batch, Buffer
 from polybus.client.options import Address
 from polybus.client.transport import (
@@ -32,6 +33,7 @@ from polybus.client.transport import (
 from polybus.config import Limits
 from polybus.errors import BusyError, PeerError, UsageError
 from polybus.wire import boson, boson_frames, boson_properties, goms, queue
+from polybus.wire.boson_properties_client import BosonPropertiesClientCodec, Delivered
 from polybus.wire.codec import Bad, Deliver, LoggedIn
 from polybus.wire.goms_objects import Code
 from polybus.wire.positions import Position
@@ -44,7 +46,7 @@ _OUR_CODE = re.compile(r"([a-z]+\.[a-z-]+): (.*)", re.DOTALL)
 
 class _BosonTransport(Transport):
     gzip = True
-    _codec: boson_frames.BosonFramesClientCodec | boson_properties.BosonPropertiesClientCodec
+    _codec: boson_frames.BosonFramesClientCodec | BosonPropertiesClientCodec
 
     def __init__(self) -> None:
         # By topic, the position of the next message whose frame has none.
@@ -56,7 +58,7 @@ class _BosonTransport(Transport):
             match event:
                 case Deliver(batches):
                     events += map(self._counted, batches)
-                case boson_properties.Delivered(topic, content, headers, position):
+                case Delivered(topic, content, headers, position):
                     add_message(events, topic, content, headers, position)
                 case boson.Positioned(topic, position):
                     self._next[topic] = position
@@ -90,7 +92,7 @@ class BosonFramesTransport(_BosonTransport):
 
     def publish(self, publish: PendingPublish) -> Buffer:
         if publish.headers:
-            text = "Boson frames carry no headers; use boson+properties:// or goms://"
+            text = "Boson frames cannot carry headers; use boson+properties:// or goms://"
             raise UsageError("headers.invalid", text)
         return boson_frames.encode_publish(publish.topic, publish.values, publish.receipt_id)
 
@@ -102,7 +104,7 @@ class BosonPropertiesTransport(_BosonTransport):
     def __init__(self, message_bytes_max: int) -> None:
         super().__init__()
         limits = Limits(message_bytes_max=message_bytes_max)
-        self._codec = boson_properties.BosonPropertiesClientCodec(limits)
+        self._codec = BosonPropertiesClientCodec(limits)
 
     def login(self, user: str, secret: str) -> Buffer:
         return boson_properties.encode_login(f"{user}\n{secret}" if user else secret)
@@ -166,6 +168,11 @@ class GomsTransport(Transport):
                     positions: Sequence[Position | None] = offsets or [None] * len(topics)
                     for topic, position in zip(topics, positions, strict=False):
                         add_message(events, topic, value, headers, position)
+                case goms.Referred(topics, reference, headers, offsets):
+                    marked = {**(headers or {}), references.HEADER: reference.id.encode()}
+                    places: Sequence[Position | None] = offsets or [None] * len(topics)
+                    for topic, position in zip(topics, places, strict=False):
+                        add_message(events, topic, references.encode(reference), marked, position)
                 case goms.RegAck(topics, offsets):
                     starts = dict(zip(topics, offsets, strict=False))
                     known = self._from_the_end
@@ -221,15 +228,15 @@ class QueueTransport(Transport):
 
     def login(self, user: str, secret: str) -> Buffer:
         if user:
-            raise UsageError("client.unsupported", "queues log in by a token, not by a password")
+            raise UsageError("client.unsupported", "a queue cannot use a password; use a token")
         return queue.encode(Batch.of("", [secret.encode()]))
 
     def publish(self, publish: PendingPublish) -> Buffer:
         if publish.headers:
-            text = "queues carry no headers; use boson+properties:// or goms://"
+            text = "queues do not support headers; use boson+properties:// or goms://"
             raise UsageError("headers.invalid", text)
         if publish.receipt_id is not None:
-            raise UsageError("client.unsupported", "queues have no receipts")
+            raise UsageError("client.unsupported", "queues do not support receipts; use boson://")
         self._use(publish.topic)
         return queue.encode(Batch.of(publish.topic, publish.values))
 
@@ -278,4 +285,4 @@ def check(address: Address) -> None:
         raise UsageError("client.scheme", f"{scheme[:40]}:// is not known; use one of {known}")
     transport = SCHEMES.get(scheme, Transport)  # HTTP has no gzip, the default
     if address.gzip and not transport.gzip:
-        raise UsageError("client.url", f"{scheme}:// has no gzip")
+        raise UsageError("client.url", f"{scheme}:// does not support gzip")

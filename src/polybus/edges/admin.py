@@ -50,14 +50,19 @@ def load_or_make(data: Path) -> AdminToken:
     try:
         if path.exists():
             token = path.read_text(errors="replace").strip()
-            if len(token) < TOKEN_CHARACTERS_MIN:
+            if not _is_token(token):
                 logger.error("%s: %s holds no token; a new one is written", NO_TOKEN, path)
-        if len(token) < TOKEN_CHARACTERS_MIN:
+        if not _is_token(token):
             token = secrets.token_urlsafe(TOKEN_BYTES)
             replace_file(path, f"{token}\n".encode(), mode=0o600)
     except OSError as error:
         raise storage_error(error, f"cannot use {path}") from error
     return AdminToken(token)
+
+
+def _is_token(text: str) -> bool:
+    """Whether it is long enough, and a header can carry it."""
+    return len(text) >= TOKEN_CHARACTERS_MIN and text.isascii() and text.isprintable()
 
 
 class RunNote:

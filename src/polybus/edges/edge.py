@@ -1,61 +1,18 @@
 """What every edge of one bus is given: the bus behind it, its accounts, and a record of errors."""
 
-import logging
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from polybus.services.accounts.accounts import Accounts
+from polybus.services.bad_peers import BadPeers
+from polybus.services.blobs.blobs import Blobs
 from polybus.services.context import Context
-from polybus.services.events import EventBook
-
-logger = logging.getLogger("polybus.peers")
-# A subscriber was disconnected, or lost messages, because it read too slowly.
-SLOW = ("outbox.full", "outbox.dropped")
-
-
-class BadPeers:
-    """Counts errors by code, always; limits log lines to `error-lines-per-s`."""
-
-    def __init__(
-        self,
-        *,
-        lines_per_s: int,
-        clock_s: Callable[[], float],
-        events: EventBook | None = None,
-    ) -> None:
-        self._events = events
-        self.counts: Counter[str] = Counter()
-        self._lines_per_s = lines_per_s
-        self._clock_s = clock_s
-        self._second = 0
-        self._lines = 0
-        self._suppressed = 0
-
-    def count(self, code: str, events: int) -> None:
-        """Count errors that need no log line."""
-        self.counts[code] += events
-
-    def note(self, peer: str, protocol: str, code: str, text: str) -> None:
-        self.counts[code] += 1
-        if code in SLOW and self._events is not None:
-            self._events.tell("subscriber-slow", peer=peer, protocol=protocol, code=code)
-        second = int(self._clock_s())
-        if second != self._second:
-            if self._suppressed:
-                logger.warning("%d more lines about peers' errors suppressed", self._suppressed)
-            self._second, self._lines, self._suppressed = second, 0, 0
-        if self._lines >= self._lines_per_s - 1:
-            self._suppressed += 1
-            return
-        self._lines += 1
-        logger.warning("%s (%s): %s: %s", peer, protocol, code, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The bus behind the edges, its accounts, and the record of peers' errors."""
+    """The bus behind the edges, its accounts and blobs, and the record of peers' errors."""
 
     context: Context
     bad_peers: BadPeers
     accounts: Accounts
+    blobs: Blobs

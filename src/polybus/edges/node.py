@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
+import secrets
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,37 +12,44 @@ from pathlib import Path
 
 import msgspec
 
-from polybus import config as configuration
+from polybus import config_file, names
+from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.config import Config, Connector, DeclaredTopic
 from polybus.edges.admin import RunNote, load_or_make
-from polybus.edges.edge import BadPeers, Edge
+from polybus.edges.edge import Edge
 from polybus.edges.http.edge import HttpEdge
-from polybus.edges.http.state import HttpState
+from polybus.edges.http.state import Connections, HttpState
+from polybus.edges.occupant import occupant
 from polybus.edges.protocols.boson import BosonFramesTranslator, BosonPropertiesTranslator
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
 from polybus.edges.tcp.certificates import Certificates
 from polybus.edges.tcp.connection import Connection
-from polybus.edges.tcp.listener import Listener, bind, bind_path
+from polybus.edges.tcp.listener import Listener, bind, bind_path, handed_sockets
 from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
-from polybus.errors import ConfigError
+from polybus.errors import ConfigError, PolybusError, UsageError
 from polybus.lake import settings as pipeline_settings
-from polybus.log import access
+from polybus.log import file_modes
+from polybus.log.cluster_place import check_place, place_of, write_place
+from polybus.log.copying import check_copied
 from polybus.log.files import FileLog
-from polybus.log.interface import Log, LogCallbacks, TopicSettings
+from polybus.log.interface import SHARED, Log, LogCallbacks, TopicSettings
 from polybus.log.memory import MemoryLog
 from polybus.services.accounts.access import Member
 from polybus.services.accounts.accounts import Accounts
+from polybus.services.accounts.cluster import ClusterAccountStore
 from polybus.services.accounts.reach import check_reach
 from polybus.services.accounts.store import AccountStore
+from polybus.services.bad_peers import BadPeers
+from polybus.services.cluster_table import ClusterTable
 from polybus.services.context import Context, Durability
 from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
-from polybus.services.services import Services
+from polybus.services.services import Services, system_settings
 
-RELOADED = ("topics", "topic_config", "retention", "pipeline")
+RELOADED = ("topics", "topic_config", "retention", "pipeline", "tables")
 """The settings that can change while the bus runs; the files of certificates can too."""
 OpenLog = Callable[[Config, LogCallbacks], Log]
 
@@ -49,9 +59,21 @@ def clock_us() -> int:
 
 
 def open_log(config: Config, callbacks: LogCallbacks | None = None) -> Log:
-    """The log that the settings ask for: in files, or in memory with its topics in files."""
+    """The log that the settings ask for: in files, in Kafka, or in memory with topics in files.
+
+    Raises ConfigError `config.log`, the folder belongs to another kind of log; StorageError.
+    """
     data = Path(config.data)
-    access.prepare(data, group=config.group_access)
+    check_place(config)
+    file_modes.prepare(data, group=config.group_access)
+    if config.is_cluster:
+        log = _open_kafka(config, callbacks)
+        try:
+            write_place(data, place_of(config))
+        except BaseException:
+            log.close()
+            raise
+        return log
     if config.durability == "memory":
         return MemoryLog(
             clock=clock_us,
@@ -65,6 +87,37 @@ def open_log(config: Config, callbacks: LogCallbacks | None = None) -> Log:
         journal=config.journal,
         retention=config.retention,
         clock=clock_us,
+        callbacks=callbacks,
+    )
+
+
+def _open_kafka(config: Config, callbacks: LogCallbacks | None) -> Log:
+    try:
+        from polybus.log.kafka.log import KafkaLog
+        from polybus.log.kafka.registry import KafkaOptions
+        from polybus.log.kafka.security import client_settings
+    except ModuleNotFoundError as error:
+        text = f"log is {config.log!r}, and {error.name} is not installed"
+        raise ConfigError("cluster.library-missing", text) from error
+    cluster = config.cluster
+    return KafkaLog(
+        config.log,
+        options=KafkaOptions(
+            node=socket.gethostname(),
+            replicas=cluster.replicas,
+            insync_min=cluster.insync_min,
+            message_bytes_max=config.limits.message_bytes_max,
+            prefix=cluster.prefix,
+            retention=TopicSettings(
+                retention_age_s=config.retention.age_s, retention_bytes=config.retention.bytes
+            ),
+            recent_bytes_max=cluster.recent_bytes_max,
+            transaction_timeout_s=cluster.transaction_timeout_s,
+            security=client_settings(cluster.tls, cluster.login),
+            waits=config.durability == "interval",
+        ),
+        clock=clock_us,
+        data=Path(config.data),
         callbacks=callbacks,
     )
 
@@ -100,9 +153,12 @@ class Server:
             except ConfigError as error:
                 raise ConfigError(error.code, f"connectors[{index}]: {error.text}") from error
             except OSError as error:
-                where = f"{connector.protocol} {connector.ip}:{connector.port}"
-                text = f"connectors[{index}]: cannot listen on {where}: {error}"
+                text = f"connectors[{index}]: {_cannot_listen(connector, error)}"
                 raise ConfigError("config.address", text) from error
+        for one in handed_sockets():
+            # Whoever connects there would wait without an answer.
+            text = f"the service manager listens on {one.getsockname()} for the bus, but no TCP"
+            raise ConfigError("config.address", f"{text} connector has this ip and port; add one")
         self._tcp.start()
         self._watching = asyncio.create_task(self._certificates.watch())
         return addresses
@@ -133,7 +189,7 @@ class Server:
     async def listen_for_admin(self, path: Path) -> None:
         """Listen on a Unix socket that only the user of this process may open."""
         if path.parent != self._context.data.resolve():
-            access.prepare_socket_folder(path)
+            file_modes.prepare_socket_folder(path)
         connect = partial(Connection, self._tcp, Connector(speaks="http"), is_admin=True)
         self._listeners.append(Listener(self._tcp, bind_path(path), connect))
 
@@ -158,6 +214,15 @@ class Server:
         await asyncio.sleep(0)
 
 
+def _cannot_listen(connector: Connector, error: OSError) -> str:
+    text = f"cannot listen on {connector.protocol} {connector.ip}:{connector.port}"
+    if error.errno != errno.EADDRINUSE:
+        return f"{text}: {error.strerror or error}"
+    holder = occupant(connector.port, connector.protocol)
+    taken = f"the port is in use by {holder}" if holder else "the port is in use"
+    return f"{text}: {taken}; choose another with --port, or 0 for any free one"
+
+
 class Node:
     """Opens the log, creates the declared topics, listens; `stop` reverses it.
 
@@ -171,11 +236,19 @@ class Node:
 
         With `insecure` it listens beyond loopback even if strangers can use it.
         """
+        if config.is_cluster:
+            # A blob is in the files of one node; so every message stays whole.
+            whole = msgspec.structs.replace(
+                config.limits, inline_bytes_max=config.limits.message_bytes_max
+            )
+            config = msgspec.structs.replace(config, limits=whole)
         self.config = config
         self._insecure = insecure
         self.data = Path(config.data)
         self._open_log = open_log
         self._run_note = RunNote(self.data)
+        self._early: list[object] = []
+        """What arrived before the log was open."""
 
     async def start(self) -> None:
         """Accept connections when this returns.
@@ -187,27 +260,43 @@ class Node:
         """
         loop = asyncio.get_running_loop()
 
-        def in_loop(callback: Callable[..., None], argument: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(callback, argument)
+        def in_loop(callback: Callable[..., None], *arguments: object) -> None:
+            try:
+                loop.call_soon_threadsafe(callback, *arguments)
+            except RuntimeError:
+                # The loop is closed; nobody waits for this.
+                pass
 
-        # The log calls the first two only after something was appended: by then `context` is there.
+        # The log calls the first two only after something was appended: by then `tcp` is there.
         callbacks = LogCallbacks(
-            on_durable=lambda ticket: in_loop(self.context.durability.on_durable, ticket),
+            on_durable=lambda ticket: in_loop(self._settle, ticket),
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
             on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
             held_from=self._held_from,
+            on_arrived=lambda arrival: in_loop(self._arrive, arrival),
+            on_refused=lambda batch, error: in_loop(self._refuse_late, (batch, error)),
+            on_topic=lambda topic, exists: in_loop(self._topic_changed, topic, exists),
+            on_shared=lambda batches: in_loop(self._cluster_table.arrive, batches),
         )
-        self._log = (self._open_log or open_log)(self.config, callbacks)
+        check_copied(self.data)
+        self._cluster_table = ClusterTable(loop, secrets.token_hex(4))
+        open_it = self._open_log or open_log
+        if self.config.is_cluster:
+            self._log = await asyncio.to_thread(open_it, self.config, callbacks)
+            for arrival in self._early:
+                self._log.admit(arrival)
+            self._early.clear()
+        else:
+            self._log = open_it(self.config, callbacks)
+        self._cluster_table.connect(self._log.cluster)
         try:
-            accounts = AccountStore(self.data)
+            accounts = self._account_store(loop)
             if not self._insecure:
                 check_reach(self.config, accounts)
-            for topic in self._missing_topics():
-                self._log.create_topic(topic.name, settings_of(topic))
+            await self._create_topics()
             self._build(loop, accounts)
             # First: a session keeps the topics that its account may read.
-            self.accounts.start()
+            await self.accounts.start()
             await self.services.start()
             for name in self._log.frozen:
                 self._tell_frozen(name)
@@ -222,6 +311,51 @@ class Node:
                 self._log.close()
             raise
 
+    def _settle(self, ticket: int) -> None:
+        # Receipts go out at once. After another turn of the loop the interpreter's lock may be with
+        # the committer, which has more to do now.
+        self.tcp.outboxes.together(self.context.durability.on_durable, ticket)
+
+    def _account_store(self, loop: asyncio.AbstractEventLoop) -> AccountStore:
+        if self._log.cluster is None:
+            return AccountStore(self.data)
+        return ClusterAccountStore(self.data, self._cluster_table, loop)
+
+    async def _create_topics(self) -> None:
+        """Create what is declared and missing; another node may be faster."""
+        missing = [(topic.name, settings_of(topic)) for topic in self._missing_topics()]
+        if not self.config.is_cluster:
+            self._log.create_topics(dict(missing))
+            return
+        known = set(self._log.topics())
+        system = system_settings(self.config.system)
+        missing += [(name, system) for name in names.SYSTEM_TOPICS if name not in known]
+        for name, settings in missing:
+            try:
+                await asyncio.to_thread(self._log.create_topic, name, settings)
+            except UsageError as error:
+                if error.code != "topic.exists":
+                    raise
+
+    def _arrive(self, arrival: object) -> None:
+        # What arrives before the bus is there has nobody to go to.
+        if hasattr(self, "bus"):
+            self.bus.arrive(arrival)
+        elif hasattr(self, "_log"):
+            self._log.admit(arrival)
+        else:
+            self._early.append(arrival)
+
+    def _topic_changed(self, topic: str, exists: bool) -> None:
+        if hasattr(self, "bus"):
+            self.bus.topic_changed(topic, exists=exists)
+
+    def _refuse_late(self, refused: tuple[Batch, PolybusError]) -> None:
+        if refused[0].topic == SHARED:
+            self._cluster_table.refuse(*refused)
+        else:
+            self.bus.refuse_late(refused)
+
     def reload(self, config: Config) -> list[str]:
         """Take over RELOADED settings and certificates; return the keys of others that differ.
 
@@ -234,11 +368,11 @@ class Node:
         self.config = msgspec.structs.replace(self.config, **taken)
         if isinstance(self._log, FileLog):
             self._log.set_retention(config.retention)
-        self.services.consumers.retention = config.retention
-        for topic in self._missing_topics():
-            self.bus.create_topic(topic.name, settings_of(topic))
+        self.services.consumers.set_retention(config.retention)
+        self.http.reconfigure(self.config)
+        self.bus.create_topics({one.name: settings_of(one) for one in self._missing_topics()})
         pipeline_settings.write(self.data, self.config)
-        return configuration.differences(self.config, config)
+        return config_file.differences(self.config, config)
 
     def _missing_topics(self) -> list[DeclaredTopic]:
         existing = set(self._log.topics())
@@ -256,6 +390,8 @@ class Node:
             memory=MemoryGate(self._log, loop, bytes_max=limits.memory_bytes_max),
             durability=Durability(bus),
             events=self._events,
+            cluster_table=self._cluster_table if self._log.cluster is not None else None,
+            node=f"@{self._cluster_table.node}" if config.is_cluster else "",
         )
         self.bad_peers = BadPeers(
             lines_per_s=limits.error_lines_per_s,
@@ -266,11 +402,11 @@ class Node:
         pipeline_settings.write(context.data, config)
         self.accounts = Accounts(accounts, bus, config, loop, lambda: self.server.members())
         self.services = Services(context, self.accounts)
-        edge = Edge(context, self.bad_peers, self.accounts)
+        edge = Edge(context, self.bad_peers, self.accounts, self.services.blobs)
         certificates = Certificates()
-        self.http = HttpState(
-            edge, self.services, token, lambda: len(self.tcp.connections), certificates
-        )
+        connections = Connections(lambda: len(self.tcp.connections), lambda: self.server.members())
+        self.http = HttpState(edge, self.services, token, connections, certificates)
+        self.accounts.edits.record = self.http.audit.record
         self._http_edge = HttpEdge(self.http)
         translators: dict[str, TranslatorFactory] = {
             "boson-frames": partial(BosonFramesTranslator, edge),
@@ -295,7 +431,8 @@ class Node:
     def _tell_frozen(self, topic: str) -> None:
         error = self._log.frozen.get(topic)
         if error is not None:
-            self._events.tell("topic-damaged", topic=topic, reason=error.text)
+            owner = self.accounts.default.owner_of(topic)
+            self._events.tell("topic-damaged", account=owner, topic=topic, reason=error.text)
 
     def _held_from(self, topic: str) -> int | None:
         # Nothing is removed before the consumers are known.

@@ -1,27 +1,33 @@
 """goMS over UDP: a datagram holds whole objects, and an address is a client.
 
-An address that sends nothing for `udp-idle-s` is forgotten with its registrations.
+An address that sends nothing for `udp-idle-s` is forgotten with its registrations; one beyond
+loopback, if it has not proven for that time that it is there.
 
 An address may be forged, unless it is one of loopback. So it must be proven first: the bus answers
 whatever comes from it with a key, in a datagram that is not larger, and does nothing else. Whoever
 sends the key back can read what is sent to the address, and gets it again. The key follows from the
 address and the time, so that a flood of forged addresses leaves nothing behind.
+
+A proof expires too: whatever comes from a proven address is answered with a key when half of
+`udp-idle-s` has passed, and only a key keeps the address. So nobody can let the bus send to an
+address forever that has not been there for long.
 """
 
 import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.protocols.goms import GomsTranslator
-from polybus.edges.protocols.translator import Peer
+from polybus.edges.protocols.peer import Peer
 from polybus.errors import ConfigError
-from polybus.services.accounts.accounts import is_loopback
+from polybus.services.accounts.accounts import is_loopback, source_of
 from polybus.wire.goms import Event, Prove, decode_datagram, encode_prove
 
 DATAGRAM_BYTES_MAX = 65507
@@ -30,6 +36,8 @@ KEY_S = 10.0
 """A key is good for at least this time, and less than twice of it."""
 # Short, because the request for a key may not be larger than what it answers.
 KEY_BYTES = 5
+SOURCE_SHARE = 10
+"""One machine, or one network of IPv6, may have this part of all addresses that are remembered."""
 UdpAddress = tuple[str, int]
 
 
@@ -40,13 +48,18 @@ class UdpPeer(Peer):
         self._edge = edge
         self._address = address
         self.ip = address[0]
-        self.name = f"{address[0]}:{address[1]}"
+        self.name = f"{address[0]}:{address[1]}{edge.edge.context.node}"
         self.heard_s = 0.0
+        """When it was last known to be there."""
 
     def send(
         self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
     ) -> None:
         self._edge.send(data, self._address)
+
+    def release(self, gate: Hashable) -> None:
+        """A login or a download has ended."""
+        self._edge.forget_unused(self._address)
 
     def close(self) -> None:
         self._edge.forget(self._address)
@@ -62,6 +75,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         self.connector = connector
         # Peers do not refer to their translators, which refer to them.
         self._peers: dict[UdpAddress, tuple[UdpPeer, GomsTranslator]] = {}
+        self._by_source: Counter[str] = Counter()
         self._transport: asyncio.DatagramTransport | None = None
         self._stopping = False
         self._paused = False
@@ -71,7 +85,7 @@ class UdpEdge(asyncio.DatagramProtocol):
     async def listen(self) -> int:
         """Open the socket and return its port."""
         if "goms" not in self.connector.protocols:
-            text = f"a udp connector speaks goms, not {', '.join(self.connector.protocols)}"
+            text = f"a udp connector must speak goms, not {', '.join(self.connector.protocols)}"
             raise ConfigError("config.invalid", f"connectors: {text}")
         transport, _ = await self._loop.create_datagram_endpoint(
             lambda: self, local_addr=(self.connector.ip, self.connector.port)
@@ -99,18 +113,24 @@ class UdpEdge(asyncio.DatagramProtocol):
         events = decode_datagram(data, self._limits)
         known = self._peers.get(addr)
         is_local = is_loopback(addr[0])
-        if known is None and not is_local and not self._prove(data, addr, events):
+        is_proven = is_local or self._is_proven(known, data, addr, events)
+        if known is None and not is_proven:
             return
         if known is None:
-            if len(self._peers) >= self._limits.udp_peers_max:
+            source = "" if is_local else source_of(addr[0])
+            share = max(1, self._limits.udp_peers_max // SOURCE_SHARE)
+            is_crowded = source and self._by_source[source] >= share
+            if is_crowded or len(self._peers) >= self._limits.udp_peers_max:
                 self.edge.bad_peers.note(
                     addr[0], "goms", "udp.too-many", "too many addresses (udp-peers-max)"
                 )
                 return
+            self._by_source[source] += 1
             new = UdpPeer(self, addr)
             known = self._peers[addr] = new, GomsTranslator(self.edge, new, self.connector)
         peer, translator = known
-        peer.heard_s = self._loop.time()
+        if is_proven:
+            peer.heard_s = self._loop.time()
         if translator.is_logging_in:
             # It cannot be held back, and must not fill our memory meanwhile.
             self.edge.bad_peers.count("udp.dropped", 1)
@@ -118,18 +138,43 @@ class UdpEdge(asyncio.DatagramProtocol):
         for event in events:
             if not isinstance(event, Prove):
                 translator.take(event)
-        is_itself = translator.access is self.edge.accounts.without_login(addr[0])
-        idle = not translator.subscriptions and not translator.is_logging_in
-        if is_local and is_itself and idle:
-            # Nothing to remember: a flood of forged addresses leaves nothing behind.
-            self.forget(addr)
+        self.forget_unused(addr)
 
-    def _prove(self, data: bytes, address: UdpAddress, events: list[Event]) -> bool:
+    def forget_unused(self, address: UdpAddress) -> None:
+        """Forget an address with nothing to remember: a flood of forged ones leaves nothing."""
+        known = self._peers.get(address)
+        if known is None or not is_loopback(address[0]):
+            return
+        translator = known[1]
+        is_itself = translator.access is self.edge.accounts.without_login(address[0])
+        if is_itself and translator.is_idle:
+            self.forget(address)
+
+    def _is_proven(
+        self,
+        known: tuple[UdpPeer, GomsTranslator] | None,
+        data: bytes,
+        address: UdpAddress,
+        events: list[Event],
+    ) -> bool:
+        """Whether a datagram proves its address; one that was proven lately is not asked."""
+        if known is not None and not any(isinstance(event, Prove) for event in events):
+            is_recent = self._loop.time() - known[0].heard_s < self._limits.udp_idle_s / 2
+            if is_recent:
+                return False
+        return self._prove(data, address, events, is_known=known is not None)
+
+    def _prove(
+        self, data: bytes, address: UdpAddress, events: list[Event], *, is_known: bool
+    ) -> bool:
         """Whether a datagram proves its address; ask for it otherwise."""
         now = int(self._loop.time() / KEY_S)
         given = [event.key.encode() for event in events if isinstance(event, Prove)]
         keys = [self._key(address, moment) for moment in (now, now - 1)]
         is_proven = any(hmac.compare_digest(one, key.encode()) for one in given for key in keys)
+        if is_proven and is_known:
+            # A client sends each request back: an answer would be the next, forever.
+            return True
         answer = encode_prove(keys[0])
         if len(answer) <= len(data):
             self.send(answer, address)
@@ -179,6 +224,10 @@ class UdpEdge(asyncio.DatagramProtocol):
     def forget(self, address: UdpAddress) -> None:
         known = self._peers.pop(address, None)
         if known is not None:
+            source = "" if is_loopback(address[0]) else source_of(address[0])
+            self._by_source[source] -= 1
+            if not self._by_source[source]:
+                del self._by_source[source]
             known[1].leave_all()
             known[1].let_go()
 

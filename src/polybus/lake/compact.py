@@ -3,14 +3,16 @@
 Streams add a small file and a version with every batch. `tidy` runs after a commit. A checkpoint
 sums up all versions, so that opening a table reads few of them. `compact` merges small files, in a
 version that adds the merged file and removes the small ones, so a crash leaves both or neither
-change. `vacuum` removes files that no version has named for an hour, and `forget` versions of
-before.
+change. `vacuum` removes files that no version has named for as long as the table keeps them
+(`keep`), which is at least an hour, and `forget` versions of before.
 
 delta-rs never calls fsync. So it works on hard links in a folder below `_staging`, and what it has
 written there is fsynced before it is moved into the table.
 """
 
+import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -24,24 +26,30 @@ from deltalake import DeltaTable, WriterProperties
 from deltalake.exceptions import DeltaError
 
 from polybus.errors import StorageError
-from polybus.lake.commits import LOG, STAGING
 from polybus.lake.files import FileNote, TableFile, new_path, note_of, partition_values
 from polybus.lake.table import Conflict, LakeTable, TableChange, table_error
+from polybus.log.delta import (
+    CHECKPOINT_EVERY,
+    KEPT,
+    LAST_CHECKPOINT,
+    LOG,
+    RETENTION_S,
+    STAGING,
+    hint,
+    kept_s,
+)
 from polybus.log.disk import replace_file, sync_path
 
 logger = logging.getLogger("polybus.lake")
 
 WRITER = "polybus-compact"
-CHECKPOINT_EVERY = 20
 COMPACT_EVERY = 32
 VACUUM_EVERY = 256
 SMALL_BYTES = 32 << 20
 TARGET_BYTES = 128 << 20
 RUN_BYTES_MAX = 256 << 20
 """The most that one run of `tidy` merges, because it delays the next batch of a stream."""
-GRACE_S = 3600.0
 STAGING_GRACE_S = 86_400.0
-_LAST_CHECKPOINT = "_last_checkpoint"
 
 
 def tidy(table: LakeTable, *, merge: bool = True) -> None:
@@ -80,8 +88,8 @@ def checkpoint(table: LakeTable) -> None:
         table.disk.rename(log / name, table.folder / name)
         table.disk.sync_folder(table.folder)
         # Only a hint, with which a reader need not list the folder.
-        hint = (log / _LAST_CHECKPOINT).read_bytes()
-        replace_file(table.folder / _LAST_CHECKPOINT, hint, table.disk)
+        known = json.loads((log / LAST_CHECKPOINT).read_bytes())
+        replace_file(table.folder / LAST_CHECKPOINT, hint(known, table.folder / name), table.disk)
 
 
 def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = None) -> int:
@@ -135,12 +143,31 @@ def _merged(table: LakeTable, small: list[TableFile], folder: Path) -> dict[str,
     return part.state.files
 
 
-def vacuum(table: LakeTable, *, grace_s: float = GRACE_S) -> int:
-    """Remove files that no version has named for `grace_s`; return how many."""
+def keep(table: LakeTable, seconds: float) -> None:
+    """Let older versions of a table be readable for so long, from its next upkeep on."""
+    table.change(TableChange(settings=dict.fromkeys(KEPT, f"interval {int(seconds)} seconds")))
+
+
+def vacuum(table: LakeTable, *, grace_s: float | None = None) -> int:
+    """Remove files that no version has named for `grace_s`, or as long as the table keeps them.
+
+    Returns how many; none if the table's own setting cannot be understood.
+    """
     now = time.time()
+    if grace_s is None:
+        table_s = kept_s(table.settings)
+        if table_s is None:
+            logger.warning(
+                "table %s: %s cannot be understood, so files of older versions stay: "
+                "run `polybus tables keep %s HOURS`",
+                *(table.name, " or ".join(KEPT), table.name),
+            )
+            return 0
+        # Writers have an hour to commit a file, and readers to end, however short the setting is.
+        grace_s = max(table_s, RETENTION_S)
     removed = 0
     found = DeltaTable(table.path).vacuum(
-        retention_hours=int(max(grace_s, 0) // 3600),
+        retention_hours=math.ceil(max(grace_s, 0) / 3600),
         dry_run=True,
         enforce_retention_duration=False,
         full=True,

@@ -3,6 +3,7 @@
 DuckDB reads a topic's Parquet history itself and gets the journal part as a stream of Arrow
 batches. The hand-over offset of one manifest separates the two, and the end is fixed when a
 statement begins. So each message appears once, even if the statement reads the topic several times.
+Of a topic in Kafka no part is a file: all of it is such a stream, from the brokers.
 
 Only the tables that a statement names are registered. DuckDB may read the files of these tables and
 nothing else, and uses at most MEMORY_MAX.
@@ -12,8 +13,7 @@ import contextlib
 import difflib
 import json
 import os
-import shutil
-import tempfile
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,16 +24,19 @@ from typing import Any, Self
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.lake import settings as pipeline_settings
 from polybus.lake.fields import arrow_schema, is_json
-from polybus.lake.sql_names import Named, named_in, with_offset_quoted, without_explain
-from polybus.lake.sql_text import version_in, with_paths_called, with_versions_named
-from polybus.lake.state import TableState
+from polybus.lake.sql.casts import CAST_MACROS, with_casts_called
+from polybus.lake.sql.json_paths.dialects import ALIAS_HINT, CAST_HINT, MACROS, shown_names
+from polybus.lake.sql.json_paths.rewriting import for_duckdb
+from polybus.lake.sql.names import Named, named_in, with_offset_quoted, without_explain
+from polybus.lake.sql.text import version_in, with_versions_named
 from polybus.lake.table import LakeTable, open_table, table_names
-from polybus.lake.typed import PREFIX, typed_select
+from polybus.lake.table_state import TableState
+from polybus.lake.typed import typed_select, view_names, view_schema
 from polybus.log.columns import SCHEMA
 from polybus.log.layout import topic_folder
-from polybus.log.reading.reader import LogReader
+from polybus.log.opening import open_reader
+from polybus.processes import new_scratch, remove_scratch
 
 MEMORY_MAX = "1GiB"
 SPILL_MAX = "16GiB"
@@ -43,15 +46,14 @@ COLUMNS = (
     *("topic", "partition", "offset", "timestamp", "key", "value", "headers"),
     *("protocol", "sender", "epoch", "date"),
 )
-_STORED = ("offset", "timestamp", "key", "value", "headers", "protocol", "sender")
+STORED = ("offset", "timestamp", "key", "value", "headers", "protocol", "sender")
 # DuckDB's json() converts a BLOB to its escaped text, and decode() fails on a value that is not
 # UTF-8. Values come from any client, so neither must fail.
-_MACROS = """
-CREATE MACRO text(value BLOB) AS try(decode(value)), (value VARCHAR) AS value;
-CREATE MACRO json(value BLOB) AS try_cast(try(decode(value)) AS JSON),
-  (value VARCHAR) AS try_cast(value AS JSON);
+_MACROS = f"""{CAST_MACROS}{MACROS}
+CREATE MACRO text(value) AS try_cast_text(value);
+CREATE MACRO json(value) AS try_cast_json(value);
 """
-_DATE = 'CAST(make_timestamp(epoch_us("timestamp")) AS DATE)'
+DATE = 'CAST(make_timestamp(epoch_us("timestamp")) AS DATE)'
 _DUCK_TYPES = {"long": "BIGINT", "short": "SMALLINT", "byte": "TINYINT", "timestamp": "TIMESTAMPTZ"}
 _SYSTEM = ("information_schema", "pg_catalog")
 _PINNED = Path("/proc/self/fd")
@@ -67,7 +69,7 @@ class Engine:
             UsageError: `data.not-found`; `sql.engine-missing`, DuckDB is not installed.
         """
         self.data = data
-        self._reader = LogReader(data)
+        self._reader = open_reader(data)
         self._reading = threading.Lock()
         self._topics = frozenset(self._reader.topics(system=True))
         try:
@@ -75,7 +77,7 @@ class Engine:
         except ImportError as error:
             raise UsageError("sql.engine-missing", "DuckDB is not installed") from error
         self._duckdb: Any = duckdb
-        self._spill = tempfile.mkdtemp(prefix="polybus-sql-")
+        self._spill = new_scratch("sql")
         # What the last statement opened.
         self._opened = contextlib.ExitStack()
         self._connection: Any = None
@@ -86,7 +88,7 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
-        shutil.rmtree(self._spill, ignore_errors=True)
+        remove_scratch(self._spill)
 
     def query(self, sql: str) -> Any:
         """Run one statement on the current topics and tables; return DuckDB's result.
@@ -109,7 +111,10 @@ class Engine:
                 raise
 
         reader = self._attempt(_duck_text(sql), run)
-        return reader.schema, self._batches_of(reader)
+        names = shown_names(reader.schema.names)
+        fields = zip(reader.schema, names, strict=True)
+        schema = pa.schema([field.with_name(name) for field, name in fields])
+        return schema, self._batches_of(reader, names)
 
     def _attempt(self, text: str, run: Callable[[str], Any]) -> Any:
         """Register the tables of the statement, and run it."""
@@ -127,9 +132,10 @@ class Engine:
             self._register_all(named._replace(everything=True))
             return run(text)
 
-    def _batches_of(self, reader: Any) -> Iterator[Any]:
+    def _batches_of(self, reader: Any, names: list[str]) -> Iterator[Any]:
         with self._explained():
-            yield from reader
+            for batch in reader:
+                yield batch.rename_columns(names)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -148,10 +154,13 @@ class Engine:
             if isinstance(
                 error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException
             ):
-                raise UsageError("sql.invalid", str(error).strip()) from error
-            if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
+                hint = ALIAS_HINT if _is_base_unknown(str(error)) else ""
+                raise UsageError("sql.invalid", f"{str(error).strip()}{hint}") from error
+            is_invalid = isinstance(error, duckdb.InvalidInputException) and "file" in str(error)
+            if isinstance(error, duckdb.IOException) or is_invalid:
                 raise StorageError("sql.unreadable", _one_line(error)) from error
-            raise UsageError("sql.failed", str(error).strip()) from error
+            hint = CAST_HINT if "Malformed JSON" in str(error) else ""
+            raise UsageError("sql.failed", f"{str(error).strip()}{hint}") from error
 
     def _register_all(self, named: Named) -> None:
         paths: list[str] = []
@@ -166,10 +175,12 @@ class Engine:
         self._opened.close()
         settings = {
             "memory_limit": MEMORY_MAX,
-            "temp_directory": self._spill,
+            "temp_directory": str(self._spill),
             "max_temp_directory_size": SPILL_MAX,
             "autoinstall_known_extensions": False,
             "python_enable_replacements": False,
+            # As Spark does, so that a statement has one result.
+            "default_null_order": "nulls_first_on_asc_last_on_desc",
         }
         connection = self._duckdb.connect(":memory:", config=settings)
         self._connection = self._opened.enter_context(contextlib.closing(connection))
@@ -203,15 +214,19 @@ class Engine:
         elif (typed := self._typed_query(name)) is not None:
             query, paths = typed
         else:
-            raise unknown_table(name, sorted({*self._topics, *table_names(self.data)}))
+            raise unknown_table(name, sorted(self._known()))
         if len(parts) > 2:
             text = f'{name}: put a name with more than two parts in quotes: "{name}"'
             raise UsageError("sql.invalid", text)
         if len(parts) == 2:
-            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(parts[0])}")
-        view = ".".join(map(_quoted, parts))
+            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(parts[0])}")
+        view = ".".join(map(quoted, parts))
         self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
         return paths
+
+    def _known(self) -> set[str]:
+        """What a statement may name, for the error about another name."""
+        return {*self._topics, *table_names(self.data), *view_names(self.data)}
 
     def _table(self, parts: Sequence[str]) -> LakeTable | None:
         known = {name.lower(): name for name in table_names(self.data)}
@@ -222,14 +237,12 @@ class Engine:
 
     def _typed_query(self, name: str) -> tuple[str, list[str]] | None:
         """The view `silver.<topic>` of a topic that declares a schema."""
-        silver = open_table(self.data, "silver")
-        for topic in pipeline_settings.read(self.data).topics:
-            if name.lower() == PREFIX + topic.name and topic.schema and silver.exists:
-                query, paths = self._table_query(silver)
-                columns = typed_select(topic.name, topic.schema)
-                where = f"WHERE topic = {_text(topic.name)}"
-                return f"SELECT {columns} FROM ({query}) {where}", paths
-        return None
+        silver, found = open_table(self.data, "silver"), view_schema(self.data, name)
+        if found is None or not silver.exists:
+            return None
+        query, paths = self._table_query(silver)
+        where = f"WHERE topic = {_text(found[0])}"
+        return f"SELECT {typed_select(*found)} FROM ({query}) {where}", paths
 
     def _topic_query(self, topic: str, named: Named) -> tuple[str, list[str]]:
         history = self._reader.history(topic)
@@ -240,28 +253,31 @@ class Engine:
         if len(settled) < len(history.files):
             # The hand-over may replace the last file while we read; an open one stays readable.
             pinned = self._pin(folder / history.files[-1].path)
-        columns = [name for name in COLUMNS if named.everything or name in named.words]
-        columns = columns or ["offset"]
+        columns = columns_of(named)
         parts = []
-        made = {"topic": f"{_text(topic)}", "partition": "0", "epoch": f"{history.epoch}::BIGINT"}
+        made = self._made(topic, history.epoch)
         if settled:
             source = f"read_parquet({_listed(settled)}, hive_partitioning = true, "
-            parts.append(_select(columns, made, source + "hive_types = {'date': DATE})"))
-        made["date"] = _DATE
+            parts.append(select(columns, made, source + "hive_types = {'date': DATE})"))
+        made["date"] = DATE
         if pinned:
             source = f"read_parquet({_text(pinned)}, hive_partitioning = false)"
-            parts.append(_select(columns, made, source))
+            parts.append(select(columns, made, source))
         if history.handed_over < stop or not parts:
             needed = {*columns, "timestamp"} if "date" in columns else {*columns}
-            stored = [name for name in _STORED if name in needed]
+            stored = [name for name in STORED if name in needed]
             stored = stored or ["offset"]
             schema = pa.schema([SCHEMA.field(name) for name in stored])
             bounds = (history.handed_over, stop)
-            fresh = _Fresh(schema, partial(self._batches, topic, bounds, stored))
+            fresh = Fresh(schema, partial(self._batches, topic, bounds, stored))
             view = f"__fresh_{topic}"
             self._connection.register(view, fresh)
-            parts.append(_select(columns, made, _quoted(view)))
+            parts.append(select(columns, made, quoted(view)))
         return " UNION ALL ".join(parts), [*settled, *([pinned] if pinned else [])]
+
+    def _made(self, topic: str, epoch: int) -> dict[str, str]:
+        """The columns of a topic that no file has."""
+        return {"topic": _text(topic), "partition": "0", "epoch": f"{epoch}::BIGINT"}
 
     def _pin(self, path: Path) -> str:
         try:
@@ -277,7 +293,7 @@ class Engine:
         state = table.state
         view = f"__empty_{table.name}"
         self._connection.register(view, arrow_schema(state.fields).empty_table())
-        query = f"SELECT * FROM {_quoted(view)}"
+        query = f"SELECT * FROM {quoted(view)}"
         paths = [str(table.path / path) for path in state.files]
         missing = [path for path in paths if not os.path.exists(path)]
         if missing:
@@ -290,12 +306,12 @@ class Engine:
             query += f" UNION ALL BY NAME SELECT * FROM {source}"
         parsed = ", ".join(
             f"{name}::JSON AS {name}"
-            for name in (_quoted(field["name"]) for field in state.fields if is_json(field))
+            for name in (quoted(field["name"]) for field in state.fields if is_json(field))
         )
         return f"SELECT *{f' REPLACE ({parsed})' if parsed else ''} FROM ({query})", paths
 
     def _batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
-        """The journal part of a topic. DuckDB may read several streams from several threads."""
+        """Messages that no file has yet. DuckDB may read several streams from several threads."""
         with self._reading:
             found = self._reader.read(topic, *bounds, columns=columns, rows_max=FRESH_ROWS)
         try:
@@ -311,8 +327,8 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class _Fresh:
-    """The journal part of a topic for DuckDB; each scan requests its own stream."""
+class Fresh:
+    """Rows of a topic for DuckDB; each scan requests its own stream."""
 
     schema: pa.Schema
     batches: Callable[[], Iterator[Any]]
@@ -324,7 +340,7 @@ class _Fresh:
 
 def _duck_text(sql: str) -> str:
     """A statement with what DuckDB lacks, rewritten."""
-    return with_offset_quoted(with_paths_called(with_versions_named(sql, '"')))
+    return with_offset_quoted(with_casts_called(for_duckdb(with_versions_named(sql, '"'))))
 
 
 def _hive_types(state: TableState) -> str:
@@ -344,14 +360,20 @@ def unknown_table(name: str, known: Sequence[str]) -> UsageError:
     return UsageError("sql.table-unknown", f"there is no topic or table {name}; {hint}")
 
 
-def _select(columns: Sequence[str], made: dict[str, str], source: str) -> str:
+def columns_of(named: Named) -> list[str]:
+    """The columns of a topic that a statement may need."""
+    found = [name for name in COLUMNS if named.everything or name in named.words]
+    return found or ["offset"]
+
+
+def select(columns: Sequence[str], made: dict[str, str], source: str) -> str:
     chosen = ", ".join(
-        f"{made[name]} AS {_quoted(name)}" if name in made else _quoted(name) for name in columns
+        f"{made[name]} AS {quoted(name)}" if name in made else quoted(name) for name in columns
     )
     return f"SELECT {chosen} FROM {source}"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -361,6 +383,15 @@ def _text(value: str) -> str:
 
 def _listed(paths: Sequence[str]) -> str:
     return "[" + ", ".join(map(_text, paths)) + "]"
+
+
+def _is_base_unknown(error: str) -> bool:
+    """Whether an error is that of a path before whose colon there is no column."""
+    message, _, line = error.partition("LINE")
+    found = re.search(r'"([^"]+)" not found', message)
+    return (
+        found is not None and re.search(rf"json_part\w*\({re.escape(found[1])},", line) is not None
+    )
 
 
 def _one_line(error: Exception) -> str:

@@ -87,13 +87,13 @@ def merged_fields(table: str, known: TableFields, additions: Iterable[TableField
             name = field["name"]
             spelling = spellings.setdefault(name.lower(), name)
             if spelling != name:
-                text = f"table {table} has a column {spelling}, new rows have {name}"
+                text = f"table {table}: new rows spell the column {spelling} as {name}; rename it"
                 raise UsageError("lake.schema", text)
             there = merged.setdefault(name, field)
             if there != field:
                 text = (
-                    f"table {table}: column {name} is {_type_name(there)}, "
-                    f"in the new rows it is {_type_name(field)}"
+                    f"table {table}: column {name} is {type_name(field)} in the new rows, "
+                    f"not {type_name(there)}; cast it"
                 )
                 raise UsageError("lake.schema", text)
     return tuple(merged.values())
@@ -127,7 +127,7 @@ def _nullable(kind: Any) -> Any:
     return kind
 
 
-def _type_name(field: Field) -> str:
+def type_name(field: Field) -> str:
     if is_json(field):
         return "JSON"
     kind = field["type"]

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from polybus.errors import StorageError
 from polybus.lake.fields import TableFields
+from polybus.log.history.parquet import xxh3_of
 
 ROW_GROUP_ROWS = 128 << 10
 _EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -34,6 +35,7 @@ class TableFile:
         uri: the path as the log has it, percent-encoded.
         ranges: the smallest and the largest value of columns by which readers skip files:
             `offset`, and timestamps in microseconds since 1970.
+        xxh3: of the whole file, if the commit that adds it is to have one.
     """
 
     path: str
@@ -41,6 +43,7 @@ class TableFile:
     rows: int
     bytes: int
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    xxh3: str = ""
 
     @property
     def stats(self) -> str:
@@ -83,11 +86,12 @@ def note_of(folder: Path, path: str, fields: TableFields) -> FileNote:
     full = folder / path
     try:
         footer = pq.read_metadata(full)
+        xxh3 = xxh3_of(full)
     except (OSError, pa.ArrowInvalid) as error:
         raise StorageError("lake.damaged", f"{full}: {error}") from error
     uri = quote(path, safe="/=$-._~")
     size = full.stat().st_size
-    return FileNote(TableFile(path, uri, footer.num_rows, size, _ranges(footer)), fields)
+    return FileNote(TableFile(path, uri, footer.num_rows, size, _ranges(footer), xxh3), fields)
 
 
 def partition_values(path: str) -> dict[str, str | None]:

@@ -1,10 +1,17 @@
-"""The folders of lake tables, and whether their format can be read; without delta-rs."""
+"""The folders of lake tables, and whether their format can be read; without delta-rs.
 
+A table is removed by a rename into DATA/trash, so that it is there completely or not; what a crash
+leaves there goes with the next start of the bus.
+"""
+
+import uuid
 from pathlib import Path
 from urllib.parse import unquote
 
 from polybus import names
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
+from polybus.log.disk import Disk, FileLock
+from polybus.log.layout import trash_folder
 
 OLD_FORMAT = "_polybus"
 
@@ -26,6 +33,32 @@ def name_in(folder: Path) -> str:
 def table_folders(data: Path) -> list[Path]:
     folder = tables_folder(data)
     return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def drop_table(data: Path, name: str) -> None:
+    """Remove a table, durably.
+
+    Raises:
+        UsageError: `lake.unknown`; `pipeline.running`, a pipeline may be writing it.
+        StorageError: `lake.storage`.
+    """
+    folder, disk = table_folder(data, name), Disk()
+    if not folder.is_dir():
+        raise UsageError("lake.unknown", f"there is no table {name}")
+    try:
+        disk.make_folder(data / "pipeline")
+        with FileLock(data / "pipeline" / "lock"):
+            gone = trash_folder(data) / f"table-{uuid.uuid4().hex}"
+            disk.make_folder(gone.parent)
+            disk.rename(folder, gone)
+            disk.sync_folder(folder.parent)
+            disk.remove_folder(gone)
+    except BlockingIOError as error:
+        text = f"a pipeline runs on {data}: stop it with polybus pipeline stop"
+        raise UsageError("pipeline.running", text) from error
+    except OSError as error:
+        text = f"cannot remove table {name}: {error.strerror or error}"
+        raise StorageError("lake.storage", text) from error
 
 
 def check_format(folder: Path) -> None:

@@ -10,13 +10,13 @@ readers that ask from then on see the new version.
     DATA/tables/<table>/_staging/                             uncommitted files of writers
 
 Order of writes of a commit: row files, their fsync, fsync of their folders, the version
-(lake/commits.py). A crash before the version leaves the old one and files that no version names,
+(log/delta.py). A crash before the version leaves the old one and files that no version names,
 which `vacuum` (lake/compact.py) removes. A crash after it leaves the new version. A writer that
 repeats its batch after a crash is recognised by its batch number, which is in the version itself.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -25,13 +25,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from polybus.errors import BusyError, StorageError, UsageError
-from polybus.lake import commits
+from polybus.lake import delta_actions
 from polybus.lake import files as lake_files
-from polybus.lake.commits import LOG, version_path
 from polybus.lake.fields import TableFields, arrow_schema, fields_of, merged_fields
 from polybus.lake.files import FileNote, new_path, note_of, parted
 from polybus.lake.folders import check_format, name_in, table_folder, table_folders
-from polybus.lake.state import TableState, state_of, writers_in
+from polybus.lake.table_state import TableState, state_of, writers_in
+from polybus.log import delta
+from polybus.log.delta import LOG, version_path
 from polybus.log.disk import Disk, sync_path
 
 ATTEMPTS_MAX = 100
@@ -54,7 +55,8 @@ def table_error(error: OSError, what: str) -> StorageError:
 class TableChange:
     """What a commit changes: files, and whether rows; `batch` of `writer` is then done.
 
-    `feed` has the changed rows, for a table with a change data feed.
+    `feed` has the changed rows, for a table with a change data feed. `settings` are added to those
+    of the table.
     """
 
     add: Sequence[FileNote] = ()
@@ -64,6 +66,7 @@ class TableChange:
     based_on: int | None = None
     is_change: bool = True
     feed: FileNote | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class LakeTable:
@@ -89,7 +92,7 @@ class LakeTable:
         self.folder = self.path / LOG
         self.disk = disk or Disk()
         self._at = at
-        self._is_fed = is_fed
+        self.is_fed = is_fed
         self._state = TableState()
         self._delta: DeltaTable | None = None
         # What this process committed after the version that `_delta` has.
@@ -119,10 +122,19 @@ class LakeTable:
     def _load(self, *, is_there: bool) -> None:
         """Let delta-rs read the newest version."""
         try:
+            known = -1
             if self._delta is None or not is_there:
+                # delta-rs may fail in any way at a damaged one.
+                if (found := delta.damaged_checkpoint(self.folder)) is not None:
+                    raise OSError(": ".join(map(str, found)))
                 self._delta = self._opened()
             else:
+                known = self._delta.version()
                 self._delta.update_incremental()
+            is_newest = self._delta is not None and self._at is None
+            damaged = delta.damaged_version(self.folder, known) if is_newest else None
+            if damaged is not None:
+                raise OSError(f"{damaged}: its checksum is wrong")
         except (DeltaError, OSError) as error:
             self._delta, self._state = None, TableState()
             raise StorageError("lake.damaged", f"table {self.name}: {error}") from error
@@ -136,15 +148,15 @@ class LakeTable:
         try:
             if not isinstance(self._at, datetime):
                 return DeltaTable(self.path, version=self._at)
-            delta = DeltaTable(self.path)
-            delta.load_as_version(self._at)
-            return delta
+            opened = DeltaTable(self.path)
+            opened.load_as_version(self._at)
+            return opened
         except TableNotFoundError:
             return None
         except DeltaError as error:
             if self._at is None:
                 raise
-            text = f"table {self.name} has no version {self._at}, or no longer"
+            text = f"table {self.name}: version {self._at} does not exist, or was removed"
             raise UsageError("lake.version", text) from error
 
     @property
@@ -164,6 +176,12 @@ class LakeTable:
     def schema(self) -> pa.Schema | None:
         """The columns of the newest version and of folder names; None before a commit."""
         return arrow_schema(self.state.fields) if self.exists else None
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings of the table; none before a commit."""
+        identity = self.state.identity
+        return {} if identity is None else identity["configuration"]
 
     def files(self, **ranges: tuple[int | None, int | None]) -> list[Path]:
         """The files of the newest version, in the order of their commits.
@@ -264,7 +282,7 @@ class LakeTable:
         When this returns True the version is durable. `add` are complete files in the folder;
         they are fsynced here. With `based_on` the table must still be at that version. `feed` has
         the rows that change, and how, in `_change_type`; without it, readers of the feed take all
-        rows of the files that come and go.
+        rows of the files that are added and removed.
 
         Raises:
             Conflict: a file to remove is gone, or the version is not `based_on`. Nothing changed.
@@ -273,11 +291,11 @@ class LakeTable:
                 the last fsync failed.
         """
         if len(writer.encode()) > WRITER_NAME_BYTES_MAX or not writer:
-            text = f"table {self.name}: a writer's name has 1 to {WRITER_NAME_BYTES_MAX} bytes"
+            text = f"table {self.name}: a writer's name needs 1 to {WRITER_NAME_BYTES_MAX} bytes"
             raise UsageError("lake.writer", text)
         changed = None
         if feed is not None and feed.num_rows:
-            changed = self.write(feed, folder=commits.FEED)
+            changed = self.write(feed, folder=delta_actions.FEED)
         return self.change(TableChange(add, remove, writer, batch_id, based_on, feed=changed))
 
     def change(self, change: TableChange) -> bool:
@@ -293,7 +311,7 @@ class LakeTable:
                     raise Conflict(self.name)
                 actions, after = self._actions(state, change)
                 try:
-                    commits.publish(self.path, after.version, actions, self.disk)
+                    delta.publish(self.path, after.version, actions, self.disk)
                 except FileExistsError:
                     continue  # Another writer was faster: look at what it did.
                 # Known without asking delta-rs, which costs more than the commit.
@@ -303,7 +321,7 @@ class LakeTable:
                 return True
         except OSError as error:
             raise table_error(error, f"table {self.name}: cannot commit") from error
-        text = f"table {self.name}: other writers were faster {ATTEMPTS_MAX} times"
+        text = f"table {self.name}: other writers changed it during {ATTEMPTS_MAX} attempts"
         raise BusyError("lake.busy", text)
 
     def has_batch(self, writer: str, batch: int | None) -> bool:
@@ -312,7 +330,7 @@ class LakeTable:
 
     def _actions(
         self, state: TableState, change: TableChange
-    ) -> tuple[list[commits.Action], TableState]:
+    ) -> tuple[list[delta.Action], TableState]:
         """The actions of a commit, and the table after it."""
         is_change = change.is_change
         # If no old file stays, its columns need not stay either.
@@ -323,20 +341,27 @@ class LakeTable:
         for note in change.add:
             given = tuple(lake_files.partition_values(note.file.path))
             if is_kept and state.version >= 0 and given != state.partition_by:
-                text = f"table {self.name} has partitions {partition_by}, the new rows {given}"
+                text = (
+                    f"table {self.name}: new rows are partitioned by {given}, not by {partition_by}"
+                )
                 raise UsageError("lake.schema", text)
             partition_by = given
         operation = "WRITE" if is_change and not change.remove else "REPLACE"
-        actions = [commits.info(operation if is_change else "OPTIMIZE", change.batch)]
-        identity = dict(state.identity or commits.new_identity())
-        is_new = commits.add_feed(identity, is_fed=self._is_fed) or state.version < 0
+        actions = [delta.info(operation if is_change else "OPTIMIZE", change.batch)]
+        identity = dict(state.identity or delta.new_identity())
+        is_new = delta_actions.add_feed(identity, is_fed=self.is_fed) or state.version < 0
+        if change.settings.items() - identity["configuration"].items():
+            identity["configuration"] = {**identity["configuration"], **change.settings}
+            is_new = True
         if is_new or (fields, partition_by) != (state.fields, state.partition_by):
-            actions += commits.metadata(fields, partition_by, identity)
+            actions += delta_actions.metadata(fields, partition_by, identity)
         if change.batch is not None:
-            actions.append(commits.done(change.writer, change.batch))
-        actions += [commits.removed(state.files[p], is_change=is_change) for p in change.remove]
-        actions += [commits.added(note.file, is_change=is_change) for note in change.add]
-        actions += [commits.fed(change.feed.file)] if change.feed else []
+            actions.append(delta.done(change.writer, change.batch))
+        actions += [
+            delta_actions.removed(state.files[p], is_change=is_change) for p in change.remove
+        ]
+        actions += [delta_actions.added(note.file, is_change=is_change) for note in change.add]
+        actions += [delta_actions.fed(change.feed.file)] if change.feed else []
         files = {path: file for path, file in state.files.items() if path not in change.remove}
         files |= {note.file.path: note.file for note in change.add}
         return actions, TableState(

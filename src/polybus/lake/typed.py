@@ -1,19 +1,28 @@
-"""The views `silver.<topic>` for DuckDB: the columns that a topic declares, with their types.
+"""Declared columns: the views `silver.<topic>` for DuckDB, and what typed tables say of theirs.
 
 A declared schema is Spark's list of columns (`id BIGINT NOT NULL, tags ARRAY<STRING>`). DuckDB has
 other names for types. A value that cannot be converted is null, as in Spark.
 """
 
 import re
+from pathlib import Path
 
 from polybus.errors import UsageError
+from polybus.lake import settings as pipeline_settings
+from polybus.lake.table import open_table
 
 PREFIX = "silver."
+TABLE_PREFIX = "silver_"
 MESSAGE_COLUMNS = (
     *("epoch", "offset", "timestamp", "event_time", "late", "protocol", "sender", "key"),
     *("message_id", "properties"),
 )
-"""What a view has in the struct `_message`."""
+ABOUT = "_message"
+"""The struct with these, in views and in tables; no field of a schema can have the name."""
+SCHEMA = "polybus.schema"
+SCHEMA_VERSION = "polybus.schema-version"
+MISSED = "polybus.missed"
+"""Settings of a table `silver_<topic>`; MISSED is the first batch that it has missed, or empty."""
 _TOKENS = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\w+|[<>(),:]")
 _TYPES = {
     "string": "VARCHAR",
@@ -40,6 +49,25 @@ _TYPES = {
 }
 
 
+def view_schema(data: Path, view: str) -> tuple[str, str] | None:
+    """The topic of a view `silver.<topic>` and the columns of the view; None if there is none.
+
+    They are those of the table `silver_<topic>`, which keeps its schema if a new one is refused.
+    """
+    for topic in pipeline_settings.read(data).topics:
+        if topic.schema is not None and view.lower() == PREFIX + topic.name:
+            table = open_table(data, TABLE_PREFIX + topic.name)
+            return topic.name, table.settings.get(SCHEMA, topic.schema)
+    return None
+
+
+def view_names(data: Path) -> list[str]:
+    """The views `silver.<topic>` of topics with a schema."""
+    if not open_table(data, "silver").exists:
+        return []
+    return [PREFIX + one.name for one in pipeline_settings.read(data).topics if one.schema]
+
+
 def typed_select(topic: str, schema: str) -> str:
     """The columns of a view over `silver`, for SELECT.
 
@@ -53,7 +81,7 @@ def typed_select(topic: str, schema: str) -> str:
         raise UsageError("pipeline.schema", text) from error
     about = ", ".join(f'"{name}" := "{name}"' for name in MESSAGE_COLUMNS)
     parts = [f"{_value(name, kind)} AS {_quoted(name)}" for name, kind in columns]
-    return ", ".join([*parts, f"struct_pack({about}) AS _message"])
+    return ", ".join([*parts, f"struct_pack({about}) AS {ABOUT}"])
 
 
 def _value(name: str, kind: str) -> str:

@@ -5,9 +5,11 @@ The log writes through a `Disk`, so that tests can pass one that fails or loses 
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +18,8 @@ from polybus.batch import Buffer
 CACHED_BYTES_MAX = 64 << 20
 """How much of a file's end stays in the page cache, for readers that are close behind."""
 DROP_STEP_BYTES = 8 << 20
+TOGETHER_MIN = 64
+"""From how many files and folders on the whole file system is synced, instead of each of them."""
 
 
 class DiskFile:
@@ -25,18 +29,21 @@ class DiskFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._path = path
         self._descriptor = os.open(path, flags, mode & _mode_of(path.parent))
+        self._bytes = self.size()
         self._dropped_bytes = 0
 
     def append(self, data: Buffer) -> None:
         """Write all of `data` at the end. On OSError some of it may have been written."""
         view = memoryview(data)
         while view.nbytes:
-            view = view[os.write(self._descriptor, view) :]
+            written = os.write(self._descriptor, view)
+            self._bytes += written
+            view = view[written:]
 
     def sync(self) -> None:
         """Make everything appended so far survive a power cut."""
         # Bytes appended from here on may miss this fsync, so they must stay in the cache.
-        size = self.size()
+        size = self._bytes
         os.fdatasync(self._descriptor)
         self._drop_behind(size - CACHED_BYTES_MAX)
 
@@ -60,6 +67,7 @@ class DiskFile:
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
+        self._bytes = size
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -90,6 +98,10 @@ class Disk:
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
+    def add_folder(self, path: Path) -> None:
+        """Create a folder in one that exists; durable after `sync_below`."""
+        path.mkdir(mode=_mode_of(path.parent))
+
     def make_folder(self, path: Path) -> None:
         """Create a folder and its missing parents durably.
 
@@ -102,7 +114,7 @@ class Disk:
         if not exists:
             self.make_folder(path.parent)
             path.mkdir(exist_ok=True, mode=_mode_of(path.parent))
-        # Who may use a folder need not be able to read the one around it.
+        # A user of the folder may not be allowed to read its parent.
         with contextlib.suppress(*((PermissionError,) if exists else ())):
             self.sync_folder(path.parent)
         self._durable.add(path)
@@ -113,6 +125,14 @@ class Disk:
 
     def sync_folder(self, path: Path) -> None:
         sync_path(path)
+
+    def sync_below(self, folder: Path) -> None:
+        """Make everything in a folder durable: names, and contents of files."""
+        found = [folder, *folder.rglob("*")]
+        if len(found) >= TOGETHER_MIN and sync_file_system(folder):
+            return
+        for path in found:
+            sync_path(path)
 
 
 class FileLock:
@@ -159,6 +179,24 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_file_system(path: Path) -> bool:
+    """Make all that was written to the file system of a path durable; False if that cannot be done.
+
+    Only Linux has the call. Raises OSError.
+    """
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is None:
+        return False
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def _mode_of(folder: Path) -> int:
     """What users may do in a folder, others than its owner and group left out."""
     return folder.stat().st_mode & 0o770
@@ -183,3 +221,18 @@ def replace_file(
         file.close()
     disk.rename(temporary, path)
     disk.sync_folder(path.parent)
+
+
+def write_together(folder: Path, contents: Mapping[Path, bytes], disk: Disk) -> None:
+    """Write new files durably, each into a new folder of its own below `folder`.
+
+    A crash leaves any part of them. Many cost hardly more than one.
+    """
+    for path, content in contents.items():
+        disk.add_folder(path.parent)
+        file = disk.open(path)
+        try:
+            file.append(content)
+        finally:
+            file.close()
+    disk.sync_below(folder)

@@ -32,6 +32,8 @@ from polybus.log.journal.recovery import (
     settle_orphans,
 )
 from polybus.log.journal.segment import delete_segments
+from polybus.log.journal.timings import Timings
+from polybus.log.journal.topics import LogShared
 from polybus.log.layout import (
     first_commit_of,
     folders_in,
@@ -39,7 +41,7 @@ from polybus.log.layout import (
     topic_folder,
     trash_folder,
 )
-from polybus.log.topic_log import LogShared, TopicLog
+from polybus.log.topic_log import TopicLog
 from polybus.log.topics import (
     WHAT_TO_DO,
     LogOfTopics,
@@ -253,8 +255,9 @@ class FileLog(LogOfTopics[TopicLog]):
             raise AssertionError("every topic exists and can be written")
         if self._journal.failure is not None and not is_taken:
             raise self._journal.failure.again()
-        # Nothing below can fail.
-        return self._journal.append(scan.take_batches(batches, logs, self._clock()), urgent)
+        # Nothing below can fail. The bus has set the time, of all batches or of none.
+        now_us = (batches[0].timestamp_us if batches else 0) or self._clock()
+        return self._journal.append(scan.take_batches(batches, logs, now_us), urgent)
 
     @property
     def durable(self) -> int:
@@ -267,7 +270,17 @@ class FileLog(LogOfTopics[TopicLog]):
     @property
     def sync_figures(self) -> tuple[int, float]:
         """The number of fsyncs of the journal, and their total time in seconds."""
-        return self._journal.syncs, self._journal.sync_s
+        times = self._journal.sync_times
+        return sum(times.counts), times.total_s
+
+    @property
+    def timings(self) -> dict[str, tuple[str, Timings]]:
+        """Histograms by name, each with its meaning."""
+        durable = "From append to durable, for the oldest batch of each commit."
+        return {
+            "fsync_duration_seconds": ("Fsyncs of the journal.", self._journal.sync_times),
+            "durable_latency_seconds": (durable, self._journal.durable_times),
+        }
 
     def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
         log = self._log_of(topic)

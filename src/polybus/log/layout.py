@@ -3,14 +3,18 @@
 DATA/polybus.json                                   format, largest epoch at the last deletion
 DATA/unfinished-copy                                a copy was begun and has not ended
 DATA/lock                                           held by the process that writes
+DATA/cluster.json                                   the Kafka cluster that has the messages, if any
 DATA/admin.token                                    the administrator's token, created by the bus
 DATA/tls/cert.pem, key.pem                          of `polybus serve --tls-self-signed`
 DATA/journal/<first commit>.arrows, .index          the shared journal
 DATA/staging/<producer>/<batch>-<unique>.arrows     staged and uncommitted rows of Spark
 DATA/accounts/<account>/account.json                password, tokens and grants of an account
+                        config-seen.json            which config.toml the bus has used last
 DATA/accounts/<account>/topics/<topic>/topic.json   name, epoch, settings
                                        manifest.json  the history's files
                                        history/…      Parquet
+                                       table/…        the history as a Delta table, if it is one
+DATA/accounts/<account>/tables/<topic>/…            the same, of a topic whose folder has a %
 DATA/trash/<epoch>/topic.json                       a deleted topic whose rows the journal still has
 
 A topic's name is that of its folder in the default account, and `account/topic` in any other.
@@ -28,6 +32,7 @@ from polybus.log.disk import FileLock
 FORMAT = 1
 SEGMENT_SUFFIX = ".arrows"
 INDEX_SUFFIX = ".index"
+CONFIG_SEEN = "config-seen.json"
 # Linux allows 108 bytes with the closing NUL, others 104.
 SOCKET_PATH_BYTES_MAX = 100
 
@@ -69,6 +74,17 @@ def topic_folders(data: Path) -> list[Path]:
     """The folders of all topics, by account and name."""
     accounts = folders_in(accounts_folder(data))
     return [folder for account in accounts for folder in folders_in(account / "topics")]
+
+
+def exposed_folder(topic: Path) -> Path:
+    """The folder of the Delta table of a topic's folder (log/history/exposed.py).
+
+    delta-rs gives the paths of files as in URLs, where % has a meaning, and then others do not find
+    them. So such a topic has its table beside the topics, with another escape.
+    """
+    if "%" not in topic.name:
+        return topic / "table"
+    return topic.parents[1] / "tables" / topic.name.replace("%", "~")
 
 
 def topic_in(folder: Path) -> str:

@@ -2,9 +2,11 @@
 
 Order of writes, each durable before the next:
 
-create   topic.json in the folder DATA/trash/new, rename of that folder to the topic's. So a topic's
-         folder without topic.json has lost it. The next start removes an unfinished one; earlier
-         versions left those with nothing but topic.json.tmp in the place of the topic's folder.
+create   topic.json of each topic that this call creates, in a folder DATA/trash/new/N; all of them
+         are synced together; rename of each folder to the topic's. So a topic's folder without
+         topic.json has lost it. A crash leaves some of the topics, each whole. The next start
+         removes an unfinished one; earlier versions left those with nothing but topic.json.tmp in
+         the place of the topic's folder.
 delete   polybus.json with the largest epoch so far, rename of the topic folder to DATA/trash/EPOCH,
          removal of everything in it but topic.json. The topic is gone from the rename on; the next
          start continues the removal.
@@ -23,7 +25,7 @@ import datetime
 import errno
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -31,13 +33,15 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from polybus import names
+from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log import checked_json
-from polybus.log.disk import Disk, replace_file
-from polybus.log.interface import Bounds, TopicSettings
+from polybus.log.disk import Disk, replace_file, write_together
+from polybus.log.interface import Bounds, ClusterLog, TopicSettings
 from polybus.log.layout import (
     FORMAT,
     DataLock,
+    exposed_folder,
     journal_folder,
     leftovers,
     owner_of,
@@ -177,6 +181,15 @@ class LogOfTopics(ABC, Generic[S]):
             if topic in self._damaged:
                 log.frozen = frozen_error(topic, self._damaged[topic])
 
+    arrives_late = False
+    cluster: ClusterLog | None = None
+
+    def admit(self, arrival: object) -> Sequence[Batch]:
+        return ()
+
+    def catch_up(self, topic: str, epoch: int = 0) -> None:
+        return
+
     def topics(self) -> list[str]:
         return list(self._topics)
 
@@ -193,33 +206,62 @@ class LogOfTopics(ABC, Generic[S]):
         self._log_of(topic)
         return self._notes[topic].settings
 
-    def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
-        if topic in self._notes:
-            raise UsageError("topic.exists", f"topic {topic!r} exists")
-        now_us = self._clock()
-        epoch = max(now_us // 1000, self._epoch_max + 1)
-        created = datetime.datetime.fromtimestamp(now_us / 1e6, datetime.UTC).isoformat()
-        note = TopicNote(topic, epoch, created, settings or TopicSettings())
+    def change_settings(self, topic: str, settings: TopicSettings) -> None:
+        frozen = self._log_of(topic).frozen
+        if frozen is not None:
+            raise frozen.again()
         if self._folder is not None:
+            folder = topic_folder(self._folder, topic)
+            # The file's own note, because a log in memory gives its topics other epochs.
+            note = read_topic_note(folder) or self._notes[topic]
+            changed = msgspec.structs.replace(note, settings=settings)
             try:
-                self._make_folder(self._folder, note)
+                replace_file(folder / _NOTE, checked_json.encode(changed), self._disk)
             except OSError as error:
-                raise storage_error(error, f"cannot create topic {topic!r}") from error
-        self._epoch_max = epoch
-        self._notes[topic] = note
-        self._own(topic)
-        self._topics[topic] = self._opened(note)
-        return Bounds(epoch, 0, 0)
+                raise storage_error(error, f"cannot change topic {topic!r}") from error
+        self._notes[topic] = msgspec.structs.replace(self._notes[topic], settings=settings)
 
-    def _make_folder(self, data: Path, note: TopicNote) -> None:
+    def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
+        self.create_topics({topic: settings or TopicSettings()})
+        return Bounds(self._notes[topic].epoch, 0, 0)
+
+    def create_topics(self, wanted: Mapping[str, TopicSettings]) -> None:
+        now_us = self._clock()
+        created = datetime.datetime.fromtimestamp(now_us / 1e6, datetime.UTC).isoformat()
+        epoch = max(now_us // 1000, self._epoch_max + 1)
+        notes: list[TopicNote] = []
+        for topic, settings in wanted.items():
+            if topic in self._notes:
+                raise UsageError("topic.exists", f"topic {topic!r} exists already")
+            notes.append(TopicNote(topic, epoch + len(notes), created, settings))
+        if self._folder is not None and notes:
+            try:
+                self._make_folders(self._folder, notes)
+            except OSError as error:
+                what = f"topic {notes[0].name!r}" if len(notes) == 1 else f"{len(notes)} topics"
+                raise storage_error(error, f"cannot create {what}") from error
+        for note in notes:
+            self._epoch_max = note.epoch
+            self._notes[note.name] = note
+            self._own(note.name)
+            self._topics[note.name] = self._opened(note)
+
+    def _make_folders(self, data: Path, notes: Sequence[TopicNote]) -> None:
         new = trash_folder(data) / _NEW
         self._disk.remove_folder(new)
         self._disk.make_folder(new)
-        replace_file(new / _NOTE, checked_json.encode(note), self._disk)
-        folder = topic_folder(data, note.name)
-        self._disk.make_folder(folder.parent)
-        self._disk.rename(new, folder)
-        for changed in (trash_folder(data), folder.parent):
+        contents = {
+            new / str(index) / _NOTE: checked_json.encode(note) for index, note in enumerate(notes)
+        }
+        write_together(new, contents, self._disk)
+        targets = [topic_folder(data, note.name) for note in notes]
+        for folder in {target.parent for target in targets}:
+            self._disk.make_folder(folder)
+        for path, target in zip(contents, targets, strict=True):
+            if target.exists():  # Of a creation that failed: every other folder is a known topic's.
+                self._disk.remove_folder(target)
+            self._disk.rename(path.parent, target)
+        for changed in (new, *{target.parent for target in targets}):
             self._disk.sync_folder(changed)
 
     def delete_topic(self, topic: str) -> None:
@@ -264,6 +306,7 @@ class LogOfTopics(ABC, Generic[S]):
                     replace_file(aside / _NOTE, checked_json.encode(known), self._disk)
                 self._strip(aside)
                 self._buried(topic, epoch)
+        self._disk.remove_folder(exposed_folder(folder))
         for stray in self._strays.pop(topic, ()):
             self._bury(data, topic, stray)
 
@@ -365,14 +408,7 @@ def read_topic_note(folder: Path) -> TopicNote | None:
 
 
 def _read_note(folder: Path) -> TopicNote | None:
-    path = folder / _NOTE
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise StorageError("log.damaged", f"{path}: {error.strerror}") from error
-    return checked_json.decode(content, TopicNote, path, accept_unchecked=True)
+    return checked_json.read(folder / _NOTE, TopicNote, accept_unchecked=True)
 
 
 def was_deleted(folder: Path, epoch: int) -> bool:
@@ -398,7 +434,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def has_lost_note(folder: Path) -> bool:
-    """Whether a topic's folder has lost its topic.json: it is made, and goes, with the file."""
+    """Whether a topic's folder has lost its topic.json: both are created and removed together."""
     return folder.is_dir() and not is_unfinished(folder) and not (folder / _NOTE).exists()
 
 
@@ -412,6 +448,10 @@ def frozen_error(topic: str, reason: str) -> StorageError:
 
 
 def storage_error(error: OSError, what: str) -> StorageError:
-    """The StorageError for an error of the disk: `log.full` or `log.failed`."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StorageError("log.full" if full else "log.failed", f"{what}: {error.strerror or error}")
+    """The StorageError for an error of the disk: `log.full`, `log.denied` or `log.failed`."""
+    code = "log.failed"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        code = "log.full"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        code = "log.denied"
+    return StorageError(code, f"{what}: {error.strerror or error}")

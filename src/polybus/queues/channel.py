@@ -128,7 +128,9 @@ class Channel:
         self._check(len(self._reads))
         at_least = size if at_least is None else at_least
         if not 0 < at_least <= size:
-            raise UsageError("queue.read-size", "read 1 byte or more, at_least at most size")
+            raise UsageError(
+                "queue.read-size", f"at_least is {at_least}; it must be 1 to size ({size})"
+            )
         self._reads.append((size, at_least))
         if self._state is not ChannelState.ENDED:
             self._await_readable()

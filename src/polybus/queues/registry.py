@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from polybus.errors import ConfigError
+from polybus.structs import convert, decode
 
 
 class _Endpoint(msgspec.Struct, forbid_unknown_fields=True):
@@ -38,9 +39,9 @@ class Registry:
         try:
             content = file.read_bytes()
             if file.suffix == ".toml":
-                loaded = msgspec.toml.decode(content, type=_RegistryFile, strict=False)
+                loaded = convert(msgspec.toml.decode(content), _RegistryFile, strict=False)
             else:
-                loaded = msgspec.json.decode(content, type=_RegistryFile)
+                loaded = decode(content, _RegistryFile)
         except OSError as error:
             raise ConfigError("config.file", f"cannot read {file}: {error.strerror}") from error
         except (ValueError, msgspec.MsgspecError) as error:

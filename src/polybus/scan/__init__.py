@@ -18,8 +18,10 @@ from polybus.scan.binary_py import *
 from polybus.scan.columns_py import *
 from polybus.scan.goms_py import *
 from polybus.scan.packs_py import *
+from polybus.scan.records_py import *
+from polybus.scan.rows_py import *
 
-TWINS = ("binary", "columns", "goms", "packs")
+TWINS = ("binary", "columns", "goms", "packs", "records", "rows")
 
 
 def _replace_twins() -> bool:

@@ -147,16 +147,60 @@ cdef inline Py_ssize_t count_filled(array.array spans) noexcept:
     return count
 
 
+# Values
+
+cdef struct Part:
+    Py_buffer view
+    const int* spans
+    Py_ssize_t length
+
+
+cdef inline bint copy_parts(
+    Part* all_parts, Py_ssize_t parts, char* target, int32_t* ends
+) noexcept nogil:
+    """Copy all spans, whose sizes are checked; False if one is outside its buffer."""
+    cdef Py_ssize_t part, index
+    cdef const char* source
+    cdef const int* at
+    cdef int32_t end = 0
+    cdef int size
+    for part in range(parts):
+        at = all_parts[part].spans
+        source = <const char*> all_parts[part].view.buf
+        for index in range(0, all_parts[part].length, 2):
+            if at[index + 1] > all_parts[part].view.len:
+                return False
+            # Four messages ahead.
+            if index + 8 < all_parts[part].length:
+                prefetch(source + at[index + 8], at[index + 1] - at[index])
+            size = at[index + 1] - at[index]
+            memcpy(target, source + at[index], size)
+            target += size
+            end += size
+            ends[0] = end
+            ends += 1
+    return True
+
+
+cdef inline void end_parts(Part* all_parts, Py_ssize_t parts, int32_t* ends) noexcept nogil:
+    """Only the ends of the spans, as if they were copied."""
+    cdef Py_ssize_t part, index
+    cdef const int* at
+    cdef int32_t end = 0
+    for part in range(parts):
+        at = all_parts[part].spans
+        for index in range(0, all_parts[part].length, 2):
+            end += at[index + 1] - at[index]
+            ends[0] = end
+            ends += 1
+
+
 # 64-bit numbers
 
 cdef inline int append_long(array.array numbers, int64_t number) except -1:
     array.resize_smart(numbers, Py_SIZE(numbers) + 1)
     numbers.data.as_longlongs[Py_SIZE(numbers) - 1] = number
     return 0
-
-
-cdef inline void add_to_last(array.array numbers, int64_t number) noexcept:
-    numbers.data.as_longlongs[Py_SIZE(numbers) - 1] += number
 
 
 cdef inline object field(part, Py_ssize_t index):

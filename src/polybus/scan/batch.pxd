@@ -5,7 +5,7 @@ from cpython cimport array
 from libc.stdint cimport int64_t
 
 from polybus.scan._bytes cimport (
-    add_entry, add_to_last, append_long, bytes_of, count_filled, count_of, field,
+    add_entry, append_long, bytes_of, count_filled, count_of, field,
 )
 
 cdef array.array LONGS
@@ -91,18 +91,20 @@ cpdef take_batches(batches, ends, int64_t now_us)
 @cython.locals(batch=Batch, end=TopicEnd, weight=int64_t, reads=list, tails=list)
 cpdef keep_batches(batches, dict ends, last_owner, int64_t batch_bytes, extra_bytes)
 
+@cython.locals(tails=list, weight=int64_t)
+cpdef drop_oldest(reads, int64_t total, int64_t total_max, Py_ssize_t count_max)
+
+@cython.locals(groups=list, group=list, batches=list, weight=int64_t, added=int64_t, _=Py_ssize_t)
+cpdef take_groups(queue, int64_t weight_max)
+
 @cython.locals(
     batch=Batch, run=_Run, runs=dict, row=int64_t, ordered=list, topics=list,
     names=list, firsts=array.array, rows=array.array,
 )
 cpdef rows_by_topic(batches, kind, account)
 
-@cython.locals(
-    batch=Batch, index=Py_ssize_t, count=int64_t, time_us=int64_t, times=array.array,
-    time_counts=array.array, protocols=list, protocol_counts=array.array, senders=list,
-    sender_counts=array.array,
-)
-cpdef merge_runs(batches)
+@cython.locals(batch=Batch)
+cpdef bint have_extras(batches)
 
 @cython.locals(end=TopicEnd, epoch=int64_t)
 cpdef add_places(parts, dict ends, segment, int64_t position, int64_t size)

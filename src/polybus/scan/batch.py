@@ -22,7 +22,6 @@ except ImportError:
 if not cython.compiled:
     from polybus.scan.plain import (
         add_entry,
-        add_to_last,
         append_long,
         bytes_of,
         count_filled,
@@ -352,7 +351,7 @@ def keep_batches(
         end = ends.get(batch.topic)
         if end is None or end.epoch != batch.epoch:
             continue
-        batch._encodings = None  # noqa: SLF001 - in C this is no call
+        batch._encodings = None  # noqa: SLF001 - in C this is not a call
         owner: object = batch.buffer
         if isinstance(owner, memoryview):
             owner = owner.obj or owner
@@ -371,10 +370,41 @@ def keep_batches(
     return reads, last_owner
 
 
-def drop_oldest(tails: Iterable[deque[Batch]]) -> None:
-    """Remove the first batch of each tail."""
-    for tail in tails:
-        tail.popleft()
+def drop_oldest(
+    reads: deque[tuple[list[deque[Batch]], int]], total: int, total_max: int, count_max: int
+) -> int:
+    """Drop the oldest reads beyond the limits, each batch from its tail; return what is left.
+
+    `total` is the memory of all reads, which come from `keep_batches`.
+    """
+    while total > total_max or len(reads) > count_max:
+        tails, weight = reads.popleft()
+        for tail in tails:
+            tail.popleft()
+        total -= weight
+    return total
+
+
+def take_groups(
+    queue: deque[tuple[list[Batch], int]], weight_max: int
+) -> list[tuple[list[Batch], int]]:
+    """Empty a queue of batches and their weights into groups; only one entry may be heavier.
+
+    Another thread may add to the queue meanwhile.
+    """
+    groups = []
+    group: list[Batch] = []
+    weight = 0
+    for _ in range(len(queue)):
+        batches, added = queue.popleft()
+        if group and weight + added > weight_max:
+            groups.append((group, weight))
+            group, weight = [], 0
+        group += batches
+        weight += added
+    if group:
+        groups.append((group, weight))
+    return groups
 
 
 @cython.freelist(256)
@@ -458,37 +488,12 @@ def rows_by_topic(
     return ordered, tuple(topics), (names, firsts, rows)
 
 
-def merge_runs(
-    batches: Iterable[Batch],
-) -> tuple[
-    tuple[array[int], array[int]], tuple[list[str], array[int]], tuple[list[str], array[int]]
-]:
-    """Timestamps, protocols and senders of the batches' rows, each as runs of equal values."""
-    times, time_counts = LONGS[:], LONGS[:]
-    protocols: list[str] = []
-    protocol_counts = LONGS[:]
-    senders: list[str] = []
-    sender_counts = LONGS[:]
-    time_us = -1
-    protocol = sender = None
-    for index, batch in enumerate(batches):
-        count = count_of(batch.spans)
-        if index == 0 or batch.timestamp_us != time_us:
-            time_us = batch.timestamp_us
-            append_long(times, time_us)
-            append_long(time_counts, 0)
-        add_to_last(time_counts, count)
-        if index == 0 or (batch.protocol is not protocol and batch.protocol != protocol):
-            protocol = batch.protocol
-            protocols.append(protocol)
-            append_long(protocol_counts, 0)
-        add_to_last(protocol_counts, count)
-        if index == 0 or (batch.sender is not sender and batch.sender != sender):
-            sender = batch.sender
-            senders.append(sender)
-            append_long(sender_counts, 0)
-        add_to_last(sender_counts, count)
-    return (times, time_counts), (protocols, protocol_counts), (senders, sender_counts)
+def have_extras(batches: Iterable[Batch]) -> bool:
+    """Whether any batch has keys or headers."""
+    for batch in batches:
+        if batch.keys is not None or batch.headers is not None:
+            return True
+    return False
 
 
 def add_places(

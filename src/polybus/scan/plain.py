@@ -51,10 +51,6 @@ def append_long(numbers: array[int], number: int) -> None:
     numbers.append(number)
 
 
-def add_to_last(numbers: array[int], number: int) -> None:
-    numbers[-1] += number
-
-
 def field(part: tuple[Any, ...], index: int) -> Any:
     return part[index]
 

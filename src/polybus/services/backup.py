@@ -9,18 +9,20 @@ lacks. What it has beyond that is what a crash leaves too, and a start accepts i
 3. Staged files, again after the journal: an intent in the journal refers to them.
 4. The journal. A sealed segment does not change any more. Of the last one the copy has a prefix,
    with everything that had a receipt when the copy began; recovery cuts off the rest.
-5. The topics. A topic exists before the journal has a row of it, and the trash, copied before the
+5. The blobs, before the topics and after the journal: a message is in the journal after its blob is
+   there, and a blob goes after its topic, or after retention.
+6. The topics. A topic exists before the journal has a row of it, and the trash, copied before the
    journal and after the topics, proves that others were deleted. Hand-over and retention wait for
    `history.lock`, which is held throughout: so a segment that the bus deletes meanwhile is in the
    manifests already, and no manifest changes. The hand-over releases it after each segment.
-6. polybus.json: a folder without it is not a whole backup.
+7. polybus.json: a folder without it is not a whole backup.
 
 Before all of it `unfinished-copy` is written, and it is removed after all: a bus does not start on
 a folder that has it. Otherwise a start on a backup, or a restored folder, whose copy was killed
 would take the topics and the journal as they are, and miss messages. `restore` copies in any order
 between the first and the last of these files, as its source does not change.
 
-Files that never change again are hard links where the file system allows it.
+Files that never change again are hard links where the file system allows it (backup_files.py).
 """
 
 import contextlib
@@ -37,13 +39,17 @@ import msgspec
 
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
+from polybus.log.blobs import CONTENT, SUMS, accounts_with_blobs, blobs_folder, find_blobs
 from polybus.log.disk import Disk, FileLock, replace_file, sync_path
+from polybus.log.history.exposed import GONE, TABLE
 from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.floor import NAME as FLOOR
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import Segment
 from polybus.log.topics import epoch_of, read_data_note
 from polybus.processes import is_alive
+from polybus.services.accounts.store import damaged_accounts
+from polybus.services.backup_files import put
 from polybus.services.state_rows import NAME as STATE
 from polybus.services.state_rows import files_of as state_files
 
@@ -57,25 +63,32 @@ LEFT_OUT = ("lock", "history.lock", "history.queue", "run.json", "status.json")
 LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
 # Folders of a topic or a table. A topic, a table or a flow may have any of these names itself.
 FOLDERS_LEFT_OUT = ("scratch", "_staging")
-NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
+# The history as a Delta table: the next hand-over makes it again.
+OF_TOPICS_LEFT_OUT = (*FOLDERS_LEFT_OUT, TABLE, GONE)
 # What opening or creating a file to lock raises where files can only be read.
 ONLY_READ = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
 
 
-def backup(data: Path, target: Path, *, tables: bool = True) -> None:
+def backup(data: Path, target: Path, *, tables: bool = True, base: Path | None = None) -> None:
     """Copy a data folder to a new or empty folder, durably. The caller verifies the copy.
 
+    `base` is an earlier backup: what has not changed since becomes links to its files, so that the
+    copy takes the space of what is new. It is whole without the base.
+
     Raises:
-        UsageError: `backup.target`, the target cannot be used; `pipeline.running`, the tables
-            change at the moment; `log.no-data`.
+        UsageError: `backup.target`, the target cannot be used; `backup.incomplete`, the base is
+            not a whole backup; `pipeline.running`, the tables change at the moment; `log.no-data`.
         BusyError: the hand-over of a segment has not ended in WAIT_S.
         StorageError: a file cannot be read or written; `log.locked`, a start or another command
             has not ended in WAIT_S.
     """
     if read_data_note(data) is None:
         raise UsageError("log.no-data", f"{data} is not a data folder")
+    if base is not None:
+        check_whole(base)
+        _check_outside(base, target)
     _make_target(data, target)
-    copy = _Copy(data, target)
+    copy = _Copy(data, target, base)
     try:
         if tables:
             with _no_pipeline(data):
@@ -94,6 +107,26 @@ def backup(data: Path, target: Path, *, tables: bool = True) -> None:
         copy.end()
     except OSError as error:
         raise _copy_error(error, f"cannot copy {data} to {target}") from error
+
+
+def find_base(folder: Path) -> Path | None:
+    """The backup that `--base` means: the folder, or else the newest whole backup in it.
+
+    Raises StorageError `backup.storage`: it cannot be read.
+    """
+    if (folder / NOTE).exists() or layout.unfinished_copy_path(folder).exists():
+        return folder
+    newest, newest_ns = None, -1
+    try:
+        for one in layout.folders_in(folder):
+            # One whose note is damaged, or of a newer version, is of no use.
+            with contextlib.suppress(StorageError):
+                # A copy gets its note last.
+                if _is_whole(one) and (ended_ns := (one / NOTE).stat().st_mtime_ns) > newest_ns:
+                    newest, newest_ns = one, ended_ns
+    except OSError as error:
+        raise _copy_error(error, f"cannot read {folder}") from error
+    return newest
 
 
 def restore(source: Path, data: Path) -> None:
@@ -122,43 +155,29 @@ def _copy_error(error: OSError, what: str) -> StorageError:
 
 def check_whole(source: Path) -> None:
     """Raises UsageError `backup.incomplete`."""
-    if read_data_note(source) is None or layout.unfinished_copy_path(source).exists():
+    if not _is_whole(source):
         text = f"{source} has no {NOTE}, or its copy did not end: it is not a whole backup"
         raise UsageError("backup.incomplete", text)
+
+
+def _is_whole(source: Path) -> bool:
+    is_unfinished = layout.unfinished_copy_path(source).exists()
+    return not is_unfinished and read_data_note(source) is not None
 
 
 class _Copy:
     """Copies files of one folder to the same places in another."""
 
-    def __init__(self, data: Path, target: Path) -> None:
+    def __init__(self, data: Path, target: Path, base: Path | None = None) -> None:
         self._data = data
         self._target = target
+        self._base = base
 
-    def file(self, path: Path, *, link: bool = False, size: int | None = None) -> None:
-        """Copy a file, or its first `size` bytes; replaces an earlier copy."""
-        target = self._target / path.relative_to(self._data)
-        Disk().make_folder(target.parent)
-        target.unlink(missing_ok=True)
-        if link:
-            try:
-                os.link(path, target)
-            except OSError as error:
-                if error.errno not in NO_LINK:
-                    raise
-            else:
-                return
-        with path.open("rb") as source:
-            mode = os.fstat(source.fileno()).st_mode & 0o777
-            left = os.fstat(source.fileno()).st_size if size is None else size
-            # Of a folder that can only be read, too, a bus can use the copy.
-            mode = (mode | 0o600) & 0o660
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as copied:
-                while left and (piece := source.read(min(left, 1 << 20))):
-                    copied.write(piece)
-                    left -= len(piece)
-                copied.flush()
-                os.fsync(copied.fileno())
+    def file(self, path: Path, *, link: bool = False) -> None:
+        """Copy a file; `link`: it never changes again. Replaces an earlier copy."""
+        place = path.relative_to(self._data)
+        base = self._base and self._base / place
+        put(path, self._target / place, is_final=link, base=base)
 
     def state(self) -> None:
         lock = _lock_of_stopped(self._data)
@@ -203,19 +222,34 @@ class _Copy:
     def accounts(self) -> None:
         topics = layout.topic_folders(self._data)
         inside = {folder.parent for folder in topics}
-        for path in _files(layout.accounts_folder(self._data)):
+        for path in _files(layout.accounts_folder(self._data), ("blobs",)):
             if inside.isdisjoint(path.parents):
                 self.file(path)
+        for path in damaged_accounts(self._data):
+            if path.parent.is_dir():  # Without its file, only the folder tells of an account.
+                Disk().make_folder(self._target / path.parent.relative_to(self._data))
+        for account in accounts_with_blobs(self._data):
+            for blob in find_blobs(blobs_folder(self._data, account)):
+                self._blob(blob.path)
         Disk().make_folder(layout.topics_folder(self._target))
         for folder in topics:
             self._topic(folder)
+
+    def _blob(self, folder: Path) -> None:
+        """Copy a blob with its marks, unless it goes meanwhile. A mark may get another name."""
+        while (before := _names(folder)) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                for name in before:
+                    self.file(folder / name, link=name in (CONTENT, SUMS))
+                return
+            Disk().remove_folder(self._target / folder.relative_to(self._data))
 
     def _topic(self, folder: Path) -> None:
         """Copy a topic, unless it is deleted meanwhile."""
         for _ in range(TRIES):
             before = _epoch(folder)
             try:
-                for path in _files(folder, FOLDERS_LEFT_OUT):
+                for path in _files(folder, OF_TOPICS_LEFT_OUT):
                     self.file(path, link=path.suffix in IMMUTABLE)
             except FileNotFoundError:
                 if _epoch(folder) == before is not None:
@@ -247,6 +281,14 @@ def _epoch(folder: Path) -> int | None:
         return -1  # Damaged: the copy is as damaged, and `verify` says so.
 
 
+def _names(folder: Path) -> list[str] | None:
+    """The files in a blob's folder, those that never change first; None without a folder."""
+    try:
+        return sorted(os.listdir(folder), key=lambda name: name not in (CONTENT, SUMS))
+    except FileNotFoundError:
+        return None
+
+
 def _is_kept(path: Path) -> bool:
     return path.name not in LEFT_OUT and not path.name.endswith(LEFT_OUT_ENDS)
 
@@ -261,9 +303,13 @@ def _files(folder: Path, without: tuple[str, ...] = ()) -> Iterator[Path]:
                 yield path
 
 
+def _check_outside(folder: Path, target: Path) -> None:
+    if target.resolve().is_relative_to(folder.resolve()):
+        raise UsageError("backup.target", f"{target} is inside {folder}")
+
+
 def _make_target(data: Path, target: Path) -> None:
-    if target.resolve().is_relative_to(data.resolve()):
-        raise UsageError("backup.target", f"{target} is inside {data}")
+    _check_outside(data, target)
     try:
         if not target.exists():
             Disk().make_folder(target.parent)

@@ -1,8 +1,18 @@
-"""Checks all that a stopped bus has stored: the log, and state.db beside it."""
+"""Checks all that a stopped bus and its pipeline have stored.
+
+These are the log, accounts, state.db, tables, notes and checkpoints.
+docs/data-folder.md has what is not read, and why.
+"""
 
 from pathlib import Path
 
-from polybus.log import verify as log
+from polybus.lake.folders import OLD_FORMAT, table_folders
+from polybus.log.layout import accounts_folder, folders_in
+from polybus.log.verify import verify as log
+from polybus.log.verify.notes import DISPENSABLE, checkpoint_damages, note_damages
+from polybus.log.verify.tables import table_damages, undecodable, unlisted
+from polybus.services.accounts.edits import found_config, unused_edit
+from polybus.services.accounts.store import damaged_accounts
 from polybus.services.state_rows import NAME, verify_state
 
 
@@ -14,6 +24,27 @@ def verify(
     Raises as log.verify.verify; StorageError `log.format`.
     """
     report = log.verify(data, progress=progress)
+    for path, reason in damaged_accounts(data).items():
+        report.add(log.Damage(file=str(path), reason=reason.removeprefix(f"{path}: ")))
+    for folder in folders_in(accounts_folder(data)):
+        if edit := unused_edit(data, folder.name):
+            report.notes.append(f"{folder}/{found_config(data, folder.name).file}: {edit}")
     for one in verify_state(data, fsync=fsync):
         report.add(log.Damage(file=NAME, reason=str(one)))
+    for table in table_folders(data):
+        if (table / OLD_FORMAT).is_dir():
+            report.notes.append(f"{table}: its format is old, and not checked: migrate it")
+            continue
+        for path, reason in table_damages(table, undecodable):
+            report.add(log.Damage(file=str(path), reason=reason))
+        if rest := unlisted(table):
+            text = "no version names it: a write was interrupted; a pipeline removes it later"
+            report.notes += [f"{path}: {text}" for path in rest]
+    for path, reason in note_damages(data):
+        if path.name in DISPENSABLE:
+            report.notes.append(f"{path}: {reason}; it is not needed, and will be written again")
+        else:
+            report.add(log.Damage(file=str(path), reason=reason))
+    for path, reason in checkpoint_damages(data):
+        report.add(log.Damage(file=str(path), reason=reason))
     return report

@@ -6,24 +6,29 @@ lag, and whether messages were lost. Retention asks before it removes history.
 Order of writes: a report is in memory first, then in state.db; then it is answered, and retention
 may remove history below its position. A crash loses reports that had no answer: a
 consumer's position is then older than the true one, and its history is still there.
+
+In a cluster all nodes share the consumers in place of state.db: the last report in the cluster's
+order counts.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from polybus import names
-from polybus.config import Limits
+from polybus.config import BusRetention, Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds
+from polybus.services.cluster_table import ClusterEntry
 from polybus.services.context import Context
-from polybus.services.state import StateDb, changing_stopped_bus
+from polybus.services.state import SqlStatement, StateDb, changing_stopped_bus
 from polybus.services.state_rows import of_stopped_bus, summed
+from polybus.structs import decode
 
 logger = logging.getLogger("polybus.consumers")
 
@@ -31,6 +36,7 @@ GROUP_CHARACTERS_MAX = 255
 ERROR_CHARACTERS_MAX = 2000
 POSITIONS_MAX = 50_000
 """Of all consumers together."""
+KIND = "consumer"
 READ = "SELECT name, note FROM consumers"
 INSERT = "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?)"
 DELETE = "DELETE FROM consumers WHERE name = ?"
@@ -58,10 +64,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     rows_per_s: Figure | None = None
     batch_ms: Figure | None = None
     last_error: str | None = None
+    stopped: dict[str, str] | None = None
+
+
+class ConsumerOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose consumer reports, how many it may have, and in which topics retention ignores it."""
+
+    account: str = names.ACCOUNT
+    consumers_max: int | None = None
+    guest_in: frozenset[str] = frozenset()
+
+
+DEFAULT = ConsumerOwner()
 
 
 class ConsumerFigures(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """What is saved and shown of a consumer. `failed`: its last report was an error."""
+    """What is saved and shown of a consumer.
+
+    `failed`: its last report was an error. `stopped`: topics that it does not read for now, and
+    why.
+    """
 
     group: str
     kind: str = ""
@@ -72,12 +94,14 @@ class ConsumerFigures(msgspec.Struct, frozen=True, kw_only=True, rename="kebab")
     last_error: str = ""
     last_error_us: int = 0
     failed: bool = False
+    stopped: dict[str, str] = {}
 
 
 class Consumer(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
-    """A consumer as saved."""
+    """A consumer as saved. Retention does not wait for it in topics where it is a `guest`."""
 
     positions: dict[str, ConsumerPosition] = {}
+    guest: tuple[str, ...] = ()
     seen_us: int = 0
 
 
@@ -87,7 +111,8 @@ class TopicLag(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     `lag` counts the messages it has still to read; None if the topic does not exist or is damaged.
     `data_loss` says why it will miss messages: `epoch` (the topic was recreated), `expired` (its
     next messages were removed), `ahead` (the topic ends before its position), `topic` (the topic
-    does not exist) or `damaged`.
+    does not exist) or `damaged`. `lag_s` is the age of the first message that it has
+    still to read, if that was looked for.
     """
 
     topic: str
@@ -96,6 +121,7 @@ class TopicLag(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     lag: int | None
     data_loss: str = ""
     lost: int = 0
+    lag_s: float | None = None
 
 
 class ConsumerView(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
@@ -106,6 +132,7 @@ class ConsumerView(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
     lag: int
     data_loss: bool
     topics: list[TopicLag]
+    lag_s: float | None = None
 
 
 class TopicConsumer(msgspec.Struct, kw_only=True, rename="kebab"):
@@ -158,13 +185,13 @@ class Consumers:
         restored = {}
         for group, note in rows:
             try:
-                restored[group] = msgspec.json.decode(note, type=Consumer)
+                restored[group] = decode(note, Consumer)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 logger.warning("consumer %r cannot be read and is forgotten: %s", group, error)
         self._consumers = self._saved = restored
 
-    def report(self, group: str, report: Report) -> Consumer:
-        """Apply a report and return the consumer's new state.
+    def report(self, group: str, report: Report, owner: ConsumerOwner = DEFAULT) -> Consumer:
+        """Apply a report of an owner's consumer and return its new state.
 
         Raises:
             UsageError: `consumer.invalid` or `consumer.too-many`.
@@ -172,11 +199,9 @@ class Consumers:
         before = self._consumers.get(group)
         if before is None:
             if not group or len(group) > GROUP_CHARACTERS_MAX or not group.isprintable():
-                text = f"a group is 1 to {GROUP_CHARACTERS_MAX} printable characters"
+                text = f"a group must have 1 to {GROUP_CHARACTERS_MAX} printable characters"
                 raise UsageError("consumer.invalid", text)
-            if len(self._consumers) >= self._limits.consumers_max:
-                text = f"there are {self._limits.consumers_max} consumers (limits.consumers-max)"
-                raise UsageError("consumer.too-many", text)
+            self._check_room(owner)
             before = Consumer(group=group)
         now_us = self._clock_us()
         changes: dict[str, Any] = {
@@ -188,33 +213,73 @@ class Consumers:
         if report.last_error:
             changes["last_error"] = report.last_error[:ERROR_CHARACTERS_MAX]
             changes["last_error_us"] = now_us
+        if report.stopped is not None:
+            self._check_topics(before, report.stopped)
+            texts = report.stopped.items()
+            changes["stopped"] = {topic: why[:ERROR_CHARACTERS_MAX] for topic, why in texts}
         if report.positions is not None:
-            self._check_positions(before, report.positions)
+            self._check_positions(before, report.positions, owner)
             changes["positions"] = {topic.lower(): at for topic, at in report.positions.items()}
-        consumer = msgspec.structs.replace(before, **changes)
+            changes["guest"] = tuple(one for one in changes["positions"] if one in owner.guest_in)
+        consumer: Consumer = msgspec.structs.replace(before, **changes)
         self._consumers = {**self._consumers, group: consumer}
         return consumer
 
-    def _check_positions(self, before: Consumer, positions: Mapping[str, ConsumerPosition]) -> None:
-        topics_max = self._limits.topics_per_request_max
-        if len(positions) > topics_max:
-            limit = "limits.topics-per-request-max"
-            text = f"group {before.group}: over {topics_max} topics ({limit})"
-            raise UsageError("consumer.invalid", text)
-        for topic in positions:
+    def _check_room(self, owner: ConsumerOwner) -> None:
+        if len(self._consumers) >= self._limits.consumers_max:
+            limit = f"{self._limits.consumers_max} consumers (limits.consumers-max)"
+            raise UsageError("consumer.too-many", f"the bus is at its limit of {limit}")
+        if owner.consumers_max is not None and len(self._of(owner)) >= owner.consumers_max:
+            limit = f"{owner.consumers_max} consumers (account-consumers-max)"
+            raise UsageError("consumer.too-many", f"your account is at its limit of {limit}")
+
+    def _of(self, owner: ConsumerOwner) -> list[Consumer]:
+        prefix = names.full(owner.account, "")
+        return [one for group, one in self._consumers.items() if group.startswith(prefix)]
+
+    def _check_topics(self, before: Consumer, topics: Collection[str]) -> None:
+        """The number of topics has no limit of its own: a pipeline reads every topic of the bus."""
+        if len(topics) > POSITIONS_MAX:
+            text = f"group {before.group}: names over {POSITIONS_MAX} topics"
+            raise UsageError("consumer.too-many", text)
+        for topic in topics:
             if len(topic.encode(errors="replace")) > names.TOPIC_BYTES_MAX:
                 text = f"group {before.group}: {topic[:40]!r}… is too long for a topic's name"
                 raise UsageError("consumer.invalid", text)
+
+    def _check_positions(
+        self, before: Consumer, positions: Mapping[str, ConsumerPosition], owner: ConsumerOwner
+    ) -> None:
+        self._check_topics(before, positions)
         others = sum(len(one.positions) for one in self._consumers.values())
         if others - len(before.positions) + len(positions) > POSITIONS_MAX:
             text = f"all consumers together have over {POSITIONS_MAX} positions"
             raise UsageError("consumer.too-many", f"{text}; remove those that no longer exist")
+        if owner.consumers_max is not None:
+            share = POSITIONS_MAX * owner.consumers_max // self._limits.consumers_max
+            own = sum(len(one.positions) for one in self._of(owner))
+            if own - len(before.positions) + len(positions) > share:
+                text = f"the consumers of your account have over {share} positions"
+                raise UsageError("consumer.too-many", f"{text} (account-consumers-max)")
 
     def forget(self, group: str) -> None:
         """Raises UsageError `consumer.unknown`."""
         if group not in self._consumers:
             raise unknown_consumer(group)
         self._consumers = {name: one for name, one in self._consumers.items() if name != group}
+
+    def stopped(self) -> list[tuple[str, str, str]]:
+        """Group, topic and reason for each topic that a consumer does not read for now."""
+        return [
+            (group, topic, reason)
+            for group, one in sorted(self._consumers.items())
+            for topic, reason in sorted(one.stopped.items())
+        ]
+
+    def positions(self, group: str) -> Collection[str]:
+        """The topics that a group has positions in; none if there is no such group."""
+        found = self._consumers.get(group)
+        return () if found is None else found.positions
 
     def groups(self) -> list[str]:
         return list(self._consumers)
@@ -280,6 +345,7 @@ class Consumers:
             at.offset
             for one in (*self._consumers.values(), *self._saved.values())
             if one.seen_us >= seen_after_us
+            and topic not in one.guest
             and (at := one.positions.get(topic)) is not None
             and at.epoch == epoch
         ]
@@ -287,22 +353,40 @@ class Consumers:
 
 
 class ConsumerBook(Consumers):
-    """The consumers of a running bus: saved, and asked by retention."""
+    """The consumers of a running bus: saved in state.db, for which retention holds messages."""
 
     def __init__(self, context: Context, state: StateDb) -> None:
         super().__init__(context.log.bounds, context.clock_us, context.config.limits)
         self._events = context.events
         self._state = state
+        self._table = context.cluster_table
         self.retention = context.config.retention
         self._is_restored = False
         self._began_us, self._began_s = context.clock_us(), time.monotonic()
         self._changed: set[str] = set()
         self._saving = asyncio.Lock()
 
+    def set_retention(self, retention: BusRetention) -> None:
+        """Hold messages for consumers as new settings say."""
+        self.retention = retention
+
     async def start(self) -> None:
         """Restore the consumers. Raises StorageError."""
-        self.restore(await self._state.read(READ))
+        if self._table is None:
+            self.restore(await self._state.read(READ))
+        else:
+            self._table.watch(KIND, self._on_entry)
         self._is_restored = True
+
+    def _on_entry(self, entry: ClusterEntry) -> None:
+        """A report, or the end of a consumer, at any node."""
+        found = decode(entry.value, Consumer | None)
+        others = {name: one for name, one in self._saved.items() if name != entry.name}
+        self._saved = others if found is None else {**others, entry.name: found}
+        if entry.name not in self._changed:
+            # A newer report has arrived here otherwise, and will be shared.
+            others = {name: one for name, one in self._consumers.items() if name != entry.name}
+            self._consumers = others if found is None else {**others, entry.name: found}
 
     async def close(self) -> None:
         try:
@@ -310,10 +394,15 @@ class ConsumerBook(Consumers):
         except StorageError as error:
             logger.warning("consumers could not be saved: %s", error.text)
 
-    def report(self, group: str, report: Report) -> Consumer:
-        consumer = super().report(group, report)
+    def report(self, group: str, report: Report, owner: ConsumerOwner = DEFAULT) -> Consumer:
+        known = self._consumers.get(group)
+        consumer = super().report(group, report, owner)
+        about = {"account": owner.account, "group": group}
         if report.last_error:
-            self._events.tell("consumer-failed", group=group, error=consumer.last_error)
+            self._events.tell("consumer-failed", error=consumer.last_error, **about)
+        for topic, reason in consumer.stopped.items():
+            if known is None or known.stopped.get(topic) != reason:
+                self._events.tell("consumer-stopped", topic=topic, reason=reason, **about)
         self._changed.add(group)
         return consumer
 
@@ -344,15 +433,15 @@ class ConsumerBook(Consumers):
             if not changed:
                 return
             kept = self._consumers
-            known = changed & kept.keys()
-            rows = [summed(group, msgspec.json.encode(kept[group])) for group in known]
-            gone = [(group,) for group in changed - kept.keys()]
             try:
-                await asyncio.shield(self._state.write([(INSERT, rows), (DELETE, gone)]))
+                if self._table is None:
+                    await asyncio.shield(self._state.write(_statements(changed, kept)))
+                    self._saved = kept
+                else:
+                    await asyncio.shield(self._table.write(_entries(changed, kept)))
             except BaseException:
                 self._changed |= changed
                 raise
-            self._saved = kept
 
     def held_from(self, topic: str) -> int | None:
         """The first offset that retention must keep; None if no consumer needs any. Thread-safe."""
@@ -371,6 +460,16 @@ class ConsumerBook(Consumers):
         if self._has_lost_some(seen_after_us):
             return 0
         return self.needed_from(topic, epoch, seen_after_us=seen_after_us)
+
+
+def _statements(changed: set[str], kept: Mapping[str, Consumer]) -> list[SqlStatement]:
+    known = changed & kept.keys()
+    rows = [summed(group, msgspec.json.encode(kept[group])) for group in known]
+    return [(INSERT, rows), (DELETE, [(group,) for group in changed - kept.keys()])]
+
+
+def _entries(changed: set[str], kept: Mapping[str, Consumer]) -> list[ClusterEntry]:
+    return [ClusterEntry(KIND, name, msgspec.json.encode(kept.get(name))) for name in changed]
 
 
 def saved_consumers(data: Path, bounds_of: BoundsOf, clock_us: Callable[[], int]) -> Consumers:

@@ -10,6 +10,7 @@ from polybus.bus.bus import Bus
 from polybus.config import Config
 from polybus.errors import StorageError
 from polybus.log.interface import Log
+from polybus.services.cluster_table import ClusterTable
 from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
 
@@ -70,6 +71,8 @@ class Context:
         memory: whether there is room for more messages.
         durability: what the log has announced, and a way to wait for it.
         events: what happened, for the topic `$events`.
+        cluster_table: what the nodes of a cluster share; None without a cluster.
+        node: ends the names of peers, so that two nodes of a cluster have none in common.
     """
 
     bus: Bus
@@ -79,6 +82,8 @@ class Context:
     memory: MemoryGate
     durability: Durability
     events: EventBook
+    cluster_table: ClusterTable | None = None
+    node: str = ""
 
     @property
     def log(self) -> Log:

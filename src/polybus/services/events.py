@@ -1,4 +1,4 @@
-"""What the bus reports about itself in the system topic `$events`.
+"""What the bus reports about itself in the system topics `$events`, each account in its own.
 
 A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`, with many events in
 order. docs/howto/monitor.md has the fields of each kind.
@@ -13,18 +13,26 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from polybus import names
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.errors import PolybusError
-from polybus.services.tallies import EVENTS_TOPIC, ReportedSession, Tallies, Tally
+from polybus.services.tallies import (
+    EVENTS_TOPIC,
+    ReportedSession,
+    Tallies,
+    Tally,
+    events_topic,
+)
 
 logger = logging.getLogger("polybus.events")
 
 PROTOCOL = "polybus"
+UNDELIVERED = "undelivered"
 WRITE_INTERVAL_S = 0.2
 WRITE_INTERVAL_S_MAX = 5.0
 # The share of the time that writing events may take. With many busy sessions they are written less
@@ -36,8 +44,17 @@ TEXT_MAX = 500
 LIST_MAX = 50
 
 
+class UndeliveredRange(NamedTuple):
+    """Messages that a subscriber did not get: of this topic, from `first` up to `stop`."""
+
+    topic: str
+    epoch: int
+    first: int
+    stop: int
+
+
 class EventBook(Tallies):
-    """Collects events, and writes them to `$events`."""
+    """Collects events, and writes them to `$events` of the account that they are about."""
 
     def __init__(
         self,
@@ -54,58 +71,77 @@ class EventBook(Tallies):
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._interval_s = WRITE_INTERVAL_S
-        self._events: list[dict[str, Any]] = []
+        # By account.
+        self._events: dict[str, list[dict[str, Any]]] = {}
+        self._count = 0
         self.dropped = 0
 
     # Recording
 
     def opened(self, session: ReportedSession) -> None:
-        self.tell("session-opened", session=session.digest.hex(), topics=list(session.follows))
+        topics = list(session.follows)
+        self._tell_of(session, "session-opened", topics=topics)
 
     def lost(self, session: ReportedSession, topic: str, messages: int) -> None:
-        digest = session.digest.hex()
-        self.tell("lost", session=digest, topic=topic or None, messages=messages)
+        self._tell_of(session, "lost", topic=topic or None, messages=messages)
+
+    def undelivered(
+        self, account: str, what: UndeliveredRange, *, reason: str, to: str, protocol: str
+    ) -> None:
+        """The log has these messages, but one who subscribed will not get them."""
+        if what.stop > what.first and not what.topic.endswith(EVENTS_TOPIC):
+            fields = {"reason": reason, "to": to, "protocol": protocol}
+            self.tell(UNDELIVERED, account=account, **what._asdict(), **fields)
 
     def ended(self, session: ReportedSession, reason: str) -> None:
         """A session ends, perhaps with packs that are not confirmed."""
         tally = self._tallies.pop(session, None)
         if tally is not None and tally.pending:
-            self._events += self._report(session, tally)
-        waiting = session.pack_count
-        self.tell("session-ended", session=session.digest.hex(), reason=reason, waiting=waiting)
+            self._add(session.account, self._report(session, tally))
+        self._tell_of(session, "session-ended", reason=reason, waiting=session.pack_count)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def _tell_of(self, session: ReportedSession, kind: str, **fields: Any) -> None:
+        self.tell(kind, account=session.account, session=session.digest.hex(), **fields)
+
+    def tell(self, kind: str, *, account: str = names.ACCOUNT, **fields: Any) -> None:
         """Record a single event; beyond PENDING_MAX only count it."""
         if not self._enabled:
             return
-        if len(self._events) + len(self._pending) >= PENDING_MAX:
+        if self._count + len(self._pending) >= PENDING_MAX:
             self.dropped += 1
             return
         self._write_soon()
         shown = {name.replace("_", "-"): _bounded(value) for name, value in fields.items()}
-        self._events.append(_event(kind, self._clock_us()) | shown)
+        self._add(account, [_event(kind, self._clock_us()) | shown])
+
+    def _add(self, account: str, events: list[dict[str, Any]]) -> None:
+        self._events.setdefault(events_topic(account), []).extend(events)
+        self._count += len(events)
 
     # Reporting
 
-    def take(self) -> list[bytes]:
-        """All events since the last call, as messages."""
-        events, self._events = self._events, []
+    def take(self) -> dict[str, list[bytes]]:
+        """All events since the last call, as messages by topic."""
         pending, self._pending = self._pending, []
         for session in pending:
             tally = self._tallies.get(session)
             if tally is not None and tally.pending:
-                events += self._report(session, tally)
+                self._add(session.account, self._report(session, tally))
                 if tally.marks:
                     self._tallies[session] = Tally(tally.marks)
                 else:
                     del self._tallies[session]
         if self.dropped:
             dropped, self.dropped = self.dropped, 0
-            events.append(_event("dropped", self._clock_us()) | {"count": dropped})
-        return [
-            msgspec.json.encode({"events": events[start : start + EVENTS_PER_MESSAGE]})
-            for start in range(0, len(events), EVENTS_PER_MESSAGE)
-        ]
+            self._add(names.ACCOUNT, [_event("dropped", self._clock_us()) | {"count": dropped}])
+        by_topic, self._events, self._count = self._events, {}, 0
+        return {
+            topic: [
+                msgspec.json.encode({"events": events[start : start + EVENTS_PER_MESSAGE]})
+                for start in range(0, len(events), EVENTS_PER_MESSAGE)
+            ]
+            for topic, events in by_topic.items()
+        }
 
     def _report(self, session: ReportedSession, tally: Tally) -> list[dict[str, Any]]:
         waiting = session.pack_count
@@ -139,16 +175,21 @@ class EventBook(Tallies):
             self._timer.cancel()
             self._timer = None
         began_s = time.thread_time()
-        messages = self.take()
-        if not messages:
+        batches = []
+        for topic, messages in self.take().items():
+            # Those of an account that was deleted meanwhile are nobody's. A damaged topic must not
+            # stop the others.
+            if self._bus.has_topic(topic) and topic not in self._bus.log.frozen:
+                batch = Batch.of(topic, messages)
+                batch.protocol = PROTOCOL
+                batches.append(batch)
+        if not batches:
             return
-        batch = Batch.of(EVENTS_TOPIC, messages)
-        batch.protocol = PROTOCOL
         try:
-            self._bus.commit([batch])
+            self._bus.commit(batches)
         except PolybusError as error:
             # The log has reported that it takes no writes. These events are lost.
-            logger.info("%d event messages were not written: %s", len(messages), error.text)
+            logger.info("%d event messages were not written: %s", len(batches), error.text)
 
         elapsed_s = time.thread_time() - began_s
         self._interval_s = min(max(WRITE_INTERVAL_S, elapsed_s / WRITE_SHARE), WRITE_INTERVAL_S_MAX)
@@ -161,7 +202,7 @@ class EventBook(Tallies):
 
 
 def _event(kind: str, time_us: int, session: ReportedSession | None = None) -> dict[str, Any]:
-    event: dict[str, Any] = {"kind": kind, "time": _iso(time_us)}
+    event: dict[str, Any] = {"kind": kind, "time": iso_time(time_us)}
     return event if session is None else event | {"session": session.digest.hex()}
 
 
@@ -172,7 +213,7 @@ def _bounded(value: Any) -> Any:
     return value[:TEXT_MAX] if isinstance(value, str) else value
 
 
-def _iso(time_us: int) -> str:
+def iso_time(time_us: int) -> str:
     seconds, micros = divmod(time_us, 1_000_000)
     return f"{_iso_second(seconds)}.{micros:06d}Z"
 

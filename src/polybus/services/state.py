@@ -30,8 +30,8 @@ PROBE = f"PRAGMA user_version = {FORMAT}"
 """Writes what is there already."""
 PROBE_S = 1.0
 FORGET_FAILED = "PRAGMA wal_checkpoint(TRUNCATE)"
-"""A save that failed or was cut short is in the write-ahead log no more: two of them would look
-like damage to the next start."""
+"""Removes a save that failed or was cut short from the write-ahead log: two of them would look like
+damage to the next start."""
 DAMAGED = "state.damaged"
 DAMAGES_LOGGED_MAX = 20
 

@@ -2,8 +2,8 @@
 
 Every row ends with a checksum of its values. A start, and `verify`, read all rows and let SQLite
 check the structure of the file. What is intact of a damaged file goes into a new one; the old one
-is kept as `state.db.damaged-N`. A file of an older format, without checksums (1) or accounts (2),
-is renewed likewise.
+is kept as `state.db.damaged-N`. A file of an older format, without checksums (1), accounts (2) or
+tokens (3) of sessions, is renewed likewise.
 
 SQLite changes what it opens: it moves the intact saves of the write-ahead log into the file and
 removes the log, and with it all proof of the others. So only a start that has examined the files
@@ -41,7 +41,7 @@ NAME = "state.db"
 RENEWED, NEW, EXAMINED = f"{NAME}.renewed", f"{NAME}.new", f"{NAME}.examined"
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite adds to the name of a file for those beside it."""
-FORMAT = 3
+FORMAT = 4
 # A flipped bit in one of SQLite's two numbers is not taken for a newer version.
 APPLICATION_ID = 0x50420000
 ASIDE_MAX = 9
@@ -61,7 +61,8 @@ SCHEMA = """
 CREATE TABLE sessions (
     number INTEGER PRIMARY KEY, digest BLOB NOT NULL, ttl_s REAL NOT NULL,
     next_id INTEGER NOT NULL, mark INTEGER NOT NULL, follows BLOB NOT NULL, lost BLOB NOT NULL,
-    first_id INTEGER NOT NULL, packs INTEGER NOT NULL, account TEXT NOT NULL, sum BLOB NOT NULL);
+    first_id INTEGER NOT NULL, packs INTEGER NOT NULL, account TEXT NOT NULL,
+    token TEXT NOT NULL, sum BLOB NOT NULL);
 CREATE TABLE packs (
     session INTEGER NOT NULL, id INTEGER NOT NULL, topic TEXT NOT NULL, epoch INTEGER NOT NULL,
     first_offset INTEGER NOT NULL, count INTEGER NOT NULL, value_bytes INTEGER NOT NULL,
@@ -75,10 +76,12 @@ CREATE TABLE producers_read (
 CREATE TABLE damages (
     kind TEXT NOT NULL, name TEXT NOT NULL, reason TEXT NOT NULL, time_s REAL NOT NULL)
 """
-COLUMNS = {"sessions": 11, "packs": 9, "direct": 3, "consumers": 3, "producers": 3}
+COLUMNS = {"sessions": 12, "packs": 9, "direct": 3, "consumers": 3, "producers": 3}
 COLUMNS["producers_read"] = 4
-# Rows of format 1 have no checksum, and a session's no counts; those of format 2 have no account.
+# Rows of format 1 have no checksum, and a session's no counts; those of format 2 have no account,
+# and those of format 3 no token.
 SESSION_COLUMNS_1 = 7
+LATER_COLUMNS = (names.ACCOUNT, "")
 # What reading a damaged file raises: its tables' names may no longer be valid text.
 UNREADABLE = (sqlite3.Error, ValueError, OverflowError, MemoryError)
 DISK_CODES = {
@@ -128,7 +131,7 @@ def summed(*values: Any) -> Row:
 
 def session_sum(row: Sequence[Any]) -> bytes:
     """Of number, digest, time to live, next number, mark, topics, losses, first number, packs and,
-    since format 3, account."""
+    since format 3, account, and since format 4, token."""
     # SQLite writes the JSON and the fraction in its own way.
     return _digest(_encode((*row[:2], round(row[2] * 1000), *row[3:])))
 
@@ -266,7 +269,8 @@ def _check_format(db: sqlite3.Connection, path: Path, content: StateContent) -> 
         text = f"{path} has format {version}; this version knows {FORMAT}"
         raise StorageError("log.format", text)
     content.is_current = version == FORMAT and marked == APPLICATION_ID | FORMAT
-    is_older = (version, marked) in ((1, 0), (2, APPLICATION_ID | 2))
+    older = ((1, 0), (2, APPLICATION_ID | 2), (3, APPLICATION_ID | 3))
+    is_older = (version, marked) in older
     if not content.is_current and not is_older:
         content.damages.append(StateDamage("", "", "the head of the file is damaged"))
 
@@ -459,7 +463,7 @@ def _with_sums(rows: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
                 values = row[:-1]
                 if len(row) == SESSION_COLUMNS_1:
                     values = (*row, first.get(row[0], row[3]), counts[row[0]])
-                values = (*values, names.ACCOUNT)
+                values = (*values, *LATER_COLUMNS[len(values) - SESSION_COLUMNS_1 - 2 :])
                 parsed = [msgspec.json.decode(row[one]) for one in (5, 6)]
                 total = session_sum((*row[:5], *parsed, *values[7:]))
                 found[at] = (*values, total)

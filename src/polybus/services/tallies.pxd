@@ -36,7 +36,9 @@ cdef class Tallies:
     cdef public bint _enabled
     cdef public dict _tallies
     cdef public list _pending
+    cdef public dict _own_topics
 
+    cdef bint _causes_itself(self, Session session) except -1
     @cython.locals(tally=Tally, run=Run, content=Content, number=int64_t, now_us=int64_t, marks=list)
     cpdef delivered(self, Session session, list packs)
     @cython.locals(

@@ -17,9 +17,17 @@ except ImportError:
     # Only the compiler needs it.
     from polybus.scan import plain as cython
 
+from polybus.names import ACCOUNT, full
+
 EVENTS_TOPIC = "$events"
 # How many times of delivery a session remembers, to measure the time until confirmation.
 MARKS_MAX = 32
+OWN_TOPICS_MAX = 10_000
+
+
+def events_topic(account: str) -> str:
+    """Where the events of an account are written; those of administrators with the bus's own."""
+    return full(ACCOUNT if account.startswith("$") else account, EVENTS_TOPIC)
 
 
 class ReportedPack(Protocol):
@@ -36,6 +44,8 @@ class ReportedSession(Protocol):
 
     @property
     def digest(self) -> bytes: ...
+    @property
+    def account(self) -> str: ...
     @property
     def follows(self) -> Collection[str]: ...
     @property
@@ -100,7 +110,7 @@ class Tally:
 class Tallies:
     """The tallies of all sessions.
 
-    A session that follows `$events` itself is left out: each report would cause another.
+    A session that follows its own `$events` is left out: each report would cause another.
     """
 
     def __init__(self, clock_us: Callable[[], int], *, enabled: bool) -> None:
@@ -108,12 +118,14 @@ class Tallies:
         self._enabled = enabled
         self._tallies: dict[ReportedSession, Tally] = {}
         self._pending: list[ReportedSession] = []
+        # Made once for each account: this is asked for every pack.
+        self._own_topics: dict[str, str] = {}
 
     def delivered(
         self, session: ReportedSession, packs: Sequence[tuple[int, ReportedPack]]
     ) -> None:
         """Packs are delivered to a session; those up to `shown_to` not for the first time."""
-        if not self._enabled or EVENTS_TOPIC in session.follows:
+        if not self._enabled or self._causes_itself(session):
             return
         tally = self._touched(session)
         now_us = self._clock_us()
@@ -135,7 +147,7 @@ class Tallies:
 
     def confirmed(self, session: ReportedSession, ids: Sequence[int], count: int) -> None:
         """A client confirmed packs; `count` of the numbers existed."""
-        if not self._enabled or not count or EVENTS_TOPIC in session.follows:
+        if not self._enabled or not count or self._causes_itself(session):
             return
         tally = self._touched(session)
         now_us = self._clock_us()
@@ -161,6 +173,16 @@ class Tallies:
             tally.timed += count
             tally.wait_us += wait_us * count
             tally.wait_us_max = max(tally.wait_us_max, wait_us)
+
+    def _causes_itself(self, session: ReportedSession) -> bool:
+        if session.account == ACCOUNT:
+            return EVENTS_TOPIC in session.follows
+        own = self._own_topics.get(session.account)
+        if own is None:
+            if len(self._own_topics) >= OWN_TOPICS_MAX:
+                self._own_topics.clear()
+            own = self._own_topics[session.account] = events_topic(session.account)
+        return own in session.follows
 
     def _touched(self, session: ReportedSession) -> Tally:
         """The tally of a session, marked as pending."""

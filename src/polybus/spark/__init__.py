@@ -8,11 +8,13 @@ import importlib
 from typing import Any
 
 _MODULES = {
+    "blob": "polybus.spark.blobs",
     "publish": "polybus.spark.sink",
     "register_views": "polybus.spark.views",
     "session": "polybus.spark.session",
     "table": "polybus.spark.views",
     "upsert": "polybus.spark.sink",
+    "with_reference": "polybus.spark.blobs",
 }
 
 

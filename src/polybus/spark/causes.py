@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from polybus.errors import PolybusError
+from polybus.spark.internals import java_cause, java_errors
 
 # Failures that pass: the bus is restarting, a worker process was killed.
 _TRANSIENT = re.compile(
@@ -83,11 +84,9 @@ def brief_errors() -> Iterator[None]:
     every character of a Java stack trace (StreamExecution.PROXY_ERROR). A long one overflows the
     stack of the query's thread, and the query then ends as if it had not failed.
     """
-    from py4j.protocol import Py4JError
-
     try:
         yield
-    except Py4JError as error:
+    except java_errors() as error:
         text, passing = clean_cause(error), _TRANSIENT.search(_with_cause(error))
         if passing is not None and not is_transient(text):
             text = f"{text} ({passing[0]})"
@@ -107,5 +106,4 @@ def _with_cause(error: BaseException | str) -> str:
     text = str(error)
     if _NO_CAUSE not in text:
         return text
-    cause = str(getattr(getattr(error, "_cause", None), "_stackTrace", ""))
-    return text.replace(_NO_CAUSE, cause.partition("\n")[0].strip() or _NO_CAUSE)
+    return text.replace(_NO_CAUSE, java_cause(error).partition("\n")[0].strip() or _NO_CAUSE)

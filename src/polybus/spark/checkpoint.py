@@ -1,4 +1,7 @@
-"""The layout of a Spark checkpoint on a local disk: no other module knows it.
+"""The layout of a Spark checkpoint on a local disk.
+
+No other module knows it, but `log/verify/notes.py`, which works without Spark: it checks that the
+files are there and whole.
 
     CHECKPOINT/metadata     {"id": QUERY ID}, written once
     CHECKPOINT/offsets/N    the plan of batch N: a version, settings, then a line per source with
@@ -8,7 +11,9 @@
 The offset of our source is JSON. `offset` is the next one to read. `from` is the offset at which
 the batch begins in a topic, if that is not the `offset` of the batch before: the topic joined, or
 messages were lost. So a batch that runs again after a restart reads the same messages. With the
-option `failOnDamage` false, `damaged` has the topics that are held in place and why.
+option `failOnDamage` false, `damaged` has the topics that are held in place and why; `stopped`
+those that the standard pipeline has stopped, because of an expectation. `again` marks a topic that
+is put back to messages that an earlier batch left out.
 
     {"group": "", "topics": {"orders": {"epoch": 1767225600000, "offset": 42}},
      "damaged": {"orders": "…/history/….parquet: its checksum is wrong"}}
@@ -33,30 +38,38 @@ import msgspec
 
 from polybus.errors import StorageError, UsageError
 from polybus.log.disk import Disk, sync_path
+from polybus.spark.internals import BATCH_ID, QUERY_ID, checkpoint_root, java_errors
+from polybus.structs import convert
 
 
 class TopicOffset(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a batch ends in a topic; `begin` is the field `from`."""
+    """Where a batch ends in a topic; `begin` is the field `from`.
+
+    `again`: an earlier batch left out messages, and this one begins with them.
+    """
 
     epoch: int
     offset: int
     begin: int | None = msgspec.field(default=None, name="from")
+    again: bool = False
 
 
 class StreamOffset(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a batch ends in all topics, and what is wrong with those that are damaged."""
+    """Where a batch ends in all topics, and why those that are damaged or stopped are held."""
 
     group: str
     topics: dict[str, TopicOffset]
     damaged: dict[str, str] = {}
+    stopped: dict[str, str] = {}
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
         return found
 
     def is_at(self, other: Self) -> bool:
-        """Whether both have the same offsets and damage, wherever their batches begin."""
-        return (self._ends(), self.damaged) == (other._ends(), other.damaged)
+        """Whether both have the same offsets and problems, wherever their batches begin."""
+        own = (self._ends(), self.damaged, self.stopped)
+        return own == (other._ends(), other.damaged, other.stopped)
 
     def _ends(self) -> dict[str, tuple[int, int]]:
         return {topic: (end.epoch, end.offset) for topic, end in self.topics.items()}
@@ -65,7 +78,7 @@ class StreamOffset(msgspec.Struct, frozen=True, omit_defaults=True):
 def from_json(found: Any) -> StreamOffset:
     """Raises UsageError `spark.checkpoint`: it is not an offset of this source."""
     try:
-        return msgspec.convert({"group": ""} | found, StreamOffset)
+        return convert({"group": ""} | found, StreamOffset)
     except (TypeError, msgspec.ValidationError) as error:
         text = f"the checkpoint has no offset of format polybus, but {str(found)[:200]}"
         raise UsageError("spark.checkpoint", f"{text}; use another checkpointLocation") from error
@@ -117,6 +130,13 @@ class Checkpoint:
         last = max(self._numbers("offsets"), default=None)
         return None if last in self._numbers("commits") else last
 
+    def planned_s(self, batch_id: int) -> float | None:
+        """When Spark planned a batch, in seconds since 1970; None if that is not known any more."""
+        try:
+            return (self.path / "offsets" / str(batch_id)).stat().st_mtime
+        except OSError:
+            return None
+
     def _numbers(self, folder: str) -> set[int]:
         names = [path.name for path in (self.path / folder).glob("*")]
         return {int(name) for name in names if name.isdigit()}
@@ -155,22 +175,18 @@ def calling_query(df: Any, batch_id: int) -> tuple[str | None, Checkpoint | None
 
     The checkpoint is None if it has no such batch, is on another disk, or with Spark Connect.
     """
-    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         session = df.sparkSession
-        query = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        batch = session.sparkContext.getLocalProperty("streaming.sql.batchId")
+        query = session.sparkContext.getLocalProperty(QUERY_ID)
+        batch = session.sparkContext.getLocalProperty(BATCH_ID)
     except PySparkException:
         # Spark Connect has no context.
         return None, None
     if not query or batch != str(batch_id):
         return query, None
     try:
-        # Spark's internals: it has no public way, least of all for a cloned session.
-        number = session._jvm.java.util.UUID.fromString(query)  # noqa: SLF001
-        active = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
-        return query, local_checkpoint(active.get(number).resolvedCheckpointRoot())
-    except (Py4JError, AttributeError, TypeError):
+        return query, local_checkpoint(checkpoint_root(session, query))
+    except (java_errors(), AttributeError, TypeError):
         return query, None

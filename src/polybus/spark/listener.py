@@ -62,7 +62,7 @@ class ConsumerListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:
         try:
-            self._progress(event.progress)
+            self.take(event.progress)
         except Exception:
             logger.exception("cannot report the progress of a query")
 
@@ -84,7 +84,8 @@ class ConsumerListener(StreamingQueryListener):
         for group in groups:
             self.reporter.put(group, report)
 
-    def _progress(self, progress: Any) -> None:
+    def take(self, progress: Any) -> None:
+        """Report the progress of a query, also of one that Spark sends no events about."""
         query = str(progress.id)
         name = progress.name or query
         groups = positions_by_group(progress.sources, name)
@@ -97,8 +98,12 @@ class ConsumerListener(StreamingQueryListener):
             "rows-per-s": _finite(progress.processedRowsPerSecond),
             "batch-ms": _finite(progress.batchDuration),
         }
+        offsets = [our_offset(source.endOffset) for source in progress.sources]
+        stopped: dict[str, str] = {}
+        for offset in filter(None, offsets):
+            stopped |= offset.stopped
         for group, positions in groups.items():
-            self.reporter.put(group, report | {"positions": positions})
+            self.reporter.put(group, report | {"positions": positions, "stopped": stopped})
 
 
 def positions_by_group(sources: Any, name: str) -> dict[str, dict[str, dict[str, int]]]:

@@ -18,11 +18,14 @@ import msgspec
 from polybus import names
 from polybus.errors import UsageError
 from polybus.log.history.parquet import timestamp_us_of
+from polybus.spark.location import CLUSTER_OPTIONS
+from polybus.structs import decode
 
 EARLIEST = -2
 LATEST = -1
-LOCATION = ("data", "url", "token")
+LOCATION = ("data", "url", "token", "log", *CLUSTER_OPTIONS)
 """The options that every class of options has: see `find_location`."""
+_ONE_PLACE = (("data", "url"), ("data", "log"), ("url", "log"), ("token", "log"))
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _NUMBER_MAX = (1 << 63) - 1
 _DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)?")
@@ -64,9 +67,12 @@ def given_options(
         if name.lower() not in proper:
             raise _unknown(name, known)
         given[proper[name.lower()]] = str(value)
-    for one, other in (("data", "url"), *apart):
+    for one, other in (*_ONE_PLACE, *apart):
         if one in given and other in given:
             raise conflict(one, other, "give only one of them")
+    lonely = next((name for name in given if name in CLUSTER_OPTIONS), None)
+    if lonely is not None and "log" not in given:
+        raise conflict(lonely, "log", "the first needs the second")
     return given
 
 
@@ -189,7 +195,7 @@ def topic_set(text: str) -> frozenset[str]:
 
 def _json(text: str, kind: Any, wanted: str) -> Any:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return decode(text, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{wanted}: {error}") from error
 

@@ -1,10 +1,11 @@
-"""Where messages are read from: a data folder (LogReader), or a bus over HTTP (RemoteLog).
+"""RemoteLog: the OffsetReader of a bus at a URL. `open_origin` opens whatever a location names.
 
-Over HTTP, rows arrive as Arrow streams, a page at a time. The bus answers with stop offsets that
+Rows arrive as Arrow streams, a page at a time. The bus answers with stop offsets that
 are durable, so what Spark has planned once is still there after a crash of the bus. While the bus
 is away, reading waits some seconds and then continues at the message where it stopped.
 """
 
+import contextlib
 import http.client
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,127 +17,107 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 
 from polybus.client.http import blocking as bus_http
-from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log.history.topic_history import ALWAYS, TimeRange
+from polybus.errors import PolybusError, StorageError
+from polybus.log.blobs import BlobReader, accounts_with_blobs, blobs_folder, unknown_blob
+from polybus.log.history.topic_history import NextAndRows
 from polybus.log.interface import Bounds
-from polybus.log.reading.pieces import Piece, ReadPlan
-from polybus.log.reading.reader import LogReader, Lost, joined
+from polybus.log.opening import open_reader
+from polybus.log.reading.offset_reader import BOUNDS_AGE_S, OffsetReader, next_offset, recreated
+from polybus.log.reading.pieces import ReadPlan
+from polybus.names import is_reserved
 from polybus.spark.location import BusLocation, Retry, retried
 
 ROWS_MAX = 10_000
 """Rows in a record batch: more are not faster, fewer are slower."""
 BATCH_BYTES_MAX = 8 << 20
+BLOB_PIECE_BYTES = 1 << 20
 ARROW = "application/vnd.apache.arrow.stream"
 PAGE_ROWS = 100_000
 """How much one request asks for, so that a single answer does not occupy the bus for long."""
-ROW_BYTES = 200
-"""The assumed size of a row when work is split: the bus does not report sizes."""
 AWAY_S = 10.0
-BOUNDS_AGE_S = 0.05
-"""Spark asks for the end up to a hundred times a second; the bus is asked less often."""
-LOSSES = ("log.offset-unknown", "topic.unknown", "topic.recreated")
-"""The codes with which a bus says that planned messages no longer exist."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class RemoteLog:
-    """The log of a bus at a URL, with the methods of LogReader that readers use.
-
-    The pieces of its plans have no file.
-    """
+class RemoteLog(OffsetReader):
+    """The topics of a bus at a URL."""
 
     def __init__(self, location: BusLocation) -> None:
-        self._location = location
+        self.place: BusLocation = location
         self._bounds: dict[str, Bounds] = {}
         self._damaged: dict[str, str] = {}
         self._asked_at_s = -BOUNDS_AGE_S
 
-    def topics(self, *, system: bool) -> list[str]:
+    def topics(self, *, system: bool = False) -> list[str]:
         self._ask()
-        return sorted(topic for topic in self._bounds if system or not topic.startswith("$"))
+        return sorted(topic for topic in self._bounds if system or not is_reserved(topic))
 
     def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
         self._ask()
         wanted = list(topics)
         for topic in wanted:
             if topic in self._damaged:
-                raise StorageError("log.damaged", f"at {self._location}: {self._damaged[topic]}")
+                raise StorageError("log.damaged", f"at {self.place}: {self._damaged[topic]}")
         return {topic: self._bounds[topic] for topic in wanted if topic in self._bounds}
-
-    def bounds(self, topic: str) -> Bounds:
-        found = self.all_bounds([topic]).get(topic)
-        if found is None:
-            raise UsageError("topic.unknown", f"topic {topic!r} does not exist at {self._location}")
-        return found
 
     def offset_at(self, topic: str, timestamp_us: int) -> int:
         moment = (_EPOCH + timedelta(microseconds=timestamp_us)).isoformat()
         query = {"time": moment, "limit": 1, "columns": "offset"}
         # The bus may know messages that are not durable yet, but then their offset is the end.
-        for rows in retried(lambda: list(self._fetch(topic, query)), patience_s=AWAY_S):
+        others = self.place.others
+        found = retried(lambda: list(self._fetch(topic, query)), patience_s=AWAY_S, others=others)
+        for rows in found:
             return int(rows.column(0)[0].as_py())
-        self._asked_at_s = -BOUNDS_AGE_S
+        self._look_again()
         return self.bounds(topic).stop
 
-    def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
-        bounds = self.bounds(topic)
-        if start < bounds.start or stop > bounds.stop or start > stop:
-            text = f"offsets {start} to {stop} of topic {topic!r} are not all in the log, which has"
-            raise UsageError("log.offset-unknown", f"{text} {bounds.start} to {bounds.stop}")
-        piece = Piece(Path(str(self._location)), start, stop, (stop - start) * ROW_BYTES)
-        return ReadPlan(topic, bounds.epoch, start, stop, (piece,) if start < stop else (), times)
-
-    def read_plan(
-        self,
-        plan: ReadPlan,
-        *,
-        columns: Sequence[str],
-        rows_max: int,
-        bytes_max: int,
-        lost: Lost | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        return joined(self._rows(plan, columns, lost), rows_max=rows_max, bytes_max=bytes_max)
-
     def _rows(
-        self, plan: ReadPlan, columns: Sequence[str], lost: Lost | None
-    ) -> Iterator[pa.RecordBatch]:
-        offset, retry = plan.start, Retry(AWAY_S)
+        self, plan: ReadPlan, columns: Sequence[str], *, rows_max: int, bytes_max: int
+    ) -> Iterator[NextAndRows]:
+        offset, retry = plan.start, Retry(AWAY_S, others=self.place.others)
+        # Without their offsets, rows do not show where the next ones begin.
+        asked = [*columns, *(() if "offset" in columns else ("offset",))]
         while offset < plan.stop:
             first, stop = offset, min(plan.stop, offset + PAGE_ROWS)
             query = {"offset": first, "stop": stop, "epoch": plan.epoch}
             try:
-                for rows in self._fetch(plan.topic, query | {"columns": ",".join(columns)}):
-                    yield rows
-                    offset += rows.num_rows
-                    retry.reset()
+                for rows in self._fetch(plan.topic, query | {"columns": ",".join(asked)}):
+                    if rows.num_rows:
+                        offset = next_offset(rows)
+                        yield offset, rows.select(columns)
+                        retry.reset()
                 if offset == first:
-                    raise PolybusError("client.disconnected", "the answer was empty")
+                    self._check_is_gap(plan, stop)
+                    offset = stop
             except PolybusError as error:
-                if lost is not None and error.code in LOSSES and isinstance(error, UsageError):
-                    lost(error)
-                    offset = self._after_loss(plan, offset)
-                    continue
-                error.text = (
-                    f"topic {plan.topic!r} at {self._location}, offset {offset}: {error.text}"
-                )
+                error.text = f"topic {plan.topic!r} at {self.place}, offset {offset}: {error.text}"
                 retry.wait(error)
 
-    def _after_loss(self, plan: ReadPlan, offset: int) -> int:
-        """The offset at which messages of the plan exist again; its end if there are none."""
+    def _check_is_gap(self, plan: ReadPlan, stop: int) -> None:
+        """After an answer without rows: the topic must be the planned one, and continue after it.
+
+        Raises UsageError `topic.unknown`, `topic.recreated`; PolybusError, the bus is behind.
+        """
+        self._look_again()
+        bounds = self.bounds(plan.topic)
+        if bounds.epoch != plan.epoch:
+            raise recreated(plan.topic)
+        if bounds.stop < stop:
+            raise PolybusError("client.disconnected", "the answer was empty")
+
+    def _look_again(self) -> None:
         self._asked_at_s = -BOUNDS_AGE_S
-        bounds = self.all_bounds([plan.topic]).get(plan.topic)
-        if bounds is None or bounds.epoch != plan.epoch or bounds.start <= offset:
-            return plan.stop
-        return min(bounds.start, plan.stop)
 
     def _fetch(self, topic: str, query: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         """One request. Raises the errors of the bus, or one of bus_http.GONE."""
         path = f"/v1/topics/{quote(topic, safe='')}/messages?{urlencode(query)}"
-        url, token = self._location.address()
+        url, token = self.place.address()
         headers = {"accept": ARROW}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
-        with bus_http.opened(url, "GET", path, headers=headers) as answer:
+        with (
+            self.place.leaving(url),
+            bus_http.opened(url, "GET", path, headers=headers) as answer,
+        ):
             try:
                 yield from pa.ipc.open_stream(_ArrowBody(answer))
             except (OSError, http.client.HTTPException, pa.ArrowException) as error:
@@ -148,7 +129,7 @@ class RemoteLog:
         if time.monotonic() - self._asked_at_s < BOUNDS_AGE_S:
             return
         path = "/v1/topics?system=true&durable=true"
-        topics = self._location.call("GET", path, patience_s=AWAY_S)["topics"]
+        topics = self.place.call("GET", path, patience_s=AWAY_S)["topics"]
         self._bounds = {
             one["name"]: Bounds(one["epoch"], one["start"], one["stop"]) for one in topics
         }
@@ -156,13 +137,41 @@ class RemoteLog:
         self._asked_at_s = time.monotonic()
 
 
-Origin = LogReader | RemoteLog
-"""A log that is read by offset. Only durable messages are visible."""
+def open_origin(location: BusLocation) -> OffsetReader:
+    """The log of a location. A remote bus is only called when it is needed.
+
+    Raises UsageError `data.not-found`; of a cluster as `open_reader`.
+    """
+    if location.is_local:
+        return open_reader(location.cluster or location.data)
+    return RemoteLog(location)
 
 
-def open_origin(location: BusLocation) -> Origin:
-    """Raises UsageError `data.not-found`. A remote bus is only called when it is needed."""
-    return LogReader(location.data) if location.url is None else RemoteLog(location)
+@contextlib.contextmanager
+def opened_blob(location: BusLocation, blob_id: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """The size and the bytes of a large payload, piece by piece.
+
+    Raises UsageError `blob.unknown`, StorageError `blob.damaged`; of a bus also one of
+    bus_http.GONE.
+    """
+    if location.is_local:
+        yield _stored_blob(location.data, blob_id)
+        return
+    url, token = location.address()
+    head = {} if token is None else {"authorization": f"Bearer {token}"}
+    with bus_http.opened(url, "GET", f"/v1/blobs/{blob_id}", headers=head) as answer:
+        size = int(answer.headers.get("content-length") or 0)
+        yield size, iter(lambda: answer.read(BLOB_PIECE_BYTES), b"")
+
+
+def _stored_blob(data: Path, blob_id: str) -> tuple[int, Iterator[bytes]]:
+    for account in accounts_with_blobs(data):
+        folder = blobs_folder(data, account) / blob_id
+        if folder.is_dir():
+            reader = BlobReader(folder)
+            starts = range(0, reader.size, BLOB_PIECE_BYTES)
+            return reader.size, (reader.read(start, BLOB_PIECE_BYTES) for start in starts)
+    raise unknown_blob()
 
 
 class _ArrowBody:

@@ -7,13 +7,12 @@ must be installed on the workers.
 
 import atexit
 import functools
-import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 
 import polybus
 from polybus import __version__
+from polybus.processes import new_scratch, remove_scratch
 
 # Packages that no worker uses.
 LEFT_OUT = ("bench", "cli", "testing")
@@ -22,8 +21,8 @@ LEFT_OUT = ("bench", "cli", "testing")
 @functools.cache
 def package() -> Path:
     """The path of the zip for `addPyFile`. It is written once and removed when the process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="polybus-ship-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = new_scratch("ship")
+    atexit.register(remove_scratch, folder)
     path = folder / f"polybus-{__version__}.zip"
     source = Path(polybus.__file__).parent
     modules = [

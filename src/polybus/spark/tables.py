@@ -16,7 +16,7 @@ has other messages, and the table would ignore them.
 
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +26,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from polybus.errors import UsageError
-from polybus.lake.commits import STAGING
 from polybus.lake.compact import tidy
 from polybus.lake.fields import (
     TableFields,
+    arrow_schema,
     checked_fields,
     is_json,
     marked_as_json,
@@ -37,9 +37,12 @@ from polybus.lake.fields import (
     parsed_fields,
 )
 from polybus.lake.files import FileNote, new_path, note_of, partition_values
-from polybus.lake.state import TableState
-from polybus.lake.table import Conflict, LakeTable, unknown_table
+from polybus.lake.table import Conflict, LakeTable, TableChange, unknown_table
+from polybus.lake.table_state import TableState
+from polybus.log.delta import STAGING
 from polybus.spark.checkpoint import Checkpoint, calling_query
+from polybus.spark.expectations import CheckedRows, check
+from polybus.spark.internals import GLOB_OPTION
 
 MERGE_ROWS_MAX = 5_000_000
 """A merge holds the table in memory. For larger tables, append and aggregate when reading."""
@@ -63,7 +66,7 @@ _WRITE_OPTIONS = {
 
 
 def append(
-    df: DataFrame,
+    df: DataFrame | CheckedRows,
     table: LakeTable,
     *,
     writer: str,
@@ -76,14 +79,23 @@ def append(
     `checkpoint` is that of the query; if it is None, it is found, except with Spark Connect.
 
     Raises:
-        UsageError: `lake.schema`, a column has another type than in the table.
+        UsageError: `lake.schema`, a column has another type than in the table;
+            `pipeline.expectation`, rows do not meet what must hold. Nothing changed.
         StorageError: `sink.checkpoint`, the checkpoint cannot be synced; `lake.storage`. Nothing of
             the batch is in the table.
     """
     if table.has_batch(writer, batch_id):
         return
-    _sync_plan(df, batch_id, checkpoint)
-    commit_staged(table, stage(df, table, partition_by), writer=writer, batch_id=batch_id)
+    rows = df.rows if isinstance(df, CheckedRows) else df
+    _sync_plan(rows, batch_id, checkpoint)
+    notes = stage(rows, table, partition_by)
+    if isinstance(df, CheckedRows):
+        try:
+            check(df.counts())
+        except UsageError:
+            discard(table, notes)
+            raise
+    commit_staged(table, notes, writer=writer, batch_id=batch_id)
 
 
 def set_aside(df: DataFrame, table: LakeTable, *, reason: str, writer: str, batch_id: int) -> None:
@@ -91,29 +103,48 @@ def set_aside(df: DataFrame, table: LakeTable, *, reason: str, writer: str, batc
 
     The table then has the batch, without rows. Idempotent, as `append`, which must have failed.
     """
+    quarantine(df, table, reason=reason, writer=writer, batch_id=batch_id)
+    table.commit([], writer=writer, batch_id=batch_id)
+
+
+def quarantine(df: DataFrame, table: LakeTable, *, reason: str, writer: str, batch_id: int) -> None:
+    """Store rows of a batch in `<table>.quarantine`, as JSON; the table does not change."""
     aside = LakeTable(table.path.with_name(f"{table.path.name}.quarantine"))
     columns = [F.to_json(F.struct("*")).alias("row"), F.lit(reason).alias("reason")]
     rows = df.select(*columns, F.current_timestamp().alias("quarantined_at"))
     if not aside.has_batch(writer, batch_id):
         commit_staged(aside, stage(rows, aside, ()), writer=writer, batch_id=batch_id)
-    table.commit([], writer=writer, batch_id=batch_id)
 
 
 def commit_staged(
-    table: LakeTable, notes: Sequence[FileNote], *, writer: str, batch_id: int
+    table: LakeTable,
+    notes: Sequence[FileNote],
+    *,
+    writer: str,
+    batch_id: int,
+    then: Callable[[], None] | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> None:
-    """Make files part of the table; remove empty ones, and all if the table has the batch."""
+    """Make files part of the table; remove empty ones, and all if the table has the batch.
+
+    `then` is called when the table has the batch, and before files are removed.
+    """
     full = [note for note in notes if note.file.rows or not table.exists]
     try:
-        is_added = table.commit(full, writer=writer, batch_id=batch_id)
+        if settings:
+            is_added = table.change(TableChange(full, (), writer, batch_id, settings=settings))
+        else:
+            is_added = table.commit(full, writer=writer, batch_id=batch_id)
     except UsageError:
-        _remove(table, notes)
+        discard(table, notes)
         raise
-    _remove(table, [note for note in notes if note not in full or not is_added])
+    if then is not None:
+        then()
+    discard(table, [note for note in notes if note not in full or not is_added])
     tidy(table)
 
 
-def _remove(table: LakeTable, notes: Sequence[FileNote]) -> None:
+def discard(table: LakeTable, notes: Sequence[FileNote]) -> None:
     """Remove files that are not part of the table."""
     for note in notes:
         (table.path / note.file.path).unlink(missing_ok=True)
@@ -164,21 +195,29 @@ def merge(
     _until_committed(table, commit)
 
 
-def read(spark: SparkSession, table: LakeTable) -> DataFrame:
-    """A snapshot of the table's version, by Spark's own Parquet reader.
+def read(
+    spark: SparkSession,
+    table: LakeTable,
+    state: TableState | None = None,
+    files: Sequence[str] | None = None,
+) -> DataFrame:
+    """A snapshot of a version, the newest without `state`, by Spark's own Parquet reader.
+
+    With `files` only these, of the version or of an earlier one.
 
     Raises:
         UsageError: `lake.unknown`, the table has no version yet.
     """
-    state = table.state
+    state = table.state if state is None else state
+    paths = list(state.files if files is None else files)
     if state.version < 0:
         raise unknown_table(table.name)
     plain = [field | {"metadata": {}} for field in state.fields]
     schema = T.StructType.fromJson({"type": "struct", "fields": plain})
-    if not state.files:
+    if not paths:
         rows = spark.createDataFrame([], schema)
     else:
-        rows = read_files(spark, schema, table.path, [table.path / path for path in state.files])
+        rows = read_files(spark, schema, table.path, [table.path / path for path in paths])
     return with_variants(rows, [field["name"] for field in state.fields if is_json(field)])
 
 
@@ -216,7 +255,7 @@ def read_files(
     _prepare(spark)
     reader = spark.read.schema(schema).option("basePath", str(base))
     # Paths are not patterns: the name of a folder may have brackets.
-    reader = reader.option("__globPaths__", "false")
+    reader = reader.option(GLOB_OPTION, "false")
     # Our files have checksums in every page.
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     return reader.parquet(*[str(path) for path in paths])
@@ -246,6 +285,19 @@ def stage(
         return notes
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def stage_small(
+    df: DataFrame, table: LakeTable, partition_by: Sequence[str] = (), json: Sequence[str] = ()
+) -> list[FileNote]:
+    """As `stage`, for rows that fit in memory: Spark collects them, and one file has all of them.
+
+    Spark's writer sets up a job for files, which takes longer than to decode a few messages.
+    """
+    assert not partition_by
+    frame, fields = stored_columns(df, table, json)
+    # Spark's columns may be declared as never null, and those of tables are not.
+    return [table.write(frame.toArrow().cast(arrow_schema(fields)), fields=fields)]
 
 
 def _prepare(spark: SparkSession) -> None:

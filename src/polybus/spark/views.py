@@ -1,12 +1,10 @@
 """Topics as tables, and topics and lake tables by name in Spark SQL.
 
 A topic as a table is the log itself and not a copy of it. Spark's own Parquet reader reads the
-history files of one manifest. Newer messages, and files that may still be merged into larger ones,
-come through our source. Both parts meet at the same offset, so each message appears once, even
-while the bus hands over its journal: files that are read natively are never replaced. Retention may
-remove one before it is read. Then the query fails with the name of the file, and works again with a
-new table. Such a table has the columns of the source and `date`, the day of the message in UTC.
-History has a folder for each day, so `WHERE date = '2026-01-31'` opens no file of another day.
+history files of one manifest, as far as history.py says, and our source the rest. Retention may
+remove a file before it is read. Then the query fails with the name of the file, and works again
+with a new table. Such a table has the columns of the source and `date`, the day of the message in
+UTC. History has a folder for each day, so `WHERE date = '2026-01-31'` opens no file of another day.
 Conditions on `offset` and `timestamp` skip what the statistics of the files exclude.
 
 A view is a snapshot: Spark plans it once, and it shows what the topic or the table held then. So a
@@ -15,7 +13,6 @@ files. Spark needs some milliseconds for a view, so only those that a query name
 """
 
 import json
-import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,20 +27,24 @@ from pyspark.sql import types as T
 from polybus import names
 from polybus.errors import StorageError, UsageError
 from polybus.lake.duck import unknown_table
-from polybus.lake.sql_text import version_in, with_dots_quoted, with_versions_named
+from polybus.lake.sql.text import version_in, with_dots_quoted, with_versions_named
 from polybus.lake.table import LakeTable, open_table, table_names
-from polybus.log.history.manifest import HISTORY, Manifest
+from polybus.lake.typed import MESSAGE_COLUMNS, PREFIX, view_schema
+from polybus.log.history.manifest import Manifest
 from polybus.log.layout import topic_folder
-from polybus.log.reading.reader import LogReader
+from polybus.log.opening import open_reader
+from polybus.log.reading.offset_reader import OffsetReader
+from polybus.spark.declared_fields import field_of, literal, schema_fields
+from polybus.spark.history import SOURCE, native_files, read_history
+from polybus.spark.internals import context_logger
 from polybus.spark.location import find_location
-from polybus.spark.source.options import COLUMNS, spark_schema
-from polybus.spark.tables import read, read_files
+from polybus.spark.tables import read
+from polybus.spark.variants import hint_for, with_paths
 
 _ATTEMPTS_MAX = 3
 DAY_US = 86_400_000_000
-_STORED = [name for name in COLUMNS if name not in ("partition", "epoch")]
 # The views of each session: the folder that they show, and the state of each topic or table.
-SessionViews = tuple[LogReader, dict[str, tuple[object, ...]]]
+SessionViews = tuple[Path, OffsetReader, dict[str, tuple[object, ...]]]
 _SESSIONS: WeakKeyDictionary[SparkSession, SessionViews] = WeakKeyDictionary()
 # As in DuckDB (lake/duck.py). A value may be neither text nor JSON.
 _FUNCTIONS = (
@@ -71,15 +72,18 @@ def table(
     name = names.canonical(topic)
     if url is not None:
         return _source(spark, name, {"url": url})
-    return history_and_rest(spark, LogReader(data_folder(data)), name)
+    return history_and_rest(spark, data_folder(data), name)
 
 
-def history_and_rest(spark: SparkSession, reader: LogReader, topic: str) -> DataFrame:
+def history_and_rest(
+    spark: SparkSession, data: Path, topic: str, reader: OffsetReader | None = None
+) -> DataFrame:
     """A topic by one snapshot of its manifest, and the messages after it; raises as `table`."""
+    reader = reader or open_reader(data)
     for _ in range(_ATTEMPTS_MAX):
         history = reader.history(topic)
         try:
-            return _of_snapshot(spark, topic, history, reader.data)
+            return _of_snapshot(spark, topic, history, data)
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
@@ -90,16 +94,12 @@ def history_and_rest(spark: SparkSession, reader: LogReader, topic: str) -> Data
 
 
 def _of_snapshot(spark: SparkSession, topic: str, history: Manifest, data: Path) -> DataFrame:
-    settled = history.settled_files
-    if not settled:
+    files = native_files(history, topic_folder(data, topic))
+    if not files:
         return _source(spark, topic, {"data": str(data)})
-    starting = json.dumps({topic: settled[-1].last + 1})
+    starting = json.dumps({topic: files[-1].last + 1})
     rest = _source(spark, topic, {"data": str(data), "startingOffsets": starting})
-    folder = topic_folder(data, topic).absolute()
-    schema = spark_schema(_STORED).add("date", "date")
-    rows = read_files(spark, schema, folder / HISTORY, [folder / file.path for file in settled])
-    constants = {"partition": F.lit(0), "epoch": F.lit(history.epoch).cast("long")}
-    return rows.withColumns(constants).select(*COLUMNS, "date").unionAll(rest)
+    return read_history(spark, data, topic, history.epoch, files).unionAll(rest)
 
 
 def data_folder(data: Path | None) -> Path:
@@ -108,7 +108,7 @@ def data_folder(data: Path | None) -> Path:
 
 
 def _source(spark: SparkSession, topic: str, options: dict[str, str]) -> DataFrame:
-    rows = spark.read.format("polybus").options(subscribe=topic, **options).load()
+    rows = spark.read.format(SOURCE).options(subscribe=topic, **options).load()
     # The day in UTC, as in the folders of history, whatever the session's time zone is.
     days = F.expr(f"CAST(unix_micros(timestamp) DIV {DAY_US} AS INT)")
     return rows.withColumn("date", F.date_from_unix_date(days))
@@ -126,13 +126,13 @@ def register_views(
     Returns:
         The names of all topics and tables, including those without a view.
     """
-    reader, states = _views_of(spark, data_folder(data))
+    folder, reader, states = _views_of(spark, data_folder(data))
     topics = reader.topics(system=True)
-    known = sorted({*topics, *table_names(reader.data)})
+    known = sorted({*topics, *table_names(folder)})
     for name in known if only is None else sorted(set(known) & set(only)):
-        lake = None if name in topics else open_table(reader.data, name)
+        lake = None if name in topics else open_table(folder, name)
         if states.get(name) != (state := _state_of(reader, name, lake)):
-            rows = read(spark, lake) if lake else history_and_rest(spark, reader, name)
+            rows = read(spark, lake) if lake else history_and_rest(spark, folder, name, reader)
             rows.createOrReplaceTempView(f"`{name}`")
             states[name] = state
     for deleted in states.keys() - set(known):
@@ -141,34 +141,32 @@ def register_views(
     return known
 
 
-def _state_of(reader: LogReader, name: str, lake: LakeTable | None) -> tuple[object, ...]:
+def _state_of(reader: OffsetReader, name: str, lake: LakeTable | None) -> tuple[object, ...]:
     if lake is not None:
         return "table", lake.version
     history, bounds = reader.history(name), reader.bounds(name)
     return "topic", history.epoch, history.start, history.handed_over, bounds.stop
 
 
-def _views_of(spark: SparkSession, folder: Path) -> tuple[LogReader, dict[str, tuple[object, ...]]]:
+def _views_of(spark: SparkSession, folder: Path) -> SessionViews:
     if spark not in _SESSIONS:
         for statement in _FUNCTIONS:
             spark.sql(statement)
-    if spark not in _SESSIONS or _SESSIONS[spark][0].data != folder:
+    if spark not in _SESSIONS or _SESSIONS[spark][0] != folder:
         # Views of another folder are forgotten: new ones replace those of the same name.
-        _SESSIONS[spark] = (LogReader(folder), {})
+        _SESSIONS[spark] = (folder, open_reader(folder), {})
     return _SESSIONS[spark]
 
 
 def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
     """Run a query over the current topics and lake tables."""
-    from polybus.spark.pipelines.standard.decode import register_typed
-
     folder = data_folder(data)
     text = with_versions_named(query, "`")
     words = named_in(text)
     known = register_views(spark, folder, only=words)
     register_versions(spark, folder, text)
     typed = register_typed(spark, folder, words)
-    return spark.sql(with_dots_quoted(text, {*known, *typed}))
+    return with_paths(text, lambda one: spark.sql(with_dots_quoted(one, {*known, *typed})))
 
 
 def register_versions(spark: SparkSession, data: Path, query: str) -> None:
@@ -180,6 +178,33 @@ def register_versions(spark: SparkSession, data: Path, query: str) -> None:
             if not lake.exists:
                 raise unknown_table(f"{table} with versions", table_names(data))
             read(spark, lake).createOrReplaceTempView(f"`{name}`")
+
+
+def register_typed(spark: SparkSession, data: Path, words: Iterable[str]) -> list[str]:
+    """Create and return the views `silver.<topic>` among `words`, if a topic declares a schema.
+
+    Silver stores values as JSON, so that a declared schema can change without changing the table.
+    A view has the declared columns with their types, and all else in the struct `_message`.
+
+    Raises:
+        UsageError: `pipeline.schema`, a schema is invalid.
+    """
+    made: list[str] = []
+    for name in sorted({word.lower() for word in words if word.startswith(PREFIX)}):
+        found, silver = view_schema(data, name), open_table(data, "silver")
+        if found is None or not silver.exists:
+            continue
+        topic, schema = found
+        about = ", ".join(f"`{column}`" for column in MESSAGE_COLUMNS)
+        rows = read(spark, silver).where(f"topic = {literal(topic)}")
+        columns = [
+            f"{field_of(field, kind)} AS `{field}`"
+            for field, kind, _ in schema_fields(topic, schema)
+        ]
+        typed = rows.selectExpr(*columns, f"STRUCT({about}) AS _message")
+        typed.createOrReplaceTempView(f"`{name}`")
+        made.append(name)
+    return made
 
 
 def named_in(query: str) -> set[str]:
@@ -201,18 +226,21 @@ def collect(spark: SparkSession, query: str, data: Path, *, rows_max: int) -> pa
             `sql.failed`, it fails while it runs.
     """
     # PySpark logs every mistake in a query with the whole stack of the JVM.
-    logging.getLogger("SQLQueryContextLogger").disabled = True
+    context_logger().disabled = True
     try:
         rows = sql(spark, query, data)
+        titles = rows.columns
+        # Two columns may have the same name: `payload:order.id`, `payload:customer.id`.
+        rows = rows.toDF(*map(str, range(len(titles))))
         variants = [one.name for one in rows.schema if isinstance(one.dataType, T.VariantType)]
         rows = rows.withColumns({name: F.to_json(rows[name]) for name in variants})
     except (AnalysisException, ParseException) as error:
         if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
             name = str(error.getMessageParameters().get("relationName", "")).replace("`", "")
-            known = [*LogReader(data).topics(system=True), *table_names(data)]
+            known = [*open_reader(data).topics(system=True), *table_names(data)]
             raise unknown_table(name, known) from error
-        raise UsageError("sql.invalid", str(error).strip()) from error
+        raise UsageError("sql.invalid", f"{str(error).strip()}{hint_for(error)}") from error
     try:
-        return rows.limit(rows_max).toArrow()
+        return rows.limit(rows_max).toArrow().rename_columns(titles)
     except PySparkException as error:
         raise UsageError("sql.failed", str(error).strip()) from error

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
-
-from polybus.config import Config, check
+from polybus.config import Config
+from polybus.config_file import check
 from polybus.edges.node import Node
 from polybus.scan.binary_py import HEADER, HEADER_BYTES
+from polybus.structs import convert
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +31,7 @@ async def run_bus(*topics: str, data: str | None = None, **settings: Any) -> Asy
         )
         raw["data"] = data
         raw["topics"] = [*topics, *raw.get("topics", [])]
-        config = msgspec.convert(raw, Config)
+        config = convert(raw, Config)
         check(config)
         node = Node(config)
         await node.start()

@@ -224,6 +224,18 @@ class FaultyDisk(Disk):
             self.check("fsync")
             self._undo.pop(path, None)
 
+    def sync_below(self, folder: Path) -> None:
+        with self.lock:
+            self.check("fsync")
+            for path, state in self._states.items():
+                if folder in path.parents:
+                    state.safe_bytes = path.stat().st_size
+            self._undo = {
+                path: undo
+                for path, undo in self._undo.items()
+                if path != folder and folder not in path.parents
+            }
+
     # For FaultyFile.
 
     def state_of(self, path: Path) -> _FileState:

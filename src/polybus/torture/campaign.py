@@ -22,6 +22,7 @@ from polybus.torture.frames import PARSERS
 from polybus.torture.fuzz import fuzz_round
 from polybus.torture.kills import kill_round
 from polybus.torture.mixes import mixed_round
+from polybus.torture.nodes import node_round
 from polybus.torture.outages import outage_round
 from polybus.torture.power import cut_round
 from polybus.torture.report import Findings
@@ -51,6 +52,8 @@ class Fault:
     """What one of them takes on two cores of 2026, until a campaign has measured it."""
     is_alone: bool = False
     """No other round runs beside it, because it measures time."""
+    share: float = 1.0
+    """Of a job: a round that waits for most of its time leaves the rest to others."""
     per_round_max: int = 0
     """A round does as many as this if a number of them is asked for."""
     unchecked: tuple[str, ...] = ()
@@ -61,23 +64,39 @@ class Fault:
         return max(1, self.per_round * 3 // 10)
 
 
+WAITING = 0.66
+"""Three such rounds keep two cores busy, and two do not."""
 _NO_LOAD = ("transactions", "deleted")
 _NO_SESSION = ("packs", *_NO_LOAD)
 COMPILED = ("writes", "cuts", "errors", "clock")
 """Faults that need the library of control.py, and so a C compiler."""
 FAULTS = {
-    "kills": Fault(kill_round, 10, "Kills (-9) under load, during starts and hand-overs", 1.0),
-    "writes": Fault(
-        write_kill_round, 10, "Kills (-9) before or in the middle of exact writes", 1.0
+    "kills": Fault(
+        kill_round,
+        10,
+        "Kills (-9) under load, during starts and hand-overs",
+        2.3,
+        share=WAITING,
     ),
-    "cuts": Fault(cut_round, 5, "Power cuts that lose what was not synced", 1.5),
-    "errors": Fault(outage_round, 10, "I/O errors and full disks for every kind of file", 1.6),
-    "clock": Fault(clock_round, 10, "Jumps of the clock, by minutes to decades", 0.6),
+    "writes": Fault(
+        write_kill_round,
+        10,
+        "Kills (-9) before or in the middle of exact writes",
+        2.3,
+        share=WAITING,
+    ),
+    "cuts": Fault(cut_round, 5, "Power cuts that lose what was not synced", 3.0, share=WAITING),
+    "errors": Fault(
+        outage_round, 10, "I/O errors and full disks for every kind of file", 6.5, share=WAITING
+    ),
+    "clock": Fault(
+        clock_round, 10, "Jumps of the clock, by minutes to decades", 1.5, share=WAITING
+    ),
     "flips": Fault(
         flip_round,
         20,
         "Flips, cuts, zeros and removals in the files of a stopped bus",
-        0.25,
+        0.26,
         per_round_max=100,
     ),
     "frames": Fault(
@@ -124,9 +143,25 @@ FAULTS = {
         unchecked=_NO_SESSION,
     ),
     "mixes": Fault(
-        mixed_round, 10, "Kills in a storm, half of them with a flip", 1.0, unchecked=_NO_SESSION
+        mixed_round,
+        10,
+        "Kills in a storm, half of them with a flip",
+        1.5,
+        share=WAITING,
+        unchecked=_NO_SESSION,
+    ),
+    "nodes": Fault(
+        node_round,
+        10,
+        "Kills (-9), pauses and cut links of nodes and brokers in a cluster (Java, Maven)",
+        15.0,
+        is_alone=True,
+        per_round_max=25,
+        unchecked=("verify", "memory"),
     ),
 }
+ON_ONE_MACHINE = tuple(name for name in FAULTS if name != "nodes")
+"""What a bus without a cluster can meet."""
 FULL = {
     **{"kills": 1000, "writes": 100, "cuts": 200, "errors": 1000, "clock": 100, "flips": 10_000},
     # A million for each parser.
@@ -206,7 +241,7 @@ class Campaign:
             if fault.is_alone:
                 alone_s += left_s
             else:
-                together_s += left_s
+                together_s += left_s * (fault.share if self.jobs > 1 else 1.0)
         return together_s / self.jobs + alone_s
 
     def run(self, rounds: Iterable[Round]) -> None:
@@ -226,19 +261,24 @@ class Campaign:
         busy: list[Worker] = []
         try:
             for one in rounds:
-                while busy and (len(busy) >= self.jobs or _is_alone(one, busy)):
+                while busy and (self._is_full(busy, one) or _is_alone(one, busy)):
                     self._collect(busy, idle)
                 busy.append(idle.pop() if idle else Worker(work))
                 busy[-1].begin(one)
                 self._tell([worker.round for worker in busy if worker.round is not None])
                 # The next round is chosen by what has ended by then.
-                while busy and (len(busy) >= self.jobs or _is_alone(one, busy)):
+                while busy and (self._is_full(busy, one) or _is_alone(one, busy)):
                     self._collect(busy, idle)
             while busy:
                 self._collect(busy, idle)
         finally:
             for worker in busy + idle:
                 worker.close()
+
+    def _is_full(self, busy: list[Worker], one: Round) -> bool:
+        """Whether a round like this has to wait for one of those that run."""
+        running = [worker.round.fault for worker in busy if worker.round is not None]
+        return sum(FAULTS[fault].share for fault in (*running, one.fault)) > self.jobs
 
     def _collect(self, busy: list[Worker], idle: list[Worker]) -> None:
         """Wait until a round ends, and take its findings."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -9,16 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from polybus.client.http.connection import HttpConnection
-from polybus.client.options import ClientOptions, parse
+from polybus.client.options import ClientOptions, Credentials, parse
 from polybus.errors import PolybusError
-from polybus.log.verify import VerifyReport
+from polybus.log.verify.verify import VerifyReport
 from polybus.services.checking import verify
+from polybus.torture.nursery import is_nursery
 from polybus.torture.warm import WarmProcess
 
 TOPICS = ("alpha", "beta", "queue")
@@ -38,6 +41,8 @@ SETTINGS: dict[str, Any] = {
     "limits": {"transaction-part-bytes": 1 << 12},
     "msgstream": {"heartbeat-s": 1},
 }
+NOT_SERVED = "?"
+"""The first character of a text that says why there is no payload."""
 _READY = re.compile(r"ready: tcp://127\.0\.0\.1:(\d+) udp://127\.0\.0\.1:(\d+) tcp://\S+:(\d+) ")
 
 
@@ -54,7 +59,7 @@ class BusChild:
     ) -> None:
         """`settings` and `environment` are added to those of every bus."""
         self.folder = folder
-        self._environment = environment or {}
+        self.environment = environment or {}
         self.data = folder / "data"
         self.process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._orphans: list[int] = []
@@ -75,7 +80,7 @@ class BusChild:
     def spawn(self, *, warm: bool = True) -> None:
         """Start a bus and do not wait for it; a warm one has imported everything already."""
         if warm:
-            self.process = WarmProcess(self._config, self._log, self._environment)
+            self.process = WarmProcess(self._config, self._log, self.environment)
             return
         kept = {name: text for name, text in os.environ.items() if not name.startswith("POLYBUS_")}
         with self._log.open("ab") as log:
@@ -84,7 +89,7 @@ class BusChild:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=kept | {"PYTHONFAULTHANDLER": "1"} | self._environment,
+                env=kept | {"PYTHONFAULTHANDLER": "1"} | self.environment,
             )
 
     async def start(self, *, warm: bool = True) -> bool:
@@ -104,6 +109,10 @@ class BusChild:
                 return True
         self.kill()
         return False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def signal(self, number: int) -> None:
         if self.process is not None:
@@ -160,7 +169,7 @@ class BusChild:
         for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 ids.update(int(one) for one in path.read_text().split())
-        return sorted(ids)
+        return sorted(one for one in ids if not is_nursery(one))
 
     def memory_bytes(self) -> int:
         assert self.process is not None
@@ -197,27 +206,37 @@ class BusChild:
         return ClientOptions(address=address, reconnect=False, connect_timeout_s=5.0)
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """One HTTP call on a connection of its own. Raises PolybusError."""
-        content = b"" if body is None else json.dumps(body).encode()
-        connection = HttpConnection(self.options())
+        """One HTTP call on a connection of its own; bytes go as they are. Raises PolybusError."""
+        async with self.connected() as connection:
+            return await ask_on(connection, method, path, body)
+
+    @contextlib.asynccontextmanager
+    async def connected(
+        self, credentials: Credentials | None = None
+    ) -> AsyncIterator[HttpConnection]:
+        """A connection for many calls: a new one for each would cost more than most of them."""
+        options = self.options()
+        if credentials is not None:
+            address = dataclasses.replace(options.address, credentials=credentials)
+            options = dataclasses.replace(options, address=address)
+        connection = HttpConnection(options)
         try:
-            answer = await connection.request(method, path, content, timeout_s=20.0)
+            yield connection
         finally:
             connection.close()
-        return msgspec.json.decode(answer) if answer[:1] in (b"{", b"[") else answer
 
-    async def messages(self, topic: str) -> tuple[int, list[tuple[int, str]]]:
-        """The epoch of a topic, and offset and text of all its messages. Raises PolybusError."""
+    async def messages(self, topic: str, offset: int = 0) -> tuple[int, list[tuple[int, str]]]:
+        """The epoch of a topic, and offset and text of its messages. Raises PolybusError."""
         found: list[tuple[int, str]] = []
-        offset = 0
-        while True:
-            path = f"/v1/topics/{topic}/messages?offset={offset}&limit=20000"
-            answer = await self.ask("GET", path)
-            some = answer["messages"]
-            found += [(one["offset"], one.get("text", "?")) for one in some]
-            if not some:
-                return answer["epoch"], found
-            offset = answer["next"]
+        async with self.connected() as connection:
+            while True:
+                path = f"/v1/topics/{topic}/messages?offset={offset}&limit=20000"
+                answer = await ask_on(connection, "GET", path)
+                some = answer["messages"]
+                found += [(one["offset"], await _text_of(connection, one)) for one in some]
+                if not some:
+                    return answer["epoch"], found
+                offset = answer["next"]
 
     async def verified(self) -> VerifyReport | str:
         """What `polybus verify` says of the stopped bus; a text if it cannot."""
@@ -227,6 +246,26 @@ class BusChild:
         except Exception as error:
             # Whatever it raises is a finding.
             return f"verify raised {type(error).__name__}: {error}"
+
+
+async def ask_on(connection: HttpConnection, method: str, path: str, body: Any = None) -> Any:
+    """One HTTP call; bytes go as they are. Raises PolybusError."""
+    content = b"" if body is None else body
+    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    answer = await connection.request(method, path, content, timeout_s=20.0)
+    return msgspec.json.decode(answer) if answer[:1] in (b"{", b"[") else answer
+
+
+async def _text_of(connection: HttpConnection, message: dict[str, Any]) -> str:
+    """The text of a message; of a blob that is not served, why, and its id."""
+    reference = message.get("reference")
+    if reference is None:
+        return str(message.get("text", "?"))
+    try:
+        content: bytes = await ask_on(connection, "GET", f"/v1/blobs/{reference['id']}")
+    except PolybusError as error:
+        return f"{NOT_SERVED}{error.code} {reference['id']}"
+    return content.decode(errors="replace")
 
 
 def _is_running(number: int) -> bool:

@@ -8,7 +8,7 @@ from polybus.torture.chances import split
 from polybus.torture.child import BusChild
 from polybus.torture.control import Shim
 from polybus.torture.kills import check_files, finish_round
-from polybus.torture.load import Load
+from polybus.torture.load import LOADED, Load
 from polybus.torture.report import Findings
 
 _DAY_S = 86400.0
@@ -20,7 +20,7 @@ async def clock_round(folder: Path, chance: random.Random, count: int) -> Findin
     """Let the clock jump `count` times; some buses are killed, and start at another time."""
     findings = Findings()
     shim = Shim(folder)
-    child = BusChild(folder, environment=shim.environment)
+    child = BusChild(folder, settings=LOADED, environment=shim.environment)
     load = Load(child, split(chance), findings)
     try:
         while findings.count < count and not findings.broken:

@@ -16,7 +16,7 @@ import random
 import shutil
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,6 +150,7 @@ class NamesInFolders:
         self._changes: list[_NameChange] = []
         self._pending: dict[int, list[int]] = defaultdict(list)
         self._begun: dict[int, int] = {}
+        self._unrecorded: Mapping[int, Path] = {}
         self._last = 0
         if root.exists():
             self._take(root, 0)
@@ -172,8 +173,22 @@ class NamesInFolders:
         self._entries[self._last] = {}
         return self._last
 
+    def adopt(self, folders: Mapping[int, Path]) -> None:
+        """These folders exist, by inode, below a root that is known.
+
+        A process that was killed between making one and recording it has left no record of it.
+        """
+        self._unrecorded = folders
+
+    def _number(self, inode: int) -> int:
+        if inode not in self._numbers and inode in self._unrecorded:
+            path = self._unrecorded[inode]
+            parent = self._number(path.parent.stat().st_ino)
+            self._entries[parent][path.name] = self._numbers[inode] = self._new_folder()
+        return self._numbers.get(inode, 0)
+
     def add(self, change: Change) -> None:
-        folder = self._numbers.get(change.a, 0)
+        folder = self._number(change.a)
         text = os.fsdecode(change.data)
         if change.kind == "s":
             self._begun[change.b] = len(self._changes)
@@ -192,7 +207,7 @@ class NamesInFolders:
         elif change.kind == "R":
             old, _, new = text.partition("/")
             meaning = self._numbers.get(change.offset, change.offset)
-            target = self._numbers.get(change.b, 0)
+            target = self._number(change.b)
             self._change(_NameChange(target, new, meaning, (folder, old)))
 
     def _change(self, change: _NameChange) -> None:
@@ -200,7 +215,7 @@ class NamesInFolders:
         self._changes.append(change)
 
     def knows_folder(self, inode: int) -> bool:
-        return inode in self._numbers
+        return inode in self._numbers or inode in self._unrecorded
 
     def cut(self, chance: random.Random) -> dict[str, int | None]:
         """The paths that a power cut leaves, folders first; files with their inodes."""
@@ -263,6 +278,8 @@ class PowerCut:
         """A state that a power cut may leave: folders, and files with their content."""
         names = copy.deepcopy(self._names)
         names.begin(self._shim.root)
+        below = [path for path in self._shim.root.rglob("*") if path.is_dir()]
+        names.adopt({path.stat().st_ino: path for path in below})
         files: dict[int, FileHistory] = defaultdict(FileHistory)
         for change in read_changes(self._shim.log):
             if change.kind in "CMUR" or names.knows_folder(change.a):

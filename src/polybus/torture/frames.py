@@ -5,6 +5,7 @@ that the parser gets past the first bytes and into every branch behind a length,
 """
 
 import gzip
+import hashlib
 import itertools
 import json
 import random
@@ -118,7 +119,13 @@ def boson_properties(chance: random.Random) -> Frame:
 def goms(chance: random.Random) -> Frame:
     kind = chance.choice(("register", "send", "logout", "login", "close", "download", "?"))
     fields: dict[str, Any] = {"messagetype": kind, "topics": ["alpha"], "data": "hello"}
-    fields |= chance.choice(({}, {"ack": True}, {"from": "earliest"}, {"headers": {"a": "b"}}))
+    if kind == "download":
+        fields = {"messagetype": kind, "id": chance.choice((BLOB.decode(), "x" * 64, ""))}
+        fields["from"] = chance.choice((0, 3, len(PAYLOAD), -1, 1 << 63))
+        fields["bytes"] = chance.choice((1, 100, 1 << 40, 0, -1))
+    else:
+        more: tuple[dict[str, Any], ...] = ({}, {"ack": True}, {"from": "earliest"})
+        fields |= chance.choice((*more, {"headers": {"a": "b"}}))
     if chance.random() < 0.5:
         name = chance.choice(sorted(fields))
         fields[name] = chance.choice((None, 1, [], {}, [[]], "x" * 300, 1e308, ["alpha"] * 2000))
@@ -138,11 +145,87 @@ def queue(chance: random.Random) -> Frame:
 
 def gzipped(chance: random.Random) -> Frame:
     content = b"".join(encoded(boson_frame(chance)) for _ in range(5))
-    packed = gzip.compress(content)
+    # Without the time: a seed decides every byte.
+    packed = gzip.compress(content, mtime=0)
     return [packed[:10], packed[10:-8], packed[-8:]]
 
 
+PAYLOAD = b"large " * 100
+BLOB = hashlib.sha256(PAYLOAD).hexdigest().encode()
+EVENT = (
+    b'{"specversion":"1.0","id":"1","source":"/torture","type":"t","data":{"n":1}}',
+    b"application/cloudevents+json",
+)
+EVENTS = (b"[%s,%s]" % (EVENT[0], EVENT[0]), b"application/cloudevents-batch+json")
+JSON = b"application/json"
+API: tuple[tuple[bytes, bytes, tuple[bytes, ...], tuple[tuple[bytes, bytes], ...]], ...] = (
+    # Method, path, queries, and bodies with their types.
+    (
+        *(b"PUT", b"/v1/topics/alpha/blob"),
+        (b"", b"?sha256=" + BLOB, b"?sha256=%s&from=3" % BLOB, b"?from=9"),
+        ((PAYLOAD, b"text/plain"), (PAYLOAD[3:], b"text/plain"), EVENT),
+    ),
+    (b"GET", b"/v1/topics/alpha/blob", (b"?sha256=" + BLOB, b"?sha256=x", b""), ()),
+    (b"GET", b"/v1/blobs/" + BLOB, (b"",), ()),
+    (b"GET", b"/v1/blobs/" + BLOB[:-1] + b"-", (b"",), ()),
+    (b"POST", b"/v1/topics/alpha/messages", (b"", b"?key=1"), (EVENT, EVENTS, (b"[]", EVENTS[1]))),
+    # Nothing of these reaches a query process: that would take most of the time.
+    (
+        *(b"POST", b"/v1/sql", (b"",)),
+        (
+            (b'{"query":""}', JSON),
+            (b'{"query":"SELECT 1","rows-max":0}', JSON),
+            (b'{"query":"SELECT 1","time-s":-1,"id":"q"}', JSON),
+        ),
+    ),
+    (b"DELETE", b"/v1/sql/q", (b"",), ()),
+    (b"GET", b"/v1/topics/alpha/search", (b"?limit=0", b"?text=a&stop=-1", b"?equals=1&x=2"), ()),
+    (b"GET", b"/v1/topics/alpha/histogram", (b"?bins=0", b"?from=never", b"?to=%FF"), ()),
+    (b"GET", b"/v1/topics/alpha/export", (b"?format=xlsx", b"?limit=0"), ()),
+    (b"GET", b"/v1/accounts", (b"",), ()),
+    (b"POST", b"/v1/accounts", (b"",), ((b'{"name":"shop"}', JSON), (b'{"name":"?"}', JSON))),
+    (
+        *(b"POST", b"/v1/accounts/shop/grants", (b"",)),
+        ((b'{"to":"a","topics":"*","rights":["publish"]}', JSON), (b"{}", JSON)),
+    ),
+    (b"DELETE", b"/v1/accounts/shop/tokens/1", (b"",), ()),
+    (b"POST", b"/v1/tokens", (b"",), ((b'{"rights":["publish"]}', JSON), (b"[]", JSON))),
+    (b"POST", b"/v1/signup", (b"",), ((b'{"name":"a","password":"b"}', JSON),)),
+)
+"""Routes with bodies, headers or parameters of their own."""
+RANGES = (b"bytes=0-9", b"bytes=5-", b"bytes=-5", b"bytes=9-1", b"bytes=0-0,1-1", b"lines=1-2")
+API_SHARE = 0.4
+QUERIES_SHARE = 0.003
+QUERIES = (
+    (b"POST", b"/v1/sql", b"", b'{"query":"SELECT 1"}'),
+    (b"GET", b"/v1/topics/alpha/search", b"?text=hello&limit=1", b""),
+    (b"GET", b"/v1/topics/alpha/histogram", b"?bins=3", b""),
+    (b"GET", b"/v1/topics/alpha/export", b"?limit=3&format=jsonl", b""),
+)
+"""These are done by processes that a peer's end kills: there are few of them."""
+
+
+def _api(chance: random.Random) -> Frame:
+    """A request for one of the routes that have more than a small body."""
+    kind = JSON
+    if chance.random() < QUERIES_SHARE / API_SHARE:
+        method, path, query, body = chance.choice(QUERIES)
+    else:
+        method, path, queries, bodies = chance.choice(API)
+        query = chance.choice(queries)
+        body, kind = chance.choice(bodies) if bodies else (b"", kind)
+    frame: Frame = [method, b" ", path, query, b" HTTP/1.1\r\n", b"host: 127.0.0.1\r\n"]
+    frame += [b"content-type: ", kind, b"\r\n"]
+    if path.startswith(b"/v1/blobs/") and chance.random() < 0.7:
+        frame += [b"range: ", chance.choice(RANGES), b"\r\n"]
+    if path.endswith(b"/blob") and chance.random() < 0.3:
+        frame += [b"ce-id: 1\r\nce-source: /t\r\nce-type: t\r\nce-specversion: ", b"1.0", b"\r\n"]
+    return [*frame, b"content-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
+
+
 def http(chance: random.Random) -> Frame:
+    if chance.random() < API_SHARE:
+        return _api(chance)
     method = chance.choice((b"GET", b"POST", b"PUT", b"DELETE", b"OPTIONS"))
     path = chance.choice(
         (b"/v1/topics", b"/v1/topics/alpha/messages", b"/v1/sessions", b"/v1/commits", b"/metrics")
@@ -175,6 +258,21 @@ def _chunks(body: bytes, chance: random.Random) -> Frame:
 def websocket(chance: random.Random) -> Frame:
     """A frame from a client: final bit and opcode, masked length, mask, masked payload."""
     payload = chance.choice((b"1,2,3", b"", b"9" * 120, b"\xff", b"0", b"-1"))
+    return _masked(payload, chance)
+
+
+def live(chance: random.Random) -> Frame:
+    """A request on the WebSocket of the console."""
+    fields: dict[str, Any] = {"op": chance.choice(("subscribe", "unsubscribe", "login", "ping"))}
+    fields["id"] = chance.choice((1, 2, 3, -1, 1 << 70))
+    fields["channel"] = chance.choice(("figures", "connections", "graph", "tail", "replay", "?"))
+    fields |= chance.choice(({}, {"topic": "alpha"}, {"topic": "x" * 50}, {"token": ""}))
+    if chance.random() < 0.3:
+        fields[chance.choice(("op", "id", "text", "more"))] = chance.choice((None, [], "x", 1e9))
+    return _masked(json.dumps(fields, separators=(",", ":")).encode()[:125], chance)
+
+
+def _masked(payload: bytes, chance: random.Random) -> Frame:
     mask = chance.randbytes(4)
     masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
     opcode = chance.choice((0, 1, 1, 1, 2, 8, 9, 10))
@@ -190,4 +288,5 @@ PARSERS: dict[str, Callable[[random.Random], Frame]] = {
     "gzip": gzipped,
     "http": http,
     "websocket": websocket,
+    "live": live,
 }

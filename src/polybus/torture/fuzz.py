@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import random
 import socket
 import time
 from pathlib import Path
 
 from polybus.errors import PolybusError
-from polybus.torture.chances import split
 from polybus.torture.child import BusChild
-from polybus.torture.frames import KEY, PARSERS, encoded, mutated
+from polybus.torture.frames import KEY, PARSERS, PAYLOAD, QUERIES, encoded, mutated
+from polybus.torture.load import LOADED
 from polybus.torture.peers import UPGRADE
 from polybus.torture.report import Findings
 from polybus.torture.watch import BusWatch, watched_round
@@ -25,17 +26,24 @@ DATAGRAM_BYTES_MAX = 60_000
 # Fits into the bus's receive buffer.
 DATAGRAMS_BYTES_MAX = 60_000
 CLOSE_S_MAX = 0.2
+HEADS = {"websocket": UPGRADE, "live": UPGRADE.replace("/msgstream?sessionKey={key}", "/v1/live")}
 DRAIN_S_MAX = 5.0
 
 
 async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Findings:
     """Send `count` frames, as many to each parser; some of them are mutated."""
     findings = Findings()
-    child = BusChild(folder)
+    child = BusChild(folder, settings=LOADED)
 
     async def fuzz(watch: BusWatch) -> None:
-        # What every bus takes for its first connections is not growth.
-        chances = {parser: split(chance) for parser in PARSERS}
+        # What every bus takes for its first connections, and queries, is not growth.
+        await child.ask("PUT", "/v1/topics/alpha/blob", PAYLOAD)
+        for method, path, query, body in QUERIES:
+            target = (path + query).decode()
+            await child.ask(method.decode(), target, json.loads(body) if body else None)
+        # By name: another parser does not change the frames of this one.
+        seed = chance.getrandbits(64)
+        chances = {parser: random.Random(f"{seed} {parser}") for parser in PARSERS}
         for parser in PARSERS:
             await _send_with_session(child, parser, chances[parser])
         watch.begin()
@@ -83,7 +91,7 @@ def _send(child: BusChild, parser: str, key: str, chance: random.Random) -> int:
     if parser == "udp":
         return _send_datagrams(child.udp_port, frames_of(parser, chance))
     port = child.queue_port if parser == "queue" else child.port
-    head = UPGRADE.format(key=key).encode() if parser == "websocket" else b""
+    head = HEADS.get(parser, "").format(key=key).encode()
     count = 0
     with contextlib.ExitStack() as stack:
         peers = []

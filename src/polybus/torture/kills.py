@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polybus.torture.chances import split
 from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
-from polybus.torture.load import Load
+from polybus.torture.load import LOADED, Load
 from polybus.torture.report import Findings
 
 MOMENTS = ("load", "load", "start", "hand-over", "hand-over process", "stopped")
@@ -23,7 +23,7 @@ START_S, COLD_START_S = 0.25, 0.9
 async def kill_round(folder: Path, chance: random.Random, count: int) -> Findings:
     """Kill a bus `count` times on one folder; each bus is held against everything before it."""
     findings = Findings()
-    child = BusChild(folder)
+    child = BusChild(folder, settings=LOADED)
     load = Load(child, split(chance), findings)
     try:
         for one in [split(chance) for _ in range(count)]:
@@ -99,6 +99,11 @@ async def check_log(child: BusChild, findings: Findings) -> None:
     if child.grown_bytes() > GROWTH_BYTES_MAX:
         text = f"{child.grown_bytes() >> 20} MiB more than at the start"
         findings.violated("memory", text)
+    check_exceptions(child, findings)
+
+
+def check_exceptions(child: BusChild, findings: Findings) -> None:
+    """The bus's log has no exception."""
     lines = child.log_text.splitlines()
     for number, line in enumerate(lines):
         if line.startswith(("Traceback ", "Fatal Python error")):

@@ -1,5 +1,6 @@
 """The load on a bus: writers on every protocol, a session, transactions, topics that come and go.
 
+What lies beside the log, as accounts and large payloads, has its own load (beside.py).
 It continues until the bus dies or `stopping` is set. Everything that was promised is in the
 ledgers, which outlive the bus, and `Load.check` holds the next bus against them.
 """
@@ -19,22 +20,30 @@ from polybus.client.http.connection import HttpConnection
 from polybus.client.http.sources import PackSource, PollSource, WebSocketSource
 from polybus.errors import PolybusError
 from polybus.services.transactions.staging import SCHEMA
-from polybus.torture.child import TOPICS, BusChild, shown
-from polybus.torture.ledger import DIRECT, MessageLedger, SessionLedger
+from polybus.torture.beside import EXPOSED, BesideLoad
+from polybus.torture.chances import split
+from polybus.torture.child import SETTINGS, TOPICS, BusChild, ask_on, shown
+from polybus.torture.ledger import DIRECT, INLINE_BYTES_MAX, MessageLedger, SessionLedger
 from polybus.torture.report import Findings
+from polybus.torture.upkeep import UpkeepLoad
 
 SCHEMES = ("boson", "boson+properties", "goms", "http", "queue")
 FOLLOWED = TOPICS[:2]
 WRITER_COUNT = 2
-# All that was written is read again after each fault: writers pause between two writes. There are
-# enough of them that some wait for a commit at any moment.
-PAUSE_S = 0.05
+# All that was written is read again after each fault, which costs more than to write it: writers
+# pause between two writes. There are enough of them that some wait for a commit at any moment.
+PAUSE_S = 0.15
 MESSAGES = (1, 1, 2, 5, 20)
 DRAIN_S = 15.0
 PRODUCER = "torture"
 GONE = "gone"
+LOADED: dict[str, Any] = {
+    "limits": SETTINGS["limits"] | {"inline-bytes-max": INLINE_BYTES_MAX},
+}
+"""Added to the settings of a bus: some messages of every protocol are large payloads."""
 # The bus has died, or cannot store: the load ends, and the next bus is checked.
-_ENDED = (PolybusError, OSError, TimeoutError)
+ENDED = (PolybusError, OSError, TimeoutError)
+LoadJob = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Load:
@@ -61,10 +70,21 @@ class Load:
         self._deleted_topics: set[str] = set()
         self._deleted_sessions: set[str] = set()
         self.stopping = asyncio.Event()
+        self.beside = (
+            BesideLoad(child, split(chance), findings, self.messages, self.stopping)
+            if isinstance(child, BusChild)
+            else None
+        )
+        """None in a cluster, where such things belong to a node."""
+        self.upkeep = (
+            UpkeepLoad(child, split(chance), findings, self.messages, self.stopping)
+            if isinstance(child, BusChild)
+            else None
+        )
 
     async def run(self) -> None:
         """Send until the bus dies or `stopping` is set."""
-        jobs: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        jobs: list[LoadJob] = [
             self._push, self._follow, self._transact, self._make_and_delete, self._send_datagrams
         ]  # fmt: skip
         writers = [(scheme, number) for scheme in SCHEMES for number in range(WRITER_COUNT)]
@@ -73,16 +93,25 @@ class Load:
                 body = {"topics": list(FOLLOWED), "from": "earliest"}
                 answer = await self.child.ask("POST", "/v1/sessions", body)
                 self.session = SessionLedger(answer["sessionKey"], self.messages)
-        except _ENDED:
+        except ENDED:
             return
-        tasks = [asyncio.create_task(_until_ended(job)) for job in jobs]
+        if self.beside is not None:
+            jobs += self.beside.jobs()
+        if self.upkeep is not None:
+            jobs += self.upkeep.jobs()
+        tasks = [asyncio.create_task(self._until_ended(job)) for job in jobs]
         for scheme, number in writers:
             write = _bound(self._write, scheme, number)
-            tasks.append(asyncio.create_task(_until_ended(write)))
+            tasks.append(asyncio.create_task(self._until_ended(write)))
         await asyncio.gather(*tasks)
+
+    async def _until_ended(self, job: LoadJob) -> None:
+        with contextlib.suppress(*ENDED):
+            await job()
 
     async def _write(self, scheme: str, number: int) -> None:
         writer = f"{scheme}{number}"
+        self.messages.connected(writer)
         port = self.child.queue_port if scheme == "queue" else self.child.port
         async with connect(f"{scheme}://127.0.0.1:{port}", reconnect=False) as client:
             while not self.stopping.is_set():
@@ -100,6 +129,7 @@ class Load:
 
     async def _send_datagrams(self) -> None:
         """goMS over UDP: a datagram may be lost, but not come twice, late or changed."""
+        self.messages.connected("udp")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
             # A dead bus refuses the next datagram.
             peer.connect(("127.0.0.1", self.child.udp_port))
@@ -217,9 +247,16 @@ class Load:
         """Hold what the bus has against the ledgers."""
         try:
             for topic in TOPICS:
-                self.messages.check(topic, (await self.child.messages(topic))[1], self.findings)
+                stored = (await self.child.messages(topic))[1]
+                self.messages.check(topic, stored, self.findings)
+                if self.beside is not None and topic == EXPOSED:
+                    await self.beside.check_table(dict(stored))
+            if self.beside is not None:
+                await self.beside.check()
+            if self.upkeep is not None:
+                await self.upkeep.check()
             await self.check_deleted(self.child, self.findings)
-        except _ENDED as error:
+        except ENDED as error:
             self.findings.violated("errors", f"the bus does not answer: {_told(error)}")
 
     async def check_deleted(
@@ -237,39 +274,37 @@ class Load:
         }
         for topic in sorted(self._deleted_topics & names):
             findings.violated("deleted", f"topic {topic} is back")
-        for key in sorted(self._deleted_sessions):
-            try:
-                await child.ask("PUT", f"/v1/sessions/{key}/topics", {"topics": []})
-            except PolybusError as error:
-                if error.code != "session.unknown":
-                    raise
-                continue
-            findings.violated("deleted", f"session {key} is back")
+        async with child.connected() as connection:
+            for key in sorted(self._deleted_sessions):
+                try:
+                    await ask_on(connection, "PUT", f"/v1/sessions/{key}/topics", {"topics": []})
+                except PolybusError as error:
+                    if error.code != "session.unknown":
+                        raise
+                    continue
+                findings.violated("deleted", f"session {key} is back")
+        if self.beside is not None:
+            await self.beside.check_deleted(child, findings, damaged)
 
     async def finish(self) -> None:
         """Finish what is open, then check everything that must come in the end."""
         try:
             if self._transaction:
                 await self._commit()
-        except _ENDED as error:
+        except ENDED as error:
             text = f"batch {self.batch} is refused after the restart: {_told(error)}"
             self.findings.violated("transactions", text)
         await self.check()
         if self.session is not None:
             try:
                 await self.drain(confirm=True)
-            except _ENDED as error:
+            except ENDED as error:
                 self.findings.violated("packs", f"the session is not served: {_told(error)}")
-
-
-async def _until_ended(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    with contextlib.suppress(*_ENDED):
-        await job()
 
 
 def _bound(
     job: Callable[[str, int], Coroutine[Any, Any, None]], scheme: str, number: int
-) -> Callable[[], Coroutine[Any, Any, None]]:
+) -> LoadJob:
     return lambda: job(scheme, number)
 
 

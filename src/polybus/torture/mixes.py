@@ -12,11 +12,11 @@ from pathlib import Path
 
 from polybus.errors import PolybusError
 from polybus.log.journal.floor import NAME as FLOOR
-from polybus.log.verify import VerifyReport
+from polybus.log.verify.verify import VerifyReport
 from polybus.services.state_rows import NAME as STATE
 from polybus.torture.chances import split
 from polybus.torture.child import SETTINGS, BusChild
-from polybus.torture.flips import Harm, kinds
+from polybus.torture.harms import Harm, kinds
 from polybus.torture.kills import check_files
 from polybus.torture.report import Findings
 from polybus.torture.storms import Storm, rooms_of

@@ -18,14 +18,15 @@ from polybus.torture.child import BusChild, shown
 from polybus.torture.control import Shim
 from polybus.torture.cuts import PowerCut
 from polybus.torture.kills import check_files, check_log, finish_round
-from polybus.torture.load import Load
+from polybus.torture.load import LOADED, Load
 from polybus.torture.report import Findings
 
 FILES = (
     *("journal/*.arrows", "journal/*.index", "journal", "journal/floor.json*", "journal/*"),
     *("state.db*", "state.db", "state.db-w*", "staging/*", "trash*", "polybus.json*", "run.json*"),
     *("accounts/*/topic.json*", "accounts/*/manifest.json*", "accounts/*/scratch*"),
-    *("accounts/*.parquet", "accounts/*/history*", "accounts/*"),
+    *("accounts/*.parquet", "accounts/*/history*", "accounts/*", "accounts/*/table*"),
+    *("accounts/*/account.json*", "accounts/*/blobs*", "accounts/*/content", "trash/new-account*"),
     # Those that are used all the time.
     *("*", "*", "*", "journal/*", "state.db*", "accounts/*", "staging/*"),
 )
@@ -37,6 +38,7 @@ OPERATIONS = (
 ERRORS = (errno.EIO, errno.ENOSPC)
 HEALTHY_S_MAX = 10.0
 FIRST_S_MAX = 0.6
+CHOICES_MAX = 4
 STARTS_OF_TEN = 2
 # Outages that follow each other before everything is read and compared.
 TOGETHER_MAX = 4
@@ -46,7 +48,7 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
     """Let the disk fail `count` times, then kill the bus or cut the power, and check everything."""
     findings = Findings()
     shim = Shim(folder, records=True)
-    child = BusChild(folder, environment=shim.environment)
+    child = BusChild(folder, settings=LOADED, environment=shim.environment)
     load = Load(child, split(chance), findings)
     power = PowerCut(shim)
     try:
@@ -133,12 +135,16 @@ async def _outage(load: Load, shim: Shim, chance: random.Random) -> str:
     load.stopping.clear()
     running = asyncio.create_task(load.run())
     await asyncio.sleep(chance.uniform(0.02, 0.3))
-    fault = _fail(shim, chance)
-    for _ in range(round(FIRST_S_MAX / 0.01)):
-        if shim.failures:
+    lasts_s = chance.choice((0.0, 0.1, 0.6))
+    # Nobody may use the chosen files: then others are chosen, under the same load.
+    for _ in range(CHOICES_MAX):
+        fault = _fail(shim, chance)
+        if await _has_failed(shim):
             break
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(chance.choice((0.0, 0.1, 0.6)))
+        shim.heal()
+        if shim.failures:
+            break  # Just now.
+    await asyncio.sleep(lasts_s)
     shim.heal()
     await _until_healthy(load, fault)
     load.stopping.set()
@@ -148,6 +154,15 @@ async def _outage(load: Load, shim: Shim, chance: random.Random) -> str:
     _count(findings, shim)
     await _after_reads(load, shim, fault)
     return fault
+
+
+async def _has_failed(shim: Shim) -> bool:
+    """Wait until an operation fails, but not for long."""
+    for _ in range(round(FIRST_S_MAX / 0.01)):
+        if shim.failures:
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 async def _after_reads(load: Load, shim: Shim, fault: str) -> None:

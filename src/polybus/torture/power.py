@@ -10,7 +10,7 @@ from polybus.torture.child import BusChild
 from polybus.torture.control import CUT_POWER, Shim
 from polybus.torture.cuts import PowerCut
 from polybus.torture.kills import check_files, finish_round
-from polybus.torture.load import Load
+from polybus.torture.load import LOADED, Load
 from polybus.torture.report import Findings
 
 MOMENTS = ("load", "write", "write", "start", "stop")
@@ -24,7 +24,9 @@ async def cut_round(folder: Path, chance: random.Random, count: int) -> Findings
     findings = Findings()
     shim = Shim(folder, records=True)
     durability = chance.choice(("fsync", "interval"))
-    child = BusChild(folder, settings={"durability": durability}, environment=shim.environment)
+    child = BusChild(
+        folder, settings=LOADED | {"durability": durability}, environment=shim.environment
+    )
     load = Load(child, split(chance), findings)
     power = PowerCut(shim)
     try:

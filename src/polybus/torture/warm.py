@@ -25,14 +25,17 @@ from pathlib import Path
 
 from polybus.bench import BenchError
 from polybus.torture.control import CONTROL, PRELOAD, library
+from polybus.torture.nursery import open_nursery
 
 PRELOADED = (
     *("polybus.torture.campaign", "polybus.cli.serve", "polybus.edges.node", "uvloop"),
     # What a bus imports when it is first used.
     *("polybus.services.transactions.staging", "websockets.asyncio.client", "pyarrow.acero"),
+    "polybus.log.history.handover",
 )
 
-# Arrow reads this when it is imported: the fork server's has the bus's choice (cli.allocator), too.
+# Arrow reads this when it is imported: the fork server's has the choice of the bus, too
+# (cli/common/allocator.py).
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(list(PRELOADED))
@@ -121,5 +124,6 @@ def _serve(
     os.environ.update(environment)
     if environment:
         ctypes.CDLL(None).torture_attach(os.fsencode(environment[CONTROL]))
+    open_nursery()
     sys.argv = ["polybus", "serve", "--config", config]
     runpy.run_module("polybus.cli", run_name="__main__")

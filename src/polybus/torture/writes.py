@@ -9,7 +9,7 @@ from polybus.torture.chances import split
 from polybus.torture.child import BusChild
 from polybus.torture.control import KILL_SELF, Shim
 from polybus.torture.kills import check_files, finish_round
-from polybus.torture.load import Load
+from polybus.torture.load import LOADED, Load
 from polybus.torture.report import Findings
 
 # Writes, opens, renames …: a start does 44 to 186, the load a thousand in a second.
@@ -26,7 +26,7 @@ async def write_kill_round(folder: Path, chance: random.Random, count: int) -> F
     """Kill a bus `count` times on one folder; each bus is held against everything before it."""
     findings = Findings()
     shim = Shim(folder)
-    child = BusChild(folder, environment=shim.environment)
+    child = BusChild(folder, settings=LOADED, environment=shim.environment)
     load = Load(child, split(chance), findings)
     try:
         for one in [split(chance) for _ in range(count)]:

@@ -9,18 +9,29 @@ A message may be sent in parts. The flag and the topic of the first part apply t
 
 An end with content is the last part; an empty end adds nothing. The number and the size of the
 parts of a sequence are limited, including parts that are already delivered (flag 3).
+
+A message over `inline-bytes-max`, or a sequence that grows past it, is handed on in pieces as it
+arrives: of flag 3 each large part by itself, of flag 2 all parts together, with their places.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from polybus import names
 from polybus.batch import Batch, Buffer, Headers
 from polybus.config import Limits
 from polybus.errors import PeerError, UsageError
-from polybus.wire.codec import Bad, Publish, PublishPart
+from polybus.wire.codec import (
+    Bad,
+    Large,
+    LargeBegin,
+    LargeEnd,
+    LargePiece,
+    Publish,
+    PublishPart,
+)
 from polybus.wire.positions import Position, SubscribeLine
 
 WHOLE, JOINED, SPLIT, AT_ONCE = range(4)
@@ -107,6 +118,8 @@ class Parts:
         self._receipt_id = b""
         self._parts_count = 0
         self._parts_bytes = 0
+        self._spilled_bytes = 0
+        self._handed_bytes = 0
 
     def _clear(self) -> None:
         self._buffer = bytearray()
@@ -115,11 +128,67 @@ class Parts:
         self._joined_headers: dict[str, bytes] = {}
 
     @property
+    def first(self) -> tuple[str, bytes, dict[str, bytes]]:
+        """The topic, the receipt id and the headers of the open sequence."""
+        own = {} if self._flag == AT_ONCE else self._joined_headers
+        return self._topic, self._receipt_id, own
+
+    @property
+    def flag(self) -> int:
+        """The flag of the open sequence; WHOLE if there is none."""
+        return self._flag if self.open else WHOLE
+
+    @property
+    def count_so_far(self) -> int:
+        """How many parts the sequence has had."""
+        return self._parts_count
+
+    def fits(self, size: int, bytes_max: int) -> bool:
+        """Whether a part is small enough to be kept here."""
+        kept = len(self._buffer) if self.open and self._flag != AT_ONCE else 0
+        return kept + size <= bytes_max
+
+    def spill(self, flag: int, topic: str = "", receipt_id: bytes = b"") -> bytearray:
+        """What has arrived of a message of parts, which is handed on from now on.
+
+        Its first part may be still to come: then the sequence begins here.
+        """
+        if not self.open:
+            self._start(flag, topic, receipt_id)
+        held, self._buffer = self._buffer, bytearray()
+        self._spilled_bytes = self._parts_bytes
+        self._handed_bytes = len(held)
+        return held
+
+    def count(self, size: int, *, is_part: bool) -> None:
+        """Count bytes, or a part, that are not kept here. Raises as `add`."""
+        self._parts_count += is_part
+        self._parts_bytes += size
+        self._spilled_bytes += size
+        self._check()
+        if self._flag == SPLIT and is_part:
+            self._spans.extend((self._handed_bytes, self._handed_bytes + size))
+            self._handed_bytes += size
+
+    def note(self, headers: Headers | None) -> None:
+        """The headers of the last part, if that is a message whose bytes were handed on."""
+        if headers:
+            self._parts_bytes += _cost_bytes(headers)
+            self._check()
+        if 2 * len(self._headers) < len(self._spans):
+            self._headers.append(headers or None)
+
+    def places(self) -> tuple[array[int], list[Headers | None]]:
+        """Where the parts of flag 2 are in what was handed on, and their headers."""
+        return self._spans, self._headers
+
+    @property
     def held_bytes(self) -> int:
         """The approximate memory of parts that wait for the end of their sequence."""
         if not self.open or self._flag == AT_ONCE:
             return 0
-        return self._parts_bytes + self._spans.itemsize * len(self._spans)
+        held = self._parts_bytes - self._spilled_bytes
+        return held + self._spans.itemsize * len(self._spans)
 
     def add(
         self,
@@ -146,14 +215,7 @@ class Parts:
             if flag == WHOLE:
                 spans = array("i", (0, len(content)))
                 return Publish([_batch(topic, bytearray(content), spans, [headers], receipt_id)])
-            self.open = True
-            self._flag = flag
-            self._topic = topic
-            self._receipt_id = receipt_id
-            self._parts_count = 0
-            self._parts_bytes = 0
-            # Not before: most connections never send a part.
-            self._clear()
+            self._start(flag, topic, receipt_id)
         if flag != WHOLE or content:
             self._append(content, headers)
         if flag == WHOLE:
@@ -162,6 +224,17 @@ class Parts:
         if self._flag == AT_ONCE:
             return self._finish(b"")
         return None
+
+    def _start(self, flag: int, topic: str, receipt_id: bytes) -> None:
+        self.open = True
+        self._flag = flag
+        self._topic = topic
+        self._receipt_id = receipt_id
+        self._parts_count = 0
+        self._parts_bytes = 0
+        self._spilled_bytes = 0
+        # Not before: most connections never send a part.
+        self._clear()
 
     def close(self) -> None:
         """Drop an unfinished sequence."""
@@ -173,14 +246,7 @@ class Parts:
         self._parts_bytes += len(content)
         if headers:
             self._parts_bytes += _cost_bytes(headers)
-        if self._parts_count > self._parts_max:
-            self.close()
-            text = f"more than {self._parts_max} parts (parts-max)"
-            raise PeerError("boson.parts-too-many", text)
-        if self._parts_bytes > self._parts_bytes_max:
-            self.close()
-            text = f"the parts are over {self._parts_bytes_max} bytes (parts-bytes-max)"
-            raise PeerError("boson.parts-too-large", text)
+        self._check()
         start = len(self._buffer)
         self._buffer += content
         if self._flag == JOINED:
@@ -189,6 +255,16 @@ class Parts:
             return
         self._spans.extend((start, len(self._buffer)))
         self._headers.append(headers or None)
+
+    def _check(self) -> None:
+        if self._parts_count > self._parts_max:
+            self.close()
+            text = f"more than {self._parts_max} parts (parts-max)"
+            raise PeerError("boson.parts-too-many", text)
+        if self._parts_bytes > self._parts_bytes_max:
+            self.close()
+            text = f"the parts are over {self._parts_bytes_max} bytes (parts-bytes-max)"
+            raise PeerError("boson.parts-too-large", text)
 
     def _end(self) -> Publish | ReceiptOwed | None:
         if self._flag == JOINED:
@@ -236,14 +312,29 @@ def _cost_bytes(headers: Headers) -> int:
     return sum(_HEADER_COST_BYTES + len(name) + len(value) for name, value in headers.items())
 
 
+@dataclass(slots=True)
+class OpenLarge:
+    """A large message whose pieces are handed on; `refused` says why they are not."""
+
+    topic: str
+    receipt_id: bytes
+    refused: PeerError | None = None
+    headers: dict[str, bytes] = field(default_factory=dict)
+
+
 class BosonCodec:
     """What the server's side of both generations shares."""
+
+    is_held: bool = False
+    """Whether the translator is busy: plain messages must wait for their turn."""
 
     def __init__(self, limits: Limits, default_topic: str | None = None) -> None:
         self._limits = limits
         self._default_topic = default_topic or ""
         self._parts = Parts(limits.parts_max, limits.parts_bytes_max)
         self._parts_refused: PeerError | None = None
+        self._inline_bytes_max = min(limits.inline_bytes_max, limits.message_bytes_max)
+        self._large: OpenLarge | None = None
         # Valid for one read only: a peer can send any number of topics.
         self._topics: dict[bytes, str] = {}
 
@@ -271,8 +362,8 @@ class BosonCodec:
         content: Buffer,
         receipt_id: bytes,
         headers: Headers | None = None,
-    ) -> Publish | ReceiptOwed | BadPublish | None:
-        """Add a part, or a whole message, and return the event that it completes.
+    ) -> list[Publish | ReceiptOwed | BadPublish | Large]:
+        """Add a part, or a whole message, and return the events that it completes.
 
         The first part sets topic and receipt of its sequence. If it cannot, the sequence is still
         followed to its end, because its other parts are not messages, and then refused.
@@ -280,21 +371,84 @@ class BosonCodec:
         Raises:
             PeerError: final, as `Parts.add`.
         """
+        if self._is_large(len(content)):
+            events = self._begin_piece(flag, raw_topic, receipt_id, len(content))
+            events += self._pieces(content)
+            return [*events, *self._end_piece(flag, headers)]
         topic = ""
         if not self._parts.open:
-            self._parts_refused = None
-            try:
-                if receipt_id:
-                    check_receipt_id(receipt_id)
-                topic = self._topics.get(raw_topic) or self._topic(raw_topic)
-            except PeerError as error:
-                self._parts_refused = error.bare()
-                if len(receipt_id) > RECEIPT_ID_BYTES_MAX:
-                    receipt_id = b""
+            topic, receipt_id = self._named(raw_topic, receipt_id)
         event = self._parts.add(flag, topic, content, receipt_id, headers)
         if event is not None and self._parts_refused is not None:
-            return BadPublish(self._parts_refused, requested(event))
-        return event
+            return [BadPublish(self._parts_refused, requested(event))]
+        return [] if event is None else [event]
+
+    def _named(self, raw_topic: bytes, receipt_id: bytes) -> tuple[str, bytes]:
+        """The topic of a message or sequence that begins; `_parts_refused` if it cannot be one."""
+        self._parts_refused = None
+        try:
+            if receipt_id:
+                check_receipt_id(receipt_id)
+            return self._topics.get(raw_topic) or self._topic(raw_topic), receipt_id
+        except PeerError as error:
+            self._parts_refused = error.bare()
+            return "", b"" if len(receipt_id) > RECEIPT_ID_BYTES_MAX else receipt_id
+
+    # Large messages
+
+    def _is_large(self, content_bytes: int) -> bool:
+        """Whether a part with this content is handed on in pieces."""
+        if self._large is not None:
+            return True
+        return not self._parts.fits(content_bytes, self._inline_bytes_max)
+
+    def _begin_piece(
+        self, flag: int, raw_topic: bytes, receipt_id: bytes, content_bytes: int
+    ) -> list[Publish | ReceiptOwed | BadPublish | Large]:
+        """A part of a large message begins. Raises PeerError, final, as `Parts.add`."""
+        events: list[Publish | ReceiptOwed | BadPublish | Large] = []
+        if self._large is None:
+            if self._parts.open:
+                topic, receipt_id, headers = self._parts.first
+            else:
+                headers = {}
+                topic, receipt_id = self._named(raw_topic, receipt_id)
+            self._large = OpenLarge(topic, receipt_id, self._parts_refused, headers)
+            if self._parts_refused is None:
+                events.append(LargeBegin(topic))
+            if self._parts.open or flag != WHOLE:
+                events += self._pieces(self._parts.spill(flag, topic, receipt_id))
+        if self._parts.open:
+            self._parts.count(content_bytes, is_part=flag != WHOLE or content_bytes > 0)
+        return events
+
+    def _pieces(self, content: Buffer) -> list[LargePiece]:
+        assert self._large is not None
+        return [LargePiece(content)] if len(content) and self._large.refused is None else []
+
+    def _end_piece(self, flag: int, headers: Headers | None = None) -> list[LargeEnd | BadPublish]:
+        """A part of a large message has ended, and with it perhaps the message."""
+        large, parts = self._large, self._parts
+        assert large is not None
+        sequence, part_number = parts.flag, parts.count_so_far
+        if sequence == SPLIT:
+            parts.note(headers)
+        else:
+            for name, value in headers.items() if headers else ():
+                large.headers.setdefault(name, value)
+        if flag != WHOLE and sequence != AT_ONCE:
+            return []
+        self._large = None
+        receipt_id = large.receipt_id if flag == WHOLE else b""
+        spans, part_headers = parts.places() if sequence == SPLIT else (None, None)
+        if flag == WHOLE:
+            parts.close()
+        if large.refused is not None:
+            return [BadPublish(large.refused, receipt_id)]
+        end = LargeEnd((large.topic,), receipt_id, large.headers or None)
+        if sequence == AT_ONCE:
+            return [replace(end, part_number=part_number)]
+        return [replace(end, spans=spans, part_headers=part_headers)]
 
 
 def check_receipt_id(receipt_id: bytes) -> None:

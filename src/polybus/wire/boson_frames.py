@@ -22,6 +22,7 @@ from polybus.errors import PeerError, UsageError
 from polybus.scan.binary_py import HEADER, HEADER_BYTES, RECEIPT_MARK
 from polybus.wire.boson import (
     FLAGS,
+    JOINED,
     WHOLE,
     BadPublish,
     BosonCodec,
@@ -32,7 +33,16 @@ from polybus.wire.boson import (
     Subscribe,
     Unsubscribe,
 )
-from polybus.wire.codec import STEPS_MAX, Bad, Deliver, LoggedIn, Login, Publish, parse_login
+from polybus.wire.codec import (
+    STEPS_MAX,
+    Bad,
+    Deliver,
+    Large,
+    LoggedIn,
+    Login,
+    Publish,
+    parse_login,
+)
 from polybus.wire.positions import Position, parse_lines, subscribe_lines
 
 PROTOCOL = "boson-frames"
@@ -44,7 +54,7 @@ RECEIPT = b"$receipt"
 POSITION = b"$position"
 TOPIC_BYTES_MAX = 65535
 
-Event = Publish | Subscribe | Unsubscribe | Login | ReceiptOwed | Bad
+Event = Publish | Subscribe | Unsubscribe | Login | ReceiptOwed | Bad | Large
 Reply = Deliver | Positioned | Receipt | LoggedIn | Refused | Bad
 E = TypeVar("E")
 
@@ -95,7 +105,7 @@ class FrameStream(Generic[E]):
         if flag not in FLAGS:
             raise PeerError("boson.flag-unknown", f"flag {flag & 0xFF} is not one of 0 to 3")
         if length < 0:
-            raise PeerError("boson.length-negative", f"the content length is {length}")
+            raise PeerError("boson.length-negative", f"the content length is negative: {length}")
         if length > self._message_bytes_max:
             limit = self._message_bytes_max
             text = f"the content length is {length}, over {limit} (message-bytes-max)"
@@ -122,19 +132,35 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         BosonCodec.__init__(self, limits, default_topic)
         FrameStream.__init__(self, limits.message_bytes_max)
         self.backlog = False
+        # What the current frame of a large message has left, and its flag.
+        self._frame_left = 0
+        self._frame_flag = WHOLE
 
     @property
     def unfinished_bytes(self) -> int:
         parts = self._parts
         if self._carry is None and not parts.open:
-            return 0
-        return (len(self._carry) if self._carry else 0) + parts.held_bytes
+            return 1 if self._frame_left else 0
+        carried = len(self._carry) if self._carry else 0
+        return carried + parts.held_bytes + (self._large is not None)
+
+    def receive(self, data: Buffer) -> list[Event]:
+        if not self._frame_left or self._failed:
+            return super().receive(data)
+        piece = memoryview(data)[: self._frame_left]
+        events: list[Event] = [*self._pieces(piece)]
+        self._frame_left -= len(piece)
+        if not self._frame_left:
+            self._end_frame(events)
+            if len(piece) < len(data):
+                events += super().receive(memoryview(data)[len(piece) :])
+        return events
 
     def _read(self, data: Buffer, events: list[Event]) -> int:
         self.backlog = False
         if self._topics:
             self._topics.clear()
-        message_max, topic_max = self._limits.message_bytes_max, self._limits.topic_bytes_max
+        message_max, topic_max = self._inline_bytes_max, self._limits.topic_bytes_max
         start, stop = 0, len(data)
         for _ in range(STEPS_MAX):
             if not self._parts.open:
@@ -153,13 +179,48 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
                 return start
             size = self._frame_bytes(data, start, stop)
             if size > stop - start:
-                self._needed_bytes = size
-                return start
+                return self._begin_frame(data, start, stop, size, events)
             self._one_frame(data, start, start + size, events)
             start += size
         self._needed_bytes = 0
         self.backlog = start < stop
         return start
+
+    def _begin_frame(
+        self, data: Buffer, start: int, stop: int, size: int, events: list[Event]
+    ) -> int:
+        """The frame at `start` is incomplete: of a large message, hand on what has arrived."""
+        self._needed_bytes = size
+        if stop - start < HEADER_BYTES:
+            return start
+        length, flag, topic_bytes = HEADER.unpack_from(data, start)
+        content_start = start + HEADER_BYTES + topic_bytes
+        if length <= self._inline_bytes_max and self._large is None:
+            return start
+        if content_start > stop:
+            self._needed_bytes = content_start - start
+            return start
+        topic = bytes(data[start + HEADER_BYTES : content_start])
+        is_control = topic.startswith(b"$") and flag == WHOLE and not self._parts.open
+        if is_control or not self._is_large(length):
+            self._check_held(length)
+            return start
+        events += self._begin_piece(flag, *split_receipt(topic), length)
+        events += self._pieces(memoryview(data)[content_start:stop])
+        self._frame_left, self._frame_flag = length - (stop - content_start), flag
+        self._needed_bytes = HEADER_BYTES
+        return stop
+
+    def _check_held(self, length: int) -> None:
+        """A frame that is assembled in memory. Raises PeerError, final."""
+        limit = self._limits.parts_bytes_max
+        if length > limit:
+            text = f"the content length is {length}, over {limit} (parts-bytes-max)"
+            raise PeerError("boson.message-too-large", text)
+
+    def _end_frame(self, events: list[Event]) -> None:
+        for event in self._end_piece(self._frame_flag):
+            self._take(event, events)
 
     def scan_plain(self, data: Buffer, start: int, stop: int) -> tuple[int, list[Batch]]:
         """Where the plain frames from `start` on end, and their batches; `receive` the rest.
@@ -167,14 +228,14 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         Nothing of what is unusual is plain: a topic that was not seen before, or a frame inside a
         sequence of parts.
         """
-        if self._carry or self._failed or self._parts.open:
+        if self._carry or self._failed or self._parts.open or self._frame_left or self.is_held:
             return start, []
         limits = self._limits
         end, batches, unnamed = scan.scan_frames(
             data,
             start,
             stop,
-            limits.message_bytes_max,
+            self._inline_bytes_max,
             limits.topic_bytes_max,
             _canonical,
             PROTOCOL,
@@ -190,6 +251,8 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
     def close(self) -> list[Event]:
         """Drop an incomplete frame or sequence: its publisher has no receipt for it."""
         self._carry = None
+        self._frame_left = 0
+        self._large = None
         self._parts.close()
         return []
 
@@ -225,11 +288,14 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
             self._control(topic, content, events)
             return
         topic, receipt_id = split_receipt(topic)
-        event = self._add_part(flag, topic, content, receipt_id)
+        for event in self._add_part(flag, topic, content, receipt_id):
+            self._take(event, events)
+
+    def _take(self, event: Event, events: list[Event]) -> None:
         if isinstance(event, BadPublish):
             # A `$error` frame names no receipt.
             self._complain(events, event.error.code, event.error.text)
-        elif event is not None:
+        else:
             events.append(event)
 
     def _control(self, topic: bytes, content: memoryview, events: list[Event]) -> None:
@@ -312,23 +378,45 @@ class BosonFramesClientCodec(FrameStream[Reply]):
         super().__init__(message_bytes_max)
         # Known topics, for the scan.
         self._names: dict[bytes, str] = {}
+        # What has arrived of a large message, which comes in parts.
+        self._parts: bytearray | None = None
 
     def _read(self, data: Buffer, events: list[Reply]) -> int:
         start, stop = 0, len(data)
         while True:
-            start, batches, unnamed = scan.scan_frames(
-                data, start, stop, self._message_bytes_max, TOPIC_BYTES_MAX, self._names, ""
-            )
-            for batch, topic in unnamed:
-                batch.topic = self._names[topic] = _text(topic)
-            if batches:
-                events.append(Deliver(batches))
+            if self._parts is None:
+                start, batches, unnamed = scan.scan_frames(
+                    data, start, stop, self._message_bytes_max, TOPIC_BYTES_MAX, self._names, ""
+                )
+                for batch, topic in unnamed:
+                    batch.topic = self._names[topic] = _text(topic)
+                if batches:
+                    events.append(Deliver(batches))
             size = self._frame_bytes(data, start, stop)
             if size > stop - start:
                 self._needed_bytes = size
                 return start
-            events.append(_answer(data, start, start + size))
+            flag = HEADER.unpack_from(data, start)[1]
+            if flag == JOINED or self._parts is not None:
+                self._part(data, start, start + size, events)
+            else:
+                events.append(_answer(data, start, start + size))
             start += size
+
+    def _part(self, data: Buffer, start: int, end: int, events: list[Reply]) -> None:
+        """Take a part of a large message; an end frame completes it. Raises PeerError, final."""
+        _, flag, topic_bytes = HEADER.unpack_from(data, start)
+        content_start = start + HEADER_BYTES + topic_bytes
+        if self._parts is None:
+            self._parts = bytearray()
+        self._parts += memoryview(data)[content_start:end]
+        if len(self._parts) > self._message_bytes_max:
+            text = f"a message is over {self._message_bytes_max} bytes (message_bytes_max)"
+            raise PeerError("boson.message-too-large", text)
+        if flag == WHOLE:
+            topic = _text(bytes(data[start + HEADER_BYTES : content_start]))
+            value, self._parts = self._parts, None
+            events.append(Deliver([Batch(topic, value, array("i", (0, len(value))))]))
 
 
 def _answer(data: Buffer, start: int, end: int) -> Reply:

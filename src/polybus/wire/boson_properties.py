@@ -10,22 +10,20 @@ Unknown flags are ignored: a later minor version may have more of them.
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from polybus import scan
 from polybus.batch import Batch, Buffer, Headers
 from polybus.config import Limits
 from polybus.errors import PeerError, UsageError
+from polybus.references import reserved_in
 from polybus.wire.boson import (
     FLAGS,
     RECEIPT_ID_BYTES_MAX,
     WHOLE,
     BadPublish,
     BosonCodec,
-    Positioned,
-    Receipt,
+    OpenLarge,
     ReceiptOwed,
-    Refused,
     Subscribe,
     Unsubscribe,
     check_receipt_id,
@@ -44,8 +42,18 @@ from polybus.wire.boson_properties_format import (
     Span,
     decode,
 )
-from polybus.wire.codec import STEPS_MAX, Bad, LoggedIn, Login, Publish, parse_login
-from polybus.wire.positions import Position, parse_lines, parse_start, subscribe_lines
+from polybus.wire.codec import (
+    STEPS_MAX,
+    Bad,
+    Large,
+    LargeBegin,
+    LargeDropped,
+    LargePiece,
+    Login,
+    Publish,
+    parse_login,
+)
+from polybus.wire.positions import parse_lines, subscribe_lines
 
 PROTOCOL = "boson-properties"
 SUBSCRIBE = b"hbfs"
@@ -61,23 +69,9 @@ COMPLAINTS_PER_READ_MAX = 16
 # The count and the first key's length.
 _BEFORE_FIRST_KEY_BYTES = 6
 _NO_SPAN: Span = (0, 0)
-# A delivery has more properties than its publish, and headers may come from other protocols.
-_PROPERTIES_MAX = 1 << 16
-_ROOM_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A message of a subscription; `position` is None if the server did not send it."""
-
-    topic: str
-    content: bytes
-    headers: dict[str, bytes]
-    position: Position | None
-
-
-Event = Publish | Subscribe | Unsubscribe | Login | ReceiptOwed | Bad
-Reply = Delivered | Receipt | Positioned | LoggedIn | Refused | Bad
+Event = Publish | Subscribe | Unsubscribe | Login | ReceiptOwed | Bad | Large
 
 
 class _Group:
@@ -119,8 +113,16 @@ class BosonPropertiesCodec(BosonCodec):
 
     def __init__(self, limits: Limits, default_topic: str | None = None) -> None:
         super().__init__(limits, default_topic)
-        self._framer = Framer(limits.message_bytes_max, limits.properties_max, STEPS_MAX)
+        self._framer = Framer(
+            limits.message_bytes_max,
+            limits.properties_max,
+            STEPS_MAX,
+            inline_bytes_max=limits.inline_bytes_max,
+            hands_on=True,
+        )
         self._failed = False
+        # How much of the current message's content was handed on.
+        self._handed_bytes = 0
         # The receipt id of the current message, in case it is refused.
         self._requested = b""
         self._events: list[Event] = []
@@ -141,7 +143,11 @@ class BosonPropertiesCodec(BosonCodec):
             return []
         buffer = data
         try:
-            for buffer, offsets, run in self._framer.feed(data):
+            for found, offsets, run in self._framer.feed(data):
+                if offsets is None:
+                    self._hand_on(buffer, found)
+                    continue
+                buffer = found
                 if run is not None:
                     self._group(self._run_topic).spans.extend(run)
                     continue
@@ -152,6 +158,7 @@ class BosonPropertiesCodec(BosonCodec):
                     self._refuse(buffer, problem, self._requested)
                     if self._failed:
                         break
+                    self._drop_large()
         except PeerError as error:
             self._refuse(buffer, error)
         self._flush(buffer)
@@ -167,7 +174,45 @@ class BosonPropertiesCodec(BosonCodec):
         """Drop an unfinished message or sequence: its publisher has no receipt for it."""
         self._framer.drop()
         self._parts.close()
+        self._large = None
+        self._handed_bytes = 0
         return []
+
+    def _hand_on(self, buffer: Buffer, content: Buffer) -> None:
+        """Hand on a piece of the content of a message that has not ended."""
+        self._flush(buffer)
+        if self._large is None and not self._handed_bytes:
+            topic = self._parts.first[0] if self._parts.open else ""
+            if not self._parts.open or self._parts_refused is None:
+                self._events.append(LargeBegin(topic))
+            if self._parts.open:
+                self._large = OpenLarge(*self._parts.first[:2], self._parts_refused)
+                self._large.headers = self._parts.first[2]
+                self._events += self._pieces(self._parts.spill(WHOLE))
+        self._handed_bytes += len(content)
+        if self._large is None or self._large.refused is None:
+            self._events.append(LargePiece(content))
+
+    def _end_handed(self, message: Properties, flag: int) -> None:
+        """A message ends whose content was handed on. Raises PeerError: it is refused."""
+        size, self._handed_bytes = self._handed_bytes, 0
+        if self._large is None:
+            topic, receipt_id = self._named(message.topic, self._requested)
+            self._large = OpenLarge(topic, receipt_id, self._parts_refused)
+            if self._parts_refused is not None:
+                self._events.append(LargeDropped())
+            if flag != WHOLE:
+                self._parts.spill(flag, topic, receipt_id)
+        if self._parts.open:
+            self._parts.count(size, is_part=True)
+        for event in self._end_piece(flag, message.headers):
+            self._take(b"", event)
+
+    def _drop_large(self) -> None:
+        """The message was refused, and what was handed on of it is not wanted."""
+        if self._handed_bytes:
+            self._handed_bytes = 0
+            self._events.append(LargeDropped())
 
     def _handle(self, buffer: Buffer, offsets: PropertyOffsets) -> None:
         """Handle one complete message. Raises PeerError if it is refused."""
@@ -175,13 +220,21 @@ class BosonPropertiesCodec(BosonCodec):
         flags, receipt = message.flags, _NO_SPAN
         if flags:
             if SUBSCRIBE in flags or UNSUBSCRIBE in flags or LOGIN in flags:
+                self._drop_large()
                 self._request(buffer, flags)
                 return
             if ERROR in flags:
+                self._drop_large()
                 return
             receipt = flags.get(RECEIPT, _NO_SPAN)
             self._requested = bytes(buffer[receipt[0] : receipt[1]])
-        flag = _part_flag(buffer, flags.get(PART))
+        if message.headers and (name := reserved_in(message.headers)) is not None:
+            text = f"the header {name[:40]!r} is reserved for the bus"
+            raise PeerError("headers.reserved", text, final=False)
+        flag = part_flag(buffer, flags.get(PART))
+        if self._handed_bytes:
+            self._end_handed(message, flag)
+            return
         if flag != WHOLE or self._parts.open:
             self._part(buffer, message, flag)
             return
@@ -218,12 +271,20 @@ class BosonPropertiesCodec(BosonCodec):
             self._framer.learn(b"")
         start, end = message.content
         with memoryview(buffer)[start:end] as content:
-            event = self._add_part(flag, message.topic, content, self._requested, message.headers)
+            for event in self._add_part(
+                flag, message.topic, content, self._requested, message.headers
+            ):
+                self._take(buffer, event)
+
+    def _take(self, buffer: Buffer, event: Event) -> None:
         if isinstance(event, BadPublish):
             self._report(buffer, event.error, event.receipt_id)
-        elif event is not None:
-            self._flush(buffer)
-            self._events.append(event)
+            return
+        if isinstance(event, LargePiece):
+            # The buffer grows when more arrives.
+            event = LargePiece(bytes(event.data))
+        self._flush(buffer)
+        self._events.append(event)
 
     def _refuse(self, buffer: Buffer, error: PeerError, receipt_id: bytes = b"") -> None:
         """Refuse a message; a final error also ends the stream."""
@@ -255,7 +316,8 @@ class BosonPropertiesCodec(BosonCodec):
             self._groups = {}
 
 
-def _part_flag(buffer: Buffer, span: Span | None) -> int:
+def part_flag(buffer: Buffer, span: Span | None) -> int:
+    """What the flag `hbff` says. Raises PeerError, not final."""
     if span is None:
         return WHOLE
     value = bytes(buffer[span[0] : span[1]])
@@ -265,65 +327,6 @@ def _part_flag(buffer: Buffer, span: Span | None) -> int:
             return flag
     text = f"the part flag hbff is {value[:40].hex() or 'empty'}, not one byte from 0 to 3"
     raise PeerError("boson.flag-unknown", text, final=False)
-
-
-class BosonPropertiesClientCodec:
-    """The client's side of one connection; wire/codec.py has the contract."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._framer = Framer(limits.message_bytes_max + _ROOM_BYTES, _PROPERTIES_MAX)
-        self._failed = False
-
-    @property
-    def unfinished_bytes(self) -> int:
-        return self._framer.held_bytes
-
-    def receive(self, data: Buffer) -> list[Reply]:
-        if self._failed:
-            return []
-        events: list[Reply] = []
-        try:
-            for buffer, offsets, _ in self._framer.feed(data):
-                try:
-                    events.append(_event(buffer, decode(buffer, offsets)))
-                except PeerError as problem:
-                    events.append(Bad(problem))
-        except PeerError as error:
-            self._failed = True
-            events.append(Bad(error))
-        return events
-
-    def take_carry(self) -> bytes:
-        return self._framer.take_carry()
-
-    def close(self) -> list[Reply]:
-        """Drop an unfinished message."""
-        self._framer.drop()
-        return []
-
-
-def _event(buffer: Buffer, message: Properties) -> Reply:
-    flags = {flag: bytes(buffer[start:end]) for flag, (start, end) in message.flags.items()}
-    topic = message.topic.decode("utf-8", "replace")
-    if ERROR in flags:
-        code, _, text = flags[ERROR].decode("utf-8", "replace").partition(" ")
-        return Refused(code, text, flags.get(RECEIPT, b""))
-    if LOGIN in flags:
-        return LoggedIn(flags[LOGIN].decode("utf-8", "replace"))
-    if RECEIPT in flags:
-        return Receipt(flags[RECEIPT], _read_position(flags.get(OFFSET, b"")))
-    if POSITION in flags:
-        return Positioned(topic, _read_position(flags[POSITION]))
-    start, end = message.content
-    position = _read_position(flags[OFFSET]) if OFFSET in flags else None
-    return Delivered(topic, bytes(buffer[start:end]), message.headers, position)
-
-
-def _read_position(value: bytes) -> Position:
-    position = parse_start(value.decode("ascii", "replace"))
-    if not isinstance(position, Position):
-        raise PeerError("position.invalid", "a position must be EPOCH:OFFSET", final=False)
-    return position
 
 
 # Encoding: the version, then flags, then user properties
@@ -427,6 +430,19 @@ def _receipt_ids(batch: Batch) -> Iterator[tuple[int, bytes]]:
         start, end = ids[2 * index], ids[2 * index + 1]
         if start != end:
             yield index, bytes(batch.buffer[start:end])
+
+
+def encode_part(first: Batch | None, content: bytes, flag: int) -> bytes:
+    """A part of a large message for a subscriber.
+
+    The first part is given the message, for its topic, position and headers.
+    """
+    properties = [_property(PART, bytes([flag]))]
+    if first is not None:
+        position = _position(first.epoch, first.first_offset)
+        properties += (_property(OFFSET, position), _property(TOPIC, first.topic.encode()))
+        properties += _header_properties((first.headers or [None])[0] or {})
+    return _message([*properties, _property(CONTENT, content)])
 
 
 def encode_error(code: str, text: str, receipt_id: bytes = b"") -> bytes:

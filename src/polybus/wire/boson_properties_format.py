@@ -14,7 +14,7 @@ import re
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from polybus import scan
@@ -35,8 +35,10 @@ PropertyOffsets = list[int]
 """Three numbers per property: its key's start and end, and its value's end. The value's length is
 between key and value."""
 
-Cut = tuple[Buffer, PropertyOffsets, "array[int] | None"]
-"""A buffer, and either the offsets of one message or the spans of a run: its last values."""
+Cut = tuple[Buffer, "PropertyOffsets | None", "array[int] | None"]
+"""A buffer, and either the offsets of one message or the spans of a run: its last values.
+
+With neither, the buffer is a piece of a large content, which the message that follows lacks."""
 
 _HEAD_BYTES_MAX = 4 << 10
 # Room for a topic, flags and some headers beside a value of the largest size.
@@ -55,9 +57,19 @@ class Framer:
     """
 
     def __init__(
-        self, message_bytes_max: int, properties_max: int, steps_max: int = sys.maxsize
+        self,
+        message_bytes_max: int,
+        properties_max: int,
+        steps_max: int = sys.maxsize,
+        *,
+        inline_bytes_max: int | None = None,
+        hands_on: bool = False,
     ) -> None:
+        """`hands_on`: whether a content over `inline_bytes_max` comes in pieces."""
         self._steps_max = steps_max
+        self._inline_bytes_max = min(inline_bytes_max or message_bytes_max, message_bytes_max)
+        self._hands_on = hands_on
+        self._content_left = 0
         self.backlog = False
         self._value_bytes_max = min(message_bytes_max, _MESSAGE_BYTES_MOST)
         self._whole_bytes_max = self._value_bytes_max + _ROOM_BYTES
@@ -73,6 +85,7 @@ class Framer:
         self._left = -1
         self._at = 0
         self._needed_bytes = LENGTH_BYTES
+        self._is_cut = False
 
     @property
     def held_bytes(self) -> int:
@@ -80,6 +93,8 @@ class Framer:
 
     def take_carry(self) -> bytes:
         """Hand out the unfinished message's bytes; the caller puts them before the next data."""
+        if self._is_cut:
+            return b""
         carry, self._carry = self._carry, bytearray()
         return bytes(carry)
 
@@ -87,6 +102,7 @@ class Framer:
         """Drop the unfinished message."""
         self.backlog = False
         self._carry = bytearray()
+        self._content_left = 0
         self._begin()
 
     def feed(self, data: Buffer) -> Iterator[Cut]:
@@ -97,6 +113,10 @@ class Framer:
         Raises:
             PeerError: final, after the messages before it.
         """
+        if self._content_left:
+            data = yield from self._feed_content(data)
+            if self._content_left:
+                return
         buffer: Buffer = data
         if self._carry:
             self._carry += data
@@ -110,7 +130,7 @@ class Framer:
                     break
                 if self._head and self._left < 0:
                     end, spans = scan.scan_values(
-                        buffer, start, len(buffer), self._head, self._value_bytes_max
+                        buffer, start, len(buffer), self._head, self._inline_bytes_max
                     )
                     if spans:
                         yield buffer, [], spans
@@ -118,6 +138,10 @@ class Framer:
                         continue
                 end = self._follow(buffer, start)
                 if end < 0:
+                    content = self._cut_content(buffer, start)
+                    if content is not None:
+                        yield content, None, None
+                        return
                     break
                 offsets = self._offsets
                 self._begin()
@@ -129,6 +153,41 @@ class Framer:
             raise
         if start or buffer is not self._carry:
             self._carry = bytearray(memoryview(buffer)[start:])
+
+    def _feed_content(self, data: Buffer) -> Generator[Cut, None, Buffer]:
+        """Hand on a large content; return what is behind it."""
+        piece = memoryview(data)[: self._content_left]
+        self._content_left -= len(piece)
+        yield piece, None, None
+        if not self._content_left and not self._left:
+            whole, offsets = bytes(self._carry), self._offsets
+            self._carry = bytearray()
+            self._begin()
+            yield whole, offsets, None
+        return memoryview(data)[len(piece) :]
+
+    def _cut_content(self, buffer: Buffer, start: int) -> Buffer | None:
+        """What has arrived of a large content, which is taken out of the unfinished message."""
+        at, stop = start + self._at, len(buffer)
+        if stop - at < UINT16.size or not self._hands_on:
+            return None
+        value = at + UINT16.size + UINT16.unpack_from(buffer, at)[0] + LENGTH_BYTES
+        if value > stop or bytes(buffer[at + UINT16.size : value - LENGTH_BYTES]) != CONTENT:
+            return None
+        length: int = INT32.unpack_from(buffer, value - LENGTH_BYTES)[0]
+        if length <= self._inline_bytes_max:
+            return None
+        self._carry = bytearray(memoryview(buffer)[start : value - LENGTH_BYTES])
+        self._carry += bytes(LENGTH_BYTES)
+        end = value - start
+        self._offsets += (self._at + UINT16.size, end - LENGTH_BYTES, end)
+        self._left -= 1
+        self._at = end
+        self._needed_bytes = end + UINT16.size
+        self._is_cut = True
+        content = memoryview(buffer)[value:stop]
+        self._content_left = length - len(content)
+        return content
 
     def learn(self, head: bytes) -> None:
         """Yield later messages that are `head` and one more value as runs; empty: no runs.
@@ -166,7 +225,7 @@ class Framer:
     def _read_count(self, buffer: Buffer, at: int) -> int:
         count: int = INT32.unpack_from(buffer, at)[0]
         if count < 0:
-            raise PeerError("boson.count-invalid", f"the number of properties is {count}")
+            raise PeerError("boson.count-invalid", f"the number of properties is negative: {count}")
         if count > self._properties_max:
             text = f"{count} properties, over {self._properties_max} (properties-max)"
             raise PeerError("boson.count-invalid", text)
@@ -175,7 +234,7 @@ class Framer:
     def _read_length(self, buffer: Buffer, start: int, value: int) -> int:
         length: int = INT32.unpack_from(buffer, value - LENGTH_BYTES)[0]
         if length < 0:
-            raise PeerError("boson.length-negative", f"the length of a value is {length}")
+            raise PeerError("boson.length-negative", f"the length of a value is negative: {length}")
         if length > self._value_bytes_max or value + length - start > self._whole_bytes_max:
             text = f"the message is over {self._value_bytes_max} bytes (message-bytes-max)"
             raise PeerError("boson.message-too-large", text)

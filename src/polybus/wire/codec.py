@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from polybus.batch import Batch, Buffer
+from polybus.batch import Batch, Buffer, Headers
 from polybus.errors import PeerError
 
 STEPS_MAX = 1000
@@ -42,6 +42,57 @@ class PublishPart(Publish):
     """One part of a message, published at once; the last part requests the receipt for all."""
 
     is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LargeBegin:
+    """A payload over `inline-bytes-max` begins: its pieces follow, and then LargeEnd.
+
+    Until then there are no other events, but Bad and LargeDropped, which end it too. `topic` is
+    empty if it is not known yet.
+    """
+
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LargePiece:
+    """The next bytes of a large payload."""
+
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class LargeEnd:
+    """A large payload is complete: one message for each of the topics.
+
+    Attributes:
+        receipt_id: of the requested receipt; empty if there is none.
+        ack: whether to answer when it is durable, without an id.
+        encoding: what the bytes still have to be decoded from, `base64` or nothing.
+        is_text: whether the bytes are UTF-8.
+        part_number: of a part that is published at once, among the parts of its sequence; else 0.
+        spans: where each message begins and ends in the bytes, if they are several.
+        part_headers: of each of those.
+    """
+
+    topics: tuple[str, ...]
+    receipt_id: bytes = b""
+    headers: Headers | None = None
+    ack: bool = False
+    encoding: str = ""
+    is_text: bool = False
+    part_number: int = 0
+    spans: Sequence[int] | None = None
+    part_headers: Sequence[Headers | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LargeDropped:
+    """The message of the large payload was refused; a Bad event says why."""
+
+
+Large = LargeBegin | LargePiece | LargeEnd | LargeDropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +144,7 @@ def parse_login(content: bytes) -> Login:
         user, secret = "", user
     if not secret or len(content) > LOGIN_BYTES_MAX:
         wanted = "a line with the user and one with the password, or one line with a token"
-        raise PeerError("auth.invalid", f"a login is {wanted}, in UTF-8", final=False)
+        raise PeerError("auth.invalid", f"a login must be {wanted}, in UTF-8", final=False)
     return Login(user.strip(), secret.strip("\r"))
 
 
@@ -102,6 +153,9 @@ E = TypeVar("E")
 
 class Codec(Protocol[E]):
     """One connection's side of a protocol."""
+
+    is_held: bool
+    """Set by the edge while messages wait for their turn: none may be published past them."""
 
     @property
     def backlog(self) -> bool:

@@ -1,6 +1,7 @@
 """goMS: JSON objects over TCP and UDP (docs/protocols/goms.md); wire/codec.py has the contract.
 
-Client to server: Register, Send, Logout, Close. Server to client: Message, Error, RegAck, SendAck.
+Client to server: Register, Send, Download, Logout, Close. Server to client: Message, Referred,
+Chunk, Error, RegAck, SendAck.
 Plain messages come as batches instead: `Publish` to the server, `Deliver` to the client. Topics are
 in lower case.
 
@@ -16,15 +17,18 @@ from typing import Any
 
 import msgspec
 
-from polybus import scan
+from polybus import references, scan
 from polybus.batch import Batch, Buffer, Headers
 from polybus.config import Limits
+from polybus.references import Reference
+from polybus.structs import decode
 from polybus.wire import goms_objects as objects
-from polybus.wire.codec import STEPS_MAX, Bad, Deliver, LoggedIn, Login, Publish
+from polybus.wire.codec import STEPS_MAX, Bad, Deliver, Large, LargeEnd, LoggedIn, Login, Publish
 from polybus.wire.goms_objects import Code, Fields, ObjectStream, peer_error
 from polybus.wire.positions import Position
 
 PROTOCOL = "goms"
+CHUNK_BYTES_DEFAULT = 64 << 10
 
 _json: Callable[[Any], bytes] = msgspec.json.encode
 
@@ -108,9 +112,38 @@ class SendAck:
     offsets: tuple[Position, ...] = ()
 
 
-GomsRequest = Publish | Register | Send | Login | Prove | Logout | Close
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Send some bytes of a large payload, from this one on."""
+
+    id: str
+    start: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Referred:
+    """A message whose payload is large: the client downloads it if it wants."""
+
+    topics: tuple[str, ...]
+    reference: Reference
+    headers: Headers | None = None
+    offsets: tuple[Position, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some bytes of a large payload."""
+
+    id: str
+    start: int
+    data: bytes
+    is_last: bool
+
+
+GomsRequest = Publish | Register | Send | Login | Prove | Logout | Download | Close | Large
 Event = GomsRequest | Bad
-GomsAnswer = Deliver | Message | Error | RegAck | SendAck | LoggedIn
+GomsAnswer = Deliver | Message | Error | RegAck | SendAck | LoggedIn | Referred | Chunk
 Reply = GomsAnswer | Bad
 
 
@@ -118,7 +151,9 @@ class GomsCodec(ObjectStream[GomsRequest]):
     """Requests of a client. Plain sends are `Publish` events, all others `Send`."""
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__(limits, plain=b"send", gathered=Publish, steps_max=STEPS_MAX)
+        super().__init__(
+            limits, plain=b"send", gathered=Publish, steps_max=STEPS_MAX, hands_on=True
+        )
 
     def _decode(self, text: Buffer) -> GomsRequest:
         found = objects.fields_of(text)
@@ -138,22 +173,58 @@ class GomsCodec(ObjectStream[GomsRequest]):
             return Logout(_each_once(objects.topics_of(found, self._limits)))
         if messagetype == "login":
             return objects.login_of(found)
+        if messagetype == "download":
+            return Download(
+                objects.text_of(found.id, "id"),
+                objects.number_of(found.start, "from", 0),
+                objects.number_of(found.bytes, "bytes", CHUNK_BYTES_DEFAULT),
+            )
         if messagetype == "prove":
             return Prove(objects.text_of(found.key, "key"))
         if messagetype == "close":
             self._end()
             return Close()
         raise peer_error(
-            Code.UNKNOWN_MESSAGETYPE, "messagetype must be register, send, login, logout or close"
+            Code.UNKNOWN_MESSAGETYPE,
+            "messagetype must be register, send, download, login, logout or close",
+        )
+
+    def _decode_large(self, text: Buffer, data_bytes: int) -> LargeEnd:
+        found = objects.fields_of(text)
+        if objects.messagetype_of(found) != "send":
+            raise peer_error(Code.TOO_LARGE, "only the data of a send may be so large")
+        encoding = ""
+        if not objects.is_absent(found.encoding):
+            encoding = objects.text_of(found.encoding, "encoding")
+            if encoding != "base64":
+                raise peer_error(Code.NOT_AN_OBJECT, 'encoding must be "base64" or left out')
+        if not encoding and data_bytes > self._limits.message_bytes_max:
+            raise objects.too_large_data(self._limits)
+        if bytes(found.data) != b'""':
+            raise peer_error(Code.NOT_AN_OBJECT, "data is given twice")
+        return LargeEnd(
+            _each_once(objects.topics_of(found, self._limits)),
+            headers=_own_headers(found, self._limits),
+            ack=objects.flag_of(found.ack, "ack"),
+            encoding=encoding,
+            is_text=True,
         )
 
     def _send(self, found: Fields) -> Send:
         return Send(
             _each_once(objects.topics_of(found, self._limits)),
             objects.value_of(found, self._limits),
-            objects.headers_of(found, self._limits),
+            _own_headers(found, self._limits),
             objects.flag_of(found.ack, "ack"),
         )
+
+
+def _own_headers(found: Fields, limits: Limits) -> Headers | None:
+    """The headers of a send, none of which only the bus may write."""
+    headers = objects.headers_of(found, limits)
+    if headers and (name := references.reserved_in(headers)) is not None:
+        raise peer_error(Code.NOT_ALLOWED, f"headers: {name[:40]!r} is reserved for the bus")
+    return headers
 
 
 class GomsClientCodec(ObjectStream[GomsAnswer]):
@@ -176,10 +247,20 @@ class GomsClientCodec(ObjectStream[GomsAnswer]):
             return _error(found)
         if messagetype == "login-ack":
             return LoggedIn(objects.text_of(found.account, "account"))
+        if messagetype == "reference":
+            return _referred(found, self._limits)
+        if messagetype == "chunk":
+            return Chunk(
+                objects.text_of(found.id, "id"),
+                objects.number_of(found.start, "from", 0),
+                objects.value_of(found, self._limits),
+                objects.flag_of(found.last, "last"),
+            )
         if messagetype not in ("reg-ack", "send-ack"):
             raise peer_error(
                 Code.UNKNOWN_MESSAGETYPE,
-                "messagetype must be message, error, reg-ack, send-ack or login-ack",
+                "messagetype must be message, reference, chunk, error, reg-ack, send-ack or "
+                "login-ack",
             )
         # The first draft of the protocol has a reg-ack without topics.
         absent = objects.is_absent(found.topics)
@@ -200,6 +281,23 @@ def decode_datagram(data: Buffer, limits: Limits) -> list[Event]:
     return events
 
 
+def _referred(found: Fields, limits: Limits) -> Referred:
+    blob_id = objects.text_of(found.id, "id")
+    reference = Reference(
+        blob_id,
+        objects.number_of(found.size, "size", 0),
+        objects.text_of(found.sha256, "sha256"),
+        objects.text_of(found.type, "type"),
+        f"/v1/blobs/{blob_id}",
+    )
+    return Referred(
+        objects.topics_of(found, limits),
+        reference,
+        objects.headers_of(found, limits),
+        objects.offsets_of(found),
+    )
+
+
 def _each_once(topics: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(topics))
 
@@ -208,7 +306,7 @@ def _error(found: Fields) -> Error:
     """An error of any server: the code is under either key, a string or a number."""
     raw = found.error_code if len(found.error_code) else found.errorcode
     try:
-        code = msgspec.json.decode(raw, type=str | int)
+        code = decode(raw, str | int)
     except msgspec.MsgspecError as error:
         text = "error-code must be a string or a number"
         raise peer_error(Code.NOT_AN_OBJECT, text) from error
@@ -244,8 +342,41 @@ def encode_message(
     headers: Headers | None = None,
     offsets: Iterable[Position] | None = None,
 ) -> bytes:
-    """One `message` that was sent to several topics of its receiver."""
+    """One `message` that was sent to several topics of its receiver, or a `reference`."""
+    if references.marked(headers) and (reference := references.parse(value)) is not None:
+        return encode_reference(topics, reference, headers, offsets)
     return _with_data(_head("message", topics) + _offsets(offsets) + _headers(headers), value)
+
+
+def encode_reference(
+    topics: Sequence[str],
+    reference: Reference,
+    headers: Headers | None = None,
+    offsets: Iterable[Position] | None = None,
+) -> bytes:
+    """A message whose payload is large."""
+    head = _head("reference", topics) + _offsets(offsets)
+    head += _headers(references.without_mark(headers))
+    fields = {name: getattr(reference, name) for name in ("id", "size", "sha256", "type")}
+    return head + b"," + _json(fields)[1:] + b"\n"
+
+
+def encode_large(
+    topics: Sequence[str],
+    headers: Headers | None,
+    offsets: Iterable[Position] | None,
+    *,
+    text: bool,
+) -> bytes:
+    """A `message` up to its data, which follows in pieces, and then `"}`."""
+    head = _head("message", topics) + _offsets(offsets) + _headers(references.without_mark(headers))
+    return head + (b"" if text else b',"encoding":"base64"') + b',"data":"'
+
+
+def encode_chunk(blob_id: str, start: int, data: bytes, *, is_last: bool) -> bytes:
+    head = _json({"messagetype": "chunk", "id": blob_id, "from": start, "encoding": "base64"})
+    last = b"true" if is_last else b"false"
+    return head[:-1] + b',"data":"' + b64encode(data) + b'","last":' + last + b"}\n"
 
 
 def encode_error(code: str, text: str) -> bytes:

@@ -22,7 +22,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -31,7 +31,8 @@ from polybus.batch import Batch, Buffer, Headers
 from polybus.config import Limits
 from polybus.errors import PeerError
 from polybus.scan.goms_py import BAD, DEEP, END, MORE
-from polybus.wire.codec import Bad, Login
+from polybus.wire.codec import Bad, LargeBegin, LargeDropped, LargePiece, Login
+from polybus.wire.goms_text import LargeText, large_data_at
 from polybus.wire.positions import Position, parse_start
 
 ENVELOPE_BYTES_MAX = 64 << 10
@@ -48,7 +49,10 @@ E = TypeVar("E")
 
 
 class Code(StrEnum):
-    """000 general, 001 register, 002 send, 003 logout. The protocol page marks our own codes."""
+    """000 general, 001 register, 002 send, 003 logout, 004 download.
+
+    The protocol page marks our own codes.
+    """
 
     NOT_AN_OBJECT = "000001"
     """Not a JSON object, or a field of the wrong type."""
@@ -68,6 +72,8 @@ class Code(StrEnum):
     NO_DATA = "002002"
     NOT_REGISTERED = "003001"
     """Logout of topics that were not registered; the text lists them."""
+    NO_BLOB = "004001"
+    """Download of a payload that does not exist, or that the client may not read."""
 
 
 def peer_error(code: Code, text: str) -> PeerError:
@@ -80,7 +86,12 @@ def object_bytes_max(limits: Limits) -> int:
 
     The size of the value itself is checked when it is decoded.
     """
-    return (limits.message_bytes_max + 2) // 3 * 4 + ENVELOPE_BYTES_MAX
+    return base64_bytes(limits.message_bytes_max) + ENVELOPE_BYTES_MAX
+
+
+def base64_bytes(size: int) -> int:
+    """The size of this many bytes in base64."""
+    return (size + 2) // 3 * 4
 
 
 class ObjectStream(Generic[E]):
@@ -93,12 +104,23 @@ class ObjectStream(Generic[E]):
         plain: bytes,
         gathered: Callable[[list[Batch]], E],
         steps_max: int = sys.maxsize,
+        hands_on: bool = False,
     ) -> None:
+        """`hands_on`: large data is handed on as it arrives, as Large events."""
         self._steps_max = steps_max
         self._limits = limits
         self._plain = plain
         self._gathered = gathered
         self._object_bytes_max = object_bytes_max(limits)
+        self._value_bytes_max = limits.message_bytes_max
+        # Beyond this an object is looked at, whether its data can be handed on.
+        self._look_bytes = sys.maxsize
+        self._text: LargeText | None = None
+        if hands_on and limits.message_bytes_max > limits.inline_bytes_max:
+            self._value_bytes_max = self._look_bytes = limits.inline_bytes_max
+            held_max = min(limits.message_bytes_max, limits.parts_bytes_max)
+            self._object_bytes_max = base64_bytes(held_max) + ENVELOPE_BYTES_MAX
+        self._has_looked = False
         self._scanner = scan.ObjectScanner(limits.json_depth_max)
         self._held = bytearray()
         self._carried_bytes = 0
@@ -108,21 +130,30 @@ class ObjectStream(Generic[E]):
         self._ended = False
         self._backlog = b""
         self.backlog = False
+        self.is_held = False
 
     def _decode(self, text: Buffer) -> E:
         """Decode one object. Raises PeerError, not final."""
         raise NotImplementedError
 
+    def _decode_large(self, text: Buffer, data_bytes: int) -> E:
+        """Decode an object whose data was handed on, and is empty here. Raises as `_decode`."""
+        raise NotImplementedError
+
     @property
     def unfinished_bytes(self) -> int:
-        return len(self._held) + len(self._backlog)
+        return len(self._held) + len(self._backlog) + (self._text is not None)
 
     def receive(self, data: Buffer) -> list[E | Bad]:
-        events: list[E | Bad] = []
+        events: list[Any] = []
         if self.backlog:
             data, self._backlog = self._backlog + bytes(data), b""
             self.backlog = False
-        at = self._resume(data, events) if self._inside else 0
+        at = 0
+        if self._text is not None and not self._text.ended:
+            at = self._hand_on(data, 0, events)
+        if self._inside and at < len(data):
+            at = self._resume(data, at, events)
         while at < len(data) and not self._ended:
             if len(events) >= self._steps_max:
                 self._backlog = bytes(data[at:])
@@ -138,6 +169,8 @@ class ObjectStream(Generic[E]):
         held_bytes = len(self._held)
         if self.backlog or self._carried_bytes or not 0 < held_bytes <= CARRY_BYTES_MAX:
             return b""
+        if self._text is not None:
+            return b""
         carry = bytes(self._held)
         self._held = bytearray()
         self._carried_bytes = held_bytes
@@ -149,23 +182,24 @@ class ObjectStream(Generic[E]):
         self._backlog = b""
         self._held = bytearray()
         self._carried_bytes = 0
+        self._text = None
         return []
 
     def _end(self) -> None:
         """Ignore all further data."""
         self._ended = True
 
-    def _resume(self, data: Buffer, events: list[E | Bad]) -> int:
+    def _resume(self, data: Buffer, at: int, events: list[Any]) -> int:
         """Continue the object that the last data ended in."""
         carried_bytes, self._carried_bytes = self._carried_bytes, 0
-        end, verdict = self._scanner.scan(data, carried_bytes, len(data))
+        end, verdict = self._scanner.scan(data, at + carried_bytes, len(data))
         if carried_bytes and verdict != MORE:
             # The object is complete, perhaps followed by many plain lines: scan them all at once.
             self._inside = False
             return 0
-        return self._settle(data, 0, end, verdict, events)
+        return self._settle(data, at, end, verdict, events)
 
-    def _read_on(self, data: Buffer, at: int, events: list[E | Bad]) -> int:
+    def _read_on(self, data: Buffer, at: int, events: list[Any]) -> int:
         at = self._gather(data, at, len(data), events)
         if at == len(data):
             return at
@@ -174,22 +208,23 @@ class ObjectStream(Generic[E]):
         end, verdict = self._scanner.scan(data, at, len(data))
         return self._settle(data, at, end, verdict, events)
 
-    def _gather(self, data: Buffer, start: int, stop: int, events: list[E | Bad]) -> int:
+    def _gather(self, data: Buffer, start: int, stop: int, events: list[Any]) -> int:
         """Publish the plain lines from `start` on; return where they end."""
         limits = self._limits
         at, batches = scan.scan_lines(
-            data, start, stop, self._plain, limits.message_bytes_max, limits.topic_bytes_max
+            data, start, stop, self._plain, self._value_bytes_max, limits.topic_bytes_max
         )
         if batches:
             events.append(self._gathered(batches))
         return at
 
-    def _settle(
-        self, data: Buffer, begin: int, end: int, verdict: int, events: list[E | Bad]
-    ) -> int:
+    def _settle(self, data: Buffer, begin: int, end: int, verdict: int, events: list[Any]) -> int:
         """Apply the verdict on `data[begin:end]`; return where to continue."""
         if len(self._held) + end - begin > self._object_bytes_max:
-            text = f"the object is over {self._object_bytes_max} bytes (message-bytes-max)"
+            text = (
+                f"the object is over {self._object_bytes_max} bytes, enough for data of "
+                f"{self._limits.message_bytes_max} bytes (message-bytes-max) in base64"
+            )
             self._drop(peer_error(Code.TOO_LARGE, text), events)
         if verdict == DEEP:
             text = f"the object is over {self._limits.json_depth_max} levels deep (json-depth-max)"
@@ -199,6 +234,8 @@ class ObjectStream(Generic[E]):
         if verdict == MORE:
             if not self._dropping:
                 self._held += memoryview(data)[begin:end]
+                if len(self._held) > self._look_bytes and not self._has_looked:
+                    self._look(events)
             return end
         if verdict == END:
             if not self._dropping:
@@ -206,31 +243,83 @@ class ObjectStream(Generic[E]):
         else:
             self._drop(peer_error(Code.NOT_AN_OBJECT, "not a well-formed JSON object"), events)
             self._skipping_line = verdict == BAD
+        self._leave()
+        return end
+
+    def _leave(self) -> None:
+        """The object has ended."""
         self._held = bytearray()
         self._inside = False
         self._dropping = False
-        return end
+        self._has_looked = False
+        self._text = None
 
-    def _drop(self, error: PeerError, events: list[E | Bad]) -> None:
+    def _drop(self, error: PeerError, events: list[Any]) -> None:
         """Drop the object. Only its first error is reported."""
         if not self._dropping:
             events.append(Bad(error))
+            if self._text is not None:
+                events.append(LargeDropped())
         self._dropping = True
         self._held = bytearray()
 
-    def _take(self, data: Buffer, begin: int, end: int, events: list[E | Bad]) -> None:
+    # Large data
+
+    def _look(self, events: list[Any]) -> None:
+        """Hand on the data of an object that is large, if it is a string that has not ended."""
+        self._has_looked = True
+        at = large_data_at(bytes(self._held[:ENVELOPE_BYTES_MAX]))
+        if at is None:
+            return
+        held, self._held = self._held, bytearray()
+        self._text = LargeText(bytes(held[:at]))
+        events.append(LargeBegin())
+        self._hand_on(held, at, events)
+
+    def _hand_on(self, data: Buffer, at: int, events: list[Any]) -> int:
+        """Hand on what has arrived of the data; return where the rest of the object begins."""
+        large = self._text
+        assert large is not None
+        try:
+            text, end = large.decode(data, at)
+        except ValueError as error:
+            self._drop(peer_error(Code.NOT_AN_OBJECT, f"data: {error}"), events)
+            self._leave()
+            self._skipping_line = True
+            return at
+        # It may be base64; what that is decoded to is checked later.
+        if large.size > base64_bytes(self._limits.message_bytes_max):
+            self._drop(too_large_data(self._limits), events)
+        elif text and not self._dropping:
+            events.append(LargePiece(text))
+        if large.ended:
+            # What is left is a small object, with an empty string.
+            small = large.head + b'"'
+            self._scanner.reset()
+            self._scanner.scan(small, 0, len(small))
+            if not self._dropping:
+                self._held = bytearray(small)
+        return end
+
+    def _take(self, data: Buffer, begin: int, end: int, events: list[Any]) -> None:
         """Decode a complete object."""
         if self._held:
             self._held += memoryview(data)[begin:end]
             data, begin, end = self._held, 0, len(self._held)
-            if self._gather(data, begin, end, events) == end:
+            if self._text is None and self._gather(data, begin, end, events) == end:
                 return
         try:
             if not scan.is_utf8(data, begin, end):
                 raise peer_error(Code.NOT_AN_OBJECT, "the object is not UTF-8")
-            events.append(self._decode(memoryview(data)[begin:end]))
+            text = memoryview(data)[begin:end]
+            if self._text is None:
+                events.append(self._decode(text))
+            else:
+                events.append(self._decode_large(text, self._text.size))
         except PeerError as error:
             events.append(Bad(error))
+            if self._text is not None:
+                events.append(LargeDropped())
 
     def _skip_line(self, data: Buffer, at: int) -> int:
         newline = _NEWLINE.search(data, at)
@@ -262,6 +351,12 @@ class Fields(msgspec.Struct, rename={"start": "from", "error_code": "error-code"
     token: msgspec.Raw = _ABSENT
     account: msgspec.Raw = _ABSENT
     key: msgspec.Raw = _ABSENT
+    id: msgspec.Raw = _ABSENT
+    bytes: msgspec.Raw = _ABSENT
+    size: msgspec.Raw = _ABSENT
+    sha256: msgspec.Raw = _ABSENT
+    type: msgspec.Raw = _ABSENT
+    last: msgspec.Raw = _ABSENT
 
 
 class _BinaryHeader(msgspec.Struct):
@@ -271,6 +366,7 @@ class _BinaryHeader(msgspec.Struct):
 _FIELDS = msgspec.json.Decoder(Fields)
 _TEXT = msgspec.json.Decoder(str)
 _FLAG = msgspec.json.Decoder(bool)
+_NUMBER = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)])
 _TEXTS = msgspec.json.Decoder(list[str])
 _HEADERS = msgspec.json.Decoder(dict[str, str | _BinaryHeader])
 
@@ -331,6 +427,16 @@ def flag_of(raw: msgspec.Raw, key: str) -> bool:
         raise _wrong_type(key, "true or false") from error
 
 
+def number_of(raw: msgspec.Raw, key: str, default: int) -> int:
+    if is_absent(raw):
+        return default
+    try:
+        found: int = _NUMBER.decode(raw)
+        return found
+    except msgspec.MsgspecError as error:
+        raise _wrong_type(key, "a number from 0 on") from error
+
+
 def topics_of(fields: Fields, limits: Limits) -> tuple[str, ...]:
     """The topics in lower case, in the order they were sent, duplicates included."""
     raw = fields.topics
@@ -365,9 +471,13 @@ def value_of(fields: Fields, limits: Limits) -> bytes:
     else:
         value = bytes(raw)
     if len(value) > limits.message_bytes_max:
-        text = f"data is over {limits.message_bytes_max} bytes (message-bytes-max)"
-        raise peer_error(Code.TOO_LARGE, text)
+        raise too_large_data(limits)
     return value
+
+
+def too_large_data(limits: Limits) -> PeerError:
+    text = f"data is over {limits.message_bytes_max} bytes (message-bytes-max)"
+    return peer_error(Code.TOO_LARGE, text)
 
 
 def headers_of(fields: Fields, limits: Limits) -> Headers | None:

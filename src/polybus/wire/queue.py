@@ -12,11 +12,13 @@ from io import BytesIO
 from polybus import scan
 from polybus.batch import Batch, Buffer
 from polybus.config import Limits
-from polybus.errors import PeerError
+from polybus.errors import PeerError, UsageError
 from polybus.scan.binary_py import LENGTH, LENGTH_BYTES
-from polybus.wire.codec import Bad, Publish
+from polybus.wire.codec import Bad, Large, LargeBegin, LargeEnd, LargePiece, Publish
 
 PROTOCOL = "queue"
+MESSAGE_BYTES_MAX = (1 << 31) - 1
+"""A length is a signed number of 4 bytes."""
 
 
 class Receiving(Enum):
@@ -36,7 +38,7 @@ RECEIVING = {
 }
 """The end of the stream ends any state and drops an unfinished message."""
 
-Event = Publish | Bad
+Event = Publish | Bad | Large
 
 
 class Framing:
@@ -47,6 +49,7 @@ class Framing:
 
     backlog = False
     """The scan handles every message, so it never pauses."""
+    is_held = False
 
     def __init__(self, message_bytes_max: int) -> None:
         self._message_bytes_max = message_bytes_max
@@ -103,7 +106,7 @@ class Framing:
         """Go from LENGTH to MESSAGE; false if it goes to FAILED instead."""
         (length,) = LENGTH.unpack(self._header)
         if length < 0:
-            self.error = PeerError("queue.length-negative", f"the message length is {length}")
+            self.error = PeerError("queue.length-negative", f"the length is negative: {length}")
         elif length > self._message_bytes_max:
             text = f"the length is {length}, over {self._message_bytes_max} (message-bytes-max)"
             self.error = PeerError("queue.message-too-large", text)
@@ -140,38 +143,72 @@ class QueueCodec(Framing):
 
     def __init__(self, limits: Limits, topic: str) -> None:
         super().__init__(limits.message_bytes_max)
+        self._inline_bytes_max = min(limits.inline_bytes_max, limits.message_bytes_max)
         self._topic = topic
+        # What is missing of a message that is handed on in pieces.
+        self._large_left = 0
 
     def receive(self, data: Buffer) -> list[Event]:
         if self.error is not None:
             return []
         events: list[Event] = []
-        batches = []
-        whole: Buffer | None = None
         start, stop = 0, len(data)
-        if self._header:
-            start, message = self._carry_on(data)
-            if message is not None:
-                batches.append(Batch(self._topic, message, array("i", (0, len(message)))))
-        if start < stop:
-            end, spans = scan.scan_values(data, start, stop, b"", self._message_bytes_max)
-            if spans:
-                batch = Batch(self._topic, data, spans)
-                encoding = memoryview(data)[start:end]
-                batch.carry_encoding(PROTOCOL, encoding)
-                whole = None if batches else encoding
-                batches.append(batch)
-            start = end
-        if start < stop:
-            self._carry_on(memoryview(data)[start:])
-        if batches:
-            events.append(Publish(batches, whole))
+        while start < stop and self.error is None:
+            if self._large_left:
+                start = self._hand_on(data, start, events)
+            elif self._header:
+                start = self._continue(data, start, events)
+            else:
+                start = self._scan(data, start, stop, events)
         if self.error is not None:
             events.append(Bad(self.error))
         return events
 
+    def _scan(self, data: Buffer, start: int, stop: int, events: list[Event]) -> int:
+        """Publish whole messages; return where a large or incomplete one begins, or is begun."""
+        end, spans = scan.scan_values(data, start, stop, b"", self._inline_bytes_max)
+        if spans:
+            batch = Batch(self._topic, data, spans)
+            encoding = memoryview(data)[start:end]
+            batch.carry_encoding(PROTOCOL, encoding)
+            events.append(Publish([batch], encoding))
+        return self._continue(data, end, events) if end < stop else end
+
+    def _continue(self, data: Buffer, start: int, events: list[Event]) -> int:
+        """Continue one message; return the end of what it took."""
+        if len(self._header) < LENGTH_BYTES:
+            end = min(start + LENGTH_BYTES - len(self._header), len(data))
+            self._header += bytes(data[start:end])
+            if len(self._header) < LENGTH_BYTES:
+                return end
+            if not self._read_length():
+                return len(data)
+            start = end
+            if self._missing_bytes > self._inline_bytes_max:
+                self._large_left = self._missing_bytes
+                events.append(LargeBegin(self._topic))
+                return start
+        taken, message = self._carry_on(memoryview(data)[start:])
+        if message is not None:
+            batch = Batch(self._topic, message, array("i", (0, len(message))))
+            events.append(Publish([batch]))
+        return start + taken
+
+    def _hand_on(self, data: Buffer, start: int, events: list[Event]) -> int:
+        piece = memoryview(data)[start : start + self._large_left]
+        events.append(LargePiece(piece))
+        self._large_left -= len(piece)
+        if not self._large_left:
+            events.append(LargeEnd((self._topic,)))
+            self._reset()
+        return start + len(piece)
+
+    def take_carry(self) -> bytes:
+        return b"" if self._large_left else super().take_carry()
+
     def close(self) -> list[Event]:
         """Drop an unfinished message."""
+        self._large_left = 0
         self._reset()
         return []
 
@@ -183,4 +220,12 @@ def encode(batch: Batch) -> Buffer:
 
 def encode_length(message: bytes) -> bytes:
     """The length field of a message."""
-    return LENGTH.pack(len(message))
+    return encode_size(len(message))
+
+
+def encode_size(message_bytes: int) -> bytes:
+    """The length field of a message of this size. Raises UsageError `queue.message-too-large`."""
+    if message_bytes > MESSAGE_BYTES_MAX:
+        text = f"a queue's message has at most {MESSAGE_BYTES_MAX} bytes, not {message_bytes}"
+        raise UsageError("queue.message-too-large", text)
+    return LENGTH.pack(message_bytes)

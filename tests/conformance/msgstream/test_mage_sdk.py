@@ -88,7 +88,7 @@ async def test_unconfirmed_packs_come_again_after_reconnecting(bus: Bus, transpo
         await bus.publish("news", "b")
         await forgetful.until(lambda: set(forgetful.pack_ids) == {1, 2})
         if transport == "websocket":
-            # One connection gets each pack once; every poll is a connection anew.
+            # One connection gets each pack once; every poll is a new connection.
             assert forgetful.pack_ids == [1, 2]
     async with sdk(bus, key, transport, "news") as client:
         await client.until(lambda: len(client.events) == 2)

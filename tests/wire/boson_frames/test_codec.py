@@ -202,7 +202,7 @@ def test_an_error_about_one_message_leaves_the_stream_alone(data: bytes, code: s
 
 def test_a_length_is_not_believed_before_its_bytes_are_there() -> None:
     codec = BosonFramesCodec(Limits())
-    assert codec.receive(b"\x03\xff\xff\xff\x00\x00\x01a" + bytes(100)) == []
+    assert codec.receive(b"\x00\x0f\xff\xff\x02\x00\x01a" + bytes(100)) == []
     assert codec.unfinished_bytes == 108
 
 

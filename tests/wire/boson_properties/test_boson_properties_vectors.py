@@ -10,6 +10,7 @@ from polybus.batch import Batch
 from polybus.config import Limits
 from polybus.wire import boson
 from polybus.wire import boson_properties as wire
+from polybus.wire import boson_properties_client as replies
 from polybus.wire.codec import Publish
 from polybus.wire.positions import Position, SubscribeLine
 
@@ -75,11 +76,11 @@ def test_golden_requests_are_read(name: str, event: wire.Event) -> None:
     [
         (
             "delivered",
-            wire.Delivered("news", b"hello", {"origin": b"\x00\xff\x01"}, Position(3, 11)),
+            replies.Delivered("news", b"hello", {"origin": b"\x00\xff\x01"}, Position(3, 11)),
         ),
         ("receipt", boson.Receipt(b"id-", Position(3, 11))),
         ("error", boson.Refused("topic.unknown", "no")),
     ],
 )
 def test_golden_answers_are_read_by_the_client(name: str, event: object) -> None:
-    assert wire.BosonPropertiesClientCodec(Limits()).receive(vector(name)) == [event]
+    assert replies.BosonPropertiesClientCodec(Limits()).receive(vector(name)) == [event]

@@ -2,6 +2,7 @@
  * Big-endian. */
 #include "loadgen.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { HEADER_BYTES = 7 };
@@ -14,12 +15,23 @@ static size_t frame(char *out, const char *topic, size_t topic_bytes, size_t con
     return append(out, HEADER_BYTES, topic, topic_bytes);
 }
 
+/* A token, if connections log in; not an option, because everybody can see those. */
+static const char *login(void) {
+    const char *token = getenv("LOADGEN_LOGIN");
+    return token && *token ? token : NULL;
+}
+
 static size_t hello(char *out, enum role role, int number) {
     (void)number;
+    size_t at = 0;
+    if (login()) {
+        at = frame(out, "$login", 6, strlen(login()));
+        at = append(out, at, login(), strlen(login()));
+    }
     if (role == PUBLISHER)
-        return 0;
+        return at;
     size_t content_bytes = (TOPIC_BYTES + 1) * (size_t)options.topics;
-    size_t at = frame(out, "$subscribe", 10, content_bytes);
+    at += frame(out + at, "$subscribe", 10, content_bytes);
     for (int topic = 0; topic < options.topics; topic++) {
         topic_name(out + at, topic);
         at += TOPIC_BYTES;
@@ -30,7 +42,7 @@ static size_t hello(char *out, enum role role, int number) {
 
 static int ready_answers(int number) {
     (void)number;
-    return 0;
+    return login() ? 1 : 0;
 }
 
 static size_t publish(char *out, const char *topic, const char *payload, int number,
@@ -67,7 +79,8 @@ static long parse(const char *in, size_t bytes, struct received *received) {
         uint64_t id;
         bool receipt = topic_bytes == 8 && !memcmp(received->topic, "$receipt", 8) &&
                        content_bytes > ID_BYTES && hex_read(received->payload, ID_BYTES, &id);
-        received->kind = receipt ? RECEIPT : FAILURE;
+        bool is_login = topic_bytes == 6 && !memcmp(received->topic, "$login", 6);
+        received->kind = receipt ? RECEIPT : is_login ? READY : FAILURE;
         received->id = receipt ? (uint32_t)id : 0;
     }
     return (long)(HEADER_BYTES + topic_bytes + content_bytes);

@@ -21,6 +21,7 @@ static void flood(struct flood *shared) {
     options.topics = options.publishers = options.subscribers = 1;
     options.one_per_write = !strcmp(options.beside, "single");
     options.rate = 0;
+    options.receipts = 0;
     options.timed = false;
     options.beside = NULL;
     options.messages_max = 0;

@@ -62,7 +62,8 @@ struct options {
     bool timed;             /* latencies are measured: a paced run, or one message in flight */
     const char *beside;     /* a flood beside the run: "bulk", or "single" messages a write */
     struct flood *flood;    /* in the process that is the flood */
-    int first_topic;
+    int first_topic;        /* the number of the first of `topics` */
+    int replicas;           /* how many servers store a message (jetstream) */
     int server_pid;         /* the process whose CPU time and memory are measured; 0: none */
     const char *keys;       /* a file of session keys, one a line (msgstream) */
     const char *fault;      /* relay only: "flip:AT", "drop:AT:BYTES", "repeat:AT:BYTES" */

@@ -12,6 +12,7 @@ struct options options = {
     .publishers = 1,
     .subscribers = 1,
     .topics = 1,
+    .replicas = 1,
     .payload_bytes = 100,
     .duration_s = 1.0,
     .deadline_s = 30.0,
@@ -23,7 +24,7 @@ static const char USAGE[] =
     "         [--publishers N] [--subscribers N] [--topics N] [--payload-bytes N]\n"
     "         [--duration-s S] [--messages N] [--deadline-s S] [--window-bytes N]\n"
     "         [--receipts UNANSWERED_MAX] [--one-per-write] [--rate PER_SECOND] [--server-pid N]\n"
-    "         [--ping-pong] [--beside bulk|single]\n"
+    "         [--ping-pong] [--beside bulk|single] [--first-topic N] [--replicas N]\n"
     "       loadgen relay [--fault flip:AT|drop:AT:BYTES|repeat:AT:BYTES]\n"
     "protocols: boson broadcast goms jetstream mqtt msgstream (with --keys FILE) nats resp\n";
 
@@ -51,6 +52,8 @@ static void apply(int key, const char *text) {
     case 'R': options.rate = atof(text); break;
     case 'g': options.ping_pong = true; break;
     case 'B': options.beside = text; break;
+    case 'F': options.first_topic = atoi(text); break;
+    case 'c': options.replicas = atoi(text); break;
     case 'i': options.server_pid = atoi(text); break;
     case 'f': options.fault = text; break;
     case 'k': options.keys = text; break;
@@ -66,7 +69,8 @@ static void read_options(int count, char **arguments) {
         {"messages", 1, 0, 'm'},      {"deadline-s", 1, 0, 'D'},  {"window-bytes", 1, 0, 'w'},
         {"receipts", 1, 0, 'r'},      {"one-per-write", 0, 0, '1'}, {"rate", 1, 0, 'R'},
         {"server-pid", 1, 0, 'i'},    {"fault", 1, 0, 'f'},       {"keys", 1, 0, 'k'},
-        {"ping-pong", 0, 0, 'g'},     {"beside", 1, 0, 'B'},
+        {"ping-pong", 0, 0, 'g'},     {"beside", 1, 0, 'B'},      {"first-topic", 1, 0, 'F'},
+        {"replicas", 1, 0, 'c'},
         {0, 0, 0, 0},
     };
     int key;
@@ -85,6 +89,10 @@ static void check_options(void) {
         usage("--publishers must be 1 to 1024, --subscribers 1 or more");
     if (options.topics < 1 || options.topics > TOPICS_MAX)
         usage("--topics must be 1 to 10000");
+    if (options.first_topic < 0 || options.first_topic + options.topics > TOPICS_MAX)
+        usage("--first-topic and --topics must be at most 10000 together");
+    if (options.replicas < 1 || options.replicas > 5)
+        usage("--replicas must be 1 to 5");
     if (options.payload_bytes < PAYLOAD_BYTES_MIN || options.payload_bytes > PAYLOAD_BYTES_MAX)
         usage("--payload-bytes must be 40 to 65536");
     if (options.receipts && !options.protocol->has_receipts)
@@ -95,8 +103,6 @@ static void check_options(void) {
         usage("--ping-pong needs one publisher, without --rate and --receipts");
     if (options.beside && strcmp(options.beside, "bulk") && strcmp(options.beside, "single"))
         usage("--beside must be bulk or single");
-    if (options.beside && options.receipts)
-        usage("--beside: a flood asks for no receipts");
     if (options.duration_s <= 0 || options.duration_s > 600 || options.deadline_s <= 0)
         usage("--duration-s must be more than 0 and at most 600, --deadline-s more than 0");
 }

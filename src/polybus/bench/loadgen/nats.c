@@ -12,7 +12,7 @@
 static const char STREAM[] =
     "{\"name\":\"bench\",\"subjects\":[\"bench.*\"],\"storage\":\"file\","
     "\"retention\":\"limits\",\"max_consumers\":-1,\"max_msgs\":-1,\"max_bytes\":-1,"
-    "\"max_age\":0,\"num_replicas\":1}";
+    "\"max_age\":0,\"num_replicas\":%d}";
 enum { INBOX_BYTES = 12 /* "_INBOX.0000." */ };
 
 static size_t hello(char *out, enum role role, int number) {
@@ -30,9 +30,12 @@ static size_t jetstream_hello(char *out, enum role role, int number) {
     size_t at = hello(out, role, number);
     if (role == PUBLISHER) {
         at = append_text(out, at, "SUB _INBOX.%04d.* 1\r\nSUB _SETUP.%04d 2\r\n", number, number);
-        if (number == 0)
+        if (number == 0) {
+            char stream[sizeof(STREAM) + 16];
+            size_t bytes = append_text(stream, 0, STREAM, options.replicas);
             at = append_text(out, at, "PUB $JS.API.STREAM.CREATE.bench _SETUP.0000 %zu\r\n%s\r\n",
-                             sizeof(STREAM) - 1, STREAM);
+                             bytes, stream);
+        }
     }
     return at;
 }

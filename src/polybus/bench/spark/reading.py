@@ -24,7 +24,7 @@ from polybus.bench.scenarios import SCENARIOS
 from polybus.log.files import FileLog
 from polybus.log.history.handover import hand_over
 from polybus.log.layout import index_path, topic_folder
-from polybus.log.reading.reader import LogReader
+from polybus.log.opening import open_reader
 
 TOPIC = "bench.readings"
 MESSAGE_BYTES = 100
@@ -113,8 +113,8 @@ def measure_reading(
     # The same columns for both, so that both write the same amount.
     source = ("our source, journal", partial(_source, spark, corpus.journal, COLUMNS))
     reads = [
-        ("our source, journal", partial(_source, spark, corpus.journal), 2.5),
-        ("our source, history", partial(_source, spark, corpus.history), 2.5),
+        ("our source, journal", partial(_source, spark, corpus.journal), 1.25),
+        ("our source, history", partial(_source, spark, corpus.history), 1.25),
         ("polybus.spark.table, history", partial(_table, spark, corpus.history), None),
     ]
     pairs: list[tuple[str, dict[str, Callable[[], int]], float | None]] = [
@@ -160,7 +160,7 @@ def _source(spark: Any, data: Path, columns: Sequence[str] = ()) -> Any:
 
 def _native(spark: Any, corpus: Corpus) -> Any:
     folder = topic_folder(corpus.history, TOPIC)
-    files = LogReader(corpus.history).history(TOPIC).files
+    files = open_reader(corpus.history).history(TOPIC).files
     return spark.read.parquet(*[str(folder / file.path) for file in files]).select(*COLUMNS)
 
 

@@ -10,10 +10,18 @@ from typing import Any
 import click
 import msgspec
 
-from polybus.cli.exits import end
-from polybus.cli.options import F, data_option, existing_data, json_option, load_config
-from polybus.cli.output import echo_json, echo_table
-from polybus.cli.pipeline.display import RunDisplay, flow_rows, is_failing
+from polybus.cli.common.exits import end
+from polybus.cli.common.options import (
+    F,
+    data_option,
+    existing_data,
+    json_option,
+    load_config,
+    without_secret,
+)
+from polybus.cli.common.output import echo_json, echo_table
+from polybus.cli.pipeline.display import RunDisplay, expectation_rows, flow_rows, is_failing
+from polybus.client.options import environment_token, read_token
 from polybus.errors import PolybusError, UsageError
 
 STOP_TIMEOUT_S = 30.0
@@ -58,8 +66,19 @@ _folder_option = click.option(
 )
 
 
-_url = click.option("--url", help="The bus, if it is on another machine: http://host:port.")
-_token = click.option("--token", envvar="POLYBUS_TOKEN", help="Token for the bus at --url.")
+_url = click.option(
+    "--url",
+    callback=without_secret,
+    help="The bus, if it is on another machine: http://host:port.",
+)
+# Not the token itself: everybody on the machine sees the arguments of a process.
+_token = click.option(
+    "--token-file",
+    "token",
+    callback=lambda _context, _option, path: read_token(path) if path else environment_token(),
+    help="File with the token for the bus at --url.  [default: POLYBUS_TOKEN, or the file that "
+    "POLYBUS_TOKEN_FILE names]",
+)
 _master = click.option(
     "--master",
     default="local[2,3]",
@@ -138,14 +157,22 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
         for name, error in prepared.problems.items()
     ]
     flows = [
-        {"flow": flow.full_name, "reads": flow.reads, "writes": flow.writes}
+        {
+            "flow": flow.full_name,
+            "reads": flow.reads,
+            "writes": flow.writes,
+            "refresh": flow.refresh,
+        }
         for flow in prepared.flows
     ]
     if as_json:
         echo_json({"flows": flows, "problems": problems})
     else:
-        rows = [[one["flow"], ", ".join(one["reads"]) or "-", one["writes"]] for one in flows]
-        echo_table(("flow", "reads", "writes"), rows)
+        rows = [
+            [one["flow"], ", ".join(one["reads"]) or "-", one["writes"], one["refresh"] or "-"]
+            for one in flows
+        ]
+        echo_table(("flow", "reads", "writes", "refresh"), rows)
         for problem in problems:
             click.echo(f"{problem['code']}: {problem['text']}", err=True)
     end(good=not problems)
@@ -160,22 +187,26 @@ def check(names: tuple[str, ...], as_json: bool, **given: Any) -> None:
     metavar="FLOW",
     help="Start this flow or table over, with a new checkpoint and without its old rows.",
 )
+@click.option(
+    "--refresh",
+    multiple=True,
+    metavar="TABLE",
+    help="Run only the flows into this table; with --reset, fill it again from the start.",
+)
 @_spark_options
 @json_option
-def run(
-    names: tuple[str, ...], continuous: bool, reset: tuple[str, ...], as_json: bool, **given: Any
-) -> None:
+def run(names: tuple[str, ...], continuous: bool, as_json: bool, **given: Any) -> None:
     """Run pipelines: one pass over new messages, or continuously.
 
     With --json each event is a line: starting, ready, progress (each second), waiting, warning,
     failed, problem, done or stopped. The exit code is 1 if a pipeline did not start or a flow
     failed.
     """
-    from polybus.log import access
+    from polybus.log import file_modes
     from polybus.spark.pipelines.running.driver import Supervisor
 
-    options = _options(names, given, continuous=continuous, reset=reset)
-    access.adopt(options.data)
+    options = _options(names, given, continuous=continuous)
+    file_modes.adopt(options.data)
     display = RunDisplay()
     with contextlib.closing(display):
         supervisor = Supervisor(options, echo_json if as_json else display.show)
@@ -200,6 +231,10 @@ def status(data: str | None, as_json: bool) -> None:
     click.echo(f"{state}{since}{failing_text}")
     if found.get("flows"):
         echo_table(*flow_rows(found["flows"]))
+        expectations = expectation_rows(found["flows"])
+        if expectations[1]:
+            click.echo()
+            echo_table(*expectations)
     for flow in found.get("flows", []):
         if flow.get("warning"):
             click.echo(f"{flow['pipeline']}.{flow['flow']}: {flow['warning']}", err=True)

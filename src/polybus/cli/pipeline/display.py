@@ -8,9 +8,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from polybus.cli.output import shown
+from polybus.cli.common.output import shown
 
 COLUMNS = ("flow", "state", "rows", "rows/s", "lag", "batch ms", "error")
+EXPECTATION_COLUMNS = ("flow", "topic", "expectation", "consequence", "passed", "failed")
 _COLOURS = {"failed": "red", "waiting": "yellow", "running": "green", "done": "green"}
 _ERROR_CHARS_MAX = 200
 
@@ -30,6 +31,25 @@ def flow_rows(flows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[o
         for flow in flows
     ]
     return COLUMNS, rows
+
+
+def expectation_rows(
+    flows: list[dict[str, Any]],
+) -> tuple[tuple[str, ...], list[list[object]]]:
+    """The headings and rows of a table of expectations."""
+    rows: list[list[object]] = [
+        [
+            f"{flow['pipeline']}.{flow['flow']}",
+            one["topic"] or None,
+            one["name"],
+            one["consequence"],
+            one["passed"],
+            one["failed"],
+        ]
+        for flow in flows
+        for one in flow.get("expectations", [])
+    ]
+    return EXPECTATION_COLUMNS, rows
 
 
 def is_failing(flow: Mapping[str, Any]) -> bool:

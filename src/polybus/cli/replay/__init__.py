@@ -1,11 +1,12 @@
 """`polybus replay`: publish history, or quarantined messages, to any topic over any protocol."""
 
 from pathlib import Path
+from typing import TextIO
 
 import click
 
 from polybus import names
-from polybus.cli.options import json_option
+from polybus.cli.common.options import json_option, without_secret
 from polybus.cli.replay.history import HistoryReplay, range_of
 from polybus.cli.replay.pace import ReplayPace, parse_rate, parse_speed
 from polybus.cli.replay.publishing import ReplayDestination, http_url, split_url
@@ -36,8 +37,17 @@ Examples:
 @click.option("--dead-letters", is_flag=True, help="Publish quarantined messages instead.")
 @click.option("--topic", "only_topic", help="With --dead-letters: only messages of this topic.")
 @click.option("--reason", help="With --dead-letters: only if the reason contains this text.")
+@click.option("--text", help="With --dead-letters: only if the value contains this text.")
+@click.option(
+    "--letters",
+    type=click.File(),
+    help="With --dead-letters: only those in this file, TOPIC:EPOCH:OFFSET a line; - is stdin.",
+)
+@click.option("--progress", is_flag=True, help="With --json: a line of JSON for each part.")
 @click.option("--data", help=f"Folder of the log.  [default: {DEFAULT_DATA}]")
-@click.option("--url", help="Read from this bus, over HTTP, instead of a folder.")
+@click.option(
+    "--url", callback=without_secret, help="Read from this bus, over HTTP, instead of a folder."
+)
 @json_option
 def replay(
     topic: str | None,
@@ -50,6 +60,9 @@ def replay(
     dead_letters: bool,
     only_topic: str | None,
     reason: str | None,
+    text: str | None,
+    letters: TextIO | None,
+    progress: bool,
     data: str | None,
     url: str | None,
     as_json: bool,
@@ -66,21 +79,24 @@ def replay(
     folder = Path(data or DEFAULT_DATA)
     if dead_letters:
         if topic is not None or into is not None or url is not None:
-            raise click.UsageError("--dead-letters takes --topic and --reason, and a --data folder")
+            raise click.UsageError("--dead-letters cannot be used with TOPIC, --into or --url")
         # It needs the library of the tables, which a replay of history does not.
-        from polybus.cli.replay.dead_letters import DeadLetters, replay_dead_letters
+        from polybus.cli.replay.dead_letters import DeadLetters, LetterFilter, replay_dead_letters
 
-        letters = DeadLetters(folder, only_topic, reason)
-        replay_dead_letters(letters, folder, pace.rate, dry_run=dry_run, as_json=as_json)
+        names_given = None if letters is None else {one.strip() for one in letters if one.strip()}
+        wanted = LetterFilter(only_topic, reason, text, names_given)
+        found = DeadLetters(folder, wanted, tell_progress=progress)
+        replay_dead_letters(found, folder, pace.rate, dry_run=dry_run, as_json=as_json)
         return
     if topic is None or into is None:
-        raise click.UsageError("give the TOPIC to replay, and with --into where it goes")
-    if only_topic is not None or reason is not None:
-        raise click.UsageError("--topic and --reason need --dead-letters")
+        raise click.UsageError("TOPIC or --into is missing: name what to replay, and where it goes")
+    if any(one is not None for one in (only_topic, reason, text, letters)):
+        raise click.UsageError("--topic, --reason, --text and --letters need --dead-letters")
     topic = names.canonical(topic)
     bus = None if url is None else http_url(url)
-    origin = open_origin(BusLocation(folder, bus))
-    target = _target(into, topic, folder, bus)
+    source = BusLocation(folder, bus)
+    origin = open_origin(source)
+    target = _target(into, topic, source)
     offsets = range_of(origin, topic, start, stop)
     job = HistoryReplay(origin, topic, offsets, target, pace, reached=offsets.start)
     if dry_run:
@@ -89,13 +105,13 @@ def replay(
         job.run(f"--into {into}", f"--data {folder}" if url is None else f"--url {url}", as_json)
 
 
-def _target(into: str, topic: str, data: Path, bus: str | None) -> ReplayDestination:
+def _target(into: str, topic: str, source: BusLocation) -> ReplayDestination:
     if "://" in into:
         address, name = split_url(into, topic)
     else:
-        address = bus_url(data) if bus is None else bus
+        address = source.url or bus_url(source.data)
         name = names.canonical(into)
     if names.is_reserved(name):
         text = f"--into {name}: names that begin with $ are reserved for system topics"
         raise UsageError("topic.reserved", text)
-    return ReplayDestination(address, name)
+    return ReplayDestination(address, name, source)

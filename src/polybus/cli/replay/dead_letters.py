@@ -7,17 +7,19 @@ once.py makes topic and table agree, whenever a run ends.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from polybus.cli import exits
-from polybus.cli.output import echo, echo_json, echo_table, say
+from polybus.cli.common import exits
+from polybus.cli.common.output import echo, echo_json, echo_table, say
 from polybus.cli.replay.once import OncePublisher, PublishedPart, opened_publisher
 from polybus.cli.replay.pace import ReplayPace, Schedule
 from polybus.cli.replay.publishing import OutgoingRows, ReplayPart, publish_parts
@@ -90,25 +92,39 @@ def _print_counts(counts: Counter[tuple[str, str]], as_json: bool) -> None:
     click.echo(f"would put {counts.total()} messages back; nothing was published")
 
 
-class DeadLetters:
-    """The rows of `quarantine` with a topic and reason that are not in `replayed`."""
+class LetterFilter(NamedTuple):
+    """Which messages: all that is given must hold. `only` has TOPIC:EPOCH:OFFSET of some."""
 
-    def __init__(self, data: Path, topic: str | None, reason: str | None) -> None:
-        """Raises UsageError `lake.unknown` if nothing was ever quarantined."""
+    topic: str | None = None
+    reason: str | None = None
+    text: str | None = None
+    only: Collection[str] | None = None
+
+
+class DeadLetters:
+    """The rows of `quarantine` that match and are not in `replayed`."""
+
+    def __init__(self, data: Path, wanted: LetterFilter, *, tell_progress: bool = False) -> None:
+        """With `tell_progress` each part is a line of JSON.
+
+        Raises UsageError `lake.unknown` if nothing was ever quarantined.
+        """
+        self._filter = wanted
+        self._tells_progress = tell_progress
+        self._published = 0
         self._table = open_table(data, "quarantine")
         if not self._table.exists:
             text = f"{data} has no table quarantine: the pipeline has not quarantined anything"
             raise UsageError("lake.unknown", text)
         self._replayed = open_table(data, "replayed")
-        self._topic = None if topic is None else topic.lower()
-        self._reason = reason
         self.cut: set[tuple[str, int, int]] = set()
         """Where the messages are that cannot be published from the table."""
 
     def counts(self) -> Counter[tuple[str, str]]:
         """The number of messages by topic and reason."""
         counts: Counter[tuple[str, str]] = Counter()
-        for rows in self.rows([*IDENTITY, "reason", "cut"]):
+        values = [] if self._filter.text is None else ["value"]
+        for rows in self.rows([*IDENTITY, "reason", "cut", *values]):
             pairs = (rows.column(name).to_pylist() for name in ("topic", "reason"))
             counts.update(zip(*pairs, strict=True))
         return counts
@@ -152,13 +168,12 @@ class DeadLetters:
         noted = pa.table(list(zip(*rows, strict=True)), schema=REPLAYED_SCHEMA)
         self._replayed.append(noted, writer=f"{WRITER}:{part.query}", batch_id=part.batch)
         tidy(self._replayed)
+        self._published += len(rows)
+        if self._tells_progress:
+            click.echo(msgspec.json.encode({"published": self._published}))
 
     def _wanted(self, rows: pa.Table, done: set[tuple[str, int, int]]) -> pa.Table:
-        if self._topic is not None:
-            rows = rows.filter(pc.equal(rows.column("topic"), self._topic))
-        if self._reason is not None:
-            found = pc.match_substring(rows.column("reason"), self._reason, ignore_case=True)
-            rows = rows.filter(pc.fill_null(found, False))
+        rows = _matching(rows, self._filter)
         if "cut" in rows.column_names:  # not in files of older versions
             is_cut = pc.fill_null(rows.column("cut"), False)
             self.cut.update(_identities(rows.filter(is_cut)))
@@ -166,6 +181,22 @@ class DeadLetters:
         if done and rows.num_rows:
             rows = rows.filter(pa.array([one not in done for one in _identities(rows)]))
         return rows
+
+
+def _matching(rows: pa.Table, wanted: LetterFilter) -> pa.Table:
+    if wanted.topic is not None:
+        rows = rows.filter(pc.equal(rows.column("topic"), wanted.topic.lower()))
+    if wanted.reason is not None:
+        found = pc.match_substring(rows.column("reason"), wanted.reason, ignore_case=True)
+        rows = rows.filter(pc.fill_null(found, False))
+    if wanted.text is not None and rows.num_rows:
+        sought = wanted.text.encode().lower()
+        values = (one.as_py() or b"" for one in rows.column("value"))
+        rows = rows.filter(pa.array([sought in value.lower() for value in values]))
+    if wanted.only is not None and rows.num_rows:
+        names = [":".join(map(str, one)) for one in _identities(rows)]
+        rows = rows.filter(pa.array([one in wanted.only for one in names]))
+    return rows
 
 
 def _halved(rows: pa.Table) -> Iterator[pa.Table]:

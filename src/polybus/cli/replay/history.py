@@ -8,13 +8,14 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from polybus.cli import exits
-from polybus.cli.output import echo, echo_json, say
+from polybus.cli.common import exits
+from polybus.cli.common.output import echo, echo_json, say
 from polybus.cli.replay.pace import ReplayPace, Schedule
 from polybus.cli.replay.publishing import OutgoingRows, ReplayDestination, ReplayPart, publish_parts
 from polybus.errors import UsageError
 from polybus.log.interface import Bounds
-from polybus.spark.origin import BATCH_BYTES_MAX, ROWS_MAX, Origin
+from polybus.log.reading.offset_reader import OffsetReader
+from polybus.spark.origin import BATCH_BYTES_MAX, ROWS_MAX
 from polybus.wire.positions import Earliest, Latest, Position, parse_start
 
 COLUMNS = ("offset", "timestamp", "key", "value", "headers")
@@ -24,7 +25,7 @@ COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 class HistoryReplay:
     """A replay of stored messages; `reached` is the offset at which it can continue."""
 
-    origin: Origin
+    origin: OffsetReader
     topic: str
     offsets: range
     target: ReplayDestination
@@ -102,12 +103,12 @@ class HistoryReplay:
         return max(0, times_us[-1] - times_us[0]) if times_us else 0
 
 
-def rows_of(origin: Origin, topic: str, offsets: range) -> Iterator[pa.RecordBatch]:
+def rows_of(origin: OffsetReader, topic: str, offsets: range) -> Iterator[pa.RecordBatch]:
     plan = origin.plan(topic, offsets.start, offsets.stop)
     return origin.read_plan(plan, columns=COLUMNS, rows_max=ROWS_MAX, bytes_max=BATCH_BYTES_MAX)
 
 
-def range_of(origin: Origin, topic: str, start: str, stop: str) -> range:
+def range_of(origin: OffsetReader, topic: str, start: str, stop: str) -> range:
     """Resolve offsets, `EPOCH:OFFSET`, times, `earliest` and `latest` to offsets.
 
     Raises UsageError `topic.unknown` or `log.offset-unknown`, or PeerError `position.invalid`.
@@ -120,7 +121,7 @@ def range_of(origin: Origin, topic: str, start: str, stop: str) -> range:
     return range(first, max(first, last))
 
 
-def _resolved(origin: Origin, topic: str, bounds: Bounds, text: str) -> int:
+def _resolved(origin: OffsetReader, topic: str, bounds: Bounds, text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     position = parse_start(text)

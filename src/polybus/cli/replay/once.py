@@ -24,10 +24,12 @@ import pyarrow as pa
 
 from polybus.cli.replay.publishing import OutgoingRows
 from polybus.errors import BusyError, StorageError, UsageError
+from polybus.log import checked_json
 from polybus.log.disk import Disk, FileLock, replace_file, sync_path
 from polybus.log.topics import storage_error
 from polybus.services.transactions.staging import SCHEMA, cut
 from polybus.spark.location import BusLocation
+from polybus.spark.origin import opened_blob
 
 PRODUCER = "dead-letters"
 PIECE_BYTES = 4 << 20
@@ -88,12 +90,14 @@ class OncePublisher:
         Raises PolybusError.
         """
         try:
-            begun = msgspec.json.decode(self._path.read_bytes(), type=PublishedPart)
+            content = self._path.read_bytes()
+            begun = checked_json.decode(content, PublishedPart, self._path, accept_unchecked=True)
         except FileNotFoundError:
             return 0
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            text = f"{self._path} cannot be read: {error}; without it one part may go out twice"
-            raise StorageError("lake.damaged", text) from error
+        except (OSError, StorageError) as error:
+            reason = error.text if isinstance(error, StorageError) else f"{self._path}: {error}"
+            advice = "restore it, or remove it: dead letters of one part may then go out twice"
+            raise StorageError("lake.damaged", f"{reason}; {advice}") from error
         try:
             self._finish(begun)
         except UsageError as error:
@@ -111,7 +115,7 @@ class OncePublisher:
         """
         part = PublishedPart(self._query, self._next_batch, self._stage(topic, rows), letters)
         self._next_batch += 1
-        replace_file(self._path, msgspec.json.encode(part))
+        replace_file(self._path, checked_json.encode(part))
         self._finish(part)
 
     def _finish(self, part: PublishedPart) -> None:
@@ -132,7 +136,14 @@ class OncePublisher:
         sync_path(self._path.parent)
 
     def _stage(self, topic: str, rows: OutgoingRows) -> str:
-        """Let the bus stage the messages; the name of the file."""
+        """Let the bus stage the messages; the name of the file.
+
+        Payloads of references are staged as they are: the bus stores them as blobs again.
+        """
+        for index in range(len(rows.values)):
+            if (reference := rows.reference(index)) is not None:
+                with opened_blob(self._bus, reference.id) as (_, pieces):
+                    rows.inline(index, b"".join(pieces))
         columns = [[topic] * len(rows.values), rows.keys, rows.values, rows.headers]
         arrays = [pa.array(*pair) for pair in zip(columns, SCHEMA.types, strict=True)]
         content = io.BytesIO()

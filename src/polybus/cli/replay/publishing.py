@@ -2,16 +2,20 @@
 
 HTTP carries keys and headers, Boson properties and goMS carry headers, Boson frames and queues
 carry neither. What a protocol cannot carry is left out and counted.
+
+The payload of a reference is published, not the reference: it is streamed over HTTP, or, if it has
+a key or headers, sent as any other message.
 """
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import signal
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -20,11 +24,15 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 import pyarrow as pa
 
-from polybus.cli.output import progress_bar
+from polybus import references
+from polybus.cli.common.output import progress_bar
 from polybus.client import connect
 from polybus.client.http.blocking import request
 from polybus.client.options import parse
 from polybus.errors import PolybusError, UsageError
+from polybus.references import Reference
+from polybus.spark.location import BusLocation
+from polybus.spark.origin import opened_blob
 
 REQUEST_BYTES_MAX = 8 << 20
 HTTP = ("http", "ws")
@@ -40,6 +48,22 @@ class OutgoingRows:
         self.values: list[bytes] = [value or b"" for value in batch.column("value").to_pylist()]
         self.keys: list[bytes | None] = batch.column("key").to_pylist()
         self.headers: list[MessageHeaders] = batch.column("headers").to_pylist()
+
+    def reference(self, index: int) -> Reference | None:
+        """What a message refers to, if its payload is a blob."""
+        is_marked = references.marked(dict(self.headers[index] or ()))
+        return references.parse(self.values[index]) if is_marked else None
+
+    def inline(self, index: int, value: bytes) -> None:
+        """Put a payload in the place of its reference."""
+        headers = references.without_mark(dict(self.headers[index] or ()))
+        self.values[index], self.headers[index] = value, list(headers.items()) or None
+
+    def slice(self, start: int, stop: int) -> "OutgoingRows":
+        part = copy.copy(self)
+        part.values, part.keys = self.values[start:stop], self.keys[start:stop]
+        part.headers = self.headers[start:stop]
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +101,10 @@ class ReplayResult:
 class ReplayDestination:
     """One topic of one bus; `async with` its client before sending."""
 
-    def __init__(self, url: str, topic: str) -> None:
-        """Raises UsageError `client.url`, `client.scheme`."""
+    def __init__(self, url: str, topic: str, source: BusLocation) -> None:
+        """`source` has the large payloads. Raises UsageError `client.url`, `client.scheme`."""
         self.topic = topic
+        self._source = source
         self._address = parse(url)
         self.client = connect(url, reconnect=False)
         self.keys_left_out = 0
@@ -90,6 +115,36 @@ class ReplayDestination:
 
     async def send(self, rows: OutgoingRows) -> None:
         """Publish; on return the messages are durable, except on a queue. Raises PolybusError."""
+        begin = 0
+        for index in range(len(rows.values)):
+            reference = rows.reference(index)
+            if reference is None:
+                continue
+            headers = references.without_mark(dict(rows.headers[index] or ()))
+            if headers or rows.keys[index] is not None or self._address.scheme == "queue":
+                rows.inline(index, await asyncio.to_thread(self._payload, reference))
+                continue
+            await self._send(rows.slice(begin, index))
+            await self._stream(reference)
+            begin = index + 1
+        await self._send(rows.slice(begin, len(rows.values)))
+
+    def _payload(self, reference: Reference) -> bytes:
+        with opened_blob(self._source, reference.id) as (_, pieces):
+            return b"".join(pieces)
+
+    async def _stream(self, reference: Reference) -> None:
+        with opened_blob(self._source, reference.id) as (_, pieces):
+
+            async def read() -> AsyncIterator[bytes]:
+                while piece := await asyncio.to_thread(next, pieces, b""):
+                    yield piece
+
+            await self.client.publish_file(self.topic, read(), content_type=reference.type)
+
+    async def _send(self, rows: OutgoingRows) -> None:
+        if not rows.values:
+            return
         scheme = self._address.scheme
         plain = not any(rows.headers) and all(key is None for key in rows.keys)
         # As JSON a value is a third larger: a plain message near the limit would be refused.

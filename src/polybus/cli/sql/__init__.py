@@ -14,13 +14,13 @@ import click
 import msgspec
 import pyarrow as pa
 
-from polybus.cli.options import existing_data, json_option, settings_options
-from polybus.cli.output import as_json as value_as_json
-from polybus.cli.output import echo_table, say, shown
+from polybus.cli.common.options import existing_data, json_option, settings_options
+from polybus.cli.common.output import echo_table, say, shown
 from polybus.cli.sql.chart import CHART_ENDINGS, POINTS_MAX, chart_of, draw_terminal, save_chart
 from polybus.cli.sql.engines import executed
 from polybus.config import Config
 from polybus.errors import UsageError
+from polybus.lake.values import plain
 
 LIMIT = 1000
 """Rows of a table on the terminal, unless --limit is given."""
@@ -181,24 +181,6 @@ def _draw(schema: pa.Schema, rows: LimitedRows, file: str) -> None:
         say(f"drew {file}")
     else:
         click.echo(draw_terminal(chart, width=shutil.get_terminal_size().columns))
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as text, or {"base64": …} if not UTF-8; maps as objects."""
-    if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in value.items()}
-    if isinstance(value, bytes):
-        carried = value_as_json(value)
-        return carried.get("text", carried)
-    if isinstance(value, list):
-        if value and all(isinstance(one, tuple) for one in value):
-            return {str(plain(name)): plain(one) for name, one in value}
-        return [plain(one) for one in value]
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    return value
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from polybus.cli.output import say
+from polybus.cli.common.output import say
 from polybus.errors import PolybusError, UsageError
 
 SPARK_ROWS_MAX = 1_000_000
@@ -122,11 +122,12 @@ def _is_spark_here() -> bool:
 
 
 def _tables(data: Path) -> SqlResult:
-    """The result of SHOW TABLES, the same for both engines: topics and lake tables."""
+    """The result of SHOW TABLES, the same for both engines: topics, lake tables and views."""
     from polybus.lake.table import open_table, table_names
-    from polybus.log.reading.reader import LogReader
+    from polybus.lake.typed import view_names
+    from polybus.log.opening import open_reader
 
-    reader = LogReader(data)
+    reader = open_reader(data)
     found: list[dict[str, Any]] = []
     for topic in reader.topics(system=True):
         bounds = reader.bounds(topic)
@@ -135,6 +136,8 @@ def _tables(data: Path) -> SqlResult:
         {"name": name, "kind": "table", "rows": open_table(data, name).rows}
         for name in table_names(data)
     ]
+    # How many rows a view has takes a query.
+    found += [{"name": name, "kind": "view", "rows": None} for name in view_names(data)]
     schema = pa.schema([("name", pa.string()), ("kind", pa.string()), ("rows", pa.int64())])
     table = pa.Table.from_pylist(found, schema)
     return SqlResult("no engine", schema, iter(table.to_batches()))

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -16,24 +15,31 @@ from typing import Any
 import click
 import msgspec
 
-from polybus import config as configuration
-from polybus.cli import exits
-from polybus.cli.options import config_option, data_option, load_config, port_option, topics_option
+from polybus.cli.common import exits
+from polybus.cli.common.options import (
+    config_option,
+    data_option,
+    load_config,
+    port_option,
+    topics_option,
+)
 from polybus.cli.up.children import Child
 from polybus.cli.up.demo import BusPorts, DemoTraffic, is_way_in, with_demo
-from polybus.cli.up.display import STARTING, Figures, PlainDisplay, display, first_steps
+from polybus.cli.up.display import STARTING, PlainDisplay, display, first_steps
+from polybus.cli.up.figures import Figures
 from polybus.config import Config
+from polybus.config_file import check
 from polybus.errors import ConfigError
+from polybus.processes import scratch_folder, sweep
+from polybus.services.pipeline_watch import DRIVER_VARIABLE, driver_command
 
 UPDATE_EVERY_S = 1.0
 STOP_TIMEOUT_S = 30.0
-# A child that was never ready has nothing to finish.
-START_STOP_TIMEOUT_S = 5.0
+# A child that was never ready has nothing to finish; Spark cannot be interrupted while it starts.
+START_STOP_TIMEOUT_S = 1.0
 # A class-data archive makes the next start faster; creating it must not slow this one.
 ARCHIVE_AFTER_S = 30.0
 PIPELINES = "pipelines"
-DRIVER_VARIABLE = "POLYBUS_SPARK_DRIVER"
-"""Another program to run as the driver, for tests."""
 READY = "polybus ready: "
 NO_WAY_IN = (
     "connectors: polybus up needs one with protocol tcp that speaks http, without tls, for its "
@@ -86,13 +92,13 @@ def up(
     config = load_config(data, config_path, topics)
     if demo:
         config = with_demo(config)
-    configuration.check(config)
+    check(config)
     if not any(map(is_way_in, config.connectors)):
         raise ConfigError("config.invalid", NO_WAY_IN)
     if pipelines is None and Path(PIPELINES).is_dir():
         pipelines = Path(PIPELINES)
-    with tempfile.TemporaryDirectory(prefix="polybus-up-") as folder:
-        config_file = Path(folder) / "polybus.json"
+    with scratch_folder("up") as folder:
+        config_file = folder / "polybus.json"
         # `load` has copied the topics file into `topics`.
         written = msgspec.structs.replace(config, topic_config=None)
         config_file.write_bytes(msgspec.json.encode(written))
@@ -106,6 +112,8 @@ def up(
                 **given,
             )
             code = asyncio.run(run.run())
+    if code == exits.DONE:
+        click.echo(f"stopped cleanly, data in {config.data}")
     exits.end_with(code)
 
 
@@ -131,7 +139,7 @@ class Up:
         self._tasks: list[asyncio.Future[Any]] = []
         self._bus = Child("bus", self._bus_command, on_line=self._on_bus_line, screen=self.screen)
         self._driver: Child | None = None
-        self._other_driver = os.environ.get(DRIVER_VARIABLE)
+        self._is_fake = DRIVER_VARIABLE in os.environ
         self._traffic: asyncio.Future[None] | None = None
 
     async def run(self) -> int:
@@ -150,6 +158,8 @@ class Up:
             for child in self._children():
                 was_ready = child.ready.is_set()
                 await child.stop(timeout_s=STOP_TIMEOUT_S if was_ready else START_STOP_TIMEOUT_S)
+            # Of a driver that had to be killed.
+            sweep("spark")
             self.screen.step("stopping", "done", done=True)
 
     async def _run(self) -> int:
@@ -170,17 +180,21 @@ class Up:
         self.screen.say(first_steps(self._ports, self.config, demo=self.demo, pipeline=has_driver))
         if missing:
             self.screen.say(missing)
+        flows = self._figures.flows
         figures = self._figures = Figures(self._ports.tcp, Path(self.config.data))
+        figures.flows = flows
         self._background(figures.follow_alerts())
         if self.demo:
             self._send_traffic(self._ports)
         has_rows = False
         while not self._stop.is_set():
             await figures.update()
-            if not has_rows and any(figures.tables.values()):
+            if self._driver is not None and self._driver.stopped:
+                figures.flows = await asyncio.to_thread(_flows_of_another, figures.data)
+            if not has_rows and figures.has_new_rows:
                 has_rows = True
                 seconds = time.monotonic() - self._began
-                self.screen.say(f"first rows in a table after {seconds:.1f} s")
+                self.screen.say(f"first new rows in a table after {seconds:.1f} s")
             self.screen.show(figures)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), UPDATE_EVERY_S)
@@ -234,7 +248,7 @@ class Up:
         """Start the driver, or return what is missing for it."""
         if self.no_pipeline:
             return ""
-        if self._other_driver is None:
+        if not self._is_fake:
             from polybus.cli.doctor import missing_for_pipeline
 
             missing = missing_for_pipeline(self.master)
@@ -243,16 +257,17 @@ class Up:
         where = f"on {self.master}" if self.master else "in this machine"
         self.screen.step("pipeline", f"starting Spark {where}: this takes some seconds")
         self._driver = Child(
-            "pipeline", self._driver_command, on_line=self._on_driver_line, screen=self.screen
+            "pipeline",
+            self._driver_command,
+            on_line=self._on_driver_line,
+            screen=self.screen,
+            stays_stopped=True,
         )
         self._background(self._driver.run())
         return ""
 
     def _driver_command(self) -> list[str]:
-        program = ["-m", "polybus.spark.pipelines.running.driver"]
-        if self._other_driver is not None:
-            program = [self._other_driver]
-        command = [sys.executable, *program, "--data", self.config.data]
+        command = [*driver_command(), "--data", self.config.data]
         if self.master is not None:
             command += ["--master", self.master]
         if self.pipelines is not None:
@@ -282,7 +297,7 @@ class Up:
 
     async def _make_archive(self) -> None:
         """Create the class-data archive of Spark if it does not exist."""
-        if self._other_driver is not None or self.master is not None:
+        if self._is_fake or self.master is not None:
             return
         from polybus.spark.session import archive
 
@@ -294,3 +309,11 @@ class Up:
             await asyncio.to_thread(process.wait)
         finally:
             process.terminate()
+
+
+def _flows_of_another(data: Path) -> list[dict[str, Any]]:
+    """The flows of the driver that somebody else, mostly the bus, has started."""
+    from polybus.spark.pipelines.running import service
+
+    found = service.running(data)
+    return [] if found is None else found.flows

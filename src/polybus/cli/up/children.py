@@ -22,12 +22,15 @@ RESTARTS_MAX = 5
 STEADY_AFTER_S = 60.0
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
+STOPPED = "stopped; Start on the page Pipelines of the console starts it again"
 
 
 class Child:
     """One child process, restarted with exponential back-off if it ends by itself.
 
-    `ready` is set by the caller when the child has reported that it is, and stays set.
+    `ready` is set by the caller when the child has reported that it is, and stays set. With
+    `stays_stopped`, exit 0 means that somebody else has asked the child to stop, and it is not
+    started again: `stopped` is set then.
     """
 
     def __init__(
@@ -37,8 +40,11 @@ class Child:
         *,
         on_line: Callable[[str], None],
         screen: PlainDisplay,
+        stays_stopped: bool = False,
     ) -> None:
         self.name = name
+        self.stopped = False
+        self._stays_stopped = stays_stopped
         self.exit_code: int | None = None
         self.ready = asyncio.Event()
         self._command = command
@@ -55,6 +61,10 @@ class Child:
             began = time.monotonic()
             await self._run_once()
             if self._stopping.is_set():
+                return
+            if self._stays_stopped and self.exit_code == 0:
+                self.stopped = True
+                self._screen.step(self.name, STOPPED, done=True)
                 return
             failures = 1 if time.monotonic() - began > STEADY_AFTER_S else failures + 1
             if not self.ready.is_set() or failures > RESTARTS_MAX:
@@ -78,7 +88,8 @@ class Child:
         try:
             await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
-            self._screen.say(f"{self.name} did not end within {timeout_s:.0f} s; killed")
+            if self.ready.is_set():
+                self._screen.say(f"{self.name} did not end within {timeout_s:.0f} s; killed")
             self.kill()
             await process.wait()
 

@@ -1,133 +1,33 @@
 """What `polybus up` shows: figures of the bus, the pipeline and the tables, and commands to try.
 
-On a terminal they are live tables, elsewhere plain lines.
+On a terminal they are live, elsewhere plain lines. The live part never has more lines than the
+terminal: alerts come first, and what has no room is counted.
 """
 
-import asyncio
 import contextlib
-import json
 import shutil
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from polybus.cli.output import table_lines
-from polybus.cli.pipeline.display import flow_table, is_failing
+from polybus.cli.common.output import Quantity, count, size, span, table_lines
+from polybus.cli.pipeline.display import is_failing
 from polybus.cli.up.demo import ORDERS, BusPorts
-from polybus.client import connect
-from polybus.client.http.blocking import request_json
+from polybus.cli.up.figures import Figures, is_running
 from polybus.config import PORT, Config
-from polybus.errors import PolybusError
 
 PLAIN_INTERVAL_S = 5.0
 # Not worth a line: the next step follows within a second.
 STARTING = "starting"
-ROWS_SHOWN = 12
-ALERTS_SHOWN = 5
-ALERT_CHARS_MAX = 200
-ANSWER_TIMEOUT_S = 5.0
-RETRY_S = 1.0
-
-
-class Figures:
-    """Everything that is displayed, of the bus at a port and its data folder.
-
-    `topics` are as the bus lists them, and their rates; `flows` are the pipeline's own figures.
-    """
-
-    def __init__(self, port: int = 0, data: Path = Path()) -> None:
-        self.topics: dict[str, dict[str, Any]] = {}
-        self.flows: list[dict[str, Any]] = []
-        self.tables: dict[str, int] = {}
-        self.alerts: deque[str] = deque(maxlen=ALERTS_SHOWN)
-        self.alert_count = 0
-        self._port = port
-        self._data = data
-        self._updated_s = 0.0
-        self._tables: dict[Path, Any] = {}
-
-    @property
-    def messages_in(self) -> int:
-        return sum(one["messages-in"] for one in self.topics.values())
-
-    @property
-    def rate_per_s(self) -> float:
-        return float(sum(one["rate-per-s"] for one in self.topics.values()))
-
-    async def update(self) -> None:
-        """Read new figures; while the bus does not answer, the old ones stay."""
-        with contextlib.suppress(PolybusError, OSError):
-            self._count(await asyncio.to_thread(self._topics))
-        self.tables = await asyncio.to_thread(self._table_rows)
-
-    def _topics(self) -> list[dict[str, Any]]:
-        url = f"http://127.0.0.1:{self._port}"
-        answer = request_json(url, "GET", "/v1/topics?system=true", timeout_s=ANSWER_TIMEOUT_S)
-        found: list[dict[str, Any]] = answer["topics"]
-        return found
-
-    def _count(self, found: list[dict[str, Any]]) -> None:
-        now_s = time.monotonic()
-        seconds = now_s - self._updated_s if self._updated_s else 0.0
-        before, self.topics = self.topics, {}
-        for one in found:
-            if one["messages-in"] or one["messages-out"]:
-                known = before.get(one["name"], {"messages-in": 0})["messages-in"]
-                # The counters of a restarted bus begin at 0.
-                new = max(0, one["messages-in"] - known)
-                one["rate-per-s"] = new / seconds if seconds else 0.0
-                self.topics[one["name"]] = one
-        self._updated_s = now_s
-
-    def _table_rows(self) -> dict[str, int]:
-        """The rows of each table that can be read."""
-        rows: dict[str, int] = {}
-        folder = self._data / "tables"
-        if not folder.is_dir() or find_spec("deltalake") is None:
-            return rows
-        from polybus.lake.table import LakeTable
-
-        for path in sorted(folder.iterdir()):
-            table = self._tables.setdefault(path, LakeTable(path))
-            with contextlib.suppress(PolybusError, OSError):
-                if table.exists:
-                    rows[table.name] = table.rows
-        return rows
-
-    async def follow_alerts(self) -> None:
-        """Add each alert as it arrives, until cancelled."""
-        while True:
-            try:
-                async with connect(f"boson://127.0.0.1:{self._port}") as client:
-                    async for message in client.subscribe("$alerts"):
-                        self.alert_count += 1
-                        self.alerts.append(alert_text(message.value))
-            except PolybusError:
-                # The bus is restarting, or its version has no alerts.
-                await asyncio.sleep(RETRY_S)
-
-
-def alert_text(value: bytes) -> str:
-    """Any alert as one printable line."""
-    try:
-        alert = json.loads(value)
-    except ValueError:
-        alert = None
-    if not isinstance(alert, dict):
-        return repr(value[:100])
-    text = alert.get("text")
-    shown = text if isinstance(text, str) else json.dumps(alert)
-    return "".join(char if char.isprintable() else "?" for char in shown)[:ALERT_CHARS_MAX]
+ALERTS_SHOWN = 3
+FLOWS_SHOWN = 6
 
 
 class PlainDisplay:
@@ -168,6 +68,7 @@ class LiveDisplay(PlainDisplay):
         super().__init__()
         self._console = Console(highlight=False)
         self._live_steps: dict[str, tuple[str, bool]] = {}
+        self._began_s: dict[str, float] = {}
         # One spinner for all steps and refreshes: a new one would always show its first frame.
         self._spinner = Spinner("dots")
         self._figures: Figures | None = None
@@ -183,6 +84,7 @@ class LiveDisplay(PlainDisplay):
 
     def step(self, name: str, text: str, *, done: bool = False) -> None:
         self._live_steps[name] = (text, done)
+        self._began_s.setdefault(name, time.monotonic())
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
@@ -191,12 +93,17 @@ class LiveDisplay(PlainDisplay):
         self._figures = figures
 
     def _render(self) -> RenderableType:
-        lines = Text()
         spinner = str(self._spinner.render(time.monotonic()))
+        lines = []
         for name, (text, done) in self._live_steps.items():
             mark, style = ("✓", "green") if done else (spinner, "yellow")
-            lines.append(f"{mark} {name}: {text}\n", style=style)
-        return Group(lines, *(_tables(self._figures) if self._figures is not None else ()))
+            # A number that counts says that it is alive.
+            elapsed = "" if done else f" ({time.monotonic() - self._began_s[name]:.0f} s)"
+            lines.append(Text(f"{mark} {name}: {text}{elapsed}", style=style))
+        if self._figures is not None:
+            # The cursor stands below the last line.
+            lines += screen_lines(self._figures, self._console.height - 1 - len(lines))
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
 def display() -> contextlib.AbstractContextManager[PlainDisplay]:
@@ -206,52 +113,88 @@ def display() -> contextlib.AbstractContextManager[PlainDisplay]:
 
 def summary(figures: Figures) -> str:
     """All figures on one line."""
-    clock = time.strftime("%H:%M:%S")
-    parts = [f"{clock} in {figures.messages_in} ({figures.rate_per_s:.0f}/s)"]
-    if figures.flows:
-        running = sum(_is_running(flow) for flow in figures.flows)
-        lag = sum(flow.get("lag") or 0 for flow in figures.flows)
-        failing = sum(map(is_failing, figures.flows))
-        failing_text = f", {failing} failing" if failing else ""
-        parts.append(f"flows {running}/{len(figures.flows)} running{failing_text}, lag {lag}")
-    if figures.tables:
-        rows = " ".join(f"{name}={count}" for name, count in figures.tables.items())
-        parts.append(f"tables {rows}")
-    parts.append(f"alerts {figures.alert_count}")
-    return " · ".join(parts)
+    tables = " · ".join([] if not figures.tables else [f"tables {_rows_text(figures)}"])
+    parts = [time.strftime("%H:%M:%S"), _traffic_text(figures), *_flows_text(figures), tables]
+    return " · ".join(part for part in [*parts, f"alerts {figures.alert_count}"] if part)
 
 
-def _tables(figures: Figures) -> list[RenderableType]:
-    busiest = sorted(figures.topics.values(), key=lambda one: -one["messages-in"])
-    topics = [
-        (
-            *(one["name"], one["messages-in"], round(one["rate-per-s"]), one["messages-out"]),
-            " ".join(one["published-on"]),
-        )
+def screen_lines(figures: Figures, lines_max: int) -> list[Text]:
+    """The figures in at most `lines_max` lines: alerts, a summary, topics, flows, tables."""
+    alerts = [Text(f"! {one}", style="red") for one in reversed(figures.alerts)][:ALERTS_SHOWN]
+    parts = [f"up {span(figures.uptime_s)}", _traffic_text(figures), *_flows_text(figures)]
+    lines = [*alerts, Text(" · ".join([*parts, f"alerts {figures.alert_count}"]), style="bold")]
+    below = [Text(f"tables: {_rows_text(figures)}")] if figures.tables else []
+    flows = _table(_flow_rows(figures), FLOW_COLUMNS, min(FLOWS_SHOWN, lines_max // 4), "flows")
+    room = lines_max - len(lines) - len(below) - len(flows) - 2
+    topics = _table(_topic_rows(figures), TOPIC_COLUMNS, max(room, 1), "topics")
+    return [*lines, *topics, *flows, *below][: max(lines_max, 1)]
+
+
+def _traffic_text(figures: Figures) -> str:
+    rate = f"{count(figures.rate_per_s)}/s"
+    rate += f", {size(figures.bytes_per_s)}/s" if figures.bytes_per_s else ""
+    return f"in {count(figures.messages_in)} messages ({rate})"
+
+
+def _flows_text(figures: Figures) -> list[str]:
+    if not figures.flows:
+        return []
+    running = sum(map(is_running, figures.flows))
+    failing = sum(map(is_failing, figures.flows))
+    failing_text = f", {failing} failing" if failing else ""
+    lag = "not known yet" if figures.lag is None else count(figures.lag)
+    return [f"flows {running}/{len(figures.flows)} running{failing_text}, lag {lag}"]
+
+
+def _rows_text(figures: Figures) -> str:
+    return ", ".join(f"{name} {count(rows)}" for name, rows in figures.tables.items())
+
+
+TOPIC_COLUMNS = ("topic", "in", "in/s", "bytes/s", "out", "published on")
+FLOW_COLUMNS = ("flow", "state", "rows", "rows/s", "lag", "batch", "error")
+
+
+def _topic_rows(figures: Figures) -> list[list[object]]:
+    busiest = sorted(
+        figures.topics.values(), key=lambda one: (-one["rate-per-s"], -one["messages-in"])
+    )
+    return [
+        [
+            *(one["name"], count(one["messages-in"]), count(one["rate-per-s"])),
+            size(one["bytes-rate-per-s"]) if "bytes-in" in one else None,
+            *(count(one["messages-out"]), " ".join(one["published-on"])),
+        ]
         for one in busiest
     ]
-    flows: list[RenderableType] = []
-    if figures.flows:
-        flows = [flow_table(figures.flows[:ROWS_SHOWN]), ""]
+
+
+def _flow_rows(figures: Figures) -> list[list[object]]:
     return [
-        *_table(("topic", "in", "in/s", "out", "published on"), topics),
-        *flows,
-        *_table(("table", "rows"), list(figures.tables.items())),
-        *(Text(f"! {alert}", style="red") for alert in figures.alerts),
+        [
+            f"{flow.get('pipeline')}.{flow.get('flow')}",
+            flow.get("state"),
+            *(_known(flow.get(name)) for name in ("rows", "rows_per_s", "lag")),
+            None if flow.get("batch_ms") is None else Quantity(f"{flow['batch_ms']:,} ms"),
+            flow.get("error") or "",
+        ]
+        for flow in sorted(figures.flows, key=lambda flow: not is_failing(flow))
     ]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[Text]:
+def _known(number: float | None) -> Quantity | None:
+    return None if number is None else count(number)
+
+
+def _table(
+    rows: Sequence[Sequence[object]], columns: Sequence[str], rows_max: int, what: str
+) -> list[Text]:
     if not rows:
         return []
-    lines = table_lines(columns, rows[:ROWS_SHOWN])
-    return [Text("\n".join([*lines, ""]), no_wrap=True, overflow="ellipsis")]
-
-
-def _is_running(flow: Mapping[str, Any]) -> bool:
-    """A flow that waits for its next trigger without an error counts as running."""
-    waiting = flow.get("state") == "waiting" and not flow.get("error")
-    return waiting or flow.get("state") == "running"
+    shown = len(rows) if len(rows) <= rows_max else max(rows_max - 1, 1)
+    heading, *lines = table_lines(columns, rows[:shown])
+    left = len(rows) - shown
+    more = [Text(f"… and {left} more {what}", style="dim")] if left else []
+    return [Text(heading, style="dim"), *(Text(line) for line in lines), *more]
 
 
 def first_steps(ports: BusPorts, config: Config, *, demo: bool, pipeline: bool) -> str:
@@ -272,7 +215,9 @@ def first_steps(ports: BusPorts, config: Config, *, demo: bool, pipeline: bool) 
         [
             "",
             addresses,
-            f"The log and the tables are in {config.data} (plain Arrow and Parquet files).",
+            f"The log is in {config.log}, the tables are in {config.data} (plain Parquet files)."
+            if config.is_cluster
+            else f"The log and the tables are in {config.data} (plain Arrow and Parquet files).",
             "",
             "Try, in another terminal:",
             "",

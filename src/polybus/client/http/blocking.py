@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +27,7 @@ GONE = ("client.unreachable", "client.disconnected")
 RUN_NOTE = "run.json"
 TOKEN_FILE = "admin.token"
 
-Body = bytes | BinaryIO | None
+Body = bytes | BinaryIO | Iterator[bytes] | None
 
 
 def bus_url(data: Path) -> str:
@@ -99,7 +100,7 @@ def request_json(
 
 
 @contextlib.contextmanager
-def opened(
+def opened(  # noqa: PLR0913 - all but the first three named by the caller
     url: str,
     method: str,
     path: str,
@@ -107,9 +108,10 @@ def opened(
     *,
     headers: dict[str, str] | None = None,
     timeout_s: float = ANSWER_TIMEOUT_S,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[http.client.HTTPResponse]:
     """A call whose answer the caller reads as a stream. Raises like `request`."""
-    connection = _connect(url, timeout_s)
+    connection = _connect(url, timeout_s, tls)
     prefix = urlsplit(url).path.rstrip("/")
     try:
         try:
@@ -138,7 +140,9 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
+def _connect(
+    url: str, timeout_s: float, tls: ssl.SSLContext | None = None
+) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     try:
         host, port = parts.hostname, parts.port
@@ -150,7 +154,7 @@ def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
     if parts.scheme == "http+unix":
         connection = _UnixConnection(unquote(parts.netloc))
     elif parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+        connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=tls)
     try:
         connection.connect()
     except OSError as error:

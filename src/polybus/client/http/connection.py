@@ -9,6 +9,7 @@ from typing import TypeVar
 import httptools
 import msgspec
 
+from polybus import structs
 from polybus.client.connection import Link, open_link, reason
 from polybus.client.options import ClientOptions
 from polybus.errors import BusyError, PolybusError, StorageError, UsageError
@@ -28,7 +29,7 @@ class _Problem(msgspec.Struct):
 def refused(status: int, body: bytes) -> PolybusError:
     """The bus's refusal as an error with its code; `client.answer-invalid` if it has no code."""
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
+        problem = structs.decode(body, _Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _invalid_answer(f"status {status} without an error code")
     kind: type[PolybusError] = StorageError if status >= 500 else UsageError
@@ -40,7 +41,7 @@ def refused(status: int, body: bytes) -> PolybusError:
 def decode(body: bytes, kind: type[T]) -> T:
     """The JSON body of an answer. Raises PolybusError `client.answer-invalid`."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return structs.decode(body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid_answer("unexpected response body") from error
 

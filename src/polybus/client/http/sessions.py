@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from polybus import references
 from polybus.client.http.connection import HttpConnection, decode
 from polybus.client.http.sources import (
     Pack,
@@ -22,7 +23,7 @@ from polybus.client.http.sources import (
     TransportName,
     WebSocketSource,
 )
-from polybus.client.message import Message, StartFrom, start_text
+from polybus.client.message import NO_HEADERS, Message, StartFrom, start_text
 from polybus.client.options import ClientOptions
 from polybus.client.retry import Backoff, retrying
 from polybus.client.subscription import OnClosed, Subscription
@@ -326,7 +327,9 @@ class SessionSubscription(Subscription):
             if event.name in self._topics:
                 gap = event.name in self._gaps
                 self._gaps.discard(event.name)
-                messages.append(Message(event.name, event.value, gap=gap))
+                found = references.parse(event.value)
+                headers = NO_HEADERS if found is None else {references.HEADER: found.id.encode()}
+                messages.append(Message(event.name, event.value, headers, gap=gap))
         if not messages:
             self._stream.handled(pack)
             return

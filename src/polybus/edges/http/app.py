@@ -1,10 +1,9 @@
-"""The ASGI application: routes the API's operations, msgstream and the page; reports errors.
+"""The ASGI application: routes the API, msgstream and the console; reports errors.
 
 The API's description, OpenAPI, is generated from its operations.
 """
 
 import functools
-import importlib.resources
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,27 +21,27 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polybus.edges.http.calls import ENCODED, JSON, TEXT, Operation, Problem, performer, problem
+from polybus.edges.http import console_files
+from polybus.edges.http.asyncapi import describe_streams
+from polybus.edges.http.calls import (
+    ENCODED,
+    JSON,
+    TEXT,
+    Operation,
+    Problem,
+    performer,
+    problem,
+    problem_of,
+)
 from polybus.edges.http.polls import METHODS, Polls
-from polybus.edges.http.routes import OPERATIONS
+from polybus.edges.http.routes import CHANNELS, OPERATIONS
 from polybus.edges.http.state import HttpState
+from polybus.log.blobs import unknown_blob
 from polybus.wire.msgstream import PATHS
 
 logger = logging.getLogger("polybus.requests")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-# The page shows untrusted messages: only its own files may run or style it. No other page may frame
-# it, which could make a visitor click on it unknowingly.
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
-}
-PAGE_FILES = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
 REF = "#/components/schemas/{name}"
 PROBLEM = "application/problem+json"
 FAILURES = {
@@ -53,6 +52,7 @@ FAILURES = {
     405: "Method not allowed for this path",
     409: "It conflicts with what exists or is under way",
     413: "The body is too large",
+    414: "The URL is too long",
     415: "The content type is not accepted",
     416: "The offset is outside of what the topic holds",
     421: "The bus is not known by the name in the URL",
@@ -60,14 +60,14 @@ FAILURES = {
     503: "The bus is stopping, or cannot store",
     507: "Too much is staged, or the account has no more room",
 }
-ALWAYS = (405, 413, 415, 421, 503)
+ALWAYS = (405, 413, 414, 415, 421, 503)
 OF_LOGINS = (401, 429)
 SCHEMES = {"password": {"type": "http", "scheme": "basic"}}
 SCHEMES["token"] = {"type": "http", "scheme": "bearer"}
 
 
 def encoded_slashes(app: ASGIApp) -> ASGIApp:
-    """Lets a name in a path contain a slash, written `%2F`, which is then no separator.
+    """Lets a name in a path contain a slash, written `%2F`, which then does not separate.
 
     Such a path is routed undecoded, and `Call.path` decodes the names found in it.
     """
@@ -101,7 +101,7 @@ def polls_first(answer_poll: Endpoint, app: ASGIApp) -> ASGIApp:
 def make_app(state: HttpState) -> ASGIApp:
     polls = Polls(state)
     api = Starlette(
-        routes=[*_api_routes(state), *_other_routes(polls)],
+        routes=[*_api_routes(state), *_other_routes(state, polls)],
         middleware=[Middleware(encoded_slashes)],
         exception_handlers={HTTPException: _http_error, Exception: _bug},
     )
@@ -120,7 +120,7 @@ def _api_routes(state: HttpState) -> Sequence[Route]:
     return [_route(path, endpoints) for path, endpoints in paths.items()]
 
 
-def _other_routes(polls: Polls) -> Sequence[Route]:
+def _other_routes(state: HttpState, polls: Polls) -> Sequence[Route]:
     @functools.cache
     def description() -> dict[str, object]:
         return describe(OPERATIONS)
@@ -128,21 +128,21 @@ def _other_routes(polls: Polls) -> Sequence[Route]:
     async def openapi(request: Request) -> Response:
         return JSONResponse(description())
 
+    async def asyncapi(request: Request) -> Response:
+        return JSONResponse(describe_streams(state.config.connectors, list(CHANNELS)))
+
+    async def no_blob(request: Request) -> Response:
+        return problem_of(unknown_blob())
+
     msgstream = dict.fromkeys(METHODS, polls.answer)
     return [
         *(_route(path, msgstream) for path in PATHS),
         Route("/openapi.json", openapi),
-        *(_file_route(path, *file) for path, file in PAGE_FILES.items()),
+        Route("/asyncapi.json", asyncapi),
+        # Whatever looks like a path is not an id, and is answered as any other.
+        Route("/v1/blobs/{path:path}", no_blob),
+        *console_files.routes(),
     ]
-
-
-def _file_route(path: str, name: str, media: str) -> Route:
-    content = importlib.resources.files("polybus.edges.http").joinpath(name).read_bytes()
-
-    async def page(request: Request) -> Response:
-        return Response(content, headers=PAGE_HEADERS, media_type=media)
-
-    return Route(path, page)
 
 
 def _route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:

@@ -4,7 +4,9 @@ The types in a function's signature decode its query and JSON body, encode its a
 schemas of the description. Errors are answered as application/problem+json, with their code.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -15,13 +17,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from polybus import names
-from polybus.bus.bus import unknown_topic
 from polybus.edges.http.logins import CHALLENGE, access_of
 from polybus.edges.http.state import HttpState
 from polybus.errors import BusyError, PeerError, PolybusError, StorageError, UsageError
-from polybus.log.topics import storage_error
+from polybus.log.topics import storage_error, unknown
+from polybus.services.accounts.access import AccountAccess
 from polybus.services.accounts.records import Right
+from polybus.services.masks import TopicMask
 from polybus.services.sessions.session import Session
+from polybus.structs import convert, decode
 from polybus.wire.msgstream import deeper_than
 
 T = TypeVar("T")
@@ -53,7 +57,21 @@ STATUSES = {
     "account.sessions": 409,
     "account.topics": 409,
     "account.rate": 429,
+    "account.connections": 429,
     "account.bytes": 507,
+    "message.unknown": 404,
+    "lake.unknown": 404,
+    "pipeline.running": 409,
+    "pipeline.not-running": 409,
+    "pipeline.unreachable": 503,
+    "replay.unknown": 404,
+    "replay.running": 409,
+    "sql.unknown": 404,
+    "sql.id": 409,
+    "sql.stopped": 409,
+    "sql.too-large": 413,
+    "sql.busy": 429,
+    "connection.unknown": 404,
     "session.unknown": 404,
     "consumer.unknown": 404,
     "consumer.too-many": 409,
@@ -66,6 +84,11 @@ STATUSES = {
     "commit.too-large": 413,
     "commit.value-too-large": 413,
     "staging.full": 507,
+    "blob.unknown": 404,
+    "blob.range": 416,
+    "blob.position": 409,
+    "blob.arriving": 409,
+    "blob.too-many": 507,
     "staging.in-use": 409,
     "staging.position": 409,
     "http.body-too-large": 413,
@@ -87,11 +110,15 @@ class Operation:
 
     Attributes:
         fails: the statuses of problems that it may answer.
-        asks: who may call it: everybody without a login, accounts, or administrators alone.
+        asks: who may call it: everybody without a login, accounts, those who see the figures of
+            the bus (the default account and administrators) or the bus as a whole (administrators,
+            and the default account while there is no other), or administrators alone.
         right: what the caller must be allowed to do with the topic that the path names; without
             one in it, what the token must allow for some topic.
         body: the type of a body that `run` decodes itself; `media` are its content types.
         produces: the content type of its answers, and of a 503 that it declares.
+        action: what `$audit` calls the change that it makes; empty if it makes none. `run` says
+            what was changed with `Call.changes`.
     """
 
     method: str
@@ -99,30 +126,110 @@ class Operation:
     run: Callable[..., Awaitable[Any]]
     status: int = 200
     fails: Sequence[int] = ()
-    asks: Literal["nothing", "login", "administrator"] = "login"
+    asks: Literal["nothing", "login", "figures", "overview", "administrator"] = "login"
     right: Right | None = None
     body: Any = None
     media: tuple[str, ...] = (JSON,)
     produces: str = JSON
+    action: str = ""
 
     def types(self) -> dict[str, Any]:
         """The types of what `run` takes and returns."""
-        hints = get_type_hints(self.run, include_extras=True)
+        hints = dict(_hints_of(self.run))
         if self.body is not None:
             hints["body"] = self.body
         answered = get_args(hints["return"])
         if answered and answered[0] is Response:
             hints["return"] = answered[1]
-        return {name: kind for name, kind in hints.items() if kind is not type(None)}
+        return {name: kind for name, kind in hints.items() if kind not in (None, type(None))}
 
 
-class Call:
-    """One request to an operation. `access` is what its sender may do."""
+@functools.cache
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Python compiles annotations whenever it is asked, and each bus that starts asks."""
+    return get_type_hints(function, include_extras=True)
+
+
+class Viewer:
+    """Somebody who looks at the bus: `access` is what they may do."""
+
+    def __init__(self, state: HttpState, access: AccountAccess) -> None:
+        self.state = state
+        self.access = access
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether they came through the administrator's socket, or have the token."""
+        return self.access is self.state.accounts.admin
+
+    @property
+    def sees_bus(self) -> bool:
+        """Whether they may see what concerns all accounts: their topics, peers and figures."""
+        return self.is_admin or (self._is_default and self.access.is_alone)
+
+    @property
+    def _is_default(self) -> bool:
+        token = self.access.token
+        is_limited = token is not None and bool(token.topics or token.rights)
+        return self.access.account == names.ACCOUNT and not is_limited
+
+    def check_sees_bus(self) -> None:
+        """Raises UsageError `auth.denied`."""
+        if not self.sees_bus:
+            text = "administrators may see this, and the default account while it is the only one"
+            raise denied(text)
+
+    def check_sees_figures(self) -> None:
+        """Raises UsageError `auth.denied`."""
+        if not (self.is_admin or self._is_default):
+            raise denied("only the default account and administrators may see this")
+
+    def knows(self, name: str) -> bool:
+        """Whether they may see the full name of a topic, group or producer."""
+        return self.sees_bus or self.access.mine(name) is not None or self.access.may_read(name)
+
+    def check_manages(self, topics: Collection[str], what: str) -> None:
+        """Raises UsageError `auth.denied`, a token may not end or move what uses these topics."""
+        if not self.access.may_manage(topics):
+            raise denied(f"the token may not change {what} that use other topics than its own")
+
+    def mask_of(self, topic: str) -> TopicMask | None:
+        """What is hidden from them of a topic of this full name."""
+        return None if self.is_admin else self.state.masks.of(topic)
+
+    def hides_values(self, topic: str) -> bool:
+        """Whether something of the values of a topic is hidden from them."""
+        mask = self.mask_of(topic)
+        return mask is not None and mask.hides_values
+
+    def topic_named(self, shown: str, right: Right = "subscribe") -> str:
+        """The full name of a topic by their name for it; they have this right to it.
+
+        Raises UsageError `topic.unknown`, whatever is wrong with it; `auth.denied` or
+        `topic.reserved` if they may read it, and so know that it exists.
+        """
+        shown = shown.lower()
+        name = self.access.full(shown)
+        # First, whether it exists or not: both take the same time.
+        rights = self.access.rights(name)
+        exists = self.state.bus.has_topic(name)
+        if right in rights and exists:
+            return name
+        if "subscribe" not in rights or not exists:
+            # The same answer for impossible and forbidden names as for unknown ones.
+            raise unknown(shown)
+        if names.is_reserved(name):
+            raise UsageError("topic.reserved", f"'{shown}' is a system topic")
+        raise denied(f"you may read '{shown}', but not {right} it")
+
+
+class Call(Viewer):
+    """One request to an operation, by somebody who is known once `log_in` returns."""
 
     def __init__(self, state: HttpState, request: Request) -> None:
-        self.state = state
+        super().__init__(state, state.accounts.nobody)
         self.request = request
-        self.access = state.accounts.nobody
+        self._changed: tuple[str, dict[str, Any]] | None = None
 
     @property
     def client(self) -> str:
@@ -139,32 +246,18 @@ class Call:
         return found
 
     def topic(self, right: Right = "subscribe") -> str:
-        """The full name of the topic in the path, with which the caller may do this.
+        """The full name of the topic in the path. Raises as `topic_named`."""
+        return self.topic_named(self.path["topic"], right)
 
-        Raises UsageError `topic.unknown`, whatever is wrong with it; `auth.denied` or
-        `topic.reserved` if the caller may read it, and so knows that it exists.
-        """
-        shown = self.path["topic"].lower()
-        name = self.access.full(shown)
-        rights = self.access.rights(name) if self.state.bus.has_topic(name) else set()
-        if right in rights:
-            return name
-        if "subscribe" not in rights:
-            # The same answer for impossible and forbidden names as for unknown ones.
-            raise unknown_topic("?" if names.is_reserved(shown) else shown)
-        if names.is_reserved(name):
-            raise UsageError("topic.reserved", f"'{shown}' is a system topic")
-        raise denied(f"you may read '{shown}', but not {right} it")
-
-    def session(self) -> Session:
-        """The session in the path. Raises UsageError `session.unknown`."""
-        session = self.state.inboxes.find(self.path["key"])
+    async def session(self) -> Session:
+        """The session in the path. Raises UsageError `session.unknown`; StorageError."""
+        session = await self.state.inboxes.find_anywhere(self.path["key"])
         if session is None or not (self.is_admin or session.account == self.access.account):
-            # The same answer whether it never existed, expired, was deleted or is another's.
+            # The same answer whether it never existed, expired, was deleted or is not theirs.
             raise UsageError("session.unknown", "the session does not exist or has expired")
         return session
 
-    def named(self, wanted: Collection[str], right: Right | None) -> dict[str, Any]:
+    async def named(self, wanted: Collection[str], right: Right | None) -> dict[str, Any]:
         """What the path names, of what an operation wants. Raises as `topic` and `session`."""
         given: dict[str, Any] = {}
         token = self.access.token
@@ -173,7 +266,7 @@ class Call:
         elif token is not None and token.rights and right and right not in token.rights:
             raise denied(f"the token may not {right}")
         if "session" in wanted:
-            given["session"] = self.session()
+            given["session"] = await self.session()
         return given
 
     @property
@@ -186,16 +279,39 @@ class Call:
         text = self.request.headers.get("content-length", "")
         return int(text) if text.isdecimal() else 0
 
+    def changes(self, target: str, detail: dict[str, Any] | None = None) -> None:
+        """Say what was changed, by its full name, for `$audit`; never a secret."""
+        named = {name.replace("_", "-"): value for name, value in (detail or {}).items()}
+        self._changed = target, named
+
     @property
-    def is_admin(self) -> bool:
-        """Whether the call came through the administrator's socket, or carries the token."""
-        return self.access is self.state.accounts.admin
+    def who(self) -> tuple[str, str]:
+        """Who calls, for `$audit`: the account, and its address."""
+        return self.access.account, self.client
+
+    def pace(self, operation: Operation) -> AbstractAsyncContextManager[None]:
+        """Changes of named accounts wait for each other."""
+        account = self.access.account
+        if not operation.action or self.is_admin or account == names.ACCOUNT:
+            return nullcontext()
+        return self.state.change_pace.turn(account)
+
+    async def record(self, action: str) -> None:
+        """Record the change, if there was one. Raises StorageError."""
+        if self._changed is not None:
+            target, detail = self._changed
+            await self.state.audit.record(self.who, action, target, detail)
 
     async def log_in(self, asks: str) -> None:
         """Find out who calls. Raises UsageError `auth.…`; nothing of the body has been read."""
         if asks == "nothing":
             return
         self.access = await access_of(self.state, self.request)
+        self.request.state.count_for(self.access)
+        if asks == "overview":
+            self.check_sees_bus()
+        if asks == "figures":
+            self.check_sees_figures()
         if asks == "administrator" and not self.is_admin:
             raise denied("only administrators may do this")
 
@@ -207,7 +323,7 @@ class Call:
                 raise PeerError("http.query", f"{name[:40]} is given twice")
             raw[name] = value
         try:
-            return msgspec.convert(raw, kind, strict=False)
+            return convert(raw, kind, strict=False)
         except (msgspec.ValidationError, ValueError, OverflowError) as error:
             raise PeerError("http.query", str(error)[:200]) from error
 
@@ -215,7 +331,7 @@ class Call:
         """The body. Raises PeerError `http.body-invalid`, `…-too-large`, `http.content-type`."""
         body = await self.json_bytes()
         try:
-            return msgspec.json.decode(body, type=kind)
+            return decode(body, kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PeerError("http.body-invalid", str(error)[:200]) from error
 
@@ -282,12 +398,14 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
 
     async def run(call: Call) -> Response:
         await call.log_in(operation.asks)
-        given = call.named(types.keys(), operation.right)
+        given = await call.named(types.keys(), operation.right)
         if "query" in types:
             given["query"] = call.query(types["query"])
         if "body" in types and operation.body is None:
             given["body"] = await call.json(types["body"])
-        answer = await operation.run(call, **given)
+        async with call.pace(operation):
+            answer = await operation.run(call, **given)
+        await call.record(operation.action)
         if call.access.is_ended and operation.method == "GET":
             # It may have waited for what the caller may not read any more.
             raise UsageError("auth.ended", "your account, password or token is no longer valid")

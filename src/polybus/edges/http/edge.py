@@ -23,13 +23,21 @@ from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
 from polybus.edges.http.door import RequestHead
 from polybus.edges.http.lean import LeanFlow, ShortPipeline
+from polybus.edges.http.live.hub import LiveHub
+from polybus.edges.http.live.page import PATH as LIVE_PATH
+from polybus.edges.http.live.page import LivePeer
+from polybus.edges.http.logins import Caller
+from polybus.edges.http.metrics.otlp import OtlpExport
+from polybus.edges.http.routes import CHANNELS
 from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.state import HttpState
 from polybus.edges.http.upper import Upper
 from polybus.edges.http.websocket import WebSocketPeer
+from polybus.edges.protocols.peer import DroppedMessages
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
-from polybus.edges.tcp.outbox import DroppedMessages, Outbox
+from polybus.edges.tcp.outbox import Outbox
+from polybus.services.accounts.access import AccountAccess
 
 DRAIN_S = 3.0
 PIPELINE_MAX = 100
@@ -46,6 +54,18 @@ class ParserStopped(Exception):
     """Stops the parser; `HttpProtocol.refusal` says why."""
 
 
+class BodyUse:
+    """What the application does with the body of a request.
+
+    It sets `is_streamed` if it hands the bytes on as they arrive, and keeps none of them.
+    """
+
+    __slots__ = ("is_streamed",)
+
+    def __init__(self) -> None:
+        self.is_streamed = False
+
+
 class HttpProtocol(HttpToolsProtocol, Upper):
     """One connection's requests. A request that breaks a limit is answered, then closed."""
 
@@ -53,6 +73,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
     __slots__ = (
         "_assembly",
         "_bad_peers",
+        "_body",
         "_body_bytes",
         "_connection",
         "_door",
@@ -72,12 +93,15 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         connection: Connection,
     ) -> None:
         self._when_lost: list[Callable[[], None]] = []
+        self._body = BodyUse()
         # Requests have it as their `state`.
         shared = {
             "is_admin": connection.is_admin,
             "ip": connection.ip,
             "certificate_name": connection.certificate_name,
             "when_lost": self._when_lost,
+            "count_for": connection.count_for,
+            "body": self._body,
         }
         super().__init__(config=config, server_state=server_state, app_state=shared)
         self.pipeline = ShortPipeline()  # type: ignore[assignment]
@@ -128,6 +152,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         self._in_head = False
         # Expect a body. Without one the message is complete at once.
         self._body_bytes = 1
+        self._body.is_streamed = False
         self._assembly.update(self._connection, 0, self._body_bytes, completed=True)
         super().on_headers_complete()
 
@@ -147,6 +172,13 @@ class HttpProtocol(HttpToolsProtocol, Upper):
             self._stop(*refusal)
 
     def on_body(self, body: bytes) -> None:
+        if self._body.is_streamed:
+            if self._body_bytes > 1:
+                self._assembly.update(self._connection, self._body_bytes, 1, completed=True)
+                self._body_bytes = 1
+            self._assembly.progressed(self._connection, len(body))
+            super().on_body(body)
+            return
         before, self._body_bytes = self._body_bytes, self._body_bytes + len(body)
         self._assembly.update(self._connection, before, self._body_bytes, completed=False)
         super().on_body(body)
@@ -157,6 +189,11 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         self._forget_request()
 
     # uvicorn calls this
+
+    def handle_websocket_upgrade(self) -> None:
+        # The factory of WebSockets gets this.
+        self.app_state["path"] = self.url.partition(b"?")[0].decode("latin-1")
+        super().handle_websocket_upgrade()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -257,6 +294,7 @@ class HttpCodec:
     """Hands bytes to what is above it, uvicorn's protocol or a WebSocket; it returns no events."""
 
     backlog = False
+    is_held = False
     unfinished_bytes = 0
 
     def __init__(self, upper: Upper) -> None:
@@ -285,6 +323,8 @@ class HttpTranslator(Translator):
         self.connection = connection
         self.codec = HttpCodec(upper)
         self._lost = False
+        # For which account the connection counts: that of its last request.
+        self._counted = self.access
         # The head of an answer, until its body comes or the turn ends.
         self._head = b""
         self.outbox = HttpOutbox(connection, self.codec, self._on_overflow)
@@ -297,6 +337,21 @@ class HttpTranslator(Translator):
     def is_known(self) -> bool:
         """Each request says by itself who sends it."""
         return True
+
+    def enter_by_certificate(self) -> None:
+        """Each request looks at the certificate by itself."""
+
+    def count_for(self, access: AccountAccess) -> None:
+        """Count the connection for the account of a request. Raises UsageError as `enter`."""
+        if access.account != self._counted.account:
+            self.edge.accounts.join(access)
+            self._uncount()
+            self._counted = access
+
+    def _uncount(self) -> None:
+        if self._counted is not self.access:
+            self.edge.accounts.leave(self._counted)
+            self._counted = self.access
 
     def send_error(self, code: str, text: str) -> None:
         """The connection is closing: the peer was too slow, a layer failed, or TLS is required."""
@@ -311,6 +366,7 @@ class HttpTranslator(Translator):
             self.codec.upper.connection_lost(None)
 
     def let_go(self) -> None:
+        self._uncount()
         upper, self.codec.upper = self.codec.upper, Upper()
         upper.let_go()
 
@@ -369,7 +425,7 @@ class HttpTranslator(Translator):
             return self.connection.tls or default
         return self.connection.transport.get_extra_info(name, default)
 
-    def set_protocol(self, protocol: WebSocketPeer) -> None:
+    def set_protocol(self, protocol: WebSocketPeer | LivePeer) -> None:
         upper, self.codec.upper = self.codec.upper, protocol
         upper.let_go()
         self.connection.hand_reads_to(protocol)
@@ -404,10 +460,17 @@ class HttpEdge:
         # The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn.access").disabled = True
+        self._live = LiveHub(state, CHANNELS)
+        self._otlp = OtlpExport(state)
         self._frames = PackEncodings(state.loop, packs_frame)
         self._pings: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
+        self._state.figures.start()
+        self._otlp.start()
+        self._ping_later()
+
+    def _ping_later(self) -> None:
         interval_s = self._state.config.msgstream.ping_interval_s
         self._pings = self._state.loop.call_later(interval_s, self._ping_all)
 
@@ -417,6 +480,9 @@ class HttpEdge:
         state.stopping = True
         if self._pings is not None:
             self._pings.cancel()
+        state.figures.stop()
+        self._otlp.stop()
+        self._live.stop()
         state.inboxes.stop()
         for peer in list(state.websockets):
             peer.shut_down()
@@ -424,6 +490,8 @@ class HttpEdge:
             waiter.set()
         for protocol in list(self._uvicorn_state.connections):
             protocol.shutdown()
+        ending = (state.queries.close(), state.redrives.close(), state.pipelines.close())
+        await asyncio.gather(*ending)
         tasks = set(self._uvicorn_state.tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=DRAIN_S)
@@ -434,10 +502,15 @@ class HttpEdge:
         upper = HttpProtocol(self._uvicorn_config, self._uvicorn_state, state, connection)
         return HttpTranslator(state.edge, connection, upper)
 
-    def _websocket(self, **_of_uvicorn: object) -> WebSocketPeer:
-        return WebSocketPeer(self._state, self._frames)
+    def _websocket(
+        self, *, app_state: dict[str, Any], **_of_uvicorn: object
+    ) -> WebSocketPeer | LivePeer:
+        if app_state.pop("path", "") != LIVE_PATH:
+            return WebSocketPeer(self._state, self._frames)
+        caller = Caller(app_state["is_admin"], app_state["ip"], app_state["certificate_name"])
+        return LivePeer(self._state, self._live, caller)
 
     def _ping_all(self) -> None:
         for peer in list(self._state.websockets):
             peer.ping()
-        self.start()
+        self._ping_later()

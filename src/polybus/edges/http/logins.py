@@ -7,6 +7,7 @@ is wrong is answered late (services/accounts/throttle.py).
 """
 
 from base64 import b64decode
+from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -19,15 +20,28 @@ CHALLENGE = 'Basic realm="polybus", Bearer'
 """What a 401 offers in its header WWW-Authenticate."""
 
 
+class Caller(NamedTuple):
+    """What a connection says of its peer."""
+
+    is_admin: bool
+    ip: str
+    certificate_name: str | None
+
+
 async def access_of(state: HttpState, request: Request) -> AccountAccess:
     """What the sender of a request may do. Raises UsageError `auth.needed`, `.failed`, `.busy`."""
-    accounts = state.accounts
-    if request.state.is_admin:
+    about = request.state
+    caller = Caller(about.is_admin, about.ip, about.certificate_name)
+    return await access_by(state, caller, request.headers.get("authorization"))
+
+
+async def access_by(state: HttpState, caller: Caller, header: str | None) -> AccountAccess:
+    """What a peer with this Authorization header may do. Raises as `access_of`."""
+    accounts, address = state.accounts, caller.ip
+    if caller.is_admin:
         return accounts.admin
-    address: str = request.state.ip
-    header = request.headers.get("authorization")
     if header is None:
-        known = accounts.by_certificate(request.state.certificate_name)
+        known = accounts.by_certificate(caller.certificate_name)
         access = known or accounts.without_login(address)
         if access is None:
             raise UsageError("auth.needed", NEEDED)
@@ -47,10 +61,15 @@ def is_trusted(state: HttpState, request: Request) -> bool:
 
     For what strangers may ask too, but get a shorter answer.
     """
-    header = request.headers.get("authorization")
-    if request.state.is_admin or state.token.is_in(header):
+    if is_administrator(state, request):
         return True
-    return header is None and state.accounts.without_login(request.state.ip) is not None
+    is_open = state.accounts.without_login(request.state.ip) is not None
+    return is_open and "authorization" not in request.headers
+
+
+def is_administrator(state: HttpState, request: Request) -> bool:
+    """Whether the sender is an administrator, by its socket or its token."""
+    return bool(request.state.is_admin) or state.token.is_in(request.headers.get("authorization"))
 
 
 def _basic(scheme: str, credentials: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from polybus.edges.http.calls import problem_of
 from polybus.edges.http.sending import PackEncodings
 from polybus.edges.http.state import HttpState
-from polybus.errors import StorageError
+from polybus.errors import StorageError, UsageError
 from polybus.services.sessions.delivery import Packs
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import SESSION_UNSET, encode_packs, parse_confirm_ids
@@ -95,9 +95,16 @@ class Polls:
         key = _first(query, "sessionKey")
         if not key:
             return _plain("Missing parameter: sessionKey")
-        session = state.inboxes.find(key)
+        try:
+            session = await state.inboxes.find_anywhere(key)
+        except StorageError as error:
+            return problem_of(error)
         if session is None:
             return _packs(SESSION_UNSET)
+        try:
+            request.state.count_for(state.accounts.of(session.account) or state.accounts.nobody)
+        except UsageError as error:
+            return problem_of(error)
         confirmed = [value for name, value in query if name == "confirmIds"]
         state.inboxes.confirm(session, parse_confirm_ids(",".join(confirmed)))
         try:

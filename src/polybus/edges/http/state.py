@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from polybus.bus.topic import Topic
 from polybus.config import Config
@@ -12,7 +12,16 @@ from polybus.edges.http.door import Door
 from polybus.edges.tcp.certificates import Certificates
 from polybus.errors import StorageError
 from polybus.scan import Traffic
+from polybus.services.accounts.access import Member
+from polybus.services.accounts.pace import ChangePace
 from polybus.services.accounts.signups import SignUps
+from polybus.services.audit import AuditBook
+from polybus.services.figures.figures import BusFigures
+from polybus.services.figures.senders import Senders
+from polybus.services.masks import Masks
+from polybus.services.pipeline_watch import PipelineWatch
+from polybus.services.queries.pool import QueryPool
+from polybus.services.redrives import Redrives
 from polybus.services.services import Services
 from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
 
@@ -25,13 +34,21 @@ class OpenWebSocket(Protocol):
     def shut_down(self) -> None: ...
 
 
+class Connections(NamedTuple):
+    """How many TCP connections are open, and all peers whose protocol is known."""
+
+    count_open: Callable[[], int]
+    members: Callable[[], list[Member]]
+
+
 class HttpState:
     """The bus and its services, and what the requests under way share.
 
     Attributes:
-        count_connections: how many TCP connections are open.
+        count_connections, members: see Connections.
         waiters: reads that wait for a topic to grow.
         polls_hanging: long polls that wait.
+        figures: what the bus does each second.
     """
 
     def __init__(
@@ -39,7 +56,7 @@ class HttpState:
         edge: Edge,
         services: Services,
         token: AdminToken,
-        count_connections: Callable[[], int],
+        connections: Connections,
         certificates: Certificates,
     ) -> None:
         self.edge = edge
@@ -55,14 +72,35 @@ class HttpState:
         self.consumers = services.consumers
         self.state_db = services.state
         self.transactions = services.transactions
+        self.blobs = services.blobs
         self.token = token
         self.signups = SignUps(self.config.limits, self.loop.time)
-        self.count_connections = count_connections
+        self.change_pace = ChangePace(self.loop)
+        self.count_connections = connections.count_open
+        self.members = connections.members
         self.certificates = certificates
         self.stopping = False
         self.waiters: set[asyncio.Event] = set()
         self.websockets: set[OpenWebSocket] = set()
         self.polls_hanging = 0
+        self.audit = AuditBook(edge.context)
+        self.started_us = edge.context.clock_us()
+        self.started_s = self.loop.time()
+        self.masks = Masks(self.config.http.masks)
+        self.queries = QueryPool(
+            self.context.data,
+            self.config.queries,
+            self.loop,
+            is_readable=self.config.durability != "memory",
+        )
+        self.redrives = Redrives(self.context, self.audit, self.context.data)
+        self.pipelines = PipelineWatch(self.context.data)
+        self.figures = BusFigures(self)
+        self.senders = Senders(self.bus, self.figures, self.loop.time)
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over settings that the bus has reloaded."""
+        self.config = config
 
     @property
     def storage_error(self) -> StorageError | None:

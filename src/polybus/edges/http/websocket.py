@@ -8,40 +8,24 @@ confirmations bypass it (sending), the latter only between two frames. The libra
 that, so `ends_between_frames` tracks it.
 """
 
-import asyncio
-import logging
 from http import HTTPStatus
-from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
-from websockets.exceptions import ProtocolError
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request, Response
+from websockets.http11 import Request
 from websockets.protocol import State
-from websockets.server import ServerProtocol
 
 from polybus.edges.http.sending import SHORT_BYTES_MAX, PackEncodings, PackSender, text_frame
 from polybus.edges.http.state import HttpState
-from polybus.edges.http.upper import Upper
-from polybus.edges.tcp.outbox import Outbox
-from polybus.errors import StorageError
+from polybus.edges.http.websocket_upper import WebSocketUpper
+from polybus.errors import StorageError, UsageError
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import PATHS, SESSION_UNSET, parse_confirm_ids
 
-CLOSE_TIMEOUT_S = 2.0
 _FIN = 0x80
-# The bus counts and logs peers' errors itself, at a limited rate and without their URLs.
-QUIET_LOGGER = logging.getLogger("polybus.http")
-QUIET_LOGGER.setLevel(logging.CRITICAL)
 
 
-class WebSocketTransport(asyncio.Transport):
-    """What a WebSocket needs of its connection; see edge."""
-
-    outbox: Outbox
-
-
-class WebSocketPeer(PackSender, Upper):
+class WebSocketPeer(PackSender, WebSocketUpper):
     """One WebSocket and the session it is for. Implements contents.Receiver."""
 
     __slots__ = (
@@ -56,33 +40,10 @@ class WebSocketPeer(PackSender, Upper):
 
     def __init__(self, state: HttpState, frames: PackEncodings) -> None:
         super().__init__(state.inboxes, state.context.memory, frames)
-        self._state = state
-        self._ws = ServerProtocol(max_size=state.config.msgstream.websocket_message_bytes_max)
-        self._ws.logger = QUIET_LOGGER
-        self._transport: WebSocketTransport
+        self._begin_protocol(state, state.config.msgstream.websocket_message_bytes_max)
         self._text = bytearray()
-        self.awaits_pong = False
-        self._waiting_bytes = 0
-        self._closing: asyncio.TimerHandle | None = None
 
     # The connection calls these
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(WebSocketTransport, transport)
-        self._state.websockets.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._state.websockets.discard(self)
-        if self._closing is not None:
-            self._closing.cancel()
-        self._leave()
-
-    def let_go(self) -> None:
-        # The library's parser is a generator that refers to its protocol, and so do errors.
-        self._ws.parser.close()
-        for error in (self._ws.parser_exc, self._ws.handshake_exc):
-            if error is not None:
-                error.__traceback__ = error.__context__ = error.__cause__ = None
 
     def data_received(self, data: bytes) -> None:
         if self.take(data, 0, len(data)):
@@ -100,20 +61,8 @@ class WebSocketPeer(PackSender, Upper):
                 self._on_frame(event)
         self._write_owed()
 
-    def eof_received(self) -> None:
-        self._transport.close()
-
-    def pause_writing(self) -> None:
-        self._paused = True
-        # A peer that pings and does not read the pongs would fill our memory.
-        self._transport.pause_reading()
-
     def resume_writing(self) -> None:
-        self._paused = False
-        self._transport.resume_reading()
-        # It has read something, so it is alive.
-        self.awaits_pong = False
-        self._waiting_bytes = 0
+        super().resume_writing()
         self.wake()
 
     # Opening
@@ -136,14 +85,34 @@ class WebSocketPeer(PackSender, Upper):
                 self._write_owed()
                 self._begin(key)
 
-    def _answer(self, response: Response) -> None:
-        response.headers.update(self._state.door.answer_headers)
-        self._ws.send_response(response)
-
     def _begin(self, key: str) -> None:
         session = self._state.inboxes.find(key)
+        if session is None and self._state.context.cluster_table is not None:
+            self._collecting = self._state.loop.create_task(self._begin_elsewhere(key))
+        else:
+            self._begin_with(session)
+
+    async def _begin_elsewhere(self, key: str) -> None:
+        """The session may be at another node of the cluster."""
+        try:
+            session = await self._state.inboxes.find_anywhere(key)
+        except StorageError:
+            self._collecting = None
+            self.close(CloseCode.TRY_AGAIN_LATER, "the bus cannot reach the session")
+            return
+        self._collecting = None
+        if self._ws.state is State.OPEN:
+            self._begin_with(session)
+
+    def _begin_with(self, session: Session | None) -> None:
         if session is None:
             self._end_unset()
+            return
+        accounts = self._state.accounts
+        try:
+            self._transport.count_for(accounts.of(session.account) or accounts.nobody)
+        except UsageError as error:
+            self.close(CloseCode.TRY_AGAIN_LATER, error.code)
             return
         self._session = session
         self._state.inboxes.attach(session, self)
@@ -198,39 +167,9 @@ class WebSocketPeer(PackSender, Upper):
             packs = await self._state.inboxes.collect(session, self._sent_to)
         except StorageError:
             self._collecting = None
-            self._close(CloseCode.INTERNAL_ERROR, "the bus cannot save the session")
+            self.close(CloseCode.INTERNAL_ERROR, "the bus cannot save the session")
             return
         self._collected(session, packs)
-
-    def _write_owed(self) -> None:
-        for data in self._ws.data_to_send():
-            if data:
-                self._transport.write(data)
-            else:
-                self._transport.close()
-        if self._closing is not None or self._transport.is_closing():
-            return
-        if self._ws.close_expected():
-            # Give the peer time to close first.
-            self._closing = self._state.loop.call_later(CLOSE_TIMEOUT_S, self._transport.close)
-
-    def ping(self) -> None:
-        """Check that the peer is alive; abort the connection of one that is not."""
-        if self._ws.state is not State.OPEN:
-            return
-        if self._paused:
-            # A ping would wait behind other bytes. On a slow line that takes long.
-            before_bytes = self._waiting_bytes
-            self._waiting_bytes = self._transport.get_write_buffer_size()
-            if self._waiting_bytes == before_bytes:
-                self._transport.abort()
-            return
-        if self.awaits_pong:
-            self._transport.abort()
-            return
-        self.awaits_pong = True
-        self._ws.send_ping(b"")
-        self._write_owed()
 
     # Called by the inboxes
 
@@ -242,29 +181,16 @@ class WebSocketPeer(PackSender, Upper):
             self._leave()
             self._transport.abort()
         else:
-            self._close(CloseCode.NORMAL_CLOSURE, "")
+            self.close(CloseCode.NORMAL_CLOSURE, "")
 
     def ended(self) -> None:
         self._session = None
         self._end_unset()
 
-    def shut_down(self) -> None:
-        self._leave()
-        self._close(CloseCode.GOING_AWAY, "")
-
     def _end_unset(self) -> None:
         if self._ws.state is State.OPEN:
             self._transport.write(text_frame(SESSION_UNSET))
-        self._close(CloseCode.NORMAL_CLOSURE, "")
-
-    def _close(self, code: CloseCode, reason: str) -> None:
-        self._leave()
-        if self._ws.state is State.OPEN:
-            try:
-                self._ws.send_close(code, reason)
-            except ProtocolError:  # pragma: no cover - a close in the middle of fragments
-                self._transport.close()
-            self._write_owed()
+        self.close(CloseCode.NORMAL_CLOSURE, "")
 
     def _leave(self) -> None:
         if self._collecting is not None:

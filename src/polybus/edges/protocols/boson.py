@@ -8,16 +8,20 @@ unsubscribe       $unsubscribe       hbfu
 """
 
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
+from polybus import references
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.translator import Peer, PlainTranslator, Translator
+from polybus.edges.protocols.leaving import LargeWords
+from polybus.edges.protocols.peer import Peer
+from polybus.edges.protocols.translator import PlainTranslator, Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.wire import boson_frames, boson_properties
-from polybus.wire.boson import BadPublish, ReceiptOwed, Subscribe, Unsubscribe
+from polybus.wire.boson import JOINED, WHOLE, BadPublish, ReceiptOwed, Subscribe, Unsubscribe
 from polybus.wire.codec import Bad, Publish, PublishPart
 
 
@@ -74,6 +78,13 @@ class BosonFramesTranslator(BosonTranslator, PlainTranslator):
         else:
             super().deliver_whole(batches, whole, publisher)
 
+    def large_words(self, batch: Batch) -> LargeWords:
+        topic = batch.topic.encode()
+        return LargeWords(
+            wrap=partial(boson_frames.encode_frame, topic, flag=JOINED),
+            tail=boson_frames.encode_frame(topic, b""),
+        )
+
     def receipt(self, batches: Sequence[Batch]) -> None:
         self.peer.send(boson_frames.encode_receipts(*batches))
 
@@ -86,6 +97,16 @@ class BosonPropertiesTranslator(BosonTranslator):
     def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
         super().__init__(edge, peer)
         self.codec = boson_properties.BosonPropertiesCodec(self.limits, connector.default_topic)
+
+    def large_words(self, batch: Batch) -> LargeWords:
+        headers = references.without_mark(batch.headers[0] if batch.headers else None)
+        first = Batch.of(batch.topic, [b""], headers=[headers])
+        first.epoch, first.first_offset = batch.epoch, batch.first_offset
+        return LargeWords(
+            head=boson_properties.encode_part(first, b"", JOINED),
+            wrap=partial(boson_properties.encode_part, None, flag=JOINED),
+            tail=boson_properties.encode_part(None, b"", WHOLE),
+        )
 
     def receipt(self, batches: Sequence[Batch]) -> None:
         for batch in batches:

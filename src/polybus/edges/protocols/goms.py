@@ -2,25 +2,34 @@
 
     register   subscribe      logout   unsubscribe
     send       publish        close    end of the connection
+    download   read a blob
 
 A client may send only to topics it is registered to; other sends are ignored and counted. The
 sender never gets its own message. One send to several topics is one message per receiver, listing
 the topics that receiver is registered to.
 """
 
+import asyncio
+import codecs
 from array import array
+from base64 import b64encode
 from collections.abc import Sequence
+
+import msgspec
 
 from polybus import names
 from polybus.batch import Batch
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.translator import Peer, Translator
-from polybus.errors import PolybusError, UsageError
-from polybus.services.replay import resolve
+from polybus.edges.protocols.leaving import LargeWords, reference_of
+from polybus.edges.protocols.peer import Peer
+from polybus.edges.protocols.translator import Translator
+from polybus.errors import PeerError, PolybusError, UsageError
+from polybus.services.blobs.blobs import Kept
+from polybus.services.catch_up import resolve
 from polybus.wire import goms as wire
-from polybus.wire.codec import Bad, Publish
+from polybus.wire.codec import Bad, LargeBegin, LargeEnd, LargePiece, Publish
 from polybus.wire.positions import Position, Since, Start, parse_start
 
 # Our codes as goMS's; a code that is not listed is a general error.
@@ -30,7 +39,11 @@ CODES = {
     "outbox.dropped": "000429",
     "log.full": "002001",
     "log.failed": "002001",
+    "log.denied": "002001",
     "log.frozen": "002001",
+    "log.refused": "002001",
+    "log.replicas": "002001",
+    "log.unreachable": "002001",
     "log.damaged": "001003",
     "log.offset-unknown": "001003",
     "position.invalid": "000001",
@@ -44,19 +57,42 @@ CODES = {
 }
 WITH_OFFSETS = "goms+offsets"
 NO_RECEIPT_ID = array("i", [0, 0])
+DOWNLOAD_GATE = "download"
+CHUNK_BYTES_MAX = 1 << 20
+BASE64_PIECE_BYTES = 192 << 10
+"""A multiple of 3, so that pieces of base64 can be joined."""
+
+
+class TextEscaper:
+    """Text in pieces of bytes, as the content of a JSON string."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def escape(self, piece: bytes) -> bytes:
+        return msgspec.json.encode(self._decoder.decode(piece))[1:-1]
 
 
 class GomsTranslator(Translator):
     protocol = wire.PROTOCOL
     takes_own = False
+    # Its codec ignores whatever follows a close.
+    before_login = (Bad, wire.Close)
 
     def __init__(self, edge: Edge, peer: Peer, connector: Connector) -> None:
         super().__init__(edge, peer)
         self.codec = wire.GomsCodec(self.limits)
         self._always_ack = connector.reg_ack
         self._with_offsets = False
+        self.streams_references = connector.inline_references and connector.protocol == "tcp"
+        self._downloads: asyncio.Task[None] | None = None
         # Sends that asked for a send-ack: their batches by the last one.
         self._acks: dict[Batch, list[Batch]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of the peer is under way."""
+        return not (self.subscriptions or self.is_logging_in or self._downloads)
 
     def handle(self, event: wire.Event) -> None:
         match event:
@@ -64,6 +100,8 @@ class GomsTranslator(Translator):
                 self._send_batches(batches)
             case wire.Send():
                 self._send(event)
+            case wire.Download():
+                self._download(event)
             case wire.Register():
                 self._register(event)
             case wire.Logout(topics):
@@ -127,25 +165,105 @@ class GomsTranslator(Translator):
             self.publish(allowed)
 
     def _send(self, event: wire.Send) -> None:
-        asked = dict.fromkeys(self.access.full(shown) for shown in event.topics)
+        if len(event.value) > self.limits.inline_bytes_max:
+            self.take(LargeBegin())
+            self.take(LargePiece(event.value))
+            self.take(LargeEnd(event.topics, headers=event.headers, ack=event.ack))
+            return
+        topics = self._sendable(event.topics, ack=event.ack)
+        batches = [Batch.of(topic, [event.value], headers=[event.headers]) for topic in topics]
+        if batches:
+            self._publish_joint(batches, ack=event.ack)
+
+    def _sendable(self, shown: Sequence[str], *, ack: bool) -> list[str]:
+        """The full names of the topics that the client may send to; others are ignored."""
+        asked = dict.fromkeys(self.access.full(one) for one in shown)
         topics = [
             topic for topic in asked if self._may_send(topic) and not names.is_reserved(topic)
         ]
-        if not topics:
+        if len(topics) < len(asked):
             self.edge.bad_peers.count("goms.send-ignored", 1)
-            if event.ack:
-                self.reply(wire.encode_send_ack([], []))
-            return
-        batches = []
-        for topic in topics:
-            batch = Batch.of(topic, [event.value], headers=[event.headers])
+            if ack:
+                ignored = [self.access.shown(one) for one in asked if one not in topics]
+                text = f"not registered to {','.join(ignored)}: register first"
+                self.complain("goms.002001", text)
+        return topics
+
+    def _publish_joint(self, batches: list[Batch], *, ack: bool) -> None:
+        for batch in batches:
             batch.protocol = self.protocol
-            batch.sender = self.peer.name
-            batches.append(batch)
-        if event.ack:
+            batch.sender = self.sender
+        if ack:
             batches[-1].receipt_ids = NO_RECEIPT_ID
             self._acks[batches[-1]] = batches
         self.bus.publish_joint(batches, self)
+
+    # Large payloads
+
+    def topics_of_large(self, end: LargeEnd) -> list[str]:
+        return self._sendable(end.topics, ack=end.ack)
+
+    def publish_large(self, kept: Kept, end: LargeEnd) -> list[Batch]:
+        batches = [kept.batch(topic, dict(end.headers or {})) for topic in kept.blobs]
+        self._publish_joint(batches, ack=end.ack)
+        return batches
+
+    def publish_small(self, value: bytes, end: LargeEnd) -> None:
+        self._send(wire.Send(end.topics, value, end.headers, end.ack))
+
+    def refuse_large(self, end: LargeEnd, error: PolybusError) -> None:
+        code = error.code if error.code.startswith("goms.") else "goms.002001"
+        self.complain(code, f"{error.code}: {error.text}")
+
+    def _download(self, event: wire.Download) -> None:
+        """Answer with a chunk; the client is read from again when it is on its way."""
+        self.peer.hold(DOWNLOAD_GATE)
+        before = self._downloads
+        self._downloads = self.edge.context.loop.create_task(self._send_chunk(event, before))
+
+    async def _send_chunk(self, event: wire.Download, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            # In the order of the requests, of which one read may have many.
+            await asyncio.wait([before])
+        try:
+            await self.drained()
+            async with self.edge.context.memory.replay_turn():
+                self.reply(await self._chunk(event))
+        except PolybusError as error:
+            is_unknown = error.code == "blob.unknown"
+            self.complain("goms.004001", event.id[:64] if is_unknown else str(error))
+        if self._downloads is asyncio.current_task():
+            self._downloads = None
+            self.peer.release(DOWNLOAD_GATE)
+
+    async def _chunk(self, event: wire.Download) -> bytes:
+        blobs = self.edge.blobs
+        reader = await blobs.reader(blobs.find(self.access, event.id))
+        if event.start > reader.size:
+            text = f"start is {event.start}, but the payload has {reader.size} bytes"
+            raise PeerError("goms.004001", text, final=False)
+        size = min(max(event.bytes_max, 1), CHUNK_BYTES_MAX)
+        data = await blobs.read(reader, event.start, size, self.access.account)
+        is_last = event.start + len(data) >= reader.size
+        return wire.encode_chunk(event.id, event.start, data, is_last=is_last)
+
+    def let_go(self) -> None:
+        if self._downloads is not None:
+            self._downloads.cancel()
+            self._downloads = None
+        super().let_go()
+
+    def large_words(self, batch: Batch) -> LargeWords:
+        reference = reference_of(batch)
+        offsets = None
+        if self._with_offsets:
+            offsets = [Position(batch.epoch, batch.first_offset)]
+        headers = batch.headers[0] if batch.headers else None
+        is_text = reference.is_text
+        head = wire.encode_large([batch.topic], headers, offsets, text=is_text)
+        # Pieces of text may end within a character, which stays for the next one.
+        wrap = TextEscaper().escape if is_text else b64encode
+        return LargeWords(head, wrap, b'"}\n', BASE64_PIECE_BYTES)
 
     def _logout(self, topics: Sequence[str] | None) -> None:
         if topics is None:
@@ -160,6 +278,9 @@ class GomsTranslator(Translator):
     # Server → client
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
+        if batch.headers is not None and self.is_streamed(batch):
+            super().deliver(batch, publisher)
+            return
         if self._with_offsets:
             encoding = self.encoded(batch, WITH_OFFSETS, wire.encode_with_offsets)
         else:
@@ -167,8 +288,8 @@ class GomsTranslator(Translator):
         self.peer.send(encoding, (batch,), publisher)
 
     def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
-        if len(batches) == 1:
-            self.deliver(batches[0], publisher)
+        if len(batches) == 1 or self.is_streamed(batches[0]):
+            super().deliver_joint(batches, publisher)
             return
         first = batches[0]
         offsets = None

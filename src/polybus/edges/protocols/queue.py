@@ -16,7 +16,9 @@ from polybus import names
 from polybus.batch import Batch
 from polybus.config import Connector
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.translator import Peer, Translator
+from polybus.edges.protocols.leaving import LargeWords, reference_of
+from polybus.edges.protocols.peer import Peer
+from polybus.edges.protocols.translator import Translator
 from polybus.errors import PeerError, PolybusError
 from polybus.services.accounts.access import AccountAccess
 from polybus.wire import queue as wire
@@ -68,17 +70,23 @@ class QueueTranslator(Translator):
             event = Publish(rest)
         super().take(event)
 
+    def enter_by_certificate(self) -> None:
+        """Its connector says whose queue it is."""
+
     def enter(self, access: AccountAccess) -> None:
         if access.account != self._account:
             self._end("auth.failed", f"the token is not one of account {self._account!r}")
             return
         super().enter(access)
         try:
-            # Who may only publish gets nothing.
+            # A peer that may only publish gets no messages.
             if self._topic in access.readable or self._topic not in (access.topics or ()):
                 self.subscribe(self._topic)
         except PolybusError as error:
             self._end(error.code, error.text)
+
+    def large_words(self, batch: Batch) -> LargeWords:
+        return LargeWords(head=wire.encode_size(reference_of(batch).size))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._end(error.code, f"{error.text} ({len(batch)} messages)")

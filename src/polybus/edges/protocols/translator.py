@@ -1,4 +1,4 @@
-"""What all translators share: one peer's subscriptions, replays and replies.
+"""What all translators share: one peer's subscriptions, those that catch up, and replies.
 
 A translator stands between a peer and the bus. It turns its codec's events into bus calls, and the
 bus's batches into its protocol's bytes. Each subclass maps its protocol's words: goMS says register
@@ -8,71 +8,46 @@ where the bus says subscribe.
 import asyncio
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from polybus import names
 from polybus.batch import Batch, Buffer
 from polybus.bus.bus import unknown_topic
-from polybus.bus.subscriptions import Holdable, Publisher, Subscriber
+from polybus.bus.subscriptions import Publisher
 from polybus.edges.edge import Edge
-from polybus.edges.tcp.outbox import DroppedMessages
+from polybus.edges.protocols.large import LargeMessages
+from polybus.edges.protocols.peer import DroppedMessages, Peer
 from polybus.errors import PeerError, PolybusError, StorageError, UsageError
 from polybus.log.topics import unknown
 from polybus.services.accounts.access import AccountAccess
-from polybus.services.replay import replay
-from polybus.wire.codec import Bad, Codec, Login, PlainCodec, Publish
+from polybus.services.catch_up import catch_up
+from polybus.services.events import UndeliveredRange
+from polybus.wire.codec import (
+    Bad,
+    Codec,
+    Large,
+    LargeBegin,
+    Login,
+    PlainCodec,
+    Publish,
+)
 from polybus.wire.positions import Latest, Position, Start, SubscribeLine, parse_start
 
 EVERYTHING = "*"
 LOGIN_GATE = "login"
 
 
-class Peer(Holdable, Protocol):
-    """Where a translator's bytes go: a TCP connection or a UDP address."""
-
-    name: str
-    ip: str
-    """Its address without the port; empty on a Unix socket."""
-
-    @property
-    def certificate_name(self) -> str | None:
-        """The name in its verified certificate, if it has one."""
-        return None
-
-    def flush(self) -> None:
-        """Write what waits for the end of the loop turn."""
-        return
-
-    async def drained(self) -> None:
-        """Wait until the peer takes more."""
-        return
-
-    def send(
-        self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
-    ) -> None:
-        """Send the bytes of batches, or of a reply; hold the publisher back if the peer is slow."""
-        ...
-
-    def close(self) -> None:
-        """Close when everything sent before is out."""
-        ...
-
-    def entered(self) -> None:
-        """The peer is logged in."""
-        return
-
-
-class Translator(Subscriber):
+class Translator(LargeMessages):
     """One peer's side of the bus, in one protocol. Implements bus.Publisher too."""
 
     codec: Codec[Any]
     encode: Callable[[Batch], Buffer]
     """A batch in the protocol's bytes."""
+    before_login: ClassVar[tuple[type, ...]] = (Bad,)
+    """What is done for peers that have not logged in, beside the login."""
 
     def __init__(self, edge: Edge, peer: Peer) -> None:
-        accounts = edge.accounts
-        known = accounts.by_certificate(peer.certificate_name) or accounts.without_login(peer.ip)
-        self.access = known or accounts.nobody
+        self.access = edge.accounts.without_login(peer.ip) or edge.accounts.nobody
         # Events that wait for a login that is under way, and its task.
         self._has_joined = False
         self._login: tuple[list[Any], asyncio.Task[None]] | None = None
@@ -80,13 +55,15 @@ class Translator(Subscriber):
         self.bus = edge.context.bus
         self.limits = edge.context.config.limits
         self.peer = peer
+        self.sender = peer.name
         # For each topic, whether the peer asked for its positions.
         self.subscriptions: dict[str, bool] = {}
         self._everything = False
         self._tell_new = False
-        self._replays: dict[str, asyncio.Task[None]] = {}
+        self.catching_up: dict[str, asyncio.Task[None]] = {}
         # Ticket, epoch and offset of the last message, for a receipt that covers several parts.
-        self._last: tuple[int, int, int] | None = None
+        # Over a cluster's log the batch itself, because its offset is not known yet.
+        self._last: tuple[int, int, int, Batch | None] | None = None
         # Why the last message or part was refused: code and text, not the error with its frames.
         self._refusal: tuple[str, str] | None = None
 
@@ -105,14 +82,18 @@ class Translator(Subscriber):
         """Act on one event of the codec, or let it wait for a login."""
         if self._login is not None:
             self._login[0].append(event)
+        elif self.arriving is not None:
+            self.arriving.take(event)
         elif isinstance(event, Login):
             self.peer.hold(LOGIN_GATE)
             task = self.edge.context.loop.create_task(self._log_in(event))
             self._login = [], task
-        elif self.is_known or isinstance(event, Bad):
+        elif isinstance(event, LargeBegin):
+            self.begin_large(event)
+        elif self.is_known or isinstance(event, self.before_login):
             self.handle(event)
-        else:
-            self.complain("auth.needed", "log in first")
+        elif not isinstance(event, Large):
+            self.complain("auth.needed", "a login is required; log in first")
 
     async def _log_in(self, login: Login) -> None:
         accounts = self.edge.accounts
@@ -144,6 +125,15 @@ class Translator(Subscriber):
         self._has_joined = True
         self.access = access
         self.peer.entered()
+
+    def enter_by_certificate(self) -> None:
+        """Be the account that the peer's certificate names. Raises UsageError as `enter`."""
+        known = self.edge.accounts.by_certificate(self.peer.certificate_name)
+        if known is not None:
+            self.enter(known)
+
+    def count_for(self, access: AccountAccess) -> None:
+        """A request comes from this account, in protocols whose requests say so."""
 
     def access_changed(self) -> None:
         for topic in list(self.subscriptions):
@@ -183,7 +173,17 @@ class Translator(Subscriber):
     # The bus calls these
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
+        if batch.headers is not None and self.is_streamed(batch):
+            self.stream_all((batch,))
+            return
         self.peer.send(self.encoded(batch, self.protocol, self.encode), (batch,), publisher)
+
+    def deliver_joint(self, batches: Sequence[Batch], publisher: Publisher | None = None) -> None:
+        if self.is_streamed(batches[0]):
+            self.stream_all(batches)
+            return
+        for batch in batches:
+            self.deliver(batch, publisher)
 
     def encoded(self, batch: Batch, form: str, encode: Callable[[Batch], Buffer]) -> Buffer:
         """A batch in the protocol's bytes, under the topic's name for this account."""
@@ -208,9 +208,9 @@ class Translator(Subscriber):
         """The batches are more than an outbox should hold: read them from the log, then go live."""
         first = batches[0]
         self.bus.unsubscribe(first.topic, self)
-        skip_sender = None if self.takes_own else self.peer.name
+        skip_sender = None if self.takes_own else self.sender
         start = Position(first.epoch, first.first_offset)
-        self._replay(first.topic, start, skip_sender=skip_sender)
+        self.catch_up_from(first.topic, start, skip_sender=skip_sender)
 
     def in_own_words(self, batch: Batch, error: PolybusError) -> PolybusError:
         """The error of a refused batch, under the topic's name for this account."""
@@ -235,19 +235,36 @@ class Translator(Subscriber):
         """The peer was too slow and messages were dropped: report how many, and the positions."""
         text = f"{lost.messages} messages were dropped because you read too slowly"
         self.complain("outbox.dropped", text)
+        self.note_undelivered(lost, "outbox.dropped")
         for topic, (epoch, offset) in lost.next_positions.items():
             if self.subscriptions.get(topic):
                 self.tell_position(topic, epoch, offset)
+
+    def note_undelivered(self, lost: DroppedMessages, code: str) -> None:
+        """Report what the peer did not get, as dead letters."""
+        for topic, (epoch, first) in lost.first_positions.items():
+            next_epoch, stop = lost.next_positions[topic]
+            if epoch and epoch == next_epoch:
+                self.edge.context.events.undelivered(
+                    self.access.account,
+                    UndeliveredRange(topic, epoch, first, stop),
+                    reason=code,
+                    to=self.peer.name,
+                    protocol=self.protocol,
+                )
 
     # Publishing
 
     def publish(
         self, batches: Sequence[Batch], whole: Buffer | None = None, *, is_full: bool = False
     ) -> None:
-        """Publish as this peer. `is_full`: the topics have their full names already."""
+        """Publish as this peer. `is_full`: the topics have their full names already.
+
+        No message is over `inline-bytes-max`: codecs hand on larger ones in pieces.
+        """
         for batch in batches:
             batch.protocol = self.protocol
-            batch.sender = self.peer.name
+            batch.sender = self.sender
             if self.access.renames and not is_full:
                 full = self.access.full(batch.topic)
                 if self.access.shown(full) != batch.topic:
@@ -257,10 +274,12 @@ class Translator(Subscriber):
         ticket = self.bus.publish(batches, self, whole)
         if whole is None:
             last = batches[-1]
-            stored = last.first_offset >= 0
-            self._last = (ticket, last.epoch, last.last_offset) if stored else None
+            if last.first_offset >= 0:
+                self._last = (ticket, last.epoch, last.last_offset, None)
+            else:
+                self._last = (ticket, 0, 0, last) if self.bus.is_late and ticket else None
 
-    def publish_part(self, batch: Batch, *, is_first: bool) -> None:
+    def publish_part(self, batch: Batch, *, is_first: bool, is_full: bool = False) -> None:
         """Publish a part at once; a receipt covers all parts, so one refusal denies it."""
         if is_first:
             self._refusal = None
@@ -269,7 +288,7 @@ class Translator(Subscriber):
             start, stop = batch.receipt_ids[-2:]
             denied = bytes(batch.buffer[start:stop])
             batch.receipt_ids = None
-        self.publish([batch])
+        self.publish([batch], is_full=is_full)
         if denied and why is not None:
             self.deny_receipt(denied, *why)
 
@@ -282,8 +301,14 @@ class Translator(Subscriber):
             return
         owed = Batch(topic, receipt_id, array("i", [0, 0]))
         owed.receipt_ids = array("i", [0, len(receipt_id)])
-        ticket, owed.epoch, owed.first_offset = self._last
-        self.bus.when_durable(self.receipt, ticket, (owed,))
+        ticket, owed.epoch, owed.first_offset, late = self._last
+
+        def give(batches: Sequence[Batch]) -> None:
+            if late is not None:
+                owed.epoch, owed.first_offset = late.epoch, late.last_offset
+            self.receipt(batches)
+
+        self.bus.when_durable(give, ticket, (owed,))
 
     # Subscribing
 
@@ -316,7 +341,7 @@ class Translator(Subscriber):
         """
         limit = self.limits.subscriptions_per_connection_max
         if len(self.subscriptions) >= limit:
-            text = f"{limit} subscriptions (subscriptions-per-connection-max)"
+            text = f"over {limit} subscriptions (subscriptions-per-connection-max)"
             raise UsageError("subscription.too-many", text)
         if topic not in self.access.readable:
             raise unknown(self.access.shown(topic))
@@ -326,18 +351,18 @@ class Translator(Subscriber):
         where = parse_start(start)
         self.subscriptions[topic] = tell
         if not isinstance(where, Latest):
-            self._replay(topic, where, tell=tell)
+            self.catch_up_from(topic, where, tell=tell)
             return
         if tell:
             self.tell_position(topic, bounds.epoch, bounds.stop)
         self.bus.subscribe(topic, self)
 
-    def _replay(
+    def catch_up_from(
         self, topic: str, start: Start, *, tell: bool = False, skip_sender: str | None = None
     ) -> None:
         context = self.edge.context
-        work = replay(context, self, topic, start, tell=tell, skip_sender=skip_sender)
-        self._replays[topic] = context.loop.create_task(work)
+        work = catch_up(context, self, topic, start, tell=tell, skip_sender=skip_sender)
+        self.catching_up[topic] = context.loop.create_task(work)
 
     def subscribe_everything(self, start: str, *, tell: bool) -> None:
         for topic in self.bus.topics():
@@ -354,7 +379,7 @@ class Translator(Subscriber):
             self.bus.subscribe_new(self)
 
     def unsubscribe(self, topic: str) -> None:
-        task = self._replays.pop(topic, None)
+        task = self.catching_up.pop(topic, None)
         if task is not None:
             task.cancel()
         self.bus.unsubscribe(topic, self)
@@ -364,10 +389,10 @@ class Translator(Subscriber):
         """A topic was created while the peer subscribes to everything."""
         if topic not in self.access.readable:
             return False
-        replay = self._replays.pop(topic, None)
-        if replay is not None:
+        task = self.catching_up.pop(topic, None)
+        if task is not None:
             # It belongs to a deleted topic of the same name.
-            replay.cancel()
+            task.cancel()
         self.subscriptions[topic] = self._tell_new
         if self._tell_new:
             self.tell_position(topic, self.bus.log.bounds(topic).epoch, 0)
@@ -386,11 +411,12 @@ class Translator(Subscriber):
         if self._login is not None:
             self._login[1].cancel()
             self._login = None
+        self.forget_large()
         if self._has_joined:
             self._has_joined = False
             self.edge.accounts.leave(self.access)
 
-    # Replays call these
+    # `catch_up` calls these
 
     def flush(self) -> None:
         self.peer.flush()
@@ -398,8 +424,8 @@ class Translator(Subscriber):
     async def drained(self) -> None:
         await self.peer.drained()
 
-    def replay_ended(self, topic: str, error: PolybusError | None) -> None:
-        self._replays.pop(topic, None)
+    def catch_up_ended(self, topic: str, error: PolybusError | None) -> None:
+        self.catching_up.pop(topic, None)
         if error is None:
             return
         self.subscriptions.pop(topic, None)
@@ -429,7 +455,8 @@ class Translator(Subscriber):
 
     def note(self, code: str, text: str) -> None:
         """Count and log an error of the peer's."""
-        self.edge.bad_peers.note(self.peer.name, self.protocol, code, text)
+        account = self.access.account
+        self.edge.bad_peers.note(self.peer.name, self.protocol, code, text, account)
 
 
 class PlainTranslator(Translator):

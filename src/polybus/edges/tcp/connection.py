@@ -19,14 +19,17 @@ from time import perf_counter
 
 from polybus.batch import Buffer
 from polybus.config import Connector
+from polybus.edges.protocols.peer import DroppedMessages
 from polybus.edges.protocols.translator import PlainTranslator, Translator
 from polybus.edges.tcp.layers import GzipLayer, Layer, TlsLayer, unwrap
-from polybus.edges.tcp.outbox import DroppedMessages, Outbox
+from polybus.edges.tcp.outbox import Outbox
 from polybus.edges.tcp.pump import CARRY_BYTES_MAX
 from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.stream import LAYERS_GATE, Stream
 from polybus.edges.tcp.transport import SocketTransport, Taker
-from polybus.errors import PeerError
+from polybus.errors import PeerError, UsageError
+from polybus.services.accounts.access import AccountAccess
+from polybus.wire.codec import LargePiece
 from polybus.wire.detect import detect
 
 PULL_S_MAX = 0.025
@@ -55,6 +58,7 @@ class Connection(Stream):
         self._requires_tls = connector.tls is not None and connector.tls.required
         self.is_admin = is_admin
         self.name = self.ip = ""
+        self.opened_s = int(tcp.loop.time())
         # First bytes, not enough to detect the protocol.
         self._head = b""
         # What the layers have not produced yet from the bytes read.
@@ -71,7 +75,8 @@ class Connection(Stream):
         address = transport.get_extra_info("peername")
         # A Unix socket's is empty. A peer that is gone again must not look like a local one.
         self.ip = "unknown" if address is None else address[0] if address else ""
-        self.name = f"{address[0]}:{address[1]}" if address else "unknown"
+        where = f"{address[0]}:{address[1]}" if address else "unknown"
+        self.name = where + tcp.edge.context.node
         self.outbox = Outbox(tcp.outboxes, self.write_now, self._on_overflow)
         if not tcp.admit(self):
             self._closing = True
@@ -113,7 +118,10 @@ class Connection(Stream):
             for event in self.translator.codec.close():
                 self.translator.take(event)
         # The peer may still read: a publisher that shuts down its side waits for its receipts.
-        self.tcp.half_closed(self)
+        if self.translator is None:
+            self.tcp.half_closed(self)
+        else:
+            self.translator.when_idle(lambda: self.tcp.half_closed(self))
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,9 +160,10 @@ class Connection(Stream):
         if unfinished or self.unfinished_bytes:
             if unfinished < CARRY_BYTES_MAX and self._layers is None:
                 self.carry = codec.take_carry()
-            self._count_unfinished(unfinished, completed=bool(events))
+            completed = any(not isinstance(event, LargePiece) for event in events)
+            self._count_unfinished(unfinished, completed=completed)
             if unfinished > STRANGER_BYTES_MAX and not translator.is_known:
-                raise PeerError("auth.needed", "log in first")
+                raise PeerError("auth.needed", "a login is required; log in first")
         if tcp.memory.is_full():
             tcp.memory.hold(self)
 
@@ -226,6 +235,11 @@ class Connection(Stream):
             if self._requires_tls and "tls" not in wrapped:
                 # In the words of the protocol that was detected.
                 raise PeerError("tls.required", "this port requires TLS")
+            if wrapped and self.translator is not None:
+                try:
+                    self.translator.enter_by_certificate()
+                except UsageError as error:
+                    raise PeerError(error.code, error.text) from error
             self.understand(head)
         else:
             self._reject(found)
@@ -247,7 +261,17 @@ class Connection(Stream):
             self.outbox.write_through(self.transport.write)
             if self.translator.is_known:
                 self.entered()
+        if not self.translator.is_known:
+            self.later(self.tcp.context.config.limits.login_timeout_s, self._expect_login)
         self.tcp.assembly.update(self, 0, 0, completed=True)
+
+    def _expect_login(self) -> None:
+        if self.translator is not None and not (self._closing or self.translator.is_known):
+            error = PeerError("auth.needed", "you have not logged in in time (login-timeout-s)")
+            self._answer_last(error)
+
+    def progressed(self, size: int) -> None:
+        self.tcp.assembly.progressed(self, size)
 
     def entered(self) -> None:
         """The peer is somebody: its plain messages need nothing but the pump."""
@@ -255,6 +279,11 @@ class Connection(Stream):
             self.transport.plain = self.translator.codec
             self.transport.access = self.translator.access
             self.translator.plain_outbox = self.outbox
+
+    def count_for(self, access: AccountAccess) -> None:
+        """A request comes from this account. Raises UsageError `account.connections`."""
+        if self.translator is not None:
+            self.translator.count_for(access)
 
     def hand_reads_to(self, taker: Taker) -> None:
         """Offer reads to this first; not those that layers are around."""
@@ -318,7 +347,8 @@ class Connection(Stream):
             self.translator.lost(lost)
             return
         text = "you read too slowly and your outbox is full (outbox-bytes-max)"
-        self.tcp.edge.bad_peers.note(self.name, self.translator.protocol, "outbox.full", text)
+        self.translator.note("outbox.full", text)
+        self.translator.note_undelivered(lost, "outbox.full")
         self.outbox.reopen()
         self.translator.send_error("outbox.full", text)
         self.translator.leave_all()

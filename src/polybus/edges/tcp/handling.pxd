@@ -31,14 +31,14 @@ cdef class ReadHandler:
     )
     @cython.locals(
         transport=SocketTransport, batches=list, everything=list, batch=Batch, lane=list,
-        renames=bint, as_shown=bint,
+        renames=bint, as_shown=bint, topics=list,
     )
     cdef _publish(self, list run, data)
     @cython.locals(outbox=Outbox, start=Py_ssize_t)
     cdef _write(self, list lane, list run, list batches, data, publisher)
-    cdef _append(self, list batches, publisher)
+    cdef _append(self, list batches, list topics, publisher)
     cdef _publish_one(self, tuple read, data, bint as_shown)
     @cython.locals(found=list)
-    cdef list _lane(self, list batches, access)
+    cdef list _lane(self, tuple subscribers, access)
 
 cpdef drop(SocketTransport transport)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from polybus.batch import Buffer
     from polybus.bus.access import Access
     from polybus.bus.bus import Bus
+    from polybus.bus.subscriptions import Subscriber
+    from polybus.bus.topic import Topic
     from polybus.edges.tcp.outbox import Outbox, Outboxes
     from polybus.services.accounts.access import AccountAccess
     from polybus.wire.codec import PlainCodec
@@ -183,8 +185,9 @@ class ReadHandler:
                     as_shown = as_shown and access.shown(full) == batch.topic
                     batch.rename(full)
             everything += batches
-        lane = self._lane(everything, access) if as_shown else None
-        if lane is None:
+        topics = self._bus.topics_alike(everything, access) if as_shown else None
+        lane = None if topics is None else self._lane(topics[0].subscribers, access)
+        if topics is None or lane is None:
             for one in run:
                 self._publish_one(one, data, as_shown)
             return
@@ -194,7 +197,7 @@ class ReadHandler:
                 publisher = JointPublisher(run)
             if lane:
                 self._write(lane, run, everything, data, publisher)
-            self._append(everything, publisher)
+            self._append(everything, topics, publisher)
         except Exception:
             for transport, _, _, _, _ in run:
                 drop(transport)
@@ -217,9 +220,9 @@ class ReadHandler:
             outbox.send(whole, batches, publisher)
         self._outboxes.flush()
 
-    def _append(self, batches: list[Batch], publisher: Any) -> None:
+    def _append(self, batches: list[Batch], topics: list[Topic], publisher: Any) -> None:
         try:
-            self._bus.publish_delivered(batches, publisher)
+            self._bus.publish_delivered(batches, topics, publisher)
         except (StorageError, UsageError) as error:
             # The topic was found to be damaged just now.
             for batch in batches:
@@ -233,11 +236,10 @@ class ReadHandler:
         except Exception:
             drop(transport)
 
-    def _lane(self, batches: list[Batch], access: AccountAccess) -> list[Outbox] | None:
-        """The outboxes of the batches' subscribers, if all of them take the bytes as they are."""
-        subscribers = self._bus.subscribers_of(batches, access)
-        if subscribers is None:
-            return None
+    def _lane(
+        self, subscribers: tuple[Subscriber, ...], access: AccountAccess
+    ) -> list[Outbox] | None:
+        """The outboxes of subscribers, if all of them take the bytes as they are."""
         if subscribers is not self._lane_of or access.account != self._lane_account:
             found: list[Any] = [_plain_outbox(one, access.account) for one in subscribers]
             self._lane_of = subscribers

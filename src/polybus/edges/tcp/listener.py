@@ -1,8 +1,13 @@
-"""Accepting connections: each becomes a socket of the pump."""
+"""Accepting connections: each becomes a socket of the pump.
+
+A service manager may hold the listening sockets and hand them to the bus at its start (systemd's
+socket activation). They outlive the bus, so who connects during a restart waits in their backlog.
+"""
 
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import socket
@@ -21,6 +26,8 @@ ACCEPTS_MAX = 64
 RETRY_S = 0.1
 # The system has no room for another connection now.
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+FIRST_HANDED_FD = 3
+"""As sd_listen_fds(3) says."""
 
 
 class Listener:
@@ -86,6 +93,32 @@ def _tune(connected: socket.socket) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
+@functools.cache
+def handed_sockets() -> list[socket.socket]:
+    """The sockets that the service manager handed to this process, without those in use."""
+    count = os.environ.pop("LISTEN_FDS", "")
+    handed: list[socket.socket] = []
+    if os.environ.pop("LISTEN_PID", "") != str(os.getpid()) or not count.isdecimal():
+        return handed
+    for fd in range(FIRST_HANDED_FD, FIRST_HANDED_FD + int(count)):
+        # Not for the processes that the bus starts.
+        os.set_inheritable(fd, False)
+        opened = socket.socket(fileno=fd)
+        opened.setblocking(False)
+        handed.append(opened)
+    return handed
+
+
+def _handed(family: int, address: tuple[object, ...]) -> socket.socket | None:
+    """Take the socket that was handed to this process for an address."""
+    for one in handed_sockets():
+        is_stream = one.family == family and one.type == socket.SOCK_STREAM
+        if is_stream and one.getsockname()[:2] == address[:2]:
+            handed_sockets().remove(one)
+            return one
+    return None
+
+
 async def bind(host: str, port: int) -> list[socket.socket]:
     """A listening socket for each address of the host. Raises OSError."""
     loop = asyncio.get_running_loop()
@@ -95,6 +128,10 @@ async def bind(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, kind, number, _, address in dict.fromkeys(found):
+            handed = _handed(family, address)
+            if handed is not None:
+                sockets.append(handed)
+                continue
             try:
                 opened = socket.socket(family, kind, number)
             except OSError:

@@ -22,9 +22,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from operator import is_not
-from typing import Literal
+from typing import Literal, TypeVar
 
 try:
     import cython
@@ -33,10 +32,12 @@ except ImportError:
     from polybus.scan import plain as cython
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Holdable, Publisher
+from polybus.edges.protocols.peer import DroppedMessages
 from polybus.services.memory import MemoryGate
 
 logger = logging.getLogger("polybus.tcp")
 
+T = TypeVar("T")
 Policy = Literal["disconnect", "drop-oldest", "wait"]
 # Bytes for a peer, and the batches that they are; none if they are a reply.
 Waiting = tuple[Buffer, Sequence[Batch]]
@@ -50,19 +51,6 @@ STANDSTILL_S = 10.0
 # How long a peer may take nothing while memory is short, and while replays wait for memory.
 SHORT_PATIENCE_S = 0.3
 STARVING_PATIENCE_S = 3.0
-
-
-@dataclass(slots=True)
-class DroppedMessages:
-    """Messages that a peer did not get: their number, and where each topic continues."""
-
-    messages: int = 0
-    next_positions: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def add(self, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            self.messages += len(batch)
-            self.next_positions[batch.topic] = (batch.epoch, batch.last_offset + 1)
 
 
 @cython.cclass
@@ -99,6 +87,15 @@ class Outboxes:
         if not self._pending and not self.in_turn:
             self._call_soon(self.flush)
         self._pending.append(outbox)
+
+    def together(self, call: Callable[[T], None], argument: T) -> None:
+        """Call, and write what that sends before this returns; not in a turn of the pump."""
+        self.in_turn = True
+        try:
+            call(argument)
+        finally:
+            self.in_turn = False
+            self.flush()
 
     def flush(self) -> None:
         """Write what all outboxes hold."""

@@ -33,7 +33,7 @@ cdef class Pump:
     @cython.locals(start=Py_ssize_t, got=Py_ssize_t, size=Py_ssize_t, carry=bytes)
     cdef Py_ssize_t _read(self, SocketTransport transport) except? -1
     cdef bint _is_full(self) except -1
-    @cython.locals(pieces=list, last=SocketTransport)
+    @cython.locals(pieces=list, small=list, last=SocketTransport)
     cdef _handle_pieces(self)
     @cython.locals(transport=SocketTransport, got=Py_ssize_t, sockets=list)
     cpdef _gather(self)

@@ -5,8 +5,8 @@ The sockets are in an epoll of their own, and its descriptor is the one thing of
 event loop watches. When it is ready, the pump takes a turn:
 
     1. one read of every ready socket, one behind the other, into the shared buffer
-    2. the plain messages of neighbouring reads are published together, with one call of the bus,
-       and their subscribers written to; everything else goes to its connection
+    2. small reads first: the plain messages of neighbouring reads are published together, with one
+       call of the bus, and their subscribers written to; everything else goes to its connection
     3. every other outbox is written, once
     4. again, while sockets are ready, for at most TURN_S_MAX
 
@@ -283,12 +283,18 @@ class Pump:
     # Handling
 
     def _handle_pieces(self) -> None:
+        """Handle what was read: small reads first, because they do not delay the others."""
         pieces, self._pieces, self._used = self._pieces, [], 0
         if pieces:
             last = pieces[-1][0]
             if last is not self._last_reader or len(pieces) > 1:
                 self._shared_until_s = perf_counter() + SHARED_S
                 self._last_reader = last
+            if len(pieces) > 1:
+                small = [piece for piece in pieces if piece[2] - piece[1] < SMALL_READ_BYTES]
+                if 0 < len(small) < len(pieces):
+                    self._handle(small)
+                    pieces = [piece for piece in pieces if piece[2] - piece[1] >= SMALL_READ_BYTES]
             self._handle(pieces)
 
     def _handle(self, pieces: list[tuple[SocketTransport, int, int]]) -> None:

@@ -86,6 +86,13 @@ class Assembly:
         if before > FREE_BYTES or now > FREE_BYTES:
             self._count(connection, max(before - FREE_BYTES, 0), max(now - FREE_BYTES, 0))
 
+    def progressed(self, connection: Assembling, size: int) -> None:
+        """Some of a message arrived that is not kept in memory."""
+        if connection in self._deadlines:
+            later_s = self._deadlines[connection] + size / RATE_LEAST
+            latest_s = self._clock_s() + self._limits.message_timeout_s
+            self._deadlines[connection] = min(later_s, latest_s)
+
     def excuse(self, connection: Assembling) -> None:
         """It was not read from: its deadline starts again."""
         if connection in self._deadlines:

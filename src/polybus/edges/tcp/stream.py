@@ -10,7 +10,7 @@ hardly ever looks for reference cycles.
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
@@ -41,13 +41,22 @@ class Stream:
         self._closing = False
         self._peer_ended = False
         self._is_lost = False
+        # While a large payload is streamed: whether the transport takes more of it.
+        self._room: asyncio.Event | None = None
 
     # The transport calls these
 
     def pause_writing(self) -> None:
-        self.outbox.pause()
+        if self._room is not None:
+            self._room.clear()
+        else:
+            self.outbox.pause()
 
     def resume_writing(self) -> None:
+        if self._room is not None:
+            self.outbox.quiet_s = 0.0
+            self._room.set()
+            return
         self.outbox.resume()
         if self._closing and not self.outbox.held_bytes:
             self._end_stream()
@@ -71,6 +80,34 @@ class Stream:
             data = wrap(self._layers, data)
         if data:
             self.transport.write(data)
+
+    async def stream_out(self, pieces: AsyncIterator[bytes]) -> None:
+        """Write pieces with nothing between them; whatever else is sent waits in the outbox."""
+        outbox, ledger = self.outbox, self.tcp.memory.ledger
+        outbox.flush()
+        while outbox.paused and not self._closing:
+            await outbox.drained()
+            outbox.flush()
+        if self._closing:
+            return
+        room = self._room = asyncio.Event()
+        room.set()
+        outbox.pause()
+        try:
+            async for piece in pieces:
+                if self._closing:
+                    break
+                self.write_now(piece)
+                if not room.is_set():
+                    ledger.hold(piece)
+                    await room.wait()
+                    ledger.release(piece)
+        finally:
+            self._room = None
+            if not self._is_lost:
+                outbox.resume()
+                if self._closing and not outbox.held_bytes:
+                    self._end_stream()
 
     # Closing
 
@@ -116,6 +153,8 @@ class Stream:
 
     def reset(self) -> None:
         """End at once with a reset, which cannot be mistaken for an orderly end."""
+        if self._is_lost:
+            return  # Its socket is closed.
         self.outbox.flush()
         self.transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER
@@ -137,6 +176,8 @@ class Stream:
             timer.cancel()
         self._timers = ()
         self._held_by.clear()
+        if self._room is not None:
+            self._room.set()
         self.outbox.forget_peer()
 
     # Backpressure: this connection as a publisher

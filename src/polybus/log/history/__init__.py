@@ -1,1 +1,1 @@
-"""History: each topic's older messages as Parquet, and how they get there and go."""
+"""History: each topic's older messages as Parquet, how they are added and removed."""

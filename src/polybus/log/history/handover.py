@@ -9,9 +9,10 @@ Order of writes for a topic's rows of a segment, each durable before the next:
 2. The manifest. With its rename the rows belong to history, and a small file that was merged into
    a new one does not. The next hand-over continues at the manifest's hand-over offset, so no row
    is missing or repeated.
-3. Files that the manifest no longer names move to `scratch/`. They are removed after a grace
+3. A version of the topic's Delta table, if it has one (log/history/exposed.py).
+4. Files that the manifest no longer names move to `scratch/`. They are removed after a grace
    period, in which readers that already chose a file may still open it.
-4. The caller deletes the segment and then its index, when the manifests of all its topics cover it.
+5. The caller deletes the segment and then its index, when the manifests of all its topics cover it.
    Until then the rows are in both; readers take them from history (log/journal/recovery.py). A
    damaged segment is kept and reported.
 
@@ -35,11 +36,11 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log import access, layout
+from polybus.log import file_modes, layout
 from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
-from polybus.log.history import parquet
+from polybus.log.history import exposed, parquet
 from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
 from polybus.log.history.manifest import WAIT_S, HistoryLock
 from polybus.log.journal.recovery import recover
@@ -78,6 +79,8 @@ def hand_over(
     with HistoryLock(data, wait_s=wait_s):
         for folder in layout.topic_folders(data):
             sweep_scratch(folder, grace_s=grace_s)
+            exposed.catch_up(folder)
+        exposed.sweep(data)
     done = []
     for segment in layout.segments(data):
         found = Segment(segment)
@@ -245,7 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Not asked here: a bus that was killed during our start is no longer our parent.
     parser.add_argument("--parent", type=int, default=os.getppid())
     options = parser.parse_args(arguments)
-    access.adopt(options.data)
+    file_modes.adopt(options.data)
     os.nice(19)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

@@ -15,8 +15,8 @@ import pyarrow as pa
 from polybus.errors import StorageError
 from polybus.log.columns import SCHEMA, TopicRows
 from polybus.log.disk import Disk
+from polybus.log.history import exposed, parquet
 from polybus.log.history import manifest as manifests
-from polybus.log.history import parquet
 from polybus.log.history.manifest import HistoryFile, Manifest
 from polybus.log.topics import epoch_of, read_topic_note, was_deleted
 
@@ -162,6 +162,8 @@ class TopicHandover:
         self._on_disk = True
         if epoch_of(self._folder) != self._epoch:
             self._take_back()
+        else:
+            exposed.catch_up(self._folder, replaced)
 
     def _take_back(self) -> None:
         """The topic was deleted and created again during the save: the new one has our files."""

@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 from polybus.errors import PolybusError
+from polybus.structs import decode
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ class Maintenance:
 
     `retention_bytes` is the limit of the bus, which the hand-over sizes files for.
     """
+
+    start_process = subprocess.Popen
+    """How a hand-over is started; `polybus torture` forks it (torture/warm.py)."""
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class Maintenance:
                 return
             limit = self.retention_bytes
             more = [] if limit is None else ["--retention-bytes", str(limit)]
-            self._child = child = subprocess.Popen(
+            self._child = child = self.start_process(
                 [*self._command, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -175,6 +179,6 @@ class _Line(msgspec.Struct):
 def _segment_in(text: bytes) -> Path | None:
     """The segment that a line reports as done. Any other output reports damage or an error."""
     try:
-        return Path(msgspec.json.decode(text, type=_Line).segment)
+        return Path(decode(text, _Line).segment)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -51,12 +51,16 @@ class HistoryFile(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A topic's history: offsets `start` (included) to `handed_over` (excluded) of `epoch`."""
+    """A topic's history: offsets `start` (included) to `handed_over` (excluded) of `epoch`.
+
+    `exposed`: it is a Delta table, too (log/history/exposed.py).
+    """
 
     epoch: int
     handed_over: int = 0
     start: int = 0
     files: tuple[HistoryFile, ...] = ()
+    exposed: bool = False
 
     @property
     def bytes(self) -> int:
@@ -76,14 +80,9 @@ def load(folder: Path) -> Manifest | None:
     Raises StorageError `log.damaged`; no part of the history can be trusted.
     """
     path = folder / NAME
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError("log.damaged", f"{path}: cannot be read: {error.strerror}") from error
-    manifest = checked_json.decode(content, Manifest, path)
-    check(manifest, path)
+    manifest = checked_json.read(path, Manifest)
+    if manifest is not None:
+        check(manifest, path)
     return manifest
 
 

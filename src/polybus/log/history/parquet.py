@@ -22,6 +22,9 @@ from polybus.log.history.manifest import HISTORY, HistoryFile
 ROW_GROUP_ROWS = 128 << 10
 ROW_GROUP_BYTES = 32 << 20
 _GROUP_BATCHES_MAX = 16
+PAGE_BYTES = 256 << 10
+"""About the size of a page, unless a message is larger: a reader holds one page of each column."""
+_PAGE_CHECK_ROWS_MAX = 1024
 FILE_BYTES_MAX = 64 << 20
 """A file of this size is closed. A reader verifies a whole file before it serves a row, so this
 bounds the cost of reading one message."""
@@ -33,6 +36,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def day_of(timestamp_us: int) -> str:
     """The UTC day of a time, as in the folder names: `2026-01-31`."""
     return (_EPOCH + timedelta(days=timestamp_us // _DAY_US)).date().isoformat()
+
+
+def time_of(timestamp_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=timestamp_us)
 
 
 def timestamp_us_of(moment: datetime) -> int:
@@ -89,8 +96,13 @@ def xxh3_of(path: Path) -> str:
 
 
 def open_file(path: Path) -> Any:
-    """A pyarrow ParquetFile that verifies every page and buffers few of them."""
-    return pq.ParquetFile(path, page_checksum_verification=True, buffer_size=64 << 10)
+    """A pyarrow ParquetFile that verifies every page and buffers few of them.
+
+    With `pre_buffer`, the default of newer pyarrow, it would read whole row groups first.
+    """
+    return pq.ParquetFile(
+        path, page_checksum_verification=True, buffer_size=64 << 10, pre_buffer=False
+    )
 
 
 class FileWriter:
@@ -142,9 +154,9 @@ class FileWriter:
         """Write the buffered rows as a row group."""
         if not self._group:
             return
-        if self._writer is None:
-            self._open()
         table = pa.Table.from_batches(self._group, schema=self._schema)
+        if self._writer is None:
+            self._open(page_rows=max(1, PAGE_BYTES * table.num_rows // (1 + table.nbytes)))
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._group.clear()
         self._group_rows = self.buffered_bytes = 0
@@ -185,7 +197,7 @@ class FileWriter:
             self._file.close()
             Path(self._file.name).unlink(missing_ok=True)
 
-    def _open(self) -> None:
+    def _open(self, *, page_rows: int) -> None:
         scratch = self._folder / SCRATCH
         scratch.mkdir(exist_ok=True)
         self._file = (scratch / f"{self._first:020d}.writing").open("wb")
@@ -200,6 +212,9 @@ class FileWriter:
                 "timestamp": "DELTA_BINARY_PACKED",
             },
             write_page_checksum=True,
+            data_page_size=PAGE_BYTES,
+            # The writer looks at the size of a page after this number of rows.
+            write_batch_size=min(page_rows, _PAGE_CHECK_ROWS_MAX),
         )
 
 

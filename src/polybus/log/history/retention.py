@@ -3,8 +3,9 @@
 Whole files are removed, oldest first, so the rest has no gap. The newest file is never removed for
 its size: a limit below the size of one file would otherwise empty the topic again and again.
 
-Order of writes: the manifest without the files, then their removal. A crash in between leaves files
-that no manifest names, which the next hand-over removes (`handover_topic.sweep`).
+Order of writes: the manifest without the files, a version of the topic's Delta table if it has one
+(log/history/exposed.py), then their removal. A crash in between leaves files that no manifest
+names, which the next hand-over removes (`handover_topic.sweep`).
 
 Retention runs in the bus after the hand-over process has ended, and under the same HistoryLock, so
 that manifests have one writer.
@@ -20,6 +21,7 @@ import msgspec
 from polybus.config import Retention
 from polybus.errors import BusyError, StorageError
 from polybus.log import layout
+from polybus.log.history import exposed
 from polybus.log.history import manifest as manifests
 from polybus.log.history.manifest import HistoryFile, HistoryLock, Manifest
 from polybus.log.interface import TopicSettings
@@ -75,13 +77,16 @@ def retain(folder: Path, limits: Retention, *, now_us: int, held_from: int | Non
         return False
     removed = expired(manifest, limits, now_us=now_us, held_from=held_from)
     if not removed:
+        exposed.catch_up(folder, manifest)
         return False
     kept = manifest.files[len(removed) :]
     start = kept[0].first if kept else manifest.handed_over
+    after = msgspec.structs.replace(manifest, files=kept, start=start)
     try:
-        manifests.save(folder, msgspec.structs.replace(manifest, files=kept, start=start))
+        manifests.save(folder, after)
     except FileNotFoundError:
         return False  # The topic was deleted meanwhile.
+    exposed.catch_up(folder, after)
     for file in removed:
         path = folder / file.path
         path.unlink(missing_ok=True)

@@ -36,7 +36,9 @@ _BATCH_BYTES_MIN = 256 << 10
 _BATCH_BYTES_MAX = 1 << 20
 _BATCH_ROWS_MAX = 64 << 10
 _RETRIES_MAX = 5
-_CURSORS_MAX = 16
+_CURSORS_BYTES_MAX = 16 << 20
+# An open file, its metadata and the buffers of its columns.
+_CURSOR_OVERHEAD_BYTES = 512 << 10
 _CHECKED_MAX = 16384
 
 
@@ -154,6 +156,8 @@ class Cursor:
 
     def __init__(self, path: Path, file: HistoryFile, offset: int, *, bytes_max: int) -> None:
         self.offset = offset
+        self.weight = _CURSOR_OVERHEAD_BYTES
+        """About the memory that it holds, in bytes."""
         self._rest: pa.RecordBatch | None = None
         # Not smaller even for small reads: everything before the offset is decoded too.
         batch_bytes = max(_BATCH_BYTES_MIN, min(bytes_max, _BATCH_BYTES_MAX))
@@ -167,6 +171,8 @@ class Cursor:
         rows = self._rest
         if rows is None:
             _, rows = next(self._batches)
+            # The rows, and the pages that they come from.
+            self.weight = _CURSOR_OVERHEAD_BYTES + 2 * rows.get_total_buffer_size()
         found = cut(rows, bytes_max=bytes_max)
         self._rest = rows.slice(found.num_rows) if found.num_rows < rows.num_rows else None
         self.offset += found.num_rows
@@ -174,8 +180,9 @@ class Cursor:
 
 
 CursorKey = tuple[Path, str, int]
-_cursors: LruCache[CursorKey, Cursor] = LruCache(_CURSORS_MAX)
-"""By path, checksum and offset. Each holds a file open and some pages."""
+_cursors: LruCache[CursorKey, Cursor] = LruCache(_CURSORS_BYTES_MAX)
+"""By path, checksum and offset. Each holds a file open and some pages, also when nobody comes back
+for it."""
 
 
 class TopicHistory:
@@ -288,7 +295,7 @@ class TopicHistory:
             cursor = Cursor(path, file, offset, bytes_max=bytes_max)
         rows = cursor.next(bytes_max=bytes_max)
         if cursor.offset <= file.last:
-            _cursors.put((path, file.xxh3, cursor.offset), cursor)
+            _cursors.put((path, file.xxh3, cursor.offset), cursor, cursor.weight)
         return rows
 
     def _offset_in(self, file: HistoryFile, timestamp_us: int) -> int:

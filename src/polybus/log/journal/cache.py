@@ -42,10 +42,7 @@ class RecentBatches:
         )
         self._kept += reads
         self._bytes += sum([weight for _, weight in reads])
-        while self._bytes > self._bytes_max or len(self._kept) > _READS_MAX:
-            tails, weight = self._kept.popleft()
-            scan.drop_oldest(tails)
-            self._bytes -= weight
+        self._bytes = scan.drop_oldest(self._kept, self._bytes, self._bytes_max, _READS_MAX)
         if not self._kept:
             self._last_owner = None
 

@@ -28,6 +28,7 @@ import xxhash
 from polybus.batch import Batch, Buffer
 from polybus.log.columns import SCHEMA, TopicRows
 from polybus.log.journal.message import DIGITS, NO_OWNERS, GroupedRows, MessageWriter
+from polybus.structs import decode
 
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The end marker of the stream, at the end of a sealed segment."""
@@ -69,12 +70,18 @@ class Encoder:
         rows = GroupedRows(batches, self._owners)
         note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
         pieces, digits_at = self._messages.write(rows, _padded(note))
-        state = xxhash.xxh3_64()
-        for piece in pieces:
-            state.update(piece)
-        digits = b"%016x" % state.intdigest()
+        digits = b"%016x" % _checksum(pieces)
         pieces[0][digits_at : digits_at + len(digits)] = digits
         return pieces, rows.topics
+
+
+def _checksum(pieces: list[memoryview]) -> int:
+    if len(pieces) == 1:
+        return int(xxhash.xxh3_64_intdigest(pieces[0]))
+    state = xxhash.xxh3_64()
+    for piece in pieces:
+        state.update(piece)
+    return int(state.intdigest())
 
 
 def _padded(note: bytes) -> bytes:
@@ -138,7 +145,7 @@ def note_of(message: Buffer) -> CommitNote:
     start = metadata.find(_JSON_START)
     size = int.from_bytes(metadata[start - 4 : start], "little")
     try:
-        return msgspec.json.decode(metadata[start : start + size], type=CommitNote)
+        return decode(metadata[start : start + size], CommitNote)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"its note cannot be decoded: {error}") from error
 

@@ -14,6 +14,7 @@ makes of each prefix of these writes.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -29,8 +30,9 @@ from polybus.log.disk import Disk
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.segment import CommitEntry, SegmentWriter
+from polybus.log.journal.timings import Timings
+from polybus.log.journal.topics import LogShared
 from polybus.log.layout import segment_path
-from polybus.log.topic_log import LogShared
 from polybus.log.topics import storage_error
 
 logger = logging.getLogger("polybus.log")
@@ -40,6 +42,9 @@ RETRY_S = 1.0
 NEVER = 1 << 62
 BATCH_OVERHEAD_BYTES = 512
 MESSAGE_OVERHEAD_BYTES = 32
+GRACE = 0.25
+"""How much longer than `commit_delay_ms`, as a part of it, a commit waits for an append to cause
+it: the bus has then just delivered, and rarely needs the interpreter's lock, as a commit does."""
 COMMIT_BYTES_FACTOR = 2
 """A commit takes up to this many times `commit_bytes`; the rest of the queue goes into further
 commits under the same sync. Larger commits are slower, because they exceed the CPU caches."""
@@ -53,6 +58,34 @@ class Written(NamedTuple):
     entry: CommitEntry
     weight: int
     tickets: int
+    appended_us: int
+
+
+class Bell:
+    """Wakes the one thread that waits for it; rung several times, it wakes once.
+
+    A lock that nobody owns: unlike an Event, a wait makes no objects and runs no Python.
+    """
+
+    __slots__ = ("_silence",)
+
+    def __init__(self) -> None:
+        self._silence = threading.Lock()
+        self._silence.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._silence.release()
+        except RuntimeError:
+            # It rang before, and nobody has waited since.
+            pass
+
+    def clear(self) -> None:
+        self._silence.acquire(blocking=False)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until it rings, or rang since the last wait or `clear`; at most this long."""
+        self._silence.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class Committer:
@@ -85,12 +118,13 @@ class Committer:
         self._urgent = False
         # Written by the committer.
         self.durable = 0
-        self.syncs = 0
-        self.sync_s = 0.0
+        self.sync_times = Timings()
+        self.durable_times = Timings()
         self.failure: StorageError | None = None
         self._taken_bytes = 0
         self._released_bytes = 0
         self._wake_at = NEVER
+        self._due_at = 0.0
         self._groups: deque[tuple[list[Batch], int]] = deque()
         self._unsynced: list[Written] = []
         self._syncing: list[Written] = []
@@ -102,7 +136,7 @@ class Committer:
         self._opened_at = 0.0
         self._retry_at = 0.0
         self._writer: SegmentWriter | None = None
-        self._event = threading.Event()
+        self._bell = Bell()
         self._settled = threading.Condition()
         self._flush = 0
         self._seal_wanted = False
@@ -143,10 +177,12 @@ class Committer:
             self._urgent = True
         # Waking the thread costs more than all of the above, so only if it sleeps and has work.
         if self._wake_at != NEVER and (
-            self._urgent or self._appended_bytes - self._taken_bytes >= self._wake_at
+            self._urgent
+            or self._appended_bytes - self._taken_bytes >= self._wake_at
+            or time.monotonic() >= self._due_at
         ):
             self._wake_at = NEVER
-            self._event.set()
+            self._bell.ring()
         return self._ticket
 
     def sync(self) -> None:
@@ -167,7 +203,7 @@ class Committer:
             while not done():
                 if self.failure is not None:
                     raise self.failure.again()
-                self._event.set()
+                self._bell.ring()
                 self._settled.wait(1.0)
 
     def close(self) -> None:
@@ -176,7 +212,7 @@ class Committer:
             self.sync()
         finally:
             self._closing = True
-            self._event.set()
+            self._bell.ring()
             self._thread.join()
             self._sync_thread.shutdown()
             if self._writer is not None:
@@ -207,17 +243,18 @@ class Committer:
     def _wait(self) -> bool:
         """Sleep until there is work; False on close."""
         while not self._closing:
-            self._event.clear()
+            self._bell.clear()
             if self._queue and self._gather_until is None:
                 self._gather()
             is_idle = self._gather_until is None
+            self._due_at = math.inf if self._gather_until is None else self._gather_until
             self._wake_at = 1 if is_idle else self._settings.commit_bytes
             if is_idle and self._queue:
                 continue
             timeout_s = self._due_in_s()
             if timeout_s is not None and timeout_s <= 0:
                 break
-            self._event.wait(timeout_s)
+            self._bell.wait(timeout_s)
         self._wake_at = NEVER
         return not self._closing
 
@@ -233,7 +270,9 @@ class Committer:
         if (self._queue and self._commit_wanted()) or self._groups or self._seal_wanted:
             return 0.0
         if self._gather_until is not None:
-            due.append(self._gather_until)
+            if now >= self._gather_until:
+                return 0.0
+            due.append(self._gather_until + GRACE * self._settings.commit_delay_ms / 1000)
         if self._sync_running is not None:
             if self._sync_running.done() or self._flush > self.durable:
                 return 0.0
@@ -269,19 +308,10 @@ class Committer:
 
     def _take(self) -> None:
         """Move the queue into groups; each group becomes a commit."""
-        group: list[Batch] = []
-        weight = 0
         weight_max = self._settings.commit_bytes * COMMIT_BYTES_FACTOR
-        for _ in range(len(self._queue)):
-            batches, added = self._queue.popleft()
-            if group and weight + added > weight_max:
-                self._groups.append((group, weight))
-                group, weight = [], 0
-            group += batches
-            weight += added
-            self._taken_bytes += added
-        if group:
-            self._groups.append((group, weight))
+        groups = scan.take_groups(self._queue, weight_max)
+        self._groups += groups
+        self._taken_bytes += sum([weight for _, weight in groups])
 
     def _write(self, batches: list[Batch], weight: int) -> None:
         writer = self._writer
@@ -293,7 +323,7 @@ class Committer:
         position = writer.append(*pieces)
         entry = CommitEntry(self._commit, position, writer.bytes - position, topics)
         self._shared.add(writer.path, entry, batches)
-        self._unsynced.append(Written(entry, weight, len(batches)))
+        self._unsynced.append(Written(entry, weight, len(batches), batches[0].timestamp_us))
         self._released_bytes += weight
         self._commit += 1
 
@@ -329,7 +359,7 @@ class Committer:
             self._writer.sync()
         else:
             self._sync_running = self._sync_thread.submit(self._writer.sync)
-            self._sync_running.add_done_callback(lambda _: self._event.set())
+            self._sync_running.add_done_callback(lambda _: self._bell.ring())
 
     def _end_sync(self) -> None:
         """Index the synced commits and report them as durable. Raises the OSError of the sync."""
@@ -337,16 +367,20 @@ class Committer:
         if self._sync_running is not None:
             running, self._sync_running = self._sync_running, None
             running.result()
-        self.syncs += 1
-        self.sync_s += time.monotonic() - self._synced_at
+        took_s = time.monotonic() - self._synced_at
         synced, self._syncing = self._syncing, []
         self._writer.index([one.entry for one in synced])
         self.durable += sum([one.tickets for one in synced])
-        # Before anybody gets a receipt: who then sends more must not be refused.
+        # Before anybody gets a receipt: a peer that then sends more must not be refused.
         self._recovered()
+        _tell(self._callbacks.on_durable, self.durable)
+        # Receipts do not wait for the rest.
         with self._settled:
             self._settled.notify_all()
-        _tell(self._callbacks.on_durable, self.durable)
+        self.sync_times.add(took_s)
+        now_us = time.time_ns() // 1000
+        for one in synced:
+            self.durable_times.add((now_us - one.appended_us) / 1e6)
 
     def _roll_is_due(self) -> bool:
         holds_any = self._unsynced or self._syncing

@@ -37,13 +37,8 @@ class _FloorNote(msgspec.Struct, frozen=True):
 
 def load(data: Path) -> Floor | None:
     """The floor of a data folder, or None. Raises StorageError `log.damaged`."""
-    path = journal_folder(data) / NAME
-    try:
-        return checked_json.decode(path.read_bytes(), _FloorNote, path).topics
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError("log.damaged", f"{path}: {error.strerror}") from error
+    note = checked_json.read(journal_folder(data) / NAME, _FloorNote)
+    return None if note is None else note.topics
 
 
 def load_or_make(data: Path, handed_over: Floor, disk: Disk) -> Floor:

@@ -19,7 +19,7 @@ import functools
 import mmap
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -28,7 +28,6 @@ import pyarrow as pa
 from polybus import names, scan
 from polybus.batch import Batch, Buffer
 from polybus.log.columns import SCHEMA, TopicRows
-from polybus.scan.columns_py import Values
 
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 PREFIX_BYTES = 8
@@ -43,7 +42,7 @@ BESIDE_ROWS_MAX = 1024
 _KEY_NODE, _HEADERS_NODE, _CHILD_NODES = 4, 6, (7, 8, 9)
 # A flatbuffer string has its length before it and a zero after it. The note, JSON, has no zeros.
 _DIGITS_ENTRY = len(DIGITS).to_bytes(4, "little") + DIGITS + b"\x00"
-_STORED = struct.pack("<q", -1)
+_HEADERS_TYPE = SCHEMA.field("headers").type
 _LENGTH = struct.Struct("<q")
 _HEADERS_MAX = 64
 NO_OWNERS: Mapping[str, str] = {}
@@ -71,10 +70,9 @@ class MessageWriter:
         Returns the bytes in pieces, and the position of the checksum digits in the first.
         """
         header = self._header(len(note))
-        body = _MessageBody(self._room(header.size + rows.bytes_max), header.size)
-        rows.write(body)
-        header.write(body, note, rows.count, rows.nodes(header.nodes_of_one_row))
-        return body.pieces(), header.digits_at
+        target, places = rows.write(header.size, self._room)
+        body_bytes = header.write(target, note, rows, places)
+        return rows.pieces(target, header.size, body_bytes, places), header.digits_at
 
     def _header(self, note_bytes: int) -> _Header:
         header = self._headers.get(note_bytes)
@@ -92,186 +90,77 @@ class MessageWriter:
         return memoryview(self._scratch)
 
 
-class _MessageBody:
-    """A message's body while it is written: buffers, each at a multiple of 8."""
-
-    def __init__(self, target: memoryview, start: int) -> None:
-        self.target = target
-        self.places: list[int] = []
-        self.start = self.end = start
-        self._beside: list[memoryview] = []
-        self._beside_at = 0
-        self._beside_bytes = 0
-
-    @property
-    def bytes(self) -> int:
-        return self.end - self.start + self._beside_bytes
-
-    def absent(self) -> None:
-        self.places += (self.bytes, 0)
-
-    def put(self, data: Buffer) -> None:
-        """Add a buffer that already has its length prefix."""
-        at = self._take(len(data))
-        self.target[at : at + len(data)] = data
-
-    def store(self, data: Buffer | None) -> None:
-        """Add an uncompressed buffer."""
-        size = 0 if data is None else memoryview(data).nbytes
-        at = self.room(size)
-        if data is not None and size:
-            self.target[at : at + size] = memoryview(data).cast("B")
-
-    def room(self, size: int) -> int:
-        """Reserve an uncompressed buffer; return the position for its bytes."""
-        if not size:
-            self.absent()
-            return self.end
-        at = self._take(len(_STORED) + size)
-        self.target[at : at + len(_STORED)] = _STORED
-        return at + len(_STORED)
-
-    def lay_beside(self, parts: list[memoryview], size: int) -> None:
-        """Add an uncompressed buffer without copying it; at most one per body."""
-        at = self.end
-        self.places += (self.bytes, len(_STORED) + size)
-        self.target[at : at + len(_STORED)] = _STORED
-        self.end = self._beside_at = at + len(_STORED)
-        padding = bytes(-size % 8)
-        self._beside = [*parts, memoryview(padding)]
-        self._beside_bytes = size + len(padding)
-
-    def pieces(self) -> list[memoryview]:
-        """All bytes of the message, including its header."""
-        whole = self.target[: self.end]
-        if not self._beside:
-            return [whole]
-        return [whole[: self._beside_at], *self._beside, whole[self._beside_at :]]
-
-    def _take(self, size: int) -> int:
-        at = self.end
-        self.places += (self.bytes, size)
-        padded = -(-size // 8) * 8
-        self.target[at + size : at + padded] = bytes(padded - size)
-        self.end = at + padded
-        return at
-
-
 class GroupedRows:
-    """The rows of some batches, grouped by topic, as columns: most are runs of equal values.
+    """The rows of some batches, grouped by topic.
 
     `topics` says which rows belong to which topic. Batches of one topic and epoch keep their order.
     """
 
     def __init__(self, batches: Iterable[Batch], owners: Mapping[str, str] = NO_OWNERS) -> None:
         """`owners` are the accounts of topics; one that is missing is the default account's."""
-        self._batches, self.topics, columns = scan.rows_by_topic(batches, TopicRows, names.ACCOUNT)
-        topic_names, firsts, topic_counts = columns
-        accounts, account_counts = [names.ACCOUNT], array("q", [sum(topic_counts)])
+        self._batches, self.topics, self._runs = scan.rows_by_topic(
+            batches, TopicRows, names.ACCOUNT
+        )
+        topic_names, _, counts = self._runs
+        self.count = sum(counts)
+        self._accounts, self._account_counts = [names.ACCOUNT], array("q", [self.count])
         if owners:
-            accounts = [owners.get(topic, names.ACCOUNT) for topic in topic_names]
-            account_counts = topic_counts
+            self._accounts = [owners.get(topic, names.ACCOUNT) for topic in topic_names]
+            self._account_counts = counts
             self.topics = tuple(
                 rows._replace(account=account)
-                for rows, account in zip(self.topics, accounts, strict=True)
+                for rows, account in zip(self.topics, self._accounts, strict=True)
             )
-        self._offsets = firsts, topic_counts
-        self.count = sum(topic_counts)
-        times, protocols, (senders, sender_counts) = scan.merge_runs(self._batches)
-        sender_bytes = [sender.encode(errors="replace") for sender in senders]
-        self._texts: list[tuple[Values, array[int]]] = [
-            (accounts, account_counts),
-            (topic_names, topic_counts),
-            protocols,
-            (sender_bytes, sender_counts),
-        ]
-        self._packed = [scan.pack_runs(*runs) for runs in self._texts]
-        self._times = scan.pack_runs(*times)
-        self._validity = scan.pack_runs([b"\x00"], array("q", [-(-self.count // 8)]))
-        self._no_lengths = scan.pack_runs([bytes(4)], array("q", [self.count + 1]))
-        keys = [batch.keys for batch in self._batches]
-        self._keys = _column(keys, map(len, self._batches), pa.binary())
-        headers = [_entries(batch.headers) for batch in self._batches]
-        header_type = SCHEMA.field("headers").type
-        self._headers = _column(headers, map(len, self._batches), header_type)
+        self._keys = self._headers = None
+        if scan.have_extras(self._batches):
+            row_counts = [len(batch) for batch in self._batches]
+            keys = [batch.keys for batch in self._batches]
+            self._keys = _column(keys, row_counts, pa.binary())
+            headers = [_entries(batch.headers) for batch in self._batches]
+            self._headers = _column(headers, row_counts, _HEADERS_TYPE)
         self._value_bytes = scan.weigh(self._batches, 0, 0)
-        self._beside = self._value_bytes >= BESIDE_BYTES_MIN and self.count <= BESIDE_ROWS_MAX
+        self._is_beside = self._value_bytes >= BESIDE_BYTES_MIN and self.count <= BESIDE_ROWS_MAX
 
-    @property
-    def bytes_max(self) -> int:
-        packed = (*self._packed, self._times, *(self._validity, self._no_lengths) * 2)
-        # Five columns' lengths of 4 bytes and an offset of 8; a length and padding per buffer.
-        stored_bytes = (0 if self._beside else self._value_bytes) + 28 * (self.count + 1)
-        for column in (self._keys, self._headers):
-            if column is not None:
-                stored_bytes += sum(0 if one is None else one.size for one in column.buffers())
-        return sum(map(len, packed)) + stored_bytes + 16 * 32
-
-    def nodes(self, of_one_row: tuple[int, ...]) -> list[int]:
-        """Row and null counts of each column and child: those of one row times the row count."""
-        nodes = [self.count * one for one in of_one_row]
+    def nodes(self) -> dict[int, int]:
+        """Row and null counts that are not those of one row times the row count, by index."""
+        found = {}
         if self._keys is not None:
-            nodes[2 * _KEY_NODE + 1] = self._keys.null_count
+            found[2 * _KEY_NODE + 1] = self._keys.null_count
         if self._headers is not None:
-            nodes[2 * _HEADERS_NODE + 1] = self._headers.null_count
+            found[2 * _HEADERS_NODE + 1] = self._headers.null_count
             for child in _CHILD_NODES:
-                nodes[2 * child] = len(self._headers.keys)
-        return nodes
+                found[2 * child] = len(self._headers.keys)
+        return found
 
-    def write(self, body: _MessageBody) -> None:
-        self._text(body, 0)
-        self._text(body, 1)
-        body.absent()
-        scan.offsets_into(*self._offsets, body.target, body.room(8 * self.count))
-        body.absent()
-        body.put(self._times)
-        if self._keys is None:
-            self._nulls(body)
-        else:
-            _store(body, self._keys)
-        body.absent()
-        self._values(body)
-        if self._headers is None:
-            self._no_headers(body)
-        else:
-            _store(body, self._headers)
-        self._text(body, 2)
-        self._text(body, 3)
+    def write(self, start: int, room: Callable[[int], memoryview]) -> tuple[memoryview, array[int]]:
+        """Write the body of a message, from `start` on, into what `room` gives for a size.
 
-    def _no_headers(self, body: _MessageBody) -> None:
-        """A null column, and its empty columns of keys and values."""
-        self._nulls(body)
-        for _ in range(2):
-            body.absent()
-            body.put(_STORED + bytes(4))
-            body.absent()
-
-    def _text(self, body: _MessageBody, index: int) -> None:
-        """A column of repeated text: uncompressed lengths, compressed characters."""
-        body.absent()
-        scan.ends_into(*self._texts[index], body.target, body.room(4 * (self.count + 1)))
-        body.put(self._packed[index])
-
-    def _nulls(self, body: _MessageBody) -> None:
-        body.put(self._validity)
-        body.put(self._no_lengths)
-        body.absent()
-
-    def _values(self, body: _MessageBody) -> None:
-        if self._beside:
-            parts, ends = _values_of(self._batches)
-            body.store(ends.tobytes())
-            body.lay_beside(parts, self._value_bytes)
-            return
-        ends_at = body.room(4 * (self.count + 1))
-        values_at = body.room(self._value_bytes)
-        scan.gather_into(
-            [batch.buffer for batch in self._batches],
-            [batch.spans for batch in self._batches],
-            body.target,
-            ends_at,
-            values_at,
+        Returns the target, and for each buffer its position in the body and its size.
+        """
+        return scan.write_rows(
+            self._batches,
+            self._accounts,
+            self._account_counts,
+            self._runs,
+            _buffers_of(self._keys),
+            _buffers_of(self._headers),
+            self._is_beside,
+            start,
+            room,
         )
+
+    def pieces(
+        self, target: memoryview, start: int, body_bytes: int, places: array[int]
+    ) -> list[memoryview]:
+        """All bytes of a message whose body begins at `start`."""
+        stop = start + body_bytes
+        if not self._is_beside:
+            return [target[:stop]]
+        padding = bytes(-self._value_bytes % 8)
+        stop -= self._value_bytes + len(padding)
+        values_at = start + places[2 * scan.VALUES_BUFFER] + len(scan.STORED)
+        parts = [*_values_of(self._batches), memoryview(padding)]
+        return [target[:values_at], *parts, target[values_at:stop]]
 
 
 def _entries(headers: Sequence[Mapping[str, bytes] | None] | None) -> list[Any] | None:
@@ -293,23 +182,22 @@ def _column(parts: list[Any], counts: Iterable[int], kind: pa.DataType) -> Any:
     return pa.concat_arrays(pieces)
 
 
-def _store(body: _MessageBody, column: Any) -> None:
+def _buffers_of(column: Any) -> list[memoryview | None] | None:
+    if column is None:
+        return None
     # It was built from whole lists, so it begins with the first row of its buffers.
     assert not column.offset
-    for buffer in column.buffers():
-        body.store(buffer)
+    return [None if buffer is None else memoryview(buffer) for buffer in column.buffers()]
 
 
-def _values_of(batches: list[Batch]) -> tuple[list[memoryview], array[int]]:
-    """Views of the values, and the column's int32 offsets."""
+def _values_of(batches: list[Batch]) -> list[memoryview]:
+    """Views of the values."""
     parts = []
-    ends = array("i", [0])
     for batch in batches:
         whole = memoryview(batch.buffer).cast("B")
         for start, stop in zip(batch.spans[::2], batch.spans[1::2], strict=True):
             parts.append(whole[start:stop])
-            ends.append(ends[-1] + len(parts[-1]))
-    return parts, ends
+    return parts
 
 
 class _Header:
@@ -326,30 +214,28 @@ class _Header:
         self.digits_at = message.index(_DIGITS_ENTRY) + 4
         data = bytes(message[: PREFIX_BYTES + _unsigned(message, 4)])
         self.size = len(data)
-        self._before, self._after = data.split(note)
+        self._template = data
         table = PREFIX_BYTES + _unsigned(data, PREFIX_BYTES)
         batch_at = _field(data, table, 2)
         batch = batch_at + _unsigned(data, batch_at)
-        self._body_bytes_at = _field(data, table, 3)
-        self._row_count_at = _field(data, batch, 0)
         nodes_at = _vector(data, _field(data, batch, 1))
         places_at = _vector(data, _field(data, batch, 2))
-        self._nodes_at, self._places_at = nodes_at + 4, places_at + 4
-        self._nodes = struct.Struct(f"<{2 * _unsigned(data, nodes_at)}q")
-        self._places = struct.Struct(f"<{2 * _unsigned(data, places_at)}q")
-        self.nodes_of_one_row: tuple[int, ...] = self._nodes.unpack_from(data, self._nodes_at)
+        self._nodes_at = nodes_at + 4
+        body_bytes_at, row_count_at = _field(data, table, 3), _field(data, batch, 0)
+        self._fields = array(
+            "q", [data.index(note), body_bytes_at, row_count_at, nodes_at + 4, places_at + 4]
+        )
+        nodes_stop = self._nodes_at + 16 * _unsigned(data, nodes_at)
+        self._nodes = array("q", data[self._nodes_at : nodes_stop])
 
-    def write(self, body: _MessageBody, note: bytes, row_count: int, nodes: list[int]) -> None:
-        """Write the header with the counts of this body in place of those of one row."""
-        target = body.target
-        note_at = len(self._before)
-        target[:note_at] = self._before
-        target[note_at : note_at + len(note)] = note
-        target[note_at + len(note) : self.size] = self._after
-        _LENGTH.pack_into(target, self._body_bytes_at, body.bytes)
-        _LENGTH.pack_into(target, self._row_count_at, row_count)
-        self._nodes.pack_into(target, self._nodes_at, *nodes)
-        self._places.pack_into(target, self._places_at, *body.places)
+    def write(self, target: memoryview, note: bytes, rows: GroupedRows, places: array[int]) -> int:
+        """Write the header with the counts of these rows; return the size of the body."""
+        body_bytes = scan.write_header(
+            target, self._template, note, self._fields, self._nodes, rows.count, places
+        )
+        for index, number in rows.nodes().items():
+            _LENGTH.pack_into(target, self._nodes_at + 8 * index, number)
+        return body_bytes
 
 
 @functools.cache

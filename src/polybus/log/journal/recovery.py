@@ -22,6 +22,7 @@ covers the bad one, it was durable once, and this is damage and not a torn write
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ from polybus.log.journal.segment import (
     encode_seal,
     read_index,
 )
+from polybus.log.journal.topics import JournalTopic
 from polybus.log.layout import (
     first_commit_of,
     index_path,
@@ -46,7 +48,6 @@ from polybus.log.layout import (
     segments,
     topic_folder,
 )
-from polybus.log.topic_log import TopicLog
 from polybus.log.topics import was_deleted
 
 logger = logging.getLogger("polybus.log")
@@ -108,7 +109,7 @@ def recover(data: Path, disk: Disk) -> Recovered:
     return Recovered(found, next_commit, live, damage)
 
 
-def restore(topics: dict[str, TopicLog], recovered: Recovered) -> set[TopicKey]:
+def restore(topics: Mapping[str, JournalTopic], recovered: Recovered) -> set[TopicKey]:
     """Tell each topic where its messages are in the journal; freeze topics that miss any.
 
     Return the topics and epochs of rows that belong to none of the topics.
@@ -152,7 +153,7 @@ def orphan_keys(data: Path) -> set[TopicKey]:
     return {(rows.topic, rows.epoch) for index in indexes for rows in index.rows()}
 
 
-def settle_orphans(topics: dict[str, TopicLog], data: Path, disk: Disk) -> None:
+def settle_orphans(topics: Mapping[str, JournalTopic], data: Path, disk: Disk) -> None:
     """Delete indexes that a hand-over left; freeze the topics that lost rows with a segment."""
     for path in orphan_indexes(data):
         index = read_index(path)

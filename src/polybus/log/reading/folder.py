@@ -64,6 +64,7 @@ class _CachedFile(Generic[T]):
 
 
 class _TopicFiles(NamedTuple):
+    folder: Path
     note: _CachedFile[TopicNote]
     manifest: _CachedFile[Manifest]
 
@@ -75,6 +76,8 @@ class TopicNotes:
         self._data = data
         self._files: dict[Path, _TopicFiles] = {}
         """By folder."""
+        self._by_topic: dict[str, _TopicFiles] = {}
+        """The same: to make the path of a folder takes longer than to look at its files."""
         self._listed: list[str] = []
         self._listed_at: list[_Seen] | None = None
 
@@ -113,19 +116,21 @@ class TopicNotes:
 
         Raises UsageError `topic.unknown`, StorageError `log.damaged`.
         """
-        folder = layout.topic_folder(self._data, topic)
-        files = self._of(folder)
+        files = self._by_topic.get(topic)
+        if files is None:
+            files = self._by_topic[topic] = self._of(layout.topic_folder(self._data, topic))
         note = files.note.read()
-        if note is None and has_lost_note(folder):
-            raise StorageError("log.damaged", f"{folder / 'topic.json'}: is missing")
+        if note is None and has_lost_note(files.folder):
+            raise StorageError("log.damaged", f"{files.folder / 'topic.json'}: is missing")
         if note is None:
             raise unknown(topic)
-        return manifests.of_epoch(folder, files.manifest.read(), note.epoch)
+        return manifests.of_epoch(files.folder, files.manifest.read(), note.epoch)
 
     def _of(self, folder: Path) -> _TopicFiles:
         found = self._files.get(folder)
         if found is None:
             found = self._files[folder] = _TopicFiles(
+                folder,
                 _CachedFile(folder, "topic.json", read_topic_note),
                 _CachedFile(folder, manifests.NAME, manifests.load),
             )

@@ -85,6 +85,11 @@ class ReadPlan:
     pieces: tuple[Piece, ...]
     times: TimeRange = ALWAYS
 
+    def since(self, offset: int) -> "ReadPlan":
+        """The part of the plan from an offset on."""
+        kept = tuple(one.cut(offset, one.stop) for one in self.pieces if one.stop > offset)
+        return replace(self, start=offset, pieces=kept)
+
 
 def history_pieces(
     folder: Path, manifest: Manifest, start: int, stop: int, times: TimeRange

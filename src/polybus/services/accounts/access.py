@@ -5,17 +5,17 @@ others say `shop/news`; topics of the default account are `news` to itself, and 
 others.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from polybus import names
 from polybus.bus.access import Access
 from polybus.bus.topic import Topic
-from polybus.services.accounts.records import RIGHTS, Account, Right, Token, matches
+from polybus.services.accounts.records import RIGHTS, Account, Grant, Right, Token, matches
 
 DEFAULT_PREFIX = f"{names.ACCOUNT}/"
 ADMIN = "$admin"
-"""Where others have the name of their account. No account can have it."""
+"""The account of administrators. No account can have this name."""
 
 
 class Member(Protocol):
@@ -33,6 +33,14 @@ class Member(Protocol):
         ...
 
 
+class Directory(Protocol):
+    """All accounts, as they are now."""
+
+    accounts: dict[str, Account]
+    granted: dict[str, dict[str, tuple[Grant, ...]]]
+    """What each account got from which others."""
+
+
 class AccountAccess(Access):
     """The rights of an account, or of one of its tokens.
 
@@ -41,14 +49,11 @@ class AccountAccess(Access):
         readable: those it may subscribe to.
     """
 
-    __slots__ = ("_accounts", "_full", "account", "is_ended", "readable", "renames", "token")
+    __slots__ = ("_directory", "_full", "account", "is_ended", "readable", "renames", "token")
 
-    def __init__(
-        self, accounts: Mapping[str, Account], account: str, token: Token | None = None
-    ) -> None:
-        """`accounts` are all that exist, and change while the bus runs."""
+    def __init__(self, directory: Directory, account: str, token: Token | None = None) -> None:
         super().__init__({})
-        self._accounts = accounts
+        self._directory = directory
         self.renames = account != names.ACCOUNT
         """Whether its names for topics are not always the full ones."""
         self.account = account
@@ -57,12 +62,17 @@ class AccountAccess(Access):
         self.readable: dict[str, Topic] = {}
         self._full: dict[str, str] = {}
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no account but the default one, which then sees the bus as a whole."""
+        return len(self._directory.accounts) == 1
+
     def owner_of(self, topic: str) -> str:
         account, slash, _ = topic.partition("/")
-        return account if slash and account in self._accounts else names.ACCOUNT
+        return account if slash and account in self._directory.accounts else names.ACCOUNT
 
     def full(self, shown: str) -> str:
-        """The full name of what the account calls so; a full name is its own."""
+        """The full name of a topic by the account's name for it; a full name stays as it is."""
         if (known := self._full.get(shown)) is not None:
             return known
         if not self.renames or "/" in shown:
@@ -89,17 +99,19 @@ class AccountAccess(Access):
             found = set(RIGHTS)
         else:
             own = names.within(owner, topic)
-            for grant in self._accounts[owner].grants:
-                if grant.to == self.account and matches((grant.topics,), own):
+            for grant in self._directory.granted.get(self.account, {}).get(owner, ()):
+                if matches((grant.topics,), own):
                     found |= set(grant.rights)
         if self.token is not None:
             if self.token.rights:
                 found &= set(self.token.rights)
             if self.token.topics and not self._is_in_token(self.token, self.shown(topic)):
                 found = set()
-        if names.is_reserved(names.within(owner, topic)):
-            # They tell of all accounts, so no grant shares them.
-            found = found & {"subscribe"} if owner == self.account else set()
+        if names.is_reserved(topic):
+            # System topics show what the account does, so no grant shares them. Those of the bus
+            # show what other accounts do, as soon as there are others.
+            is_own = names.within(owner, topic) in names.ACCOUNT_SYSTEM_TOPICS or self.is_alone
+            found = found & {"subscribe"} if owner == self.account and is_own else set()
         return found
 
     def _is_in_token(self, token: Token, shown: str) -> bool:
@@ -111,21 +123,46 @@ class AccountAccess(Access):
         """Whether a topic of this full name exists and may be subscribed to."""
         return topic in self.readable
 
+    def may_manage(self, topics: Collection[str]) -> bool:
+        """Whether it may end something of its account that uses these topics, by full name.
+
+        The account may, and a token that may administer; one that is limited to topics only what
+        uses these and no others.
+        """
+        token = self.token
+        if token is None:
+            return not self.is_ended
+        if self.is_ended or (token.rights and "administer" not in token.rights):
+            return False
+        if not token.topics:
+            return True
+        return bool(topics) and all(self._is_in_token(token, self.shown(one)) for one in topics)
+
     def own(self, name: str) -> str:
-        """The full name of a group or producer that the account calls so."""
+        """The full name of a group or producer by the account's name for it."""
         return names.full(self.account, name)
 
     def mine(self, full: str) -> str | None:
         """What the account calls a group or producer; None if it belongs to another."""
         return names.within(self.account, full) if self.owner_of(full) == self.account else None
 
+    def may_hold(self, topic: str) -> bool:
+        """Whether retention waits for its consumers, whatever its token may do."""
+        if self.is_ended or self.owner_of(topic) == self.account:
+            return not self.is_ended
+        whole = AccountAccess(self._directory, self.account)
+        return "administer" in whole.rights(topic)
+
+    def fill(self, owned: Mapping[str, Mapping[str, Topic]]) -> None:
+        """Take the topics that it may use, by their owners, into its empty dictionaries."""
+        for owner in (self.account, *self._directory.granted.get(self.account, ())):
+            for topic in owned.get(owner, {}).values():
+                self.add(topic)
+
     def refresh(self, topics: Iterable[Topic]) -> None:
-        """Accounts, grants or topics have changed. All dictionaries stay the same objects."""
-        assert self.topics is not None
-        self.topics.clear()
-        self.readable.clear()
-        self._full.clear()
+        """What it may do with these has changed. All dictionaries stay the same objects."""
         for topic in topics:
+            self.remove(topic.name)
             self.add(topic)
 
     def add(self, topic: Topic) -> None:
@@ -148,8 +185,10 @@ class AccountAccess(Access):
 
     def end(self) -> None:
         """The account or token is gone: requests under way may do nothing more."""
+        assert self.topics is not None
         self.is_ended = True
-        self.refresh(())
+        for one in (self.topics, self.readable, self._full):
+            one.clear()
 
 
 class AdminAccess(AccountAccess):
@@ -157,8 +196,8 @@ class AdminAccess(AccountAccess):
 
     __slots__ = ("_has_topic",)
 
-    def __init__(self, accounts: Mapping[str, Account], has_topic: Callable[[str], bool]) -> None:
-        super().__init__(accounts, ADMIN)
+    def __init__(self, directory: Directory, has_topic: Callable[[str], bool]) -> None:
+        super().__init__(directory, ADMIN)
         self._has_topic = has_topic
         self.renames = False
         # Not a dictionary of all topics for this one: they are many.
@@ -175,6 +214,9 @@ class AdminAccess(AccountAccess):
 
     def may_read(self, topic: str) -> bool:
         return self._has_topic(topic)
+
+    def may_hold(self, topic: str) -> bool:
+        return True
 
     def own(self, name: str) -> str:
         return name

@@ -1,37 +1,50 @@
-"""The accounts of a running bus: logins, and what each login may do while things change.
+"""The accounts of a running bus: who logs in, and what administrators change.
 
-Who connects without a login is the default account, if the config says so (`accounts.default`).
-Everything that changes an account saves it first, then everybody who is logged in follows.
+A peer without a login uses the default account, if the config allows it (`accounts.default`). A
+change of an account is saved first, then applied to everybody who is logged in.
 """
 
 import asyncio
+import contextlib
+import functools
 import ipaddress
+import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from polybus import names
 from polybus.bus.bus import Bus
 from polybus.config import Config
-from polybus.errors import UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.accounts import passwords
 from polybus.services.accounts.access import ADMIN, AccountAccess, AdminAccess, Member
+from polybus.services.accounts.access_book import AccessBook
 from polybus.services.accounts.configs import AccountConfigs
+from polybus.services.accounts.edits import ConfigEdits
+from polybus.services.accounts.login_turns import LoginTurns
 from polybus.services.accounts.records import Account, Token, account_name
+from polybus.services.accounts.settings import FileState
 from polybus.services.accounts.store import AccountStore
 from polybus.services.accounts.throttle import DELAY_S_MIN, Throttle
+from polybus.services.topics import make_account_topics
 
+logger = logging.getLogger("polybus.accounts")
 T = TypeVar("T")
 SWEEP_S = 1.0
 NETWORK_BITS = 64
 NOBODY = "$nobody"
-"""Where others have the name of their account. No account can have it."""
+"""The account of peers that have not logged in. No account can have this name."""
 MEASURE_SWEEPS = 10
-WAITING_PER_SOURCE_MAX = 10
-"""Logins from one address that wait for their turn."""
-SOURCES_MAX = 1000
-"""Addresses whose logins are checked or delayed at a time."""
+CHECKS_MAX = 8
+"""Logins that are checked at a time; their hashes wait for each other."""
+TOPICS_TRIES = 5
+"""How often the deletion of an account looks for topics that other nodes were creating."""
+CHANGES_MAX = 8
+"""Changes at a time in a cluster; each has a thread until its entry has come back."""
 FAILED = "the user, password or token is wrong"
 NEEDED = "log in first"
 
@@ -39,8 +52,16 @@ NEEDED = "log in first"
 class AccountWatcher(Protocol):
     """Keeps something for accounts: their sessions and consumers."""
 
-    def accounts_changed(self) -> None:
-        """Accounts or grants have changed: some topics may not be read any more."""
+    def used_names(self) -> Iterable[str]:
+        """Full names of what it keeps: an account that begins one of them would own it."""
+        ...
+
+    def access_lost(self, account: str) -> None:
+        """The account may not read some topics any more."""
+        ...
+
+    def token_ended(self, token: str) -> None:
+        """The token of this id was revoked or has expired, which is saved."""
         ...
 
     def account_deleted(self, account: str) -> None:
@@ -69,34 +90,48 @@ class Accounts:
         self._clock_s = clock_s
         self._throttle = Throttle(loop.time)
         self._passwords = passwords.PasswordChecker(loop)
-        self._waiting: Counter[str] = Counter()
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._accesses: dict[tuple[str, str], AccountAccess] = {}
+        self._turns = LoginTurns()
+        self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._connections: Counter[str] = Counter()
         self.configs = AccountConfigs(store, bus, config.limits)
+        self.edits = ConfigEdits(store.data, loop)
+        self._book = AccessBook(bus, self.configs)
         self._sweep: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        # In a cluster it may take long, and nobody else is to set the same topics meanwhile.
+        self._reloads = asyncio.Lock()
+        self._measuring: asyncio.Task[None] | None = None
         self._sweeps = 0
         self._watchers: list[AccountWatcher] = []
+        self._severing: dict[str, asyncio.Task[None]] = {}
+        # Changes wait for work of the loop's own worker threads, so they must not use these up.
+        self._threads = ThreadPoolExecutor(CHANGES_MAX, thread_name_prefix="polybus-accounts")
+        store.changed = self._changed
         self.default = self._access(names.ACCOUNT)
-        self.admin = AdminAccess(self.configs.accounts, bus.has_topic)
-        self.nobody = AccountAccess(self.configs.accounts, NOBODY)
+        self.admin = AdminAccess(self.configs, bus.has_topic)
+        self.nobody = AccountAccess(self.configs, NOBODY)
         """The access of peers that have not logged in: no topic at all."""
-        bus.watch(self)
 
     def watch(self, watcher: AccountWatcher) -> None:
-        """Tell a watcher of everything that changes who may read what."""
+        """Notify a watcher of every change of who may read what."""
         self._watchers.append(watcher)
 
-    def start(self) -> None:
-        """Follow the accounts' own files from now on. Raises StorageError."""
-        self.configs.reload()
-        self._refresh()
+    async def start(self) -> None:
+        """Follow the accounts' own files from now on."""
+        await self._reload(self.configs.look())
+        for name in self.store.closing:
+            self._sever_soon(name)
         self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
 
     def close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
+        for task in (self._looking, self._measuring):
+            if task is not None:
+                task.cancel()
+        self.edits.close()
         self._passwords.close()
+        self._threads.shutdown(wait=False)
 
     # Logins
 
@@ -141,7 +176,7 @@ class Accounts:
         return None if account is None else account.password
 
     def _by_password(self, name: str) -> AccountAccess:
-        # Who is the default account without a login stays so when its password changes.
+        # Peers that use the default account without a login keep it when its password changes.
         return self._access(name, is_apart=name == names.ACCOUNT)
 
     async def log_in_by_token(self, text: str, address: str) -> AccountAccess:
@@ -162,49 +197,48 @@ class Accounts:
             return None
         return self._access(*found)
 
-    def of(self, account: str) -> AccountAccess | None:
-        """The access of an account, or of administrators; None if there is no such account."""
+    def of(self, account: str, token: str = "") -> AccountAccess | None:
+        """The access of an account, its token of an id, or administrators; None if it is over."""
         if account == ADMIN:
             return self.admin
-        return self._access(account) if account in self.store.accounts else None
+        found = self.store.accounts.get(account)
+        if found is None:
+            return None
+        if not token or account in self.store.damaged:
+            # The tokens of a damaged account are not known: what they made stays, as the account's.
+            return self._access(account)
+        known = self._book.known(account, token)
+        if known is not None:
+            return known
+        valid = (one for one in found.tokens if one.id == token and not self._is_expired(one))
+        return next((self._access(account, one) for one in valid), None)
 
     async def _checked(
         self, address: str, name: str, check: Callable[[], Awaitable[AccountAccess | None]]
     ) -> AccountAccess:
         """Check a login that is not known to be right, one at a time from each source."""
         source = source_of(address)
-        if self._waiting[source] >= WAITING_PER_SOURCE_MAX or len(self._turns) >= SOURCES_MAX:
-            raise UsageError("auth.busy", "too many logins at a time; try again later")
-        self._waiting[source] += 1
-        turn = self._turns.setdefault(source, asyncio.Lock())
-        try:
-            async with turn:
-                await asyncio.sleep(self._throttle.delay_s(source, name))
+        async with self._turns.turn(source) as turn:
+            await turn.sleep(self._throttle.delay_s(source, name))
+            # Few at a time, so that their hashes take less than a failure does: otherwise the
+            # answer to an account that exists would come later than to one that does not.
+            async with self._checks:
                 began_s = self._loop.time()
                 access = await check()
-                if access is not None:
-                    self._throttle.succeeded(source, name)
-                    return access
-                self._throttle.failed(source, name)
-                # An unknown account takes as long as a wrong password.
-                await asyncio.sleep(max(0.0, began_s + 2 * DELAY_S_MIN - self._loop.time()))
-                raise UsageError("auth.failed", FAILED)
-        finally:
-            self._waiting[source] -= 1
-            if not self._waiting[source]:
-                del self._waiting[source], self._turns[source]
+            if access is not None:
+                self._throttle.succeeded(source, name)
+                return access
+            self._throttle.failed(source, name)
+            # An unknown account takes as long as a wrong password.
+            await turn.sleep(max(0.0, began_s + 2 * DELAY_S_MIN - self._loop.time()))
+            raise UsageError("auth.failed", FAILED)
 
     def _access(
         self, account: str, token: Token | None = None, *, is_apart: bool = False
     ) -> AccountAccess:
         """The access of an account or token; `is_apart`: another than that without a login."""
-        key = (account, token.id if token is not None else "apart" if is_apart else "")
-        found = self._accesses.get(key)
-        if found is None:
-            found = self._accesses[key] = AccountAccess(self.configs.accounts, account, token)
-            found.quota = self.configs.quotas.get(account)
-            found.refresh(self._bus.topics(system=True))
-        return found
+        key = token.id if token is not None else "apart" if is_apart else ""
+        return self._book.get(account, token, key)
 
     def _is_expired(self, token: Token) -> bool:
         return token.expires is not None and token.expires <= self._clock_s()
@@ -212,11 +246,41 @@ class Accounts:
     def _on_sweep(self) -> None:
         self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
         self._end(lambda access: access.token is not None and self._is_expired(access.token))
+        for name in self.configs.excluded():
+            self._sever_soon(name)
+        is_measuring = self._measuring is not None and not self._measuring.done()
+        if self._sweeps % MEASURE_SWEEPS == 0 and not is_measuring:
+            self._measuring = self._loop.create_task(self.measure())
         self._sweeps += 1
-        if self._sweeps % MEASURE_SWEEPS == 0:
-            self.configs.measure()
-        if self.configs.reload():
-            self._refresh()
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._look())
+
+    async def measure(self) -> None:
+        """Compare what the accounts store with their limits."""
+        limited = list(self.configs.limits)
+        await self.configs.storage.measure({one: self._book.topics_of(one) for one in limited})
+
+    async def _look(self) -> None:
+        async with self._reloads:
+            await self._reload(await self._in_thread(self.configs.look))
+
+    async def _reload(self, files: Mapping[str, FileState]) -> None:
+        """Use the files that have changed; one that cannot be used is tried again later."""
+        for name, state in files.items():
+            # Nothing is created for an account that is being deleted.
+            if name in self.store.closing or not self.configs.is_changed(name, state):
+                continue
+            try:
+                config = self.configs.read(name, state)
+                made = await self.apart(self.configs.set_topics, name, config)
+                if made:
+                    await self.keep_topics(name, made)
+                if name in self.store.accounts:
+                    self.configs.use(name, state, config)
+                    self._combine(name)
+                    self.edits.used(name)
+            except PolybusError as error:
+                self.configs.refuse(name, error)
 
     # Who is here
 
@@ -225,32 +289,31 @@ class Accounts:
         account = access.account
         limits = self.configs.limits.get(account)
         if limits is not None and self._connections[account] >= (limits.connections_max or 0):
-            text = f"your account has {limits.connections_max} connections"
+            text = f"your account is at its limit of {limits.connections_max} connections"
             raise UsageError("account.connections", f"{text} (account-connections-max)")
         self._connections[account] += 1
 
     def check_topics(self, account: str) -> None:
-        """Whether an account may have one more topic. Raises UsageError `account.topics`."""
-        limits, access = self.configs.limits.get(account), self.of(account)
-        if limits is None or access is None:
+        """Whether an account may have one more topic.
+
+        Raises UsageError `account.topics`; `account.damaged`, it is being deleted.
+        """
+        if account in self.store.closing:
+            raise UsageError(
+                "account.damaged", f"account {account!r}: {self.store.damaged[account]}"
+            )
+        limits = self.configs.limits.get(account)
+        if limits is None:
             return
-        count = sum(access.owner_of(topic) == account for topic in access.readable)
+        count = sum(not names.is_reserved(topic) for topic in self._book.topics_of(account))
         if count >= (limits.topics_max or 0):
-            text = f"account {account!r} has {count} topics (account-topics-max)"
+            text = f"account {account!r} is at its limit of {count} topics (account-topics-max)"
             raise UsageError("account.topics", text)
 
     def leave(self, access: AccountAccess) -> None:
         self._connections[access.account] -= 1
-
-    # The bus calls these
-
-    def topic_created(self, topic: str) -> None:
-        for access in self._accesses.values():
-            access.add(self._bus.topic(topic))
-
-    def topic_deleted(self, topic: str) -> None:
-        for access in self._accesses.values():
-            access.remove(topic)
+        if not self._connections[access.account]:
+            del self._connections[access.account]
 
     # Changes, by administrators
 
@@ -258,76 +321,203 @@ class Accounts:
         """Create an account. Raises UsageError and StorageError, as the store does."""
         account_name(name)
         hashed = await self._in_thread(passwords.hash_of, password) if password else None
-        account = self.store.create(name, hashed, self._bus.topic_names())
-        self._refresh()
+        if name.lower() not in self.store.accounts:
+            # Files may name it already, for one that is to come, or that was there once: whoever
+            # gets the name now, perhaps by a sign-up, is not to have what they permit.
+            await self._look()
+            await self.apart(self.configs.sever, name.lower())
+        names_now = chain(self._bus.topic_names(), *(one.used_names() for one in self._watchers))
+        used = list(names_now) if self._bus.is_late else names_now
+        account = await self.apart(self.store.create, name, hashed, used)
+        try:
+            await make_account_topics(self._bus, account.name)
+        except StorageError as error:
+            # The account is there; the next start creates them.
+            logger.error("account %s has no system topics yet: %s", name, error)
+        else:
+            made = [names.full(account.name, one) for one in names.ACCOUNT_SYSTEM_TOPICS]
+            await self.keep_topics(account.name, made)
         return account
 
+    async def keep_topics(self, account: str, topics: Iterable[str]) -> None:
+        """Topics of an account were created: keep them only if it is still there.
+
+        In a cluster another node may have deleted it meanwhile, before it knew of these topics.
+
+        Raises UsageError `account.unknown`; StorageError, it is not known.
+        """
+        if not self._bus.is_late:
+            return
+        await self.store.catch_up()
+        if account not in self.store.accounts or account in self.store.closing:
+            await self._delete_topics(topics)
+            raise UsageError("account.unknown", f"account {account!r} was deleted meanwhile")
+
     async def set_password(self, name: str, password: str | None) -> None:
-        """Replace a password; who logged in by the old one is logged out."""
-        before = self.store.get(name).password
+        """Replace a password; peers that logged in by the old one are logged out."""
+        self.store.get(name)
         hashed = await self._in_thread(passwords.hash_of, password) if password else None
-        self.store.set_password(name, hashed)
-        self._passwords.forget(before)
-        self._end(
-            lambda access: (
-                access.account == name and access.token is None and access is not self.default
-            )
-        )
+        await self.apart(self.store.set_password, name, hashed)
+
+    async def apart(self, change: Callable[..., T], *given: Any, **named: Any) -> T:
+        """Run a change: directly on files, on a thread in a cluster, where it takes longer."""
+        if self._bus.is_late:
+            work = functools.partial(change, *given, **named)
+            return await self._loop.run_in_executor(self._threads, work)
+        return change(*given, **named)
+
+    async def remove(self, name: str) -> None:
+        """`delete`, wherever the accounts are."""
+        cluster = self._bus.log.cluster
+        # A permission that a file has got meanwhile is severed, too.
+        await self._look()
+        if cluster is None:
+            self.delete(name)
+            return
+        self._check_deletable(name)
+        deletion = await self.apart(self.store.begin_delete, name)
+        await self.apart(self.configs.sever, name)
+        self._end_account(name)
+        for _ in range(TOPICS_TRIES):
+            await asyncio.to_thread(cluster.catch_up_all)
+            left = [one for one in self._bus.log.topics() if one.startswith(f"{name}/")]
+            if not left:
+                break
+            for topic in left:
+                # The name may be another account's by now.
+                self.store.check_deleting(name, deletion)
+                await self._delete_topics([topic])
+        else:
+            text = f"other nodes create topics of account {name!r}; delete it again"
+            raise UsageError("account.in-use", text)
+        await self.apart(self.store.delete, name, deletion)
+
+    async def _delete_topics(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            with contextlib.suppress(UsageError):
+                # Another node may have deleted it.
+                await self.apart(self._bus.log.delete_topic, topic)
 
     def delete(self, name: str) -> None:
-        """Delete an account with all its topics and messages."""
+        """Delete an account with all its topics and messages, in files."""
+        self._check_deletable(name)
+        self.configs.sever(name)
+        self._end_account(name)
+        for topic in self._book.topics_of(name):
+            self._bus.delete_account_topic(topic)
+        self.store.delete(name)
+
+    def _check_deletable(self, name: str) -> None:
         if account_name(name) not in self.store.damaged:
             self.store.get(name)
-        self._end(lambda access: access.account == name)
+
+    def _end_account(self, name: str) -> None:
+        """End all logins of an account, and what watchers keep for it."""
+        self._passwords.forget(self._password_of(name))
+        self._end(lambda access: True, name)
         for watcher in self._watchers:
             watcher.account_deleted(name)
-        for topic in self._bus.topic_names(system=True):
-            if self.default.owner_of(topic) == name:
-                self._bus.delete_topic(topic, is_admin=True)
-        self.store.delete(name)
-        self._refresh()
 
     def grant(self, owner: str, to: str, topics: str, rights: Iterable[str]) -> None:
         self.store.grant(owner, to, topics, rights)
-        self._refresh()
 
     def revoke(self, owner: str, to: str, topics: str) -> None:
         self.store.revoke(owner, to, topics)
-        self._refresh()
 
     def revoke_token(self, name: str, identity: str) -> None:
         self.store.revoke_token(name, identity)
-        self._end(lambda access: access.token is not None and access.token.id == identity)
 
-    def _refresh(self) -> None:
-        """Accounts or grants have changed."""
-        self.configs.combine()
-        topics = self._bus.topics(system=True)
-        for access in self._accesses.values():
-            access.quota = self.configs.quotas.get(access.account)
-            access.refresh(topics)
-        for member in list(self._members()):
-            member.access_changed()
-        for watcher in self._watchers:
-            watcher.accounts_changed()
-
-    def _end(self, is_over: Callable[[AccountAccess], bool]) -> None:
-        over = {key: access for key, access in self._accesses.items() if is_over(access)}
-        if not over:
+    def _changed(self, before: Account | None, after: Account | None) -> None:
+        """An account was saved, by this node or another: let those follow whom it concerns."""
+        if after is None:
+            assert before is not None
+            self._end_account(before.name)
+            self._book.forget(before.name)
+            self.configs.forget(before.name)
+            self._follow_number()
             return
-        for key, access in over.items():
-            del self._accesses[key]
-            access.end()
+        name = after.name
+        if before is None:
+            self.configs.combine(name)
+            # Files of this node may name it, which the node that has created it does not know.
+            owners = self.configs.exclude(name)
+            for owner in owners:
+                self._combine(owner)
+            if owners:
+                self._sever_soon(name)
+            self._follow_number()
+            return
+        if before.password != after.password:
+            self._passwords.forget(before.password)
+            self._end(
+                lambda access: (
+                    access.account == name and access.token is None and access is not self.default
+                ),
+                name,
+            )
+        gone = {token.id for token in before.tokens} - {token.id for token in after.tokens}
+        if gone:
+            self._end(lambda access: access.token is not None and access.token.id in gone, name)
+        if (before.grants, before.severed) != (after.grants, after.severed):
+            self._combine(name)
+        if name in self.store.closing:
+            self._sever_soon(name)
+
+    def _sever_soon(self, name: str) -> None:
+        """Some node creates or deletes an account that config files of this one may name."""
+        if name in self._severing:
+            return
+        self._severing[name] = task = self._loop.create_task(self.apart(self.configs.sever, name))
+        task.add_done_callback(functools.partial(self._severed, name))
+
+    def _severed(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._severing[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # For a new account the next sweep tries again.
+            logger.error("permissions for account %s may be left in files: %s", name, error)
+
+    def _combine(self, name: str) -> None:
+        """An account's grants or limits have changed: let those follow whom it concerns."""
+        changed = self.configs.combine(name)
+        self._book.limit(name)
+        for to, is_reduced in changed.items():
+            self._share(name, to, is_reduced=is_reduced)
+
+    def _share(self, owner: str, to: str, *, is_reduced: bool) -> None:
+        concerned = self._book.share(owner, to)
+        if not is_reduced:
+            return
         for member in list(self._members()):
-            if member.access in over.values():
-                member.access_ended()
+            if member.access in concerned:
+                member.access_changed()
+        for watcher in self._watchers:
+            watcher.access_lost(to)
+
+    def _follow_number(self) -> None:
+        """An account was created or deleted: the default one may see the bus while it is alone."""
+        if len(self.store.accounts) <= 2:
+            is_reduced = not self.default.is_alone
+            self._share(names.ACCOUNT, names.ACCOUNT, is_reduced=is_reduced)
+
+    def _end(self, is_over: Callable[[AccountAccess], bool], account: str | None = None) -> None:
+        over = self._book.end(is_over, account)
+        if over:
+            for member in list(self._members()):
+                if member.access in over:
+                    member.access_ended()
+        for token in [one.token for one in over if one.token is not None]:
+            for watcher in self._watchers:
+                watcher.token_ended(token.id)
 
     async def _in_thread(self, work: Callable[..., T], *given: Any) -> T:
         return await self._loop.run_in_executor(None, work, *given)
 
 
 def source_of(address: str) -> str:
-    """Who is behind an IP address, for limits: whoever has one of IPv6 has its whole network."""
+    """The source of requests, for limits: an IPv4 address, or the network of an IPv6 address.
+
+    One host can use all addresses of its IPv6 network.
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -344,4 +534,5 @@ def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
-        return not address
+        # Only the address of a connector can be a name.
+        return address in ("", "localhost")

@@ -1,6 +1,8 @@
 """Each account's own config and quota, as they change while the bus runs."""
 
+import contextlib
 import logging
+from typing import Any
 
 import msgspec
 
@@ -10,14 +12,17 @@ from polybus.bus.bus import Bus
 from polybus.config import Limits
 from polybus.errors import PolybusError, UsageError
 from polybus.log.interface import TopicSettings
-from polybus.services.accounts.records import Account
+from polybus.services.accounts.edits import seen_config
+from polybus.services.accounts.records import Account, Grant
 from polybus.services.accounts.settings import (
+    UNREAD,
     AccountConfig,
     AccountLimits,
     FileState,
     load,
     state_of,
 )
+from polybus.services.accounts.storage import AccountStorage
 from polybus.services.accounts.store import AccountStore
 
 logger = logging.getLogger("polybus.accounts")
@@ -28,8 +33,10 @@ class AccountConfigs:
 
     Attributes:
         accounts: the stored accounts, with the grants of their files.
+        granted: those grants by the account that has them, and by their owner.
         limits, quotas: of every account but the default one.
-        problems: why an account's file is not used.
+        storage: how much these accounts store.
+        problems: why an account's file, or a part of it, is not used.
     """
 
     def __init__(self, store: AccountStore, bus: Bus, limits: Limits) -> None:
@@ -39,81 +46,186 @@ class AccountConfigs:
         self._files: dict[str, FileState] = {}
         self._configs: dict[str, AccountConfig] = {}
         self.accounts: dict[str, Account] = {}
+        self.granted: dict[str, dict[str, tuple[Grant, ...]]] = {}
         self.limits: dict[str, AccountLimits] = {}
         self.quotas: dict[str, Quota] = {}
         self.problems: dict[str, str] = {}
-        self.combine()
+        self._excluded: set[tuple[str, str]] = set()
+        """Owners, and accounts that their files name, until that is severed."""
+        self.storage = AccountStorage(bus, self._bytes_max)
+        for name in store.accounts:
+            if seen_config(store.data, name) is not None:
+                # It has had a file. If that is gone, its removal is a change, too.
+                self._files[name] = UNREAD
+            self.combine(name)
 
     def of(self, account: str) -> AccountConfig:
         return self._configs.get(account, AccountConfig())
 
-    def reload(self) -> bool:
-        """Read the files that have changed; return whether there was one."""
-        is_changed = False
-        for name in list(self._store.accounts):
-            if name == names.ACCOUNT:
-                continue
-            state = state_of(self._store.data, name)
-            if state != self._files.get(name):
-                self._files[name] = state
-                is_changed = True
-                self._reload(name, state)
-        return is_changed
+    def look(self) -> dict[str, FileState]:
+        """The files of all accounts. May block: there is one for each."""
+        found = [name for name in list(self._store.accounts) if name != names.ACCOUNT]
+        return {name: state_of(self._store.data, name) for name in found}
 
-    def _reload(self, name: str, state: FileState) -> None:
-        try:
-            config = AccountConfig() if state is None else load(self._store.data, name, state[0])
-            self._create_topics(name, config)
-            self._configs[name] = config
-        except PolybusError as error:
+    def is_changed(self, name: str, state: FileState) -> bool:
+        """Whether an account's file is not the one that is used."""
+        # An account may have been deleted since somebody looked.
+        return name in self._store.accounts and state != self._files.get(name)
+
+    def read(self, name: str, state: FileState) -> AccountConfig:
+        """Raises ConfigError."""
+        return AccountConfig() if state is None else load(self._store.data, name, state[0])
+
+    def use(self, name: str, state: FileState, config: AccountConfig) -> None:
+        """Its topics are set: use the rest of a file, too. Raises StorageError."""
+        # An account that the file no longer names may be named again later.
+        self._store.keep_severed(name, {grant.to for grant in config.grants()})
+        self._files[name] = state
+        self._configs[name] = config
+        self.problems.pop(name, None)
+        self._note_severed(name)
+
+    def refuse(self, name: str, error: PolybusError) -> None:
+        """A file is not used, for now: it is tried again at the next look."""
+        if name in self._store.accounts and self.problems.get(name) != error.text:
             self.problems[name] = error.text
             logger.error("%s: account %s: %s", error.code, name, error.text)
-        else:
-            self.problems.pop(name, None)
 
-    def _create_topics(self, account: str, config: AccountConfig) -> None:
-        for topic in config.topic_list():
-            name = names.full(account, topic.name)
-            if not self._bus.has_topic(name):
-                retention = topic.retention
-                settings = TopicSettings(
-                    retention_age_s=retention.age_s, retention_bytes=retention.bytes
-                )
-                self._bus.create_topic(name, settings)
+    def set_topics(self, account: str, config: AccountConfig) -> list[str]:
+        """Create declared topics, which are returned; apply what the file says otherwise now.
 
-    def combine(self) -> None:
-        """Accounts were created, changed or deleted, or their files have changed."""
-        stored = self._store.accounts
-        # The same object: every access refers to it.
-        self.accounts.clear()
-        for name, account in stored.items():
-            grants = (*account.grants, *self.of(name).grants())
-            self.accounts[name] = msgspec.structs.replace(account, grants=grants)
-        for name in self.limits.keys() - stored.keys():
-            del self.limits[name], self.quotas[name]
-            self._configs.pop(name, None)
-            self._files.pop(name, None)
-            self.problems.pop(name, None)
-        for name in stored.keys() - {names.ACCOUNT}:
-            limits = self.limits[name] = self.of(name).limits.over(self._bus_limits)
-            rates = (limits.messages_per_s_max or 0, limits.bytes_per_s_max or 0)
-            quota = self.quotas.get(name)
-            if quota is None or (quota.messages_per_s, quota.bytes_per_s) != rates:
-                self.quotas[name] = Quota(*rates)
-
-    def measure(self) -> None:
-        """Compare the accounts' history with their limit of bytes."""
-        if not self.limits:
-            return
-        sizes = dict.fromkeys(self.limits, 0)
+        A setting that was changed over HTTP stays until the file is read again. Over Kafka this
+        waits for the cluster: not for the bus's thread.
+        """
+        declared, before = _settings_of(account, config), _settings_of(account, self.of(account))
         log = self._bus.log
-        for topic in self._bus.topic_names():
-            account, slash, _ = topic.partition("/")
-            if slash and account in sizes:
-                sizes[account] += log.describe(topic).get("history-bytes", 0)
-        for name, size in sizes.items():
-            limit = self.limits[name].bytes_max or 0
-            error = UsageError(
-                "account.bytes", f"your account has {limit} bytes (account-bytes-max)"
+        known = {name for name in declared if self._bus.has_topic(name)}
+        missing = {name: declared[name] for name in declared.keys() - known}
+        if self._bus.is_late:
+            # The log tells the bus of them, on its own thread.
+            log.create_topics(
+                {self._bus.check_new(one, len(missing)): missing[one] for one in missing}
             )
-            self.quotas[name].full = error if size >= limit else None
+        else:
+            self._bus.create_topics(missing)
+        for name in known - log.frozen.keys():
+            settings = declared[name]
+            is_new = settings != before.get(name, TopicSettings())
+            if is_new and settings != log.settings(name):
+                log.change_settings(name, settings)
+        return list(missing)
+
+    def combine(self, name: str) -> dict[str, bool]:
+        """An account was created or changed, or its file has.
+
+        Returns the accounts that have other grants of it now, and whether one was taken away.
+        """
+        account = self._store.accounts[name]
+        permitted = [
+            one
+            for one in self.of(name).grants()
+            if one.to not in account.severed and (name, one.to) not in self._excluded
+        ]
+        grants = (*account.grants, *permitted)
+        self.accounts[name] = msgspec.structs.replace(account, grants=grants)
+        by_account: dict[str, tuple[Grant, ...]] = {}
+        for grant in grants:
+            by_account[grant.to] = (*by_account.get(grant.to, ()), grant)
+        changed = {}
+        for to in {*by_account, *(one for one, owners in self.granted.items() if name in owners)}:
+            before, after = self.granted.get(to, {}).get(name, ()), by_account.get(to, ())
+            if before != after:
+                changed[to] = not set(before) <= set(after)
+                self._give(name, to, after)
+        if name != names.ACCOUNT:
+            self._limit(name)
+        return changed
+
+    def _give(self, owner: str, to: str, grants: tuple[Grant, ...]) -> None:
+        owners = self.granted.setdefault(to, {})
+        if grants:
+            owners[owner] = grants
+        else:
+            owners.pop(owner, None)
+        if not owners:
+            del self.granted[to]
+
+    def _limit(self, name: str) -> None:
+        limits = self.limits[name] = self.of(name).limits.over(self._bus_limits)
+        rates = (limits.messages_per_s_max or 0, limits.bytes_per_s_max or 0)
+        quota = self.quotas.get(name)
+        if quota is None:
+            self.quotas[name] = Quota(*rates)
+        else:
+            quota.change(*rates)
+        self.storage.judge(name)
+
+    def _bytes_max(self, account: str) -> int | None:
+        limits = self.limits.get(account)
+        return None if limits is None else limits.bytes_max
+
+    def sever(self, name: str) -> None:
+        """An account is being deleted or created: a new one must not get permissions of its name.
+
+        Raises StorageError.
+        """
+        for owner in self._owners_naming(name):
+            with contextlib.suppress(UsageError):
+                # The owner may be deleted meanwhile.
+                self._store.sever(owner, name)
+                self._note_severed(owner)
+            account = self._store.accounts.get(owner)
+            if account is not None and name in account.severed:
+                self._excluded.discard((owner, name))
+
+    def _owners_naming(self, name: str) -> list[str]:
+        return [
+            owner
+            for owner, config in list(self._configs.items())
+            if owner != name and any(grant.to == name for grant in config.grants())
+        ]
+
+    def exclude(self, name: str) -> list[str]:
+        """An account is new: give it nothing of files until `sever`; return whose they are."""
+        found = [
+            owner
+            for owner in self._owners_naming(name)
+            if owner in self._store.accounts and name not in self._store.accounts[owner].severed
+        ]
+        self._excluded |= {(owner, name) for owner in found}
+        return found
+
+    def excluded(self) -> set[str]:
+        """The accounts for which `sever` has yet to succeed."""
+        return {name for _, name in list(self._excluded)}
+
+    def _note_severed(self, owner: str) -> None:
+        severed = self._store.get(owner).severed
+        if severed:
+            gone = ", ".join(severed)[:200]
+            text = f"its permissions for {gone} are older than the account; write them again"
+            self.problems[owner] = text
+            logger.warning("config.permissions: account %s: %s", owner, text)
+
+    def forget(self, name: str) -> None:
+        """An account was deleted, and with it the grants to it."""
+        for owner in self.granted.pop(name, {}):
+            if owner in self._store.accounts:
+                self.combine(owner)
+        for to in [one for one, owners in self.granted.items() if name in owners]:
+            self._give(name, to, ())
+        known: tuple[dict[str, Any], ...] = (self.accounts, self.limits, self.quotas)
+        self._excluded -= {pair for pair in list(self._excluded) if name in pair}
+        for one in (*known, self._configs, self._files, self.problems):
+            one.pop(name, None)
+        self.storage.forget(name)
+
+
+def _settings_of(account: str, config: AccountConfig) -> dict[str, TopicSettings]:
+    """Those of the declared topics, by full name."""
+    return {
+        names.full(account, topic.name): TopicSettings(
+            retention_age_s=topic.retention.age_s, retention_bytes=topic.retention.bytes
+        )
+        for topic in config.topic_list()
+    }

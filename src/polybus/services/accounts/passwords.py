@@ -25,7 +25,7 @@ _hasher = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1)
 def hash_of(password: str) -> str:
     """A hash to store. It takes some 20 ms. Raises UsageError `account.invalid`."""
     if not password or len(password.encode()) > PASSWORD_BYTES_MAX:
-        text = f"a password has 1 to {PASSWORD_BYTES_MAX} bytes"
+        text = f"a password must have 1 to {PASSWORD_BYTES_MAX} bytes"
         raise UsageError("account.invalid", text)
     return _hasher.hash(password)
 

@@ -51,6 +51,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """A hash by argon2id; None allows tokens only."""
     tokens: tuple[Token, ...] = ()
     grants: tuple[Grant, ...] = ()
+    severed: tuple[str, ...] = ()
+    """Deleted accounts that permissions in its config file still name: one of that name that is
+    created later gets none of them."""
 
 
 def view(account: Account) -> dict[str, Any]:
@@ -74,24 +77,25 @@ def account_name(text: str) -> str:
     """The canonical name of an account. Raises UsageError `account.invalid`."""
     name = text.lower()
     if not names.is_account(name):
-        why = "an account's name is 1 to 63 letters (a-z), digits, - and _; 'default' always exists"
-        raise UsageError("account.invalid", f"{text[:40]!r}: {why}")
+        why = "is not a valid name of an account: use 1 to 63 letters (a-z), digits, - and _"
+        raise UsageError("account.invalid", f"{text[:40]!r} {why}, but not 'default'")
     return name
 
 
 def rights_of(texts: Iterable[str]) -> tuple[Right, ...]:
-    """Rights in their own order, without repeats. Raises UsageError `account.invalid`."""
+    """Rights in canonical order, without repeats. Raises UsageError `account.invalid`."""
     given = set(texts)
     if unknown := given - set(RIGHTS):
         what = ", ".join(sorted(unknown))[:80]
-        raise UsageError("account.invalid", f"{what}: a right is one of {', '.join(RIGHTS)}")
+        raise UsageError("account.invalid", f"unknown right {what}; use {', '.join(RIGHTS)}")
     return tuple(right for right in RIGHTS if right in given)
 
 
 def check_pattern(text: str) -> None:
     """Raises UsageError `account.invalid`."""
     if not text or len(text) > PATTERN_CHARACTERS_MAX or not text.isprintable():
-        raise UsageError("account.invalid", f"{text[:40]!r} is no pattern like news or shop.*")
+        why = f"is not a pattern like shop.*, of at most {PATTERN_CHARACTERS_MAX} characters"
+        raise UsageError("account.invalid", f"{text[:40]!r} {why}")
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from polybus import config as configuration
-from polybus import names
+from polybus import config_file, names
 from polybus.config import DeclaredTopic, Limits, Retention, Settings
 from polybus.errors import ConfigError, UsageError
 from polybus.log.layout import account_folder
 from polybus.services.accounts.records import Grant, Right, account_name, check_pattern, rights_of
+from polybus.structs import convert
 
 FILES = ("config.toml", "config.json")
 FileState = tuple[str, int, int] | None
 """Name, time and size of the file; None if there is none."""
+UNREAD: FileState = ("", 0, 0)
 
 
 class AccountLimits(Settings, frozen=True):
@@ -29,6 +30,10 @@ class AccountLimits(Settings, frozen=True):
     bytes_max: int | None = None
     messages_per_s_max: int | None = None
     bytes_per_s_max: int | None = None
+    consumers_max: int | None = None
+    producers_max: int | None = None
+    staging_bytes_max: int | None = None
+    uploads_max: int | None = None
 
     def over(self, limits: Limits) -> "AccountLimits":
         """These limits, and those of the bus for what is not set here."""
@@ -80,7 +85,7 @@ def own_name(text: str) -> str:
     name = names.canonical(text)
     names.check_creatable(name)
     if "/" in name or names.is_reserved(name):
-        raise UsageError("topic.invalid", f"{name!r}: an account's topic has no / and no $ first")
+        raise UsageError("topic.invalid", f"{name!r} must not contain / or begin with $")
     return name
 
 
@@ -97,9 +102,9 @@ def state_of(data: Path, account: str) -> FileState:
 def load(data: Path, account: str, name: str) -> AccountConfig:
     """Read and check a file. Raises ConfigError, which names the key."""
     path = account_folder(data, account) / name
-    raw = configuration.read_file(path, f"account {account}")
+    raw = config_file.read_file(path, f"account {account}")
     try:
-        found = msgspec.convert(raw, AccountConfig)
+        found = convert(raw, AccountConfig)
         found.topic_list()
         for permission in found.permissions:
             if permission.account != names.ACCOUNT:

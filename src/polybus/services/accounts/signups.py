@@ -41,4 +41,5 @@ class SignUps:
 
 
 def _too_many(limit: int, name: str) -> UsageError:
-    return UsageError("signup.too-many", f"{limit} sign-ups an hour ({name}); try again later")
+    text = f"over {limit} sign-ups within an hour ({name}); try again later"
+    return UsageError("signup.too-many", text)

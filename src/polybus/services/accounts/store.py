@@ -6,18 +6,26 @@ of writes, each durable before the next:
 create   account.json in the folder DATA/trash/new-account, rename of that folder to the account's.
          So an account's folder without account.json has lost it: nobody can log in, and its topics
          stay.
-delete   the topics of the account, by the log; rename of its folder into DATA/trash; its removal.
+delete   the record of each account whose config file names it (`severed`); the topics of the
+         account, by the log; the records with grants to it; rename of its folder into DATA/trash;
+         its removal. So no moment leaves a right for an account that gets the name later.
+
+A cluster has another order (cluster.py).
 
 The next start removes what a crash leaves in the trash. The default account needs no file; it has
-one if it has a password, tokens or grants.
+one if it has a password, tokens or grants. Then an empty file `account.exists` beside it, durable
+before the first such change is confirmed, shows that account.json was lost if it is missing.
 """
 
+import contextlib
 import datetime
 import hashlib
 import hmac
 import logging
+import math
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -46,13 +54,17 @@ from polybus.services.accounts.records import (
 
 logger = logging.getLogger("polybus.accounts")
 NAME = "account.json"
+EXISTS = "account.exists"
 DAMAGED = "account.damaged"
 TOKEN_PREFIX = "pbt"
 SECRET_BYTES = 32
 _NEW = "new-account"
 _NOBODY = Account(name="", created="")
+ACCOUNTS_MAX = 10_000
+"""Each is in memory, with a file that is looked at; with sign-up strangers make them."""
 TOKENS_MAX = 1000
 GRANTS_MAX = 1000
+Changed = Callable[[Account | None, Account | None], None]
 
 
 class AccountStore:
@@ -67,25 +79,22 @@ class AccountStore:
         self._disk = disk or Disk()
         self.accounts = {names.ACCOUNT: Account(name=names.ACCOUNT, created="")}
         self.damaged: dict[str, str] = {}
+        self.closing: set[str] = set()
+        """Accounts whose deletion has begun, perhaps at another node: damaged ones, too."""
         self._by_token: dict[str, str] = {}
-        for folder in folders_in(accounts_folder(data)):
-            if names.is_account(folder.name) or (folder / NAME).exists():
-                self._load(folder)
+        self.changed: Changed = lambda before, after: None
+        """Called after every saved change with the account before and after it, None if missing."""
+        self._load_all()
 
-    def _load(self, folder: Path) -> None:
-        path = folder / NAME
-        try:
-            account = checked_json.decode(path.read_bytes(), Account, path)
-            if account.name != folder.name:
-                raise StorageError("log.damaged", f"{path}: it names account {account.name!r}")
-        except (StorageError, OSError) as error:
-            reason = error.text if isinstance(error, StorageError) else f"{path}: {error.strerror}"
-            logger.error("%s: nobody can log in to %r: %s", DAMAGED, folder.name, reason)
-            self.damaged[folder.name] = reason
+    def _load_all(self) -> None:
+        for name, found in _stored(self.data):
+            if isinstance(found, Account):
+                self._keep(found)
+                continue
+            logger.error("%s: nobody can log in to %r: %s", DAMAGED, name, found)
+            self.damaged[name] = found
             # Its topics stay its own, so that nobody else may read them.
-            self.accounts[folder.name] = Account(name=folder.name, created="")
-        else:
-            self._keep(account)
+            self.accounts[name] = Account(name=name, created="")
 
     def _keep(self, account: Account) -> None:
         before = self.accounts.get(account.name)
@@ -93,6 +102,14 @@ class AccountStore:
             self._by_token.pop(token.id, None)
         self._by_token |= {token.id: account.name for token in account.tokens}
         self.accounts[account.name] = account
+        self.changed(before, account)
+
+    def _drop(self, name: str) -> None:
+        before = self.accounts.pop(name, _NOBODY)
+        for token in before.tokens:
+            self._by_token.pop(token.id, None)
+        self.damaged.pop(name, None)
+        self.changed(before, None)
 
     def get(self, name: str) -> Account:
         """Raises UsageError `account.unknown`."""
@@ -101,22 +118,30 @@ class AccountStore:
             raise UsageError("account.unknown", f"there is no account {name[:40]!r}")
         return account
 
-    def create(self, name: str, password: str | None, topics: Iterable[str]) -> Account:
-        """Create an account; `password` is a hash, and `topics` are all that exist.
+    def create(self, name: str, password: str | None, used: Iterable[str]) -> Account:
+        """Create an account; `password` is a hash, `used` the names of all topics and consumers.
 
         Raises:
-            UsageError: `account.invalid`, `account.exists`, or `account.taken` if the default
-                account has topics that would look like this one's.
+            UsageError: `account.invalid`, `account.exists`, `account.too-many`, or `account.taken`
+                if the default account has topics or consumers that would look like this one's.
             StorageError: it cannot be written.
         """
         name = account_name(name)
         if name in self.accounts or name in self.damaged:
-            raise UsageError("account.exists", f"there is an account {name!r}")
-        taken = next((topic for topic in topics if topic.startswith(f"{name}/")), None)
+            raise UsageError("account.exists", f"account {name!r} exists already")
+        if len(self.accounts) + len(self.damaged) >= ACCOUNTS_MAX:
+            text = f"the bus is at its limit of {ACCOUNTS_MAX} accounts; delete some first"
+            raise UsageError("account.too-many", text)
+        taken = next((one for one in used if one.startswith(f"{name}/")), None)
         if taken is not None:
-            text = f"the default account has the topic {taken!r}; choose another name"
+            text = f"the default account has a topic or consumer {taken!r}; choose another name"
             raise UsageError("account.taken", text)
         account = Account(name=name, created=_now(), password=password)
+        self._make(account)
+        return account
+
+    def _make(self, account: Account) -> None:
+        name = account.name
         new, folder = trash_folder(self.data) / _NEW, account_folder(self.data, name)
         try:
             self._disk.remove_folder(new)
@@ -129,10 +154,11 @@ class AccountStore:
         except OSError as error:
             raise storage_error(error, f"cannot create account {name!r}") from error
         self._keep(account)
-        return account
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, deletion: int = 0) -> None:
         """Remove an account without topics, and the grants to it.
+
+        `deletion` is what `begin_delete` gave.
 
         Raises:
             UsageError: `account.unknown`, `account.invalid`, `account.in-use`.
@@ -142,10 +168,37 @@ class AccountStore:
             self.get(name)
         if folders_in(topics_folder(self.data, name)):
             raise UsageError("account.in-use", f"account {name!r} has topics; delete them first")
+        self.check_deleting(name, deletion)
+        self._end_grants(name)
+        self._remove(name, deletion)
+
+    async def catch_up(self) -> None:
+        """Know everything that any node has written by now. Raises StorageError."""
+
+    def begin_delete(self, name: str) -> int:
+        """Let no node add anything to an account that is being deleted; return which deletion.
+
+        In files there is no other node. Raises StorageError.
+        """
+        return 0
+
+    def check_deleting(self, name: str, deletion: int) -> None:
+        """Raises UsageError `account.unknown`, another node has finished this deletion."""
+
+    def _end_grants(self, name: str) -> None:
+        """Remove all grants to an account. Raises StorageError."""
+
+        def remove(account: Account) -> Account:
+            others = tuple(grant for grant in account.grants if grant.to != name)
+            return msgspec.structs.replace(account, grants=others)
+
         for owner in list(self.accounts.values()):
-            others = tuple(grant for grant in owner.grants if grant.to != name)
-            if len(others) < len(owner.grants):
-                self._save(msgspec.structs.replace(owner, grants=others))
+            if any(grant.to == name for grant in owner.grants):
+                with contextlib.suppress(UsageError):
+                    # Another node of a cluster may have deleted the owner.
+                    self._change(owner.name, remove)
+
+    def _remove(self, name: str, deletion: int) -> None:
         folder, aside = account_folder(self.data, name), trash_folder(self.data) / f"of-{name}"
         try:
             self._disk.remove_folder(aside)
@@ -156,9 +209,7 @@ class AccountStore:
             self._disk.remove_folder(aside)
         except OSError as error:
             raise storage_error(error, f"cannot delete account {name!r}") from error
-        for token in self.accounts.pop(name, _NOBODY).tokens:
-            self._by_token.pop(token.id, None)
-        self.damaged.pop(name, None)
+        self._drop(name)
 
     def set_password(self, name: str, password: str | None) -> None:
         """Replace the password's hash; None allows tokens only. Raises as `get`; StorageError."""
@@ -174,17 +225,26 @@ class AccountStore:
         check_pattern(topics)
         self.get(to)
         if to == owner:
-            raise UsageError("account.invalid", f"{owner!r} owns these topics")
+            text = f"{owner!r} owns these topics already; name another account"
+            raise UsageError("account.invalid", text)
         grant = Grant(to, topics.lower(), rights_of(rights))
 
         def add(account: Account) -> Account:
+            self._check_open(to)
             others = _without(account.grants, to, grant.topics)
             if len(others) >= GRANTS_MAX:
-                raise UsageError("account.too-many", f"{owner!r} has {GRANTS_MAX} grants")
+                text = f"{owner!r} is at its limit of {GRANTS_MAX} grants; revoke some first"
+                raise UsageError("account.too-many", text)
             return msgspec.structs.replace(account, grants=(*others, grant))
 
         self._change(owner, add)
         return grant
+
+    def _check_open(self, name: str) -> None:
+        """Raises UsageError `account.unknown`; `account.damaged`, it is being deleted."""
+        self.get(name)
+        if name in self.closing:
+            raise UsageError("account.damaged", f"account {name!r}: {self.damaged[name]}")
 
     def revoke(self, owner: str, to: str, topics: str) -> None:
         """Remove a grant. Raises UsageError `account.unknown`, `account.no-grant`; StorageError."""
@@ -199,6 +259,26 @@ class AccountStore:
 
         self._change(owner, remove)
 
+    def sever(self, owner: str, name: str) -> None:
+        """The owner's config file names an account that is being deleted. Raises StorageError."""
+
+        def add(account: Account) -> Account:
+            severed = dict.fromkeys((*account.severed, name))
+            return msgspec.structs.replace(account, severed=tuple(severed))
+
+        if owner not in self.damaged:
+            self._change(owner, add)
+
+    def keep_severed(self, owner: str, named: Collection[str]) -> None:
+        """The owner's config file names these accounts, and no others. Raises StorageError."""
+
+        def keep(account: Account) -> Account:
+            severed = tuple(one for one in account.severed if one in named)
+            return msgspec.structs.replace(account, severed=severed)
+
+        if owner not in self.damaged:
+            self._change(owner, keep)
+
     def make_token(
         self,
         name: str,
@@ -207,7 +287,7 @@ class AccountStore:
         rights: Iterable[str] = (),
         expires: float | None = None,
     ) -> str:
-        """Add a token and return its text, which is stored nowhere.
+        """Add a token and return its text, which is stored nowhere. Remove expired tokens.
 
         Raises:
             UsageError: `account.unknown`, `account.invalid`, `account.too-many`.
@@ -221,9 +301,12 @@ class AccountStore:
         token = Token(identity, _digest(secret), _now(), patterns, allowed, expires)
 
         def add(account: Account) -> Account:
-            if len(account.tokens) >= TOKENS_MAX:
-                raise UsageError("account.too-many", f"{name!r} has {TOKENS_MAX} tokens")
-            return msgspec.structs.replace(account, tokens=(*account.tokens, token))
+            # The console makes one for each login, and so would fill the account.
+            valid = [one for one in account.tokens if (one.expires or math.inf) > time.time()]
+            if len(valid) >= TOKENS_MAX:
+                text = f"{name!r} is at its limit of {TOKENS_MAX} tokens; revoke some first"
+                raise UsageError("account.too-many", text)
+            return msgspec.structs.replace(account, tokens=(*valid, token))
 
         self._change(name, add)
         return f"{TOKEN_PREFIX}_{identity}_{secret}"
@@ -255,18 +338,53 @@ class AccountStore:
         if name in self.damaged:
             text = f"account {name!r}: {self.damaged[name]}; restore the file first"
             raise UsageError("account.damaged", text)
-        self._save(change(self.get(name)))
+        before = self.get(name)
+        after = change(before)
+        if after != before:
+            self._save(after)
 
     def _save(self, account: Account) -> None:
         folder = account_folder(self.data, account.name)
         try:
             self._write(folder, account)
+            if account.name == names.ACCOUNT and not (folder / EXISTS).exists():
+                replace_file(folder / EXISTS, b"", self._disk, mode=0o600)
         except OSError as error:
             raise storage_error(error, f"cannot write {folder / NAME}") from error
         self._keep(account)
 
     def _write(self, folder: Path, account: Account) -> None:
         replace_file(folder / NAME, checked_json.encode(account), self._disk, mode=0o600)
+
+
+def damaged_accounts(data: Path) -> dict[Path, str]:
+    """The files of accounts that are damaged or missing, each with the reason."""
+    return {
+        account_folder(data, name) / NAME: found
+        for name, found in _stored(data)
+        if not isinstance(found, Account)
+    }
+
+
+def _stored(data: Path) -> Iterator[tuple[str, Account | str]]:
+    """Every account of a data folder, or what is wrong with its file."""
+    for folder in folders_in(accounts_folder(data)):
+        path = folder / NAME
+        may_be_missing = not names.is_account(folder.name) and not (folder / EXISTS).exists()
+        if may_be_missing and not path.exists():
+            continue
+        try:
+            account = checked_json.decode(path.read_bytes(), Account, path)
+            if account.name != folder.name:
+                raise StorageError("log.damaged", f"{path}: it names account {account.name!r}")
+        except StorageError as error:
+            yield folder.name, error.text
+        except FileNotFoundError:
+            yield folder.name, f"{path}: is missing"
+        except OSError as error:
+            yield folder.name, f"{path}: {error.strerror}"
+        else:
+            yield folder.name, account
 
 
 def _without(grants: tuple[Grant, ...], to: str, topics: str) -> tuple[Grant, ...]:

@@ -1,7 +1,7 @@
 """Slows failed logins down, by address and by account, and locks nobody out.
 
 A login is checked after a delay that doubles with each failure and is forgotten after a while. The
-right password of before, and a right token, are taken without it. A token has no account here.
+password that worked last, and a valid token, are accepted without it. A token has no account here.
 Failures of others delay an account's logins too, but not from an address that has logged in to it
 before, and never for longer than DELAY_S_MAX.
 """

@@ -35,7 +35,7 @@ class SessionChanges:
 
     Attributes:
         rows: number, time to live, next number, mark, topics with epoch and offset, losses, the
-            first number that its client may wait for, the number of packs, and the account.
+            first number that its client may wait for, the number of packs, account and token.
         digests: those of the rows' keys.
         first: packs below these are gone.
         renumbered: packs from these on have other numbers now.
@@ -44,6 +44,7 @@ class SessionChanges:
         ended: the numbers of sessions that are over.
         direct: direct packs that are not on disk yet.
         direct_gone: the numbers of those that no session has any more.
+        reserves: whether marks may rise above the packs that are saved.
     """
 
     rows: list[tuple[object, ...]] = field(default_factory=list)
@@ -55,3 +56,4 @@ class SessionChanges:
     ended: list[int] = field(default_factory=list)
     direct: list[Content] = field(default_factory=list)
     direct_gone: list[int] = field(default_factory=list)
+    reserves: bool = True

@@ -3,19 +3,27 @@
 import asyncio
 import hashlib
 import secrets
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from weakref import WeakValueDictionary
+
+import msgspec
 
 from polybus import names
-from polybus.bus.bus import unknown_topic
 from polybus.errors import StorageError, UsageError
+from polybus.log.topics import unknown
 from polybus.services.accounts.access import AccountAccess
 from polybus.services.accounts.accounts import Accounts
+from polybus.services.catch_up import resolve
 from polybus.services.context import Context
-from polybus.services.replay import resolve
+from polybus.services.events import UndeliveredRange
+from polybus.services.sessions.broadcasts import Broadcasts, ClusterBroadcast
 from polybus.services.sessions.contents import Content, Receiver, direct
 from polybus.services.sessions.delivery import ANSWER_BYTES_MAX, PackDelivery, Packs
 from polybus.services.sessions.feeds import Feed, Feeds
+from polybus.services.sessions.moving import MovingSaver, SavedSession
 from polybus.services.sessions.reading import catch_up, json_of
 from polybus.services.sessions.saving import Saver
 from polybus.services.sessions.session import Session
@@ -26,6 +34,8 @@ from polybus.wire.positions import Latest, Position, Start, parse_start
 KEY_BYTES = 24
 SWEEP_S = 1.0
 TRIM_SWEEPS = 10
+UNDELIVERED = {"expired": "session-expired", "token-ended": "session-token-ended"}
+"""Why a session ends without its client or an administrator, and what its dead letters say."""
 
 
 class Inboxes(PackDelivery):
@@ -33,15 +43,31 @@ class Inboxes(PackDelivery):
 
     def __init__(self, context: Context, state: StateDb, accounts: Accounts) -> None:
         self._feeds = Feeds(context.bus, context.loop, context.config, self._on_deleted)
-        saver = Saver(state, context.loop, self._feeds.wake_one)
+        wake = self._feeds.wake_one
+        self._settings = settings = context.config.msgstream
+        self._moving: MovingSaver | None = None
+        if context.cluster_table is None:
+            saver = Saver(state, context.loop, wake)
+        else:
+            # A save is one message of the cluster.
+            bytes_max = min(settings.session_bytes_max, context.config.limits.message_bytes_max)
+            self._settings = msgspec.structs.replace(settings, session_bytes_max=bytes_max)
+            self._broadcasts = Broadcasts(
+                context.cluster_table, self._settings, self._on_broadcast, context.loop.time
+            )
+            saver = self._moving = MovingSaver(
+                state, context.loop, wake, context.cluster_table, self._broadcasts, self._let_go
+            )
+        self._claims: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         super().__init__(context.events, saver, state)
         self._accounts = accounts
-        self._settings = context.config.msgstream
         self._loop = context.loop
         self._memory = context.memory
         self._sessions: dict[bytes, Session] = {}
         # By account.
         self._counts: Counter[str] = Counter()
+        # Sessions whose first save is under way, with their accounts.
+        self._opening: dict[bytes, str] = {}
         self._topics_max = context.config.limits.topics_per_request_max
         self._log = context.log
         self._last_number = 0
@@ -61,11 +87,14 @@ class Inboxes(PackDelivery):
         """Restore the sessions. Raises StorageError."""
         found = await self._saver.restore(self._settings, self._feeds, self._accounts.of)
         for session in found:
-            session.contact(self._loop.time())
-            self._sessions[session.digest] = session
-            self._counts[session.account] += 1
+            self._add(session)
             self._last_number = max(self._last_number, session.number)
         self._sweep = self._loop.call_later(SWEEP_S, self._on_sweep)
+
+    def _add(self, session: Session) -> None:
+        session.contact(self._loop.time())
+        self._sessions[session.digest] = session
+        self._counts[session.account] += 1
 
     def stop(self) -> None:
         """Release every waiting client."""
@@ -102,41 +131,55 @@ class Inboxes(PackDelivery):
             PeerError: `position.invalid`.
             StorageError: it could not be saved and does not exist.
         """
-        limit = self._settings.sessions_max
-        if len(self._sessions) >= limit:
-            raise UsageError("session.too-many", f"there are {limit} sessions (sessions-max)")
         where = parse_start(start)
         access = access or self._accounts.default
         self._check_room(access.account)
         places = await self._places(self._resolved(topics, access), where, access)
-        if self._accounts.of(access.account) is None:
+        # Others may have taken the room meanwhile.
+        self._check_room(access.account)
+        token = _token_of(access)
+        if self._accounts.of(access.account, token) is None:
             # It was deleted while the request came in, and its sessions have ended.
-            raise UsageError("auth.ended", "your account is no longer valid")
+            raise UsageError("auth.ended", "your account or token is no longer valid")
         key = _new_key()
         digest = _digest(key)
         self._last_number += 1
         ttl_s = self._settings.session_ttl_s if ttl_s is None else ttl_s
-        session = Session(self._last_number, digest, ttl_s, self._settings, access.account)
-        session.contact(self._loop.time())
+        session = Session(self._last_number, digest, ttl_s, self._settings, access.account, token)
         for feed, offset in places:
             session.follow(self._feeds.join(feed, offset))
             if isinstance(where, Position):
                 session.note_start(feed, where, offset)
-        self._sessions[digest] = session
-        self._counts[access.account] += 1
+        self._add(session)
+        self._opening[digest] = access.account
         try:
             await self._saver.save([session])
         except BaseException:
             self.end(session)
             raise
+        finally:
+            del self._opening[digest]
         self._events.opened(session)
         return key
 
     def _check_room(self, account: str) -> None:
+        limit = self._settings.sessions_max
+        if self._count() >= limit:
+            text = f"the bus is at its limit of {limit} sessions (msgstream.sessions-max)"
+            raise UsageError("session.too-many", text)
         limits = self._accounts.configs.limits.get(account)
-        if limits is not None and self._counts[account] >= (limits.sessions_max or 0):
-            text = f"your account has {limits.sessions_max} sessions (account-sessions-max)"
-            raise UsageError("account.sessions", text)
+        if limits is not None and self._count(account) >= (limits.sessions_max or 0):
+            text = f"your account is at its limit of {limits.sessions_max} sessions"
+            raise UsageError("account.sessions", f"{text} (account-sessions-max)")
+
+    def _count(self, account: str | None = None) -> int:
+        """The sessions of the bus, in a cluster of all nodes, or those of an account."""
+        if self._moving is None:
+            return len(self._sessions) if account is None else self._counts[account]
+        return self._moving.count(account) + sum(
+            account in (None, one) and not self._moving.knows(digest)
+            for digest, one in self._opening.items()
+        )
 
     def find(self, key: str) -> Session | None:
         """The session of a key; this counts as contact. None if it does not exist or expired."""
@@ -148,27 +191,86 @@ class Inboxes(PackDelivery):
             session.contact(self._loop.time())
         return session
 
+    async def find_anywhere(self, key: str) -> Session | None:
+        """As `find`; a session of another node moves here. Raises StorageError."""
+        session = self.find(key)
+        return await self._claimed(_digest(key)) if session is None else session
+
+    async def _claimed(self, digest: bytes) -> Session | None:
+        """A session that this node has, or takes over; None if there is none."""
+        if self._moving is None:
+            return None
+        async with self._claims.setdefault(digest, asyncio.Lock()):
+            session = self._sessions.get(digest)
+            if session is not None:
+                return session
+
+            def make(saved: SavedSession) -> Session:
+                self._last_number += 1
+                number, owner = self._last_number, saved.owner
+                return Session(number, digest, saved.ttl_s, self._settings, *owner)
+
+            session = await self._moving.claim(digest, make, self._log, self._feeds)
+            if session is not None:
+                self._add(session)
+                # What it had not heard is not saved.
+                self._saver.touch(session)
+        return session
+
+    def _let_go(self, digest: bytes) -> None:
+        """Another node has the session, if this one had it."""
+        session = self._sessions.pop(digest, None)
+        if session is None:
+            return
+        self._counts[session.account] -= 1
+        for follow in session.follows.values():
+            self._feeds.leave(follow)
+        session.close()
+        self._saver.forget(session)
+        receiver = session.detach()
+        if receiver is not None:
+            receiver.replaced()
+
+    def by_id(self, name: str) -> Session | None:
+        """The session of a digest, in hexadecimal. This is not a contact with its client."""
+        try:
+            return self._sessions.get(bytes.fromhex(name))
+        except ValueError:
+            return None
+
     async def replace_topics(
         self, session: Session, topics: Sequence[str], access: AccountAccess | None = None
-    ) -> None:
+    ) -> Session:
         """Follow these topics and no others; topics it followed before keep their position.
 
-        `access` is what the caller may do; without it, what the session's account may do.
+        `access` is what the caller may do; without it, what the session may do. A session belongs
+        to the token by which its account did this last, so that its token can be replaced.
+        Returns the session, which is another object if it came back from another node.
         Raises as `create`, with nothing changed.
         """
-        wanted = self._resolved(topics, access or self._access(session))
+        owner = self._access(session)
+        if access is not None and access.account == session.account:
+            owner = access
+        wanted = self._resolved(topics, access or owner)
         others = [topic for topic in wanted if topic not in session.follows]
-        places = await self._places(others, Latest(), self._access(session))
+        places = await self._places(others, Latest(), owner)
+        if owner.is_ended:
+            raise UsageError("auth.ended", "your account, password or token is no longer valid")
+        session.give_to(_token_of(owner))
         session.cut()
         for topic in [one for one in session.follows if one not in wanted]:
             self._unfollow(session, topic)
         for feed, offset in places:
             session.follow(self._feeds.join(feed, offset, session.receiver))
-        await self._saver.save([session])
+        if session not in await self._saver.save([session]):
+            moved = await self._claimed(session.digest)
+            if moved is not None:
+                return await self.replace_topics(moved, topics, access)
+        return session
 
     def _access(self, session: Session) -> AccountAccess:
         # The sessions of an account end with it.
-        return self._accounts.of(session.account) or self._accounts.nobody
+        return self._accounts.of(session.account, session.token) or self._accounts.nobody
 
     def _resolved(self, topics: Sequence[str], access: AccountAccess) -> list[str]:
         """The topics' full names, each once; all may be read.
@@ -183,7 +285,7 @@ class Inboxes(PackDelivery):
             shown = names.canonical(topic)
             full = access.full(shown)
             if not access.may_read(full):
-                raise unknown_topic(shown)
+                raise unknown(shown)
             found[full] = None
         return list(found)
 
@@ -198,7 +300,7 @@ class Inboxes(PackDelivery):
         for topic in topics:
             # It may have been taken away meanwhile, or the account never had it.
             if not access.may_read(topic):
-                raise unknown_topic(access.shown(topic))
+                raise unknown(access.shown(topic))
         feeds = [self._feeds.feed(topic, access.shown(topic)) for topic in topics]
         return [(feed, offsets.get(feed.topic, feed.stop_offset)) for feed in feeds]
 
@@ -225,35 +327,35 @@ class Inboxes(PackDelivery):
 
     # Accounts
 
-    def accounts_changed(self) -> None:
-        """Let sessions leave topics of other accounts that they may not read any more."""
-        shared = {feed.topic for feed in self._feeds if self._is_shared(feed)}
-        # Sessions that were restored while a topic was damaged have feeds of their own.
-        shared |= self._log.frozen.keys()
-        if not shared:
-            return
-        for session in list(self._sessions.values()):
+    def access_lost(self, account: str) -> None:
+        """Let its sessions leave topics of other accounts that it may not read any more."""
+        for session in [one for one in self._sessions.values() if one.account == account]:
             access = self._access(session)
-            for topic in shared & session.follows.keys():
-                if not access.may_read(topic):
-                    notice = self._feeds.deletion_notice(access.shown(topic))
-                    self._take_away(session, topic, notice)
-
-    def _is_shared(self, feed: Feed) -> bool:
-        owner = self._accounts.default.owner_of(feed.topic)
-        return feed.shown != names.within(owner, feed.topic)
+            for topic in [one for one in session.follows if not access.may_read(one)]:
+                notice = self._feeds.deletion_notice(access.shown(topic))
+                self._take_away(session, topic, notice)
 
     def end_all(self, account: str) -> None:
         """The account is being deleted: end its sessions."""
         for session in [one for one in self._sessions.values() if one.account == account]:
             self.end(session, "deleted")
 
-    def end(self, session: Session, reason: str = "deleted") -> asyncio.Future[None] | None:
+    def end_of_token(self, token: str) -> None:
+        """A token was revoked or has expired: end the sessions that were made with it."""
+        for session in [one for one in self._sessions.values() if one.token == token]:
+            self.end(session, "token-ended")
+
+    def end(
+        self, session: Session, reason: str = "deleted"
+    ) -> asyncio.Future[AbstractSet[Session]] | None:
         """End the session; the future is done when it is gone from disk."""
         if self._sessions.pop(session.digest, None) is None:
             return None
         self._counts[session.account] -= 1
         self._events.ended(session, reason)
+        if reason in UNDELIVERED:
+            for missed in _unconfirmed_ranges(session):
+                self._note_undelivered(session, missed, UNDELIVERED[reason])
         for follow in session.follows.values():
             self._feeds.leave(follow)
         session.close()
@@ -263,11 +365,22 @@ class Inboxes(PackDelivery):
             receiver.ended()
         return gone
 
+    def _note_undelivered(self, session: Session, missed: UndeliveredRange, reason: str) -> None:
+        if missed.topic:
+            to = session.digest.hex()
+            self._events.undelivered(
+                session.account, missed, reason=reason, to=to, protocol="msgstream"
+            )
+
     async def delete(self, session: Session) -> None:
         """End the session; it is gone from disk when this returns. Raises StorageError."""
         gone = self.end(session)
         if gone is not None:
             await asyncio.shield(gone)
+        moved = await self._claimed(session.digest)
+        if moved is not None:
+            # Another node had taken it before it ended here.
+            await self.delete(moved)
 
     async def post(self, sessions: Sequence[Session], json: bytes) -> None:
         """Put one direct pack into sessions; it is on disk when this returns.
@@ -278,18 +391,41 @@ class Inboxes(PackDelivery):
         content = direct(json, order=self._feeds.next_order())
         for session in sessions:
             session.add(content)
-        await self._saver.save(sessions)
+        saved = await self._saver.save(sessions)
         for session in sessions:
             if session.receiver is not None:
                 session.receiver.wake()
+            if session not in saved:
+                moved = await self._claimed(session.digest)
+                if moved is not None:
+                    await self.post([moved], json)
 
     async def broadcast(self, json: bytes, account: str | None = None) -> int:
-        """Put one direct pack into every session, or those of an account; return their number."""
-        found = self._sessions.values()
-        sessions = [one for one in found if account is None or one.account == account]
+        """Put one direct pack into every session, or those of an account; return their number.
+
+        In a cluster these are the sessions of all nodes, and each gets it once when this returns,
+        or a little later. Raises StorageError, as `post`.
+        """
+        if self._moving is not None:
+            await self._broadcasts.send(account, json)
+            return self._moving.count(account)
+        sessions = self._for(account)
         if sessions:
             await self.post(sessions, json)
         return len(sessions)
+
+    def _for(self, account: str | None) -> list[Session]:
+        found = self._sessions.values()
+        return [one for one in found if account is None or one.account == account]
+
+    def _on_broadcast(self, broadcast: ClusterBroadcast) -> None:
+        """A broadcast has arrived, from any node of the cluster."""
+        content = direct(broadcast.json, order=self._feeds.next_order())
+        for session in self._for(broadcast.account):
+            session.add(content)
+            self._saver.touch(session)
+            if session.receiver is not None:
+                session.receiver.wake()
 
     # Connections
 
@@ -345,6 +481,9 @@ class Inboxes(PackDelivery):
             for lost in session.lost.values():
                 self.messages_lost += lost.messages
                 self._events.lost(session, lost.topic, lost.messages)
+                stop = lost.offset + lost.messages
+                missed = UndeliveredRange(lost.topic, lost.epoch, lost.offset, stop)
+                self._note_undelivered(session, missed, "session-full")
             notice = session.take_notice(after, self._access(session).shown)
             packs = sorted({**dict(notice), **dict(packs)}.items())
         self._saver.touch(session)
@@ -385,6 +524,12 @@ class Inboxes(PackDelivery):
         self._sweeps += 1
         if self._sweeps % TRIM_SWEEPS == 0:
             self._feeds.trim()
+            if self._moving is not None:
+                self._moving.sweep(self._sessions.values())
+
+
+def _token_of(access: AccountAccess) -> str:
+    return "" if access.token is None else access.token.id
 
 
 def _new_key() -> str:
@@ -396,3 +541,14 @@ def _new_key() -> str:
 
 def _digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _unconfirmed_ranges(session: Session) -> Iterator[UndeliveredRange]:
+    """What the session's client has not confirmed, or was not shown, of each topic."""
+    first: dict[str, tuple[int, int]] = {}
+    for _, content in session.unconfirmed(0, sys.maxsize):
+        first.setdefault(content.topic, (content.epoch, content.first_offset))
+    for topic, follow in session.follows.items():
+        epoch, offset = first.get(topic, (follow.feed.epoch, follow.offset))
+        if epoch == follow.feed.epoch:
+            yield UndeliveredRange(topic, epoch, offset, follow.feed.stop_offset)

@@ -45,6 +45,9 @@ async def catch_up(log: Log, cache: JsonCache, session: Session) -> None:
             session.note_missing(follow, start)
             continue
         content, json = piece
+        if not content.count:
+            follow.read_to(content.first_offset)
+            continue
         cache.put(content, json)
         session.add_caught(follow, content)
 
@@ -56,7 +59,7 @@ def _read_all(log: Log, content: Content, shown: str) -> bytes | None:
     while offset < content.stop_offset:
         wanted = Content(content.topic, content.epoch, offset, content.stop_offset - offset)
         piece = _read(log, wanted, shown, bytes_max=max(content.value_bytes, 1))
-        if piece is None:
+        if piece is None or piece[0].first_offset != offset:
             return None
         encoded.append(piece[1])
         offset = piece[0].stop_offset
@@ -77,24 +80,30 @@ def _read_next(log: Log, follow: Follow, offset: int) -> tuple[Content, bytes] |
 def _read(log: Log, wanted: Content, shown: str, *, bytes_max: int) -> tuple[Content, bytes] | None:
     """The first of the wanted messages and their JSON; None if the log does not have them.
 
-    Raises StorageError, they are damaged.
+    A cluster's log has gaps: they end a piece, and where there is nothing else, the piece is empty
+    and begins behind the gap. Raises StorageError, they are damaged.
     """
+    topic, epoch, stop = wanted.topic, wanted.epoch, wanted.stop_offset
     try:
-        batches = log.read(wanted.topic, wanted.first_offset, bytes_max=bytes_max)
+        batches = log.read(topic, wanted.first_offset, bytes_max=bytes_max)
+        if not batches and log.arrives_late and log.bounds(topic).epoch == epoch:
+            return Content(topic, epoch, stop, 0), b""
     except UsageError:
         return None
-    if not batches or batches[0].epoch != wanted.epoch:
+    if not batches or batches[0].epoch != epoch:
         return None
+    first = batches[0].first_offset
     encoded = []
     count = value_bytes = 0
     for batch in batches:
-        part = batch.slice(0, min(len(batch), wanted.count - count))
+        if batch.first_offset != first + count:
+            break
+        part = batch.slice(0, max(0, min(len(batch), stop - batch.first_offset)))
         if not len(part):
             break
         encoded.append(encode_messages(part, shown))
         count += len(part)
         value_bytes += part.value_bytes
     if not count:
-        return None
-    piece = Content(wanted.topic, wanted.epoch, wanted.first_offset, count, value_bytes)
-    return piece, join_contents(encoded)
+        return (Content(topic, epoch, stop, 0), b"") if log.arrives_late else None
+    return Content(topic, epoch, first, count, value_bytes), join_contents(encoded)

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -48,7 +49,7 @@ SELECT json_extract(value, '$[0]'), substr(?2, key * 16 + 1, 16), json_extract(v
     json_extract(value, '$[2]'), json_extract(value, '$[3]'),
     CAST(json_extract(value, '$[4]') AS BLOB), CAST(json_extract(value, '$[5]') AS BLOB),
     json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'),
-    substr(?3, key * 8 + 1, 8)
+    json_extract(value, '$[9]'), substr(?3, key * 8 + 1, 8)
 FROM json_each(?1)"""
 SAVE_PACKS = f"""
 INSERT OR REPLACE INTO packs
@@ -66,6 +67,8 @@ DELETE_ORPHANS = "DELETE FROM packs WHERE session NOT IN (SELECT number FROM ses
 DELETE_UNUSED = "DELETE FROM direct WHERE number NOT IN (SELECT direct FROM packs WHERE direct)"
 READ_PACKS = "SELECT * FROM packs ORDER BY session, id"
 
+AccessOf = Callable[[str, str], AccountAccess | None]
+"""What a session of an account, made by a token or none, may do; None if it must end."""
 PackRow = tuple[Any, ...]
 """session, id, topic, epoch, first_offset, count, value_bytes, direct, checksum"""
 
@@ -121,18 +124,16 @@ class Saver:
         # The direct packs on disk.
         self._direct: dict[int, Content] = {}
         # The save that runs or was last, and the one after it.
-        self._last: asyncio.Task[None] | None = None
-        self._next: asyncio.Task[None] | None = None
+        self._last: asyncio.Task[AbstractSet[Session]] | None = None
+        self._next: asyncio.Task[AbstractSet[Session]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = SAVE_INTERVAL_S
         self._is_closing = False
 
-    async def restore(
-        self, limits: Msgstream, feeds: Feeds, access_of: Callable[[str], AccountAccess | None]
-    ) -> list[Session]:
+    async def restore(self, limits: Msgstream, feeds: Feeds, access_of: AccessOf) -> list[Session]:
         """The sessions as they were last saved, corrected by the log, following their topics.
 
-        `access_of` an account that was deleted is None: its sessions end.
+        Those of an account that was deleted end, and so do those of a token that is over.
 
         Raises:
             StorageError: they could not be read, or a correction could not be saved.
@@ -147,12 +148,12 @@ class Saver:
         sessions = []
         corrected = []
         for number, digest, ttl_s, *rest in await self._state.read("SELECT * FROM sessions"):
-            account = sys.intern(rest.pop(-2))
-            access = access_of(account)
+            token, account = rest.pop(-2), sys.intern(rest.pop(-2))
+            access = access_of(account, token)
             if access is None:
                 self._ended.append(number)
                 continue
-            session = Session(number, digest, ttl_s, limits, account)
+            session = Session(number, digest, ttl_s, limits, account, token)
             if self._restore(session, access, rest, packs.get(number, []), feeds):
                 corrected.append(session)
             sessions.append(session)
@@ -219,21 +220,31 @@ class Saver:
     def _save_soon(self) -> None:
         self._timer = self._loop.call_later(self._interval_s, self._on_timer)
 
-    def end(self, session: Session) -> asyncio.Future[None]:
+    def end(self, session: Session) -> asyncio.Future[AbstractSet[Session]]:
         """Delete the session; it is gone from disk when the future is done."""
-        self.touched.discard(session)
-        self._pending.discard(session)
+        self.forget(session)
         self._ended.append(session.number)
         return self._start()
 
-    async def save(self, sessions: Iterable[Session]) -> None:
+    def forget(self, session: Session) -> None:
+        """Do not save the session any more."""
+        self.touched.discard(session)
+        self._pending.discard(session)
+
+    async def save(self, sessions: Iterable[Session]) -> AbstractSet[Session]:
         """Wait until the sessions are on disk as they are now.
+
+        Returns those that are, and perhaps others; the rest ended before, or moved to another node.
 
         Raises:
             StorageError: they are not.
         """
-        self._pending.update(one for one in sessions if not one.is_ended)
-        await asyncio.shield(self._start())
+        wanted = [one for one in sessions if not one.is_ended]
+        self._pending.update(wanted)
+        saved = await asyncio.shield(self._start())
+        if any(one not in saved and not one.is_ended for one in wanted):
+            raise StorageError("state.failed", "a session is not saved; see the log of the bus")
+        return saved
 
     def raise_mark(self, session: Session) -> bool:
         """Save the session and wake its connection then; False if that was asked before.
@@ -261,7 +272,7 @@ class Saver:
             except StorageError:
                 logger.exception("sessions could not be saved")
 
-    def _start(self) -> asyncio.Task[None]:
+    def _start(self) -> asyncio.Task[AbstractSet[Session]]:
         """The save of everything that is pending when the save before it has ended."""
         if self._next is None:
             self._next = self._loop.create_task(self._run(self._last))
@@ -269,26 +280,37 @@ class Saver:
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._next
 
-    async def _run(self, before: asyncio.Task[None] | None) -> None:
+    async def _run(self, before: asyncio.Task[AbstractSet[Session]] | None) -> AbstractSet[Session]:
         if before is not None:
             await asyncio.wait([before])
         began_s = self._loop.time()
         self._last, self._next = self._next, None
         pending = self._take_pending()
-        changes = SessionChanges(ended=self._ended)
-        self._ended = []
+        changes = self._changes()
+        changes.ended, self._ended = self._ended, []
         marks = [one.take_unsaved(changes, is_last=self._is_closing) for one in pending]
         self._take_direct(changes)
         try:
-            await self._state.write(statements(changes))
+            saved = await self._write(pending, changes)
         except StorageError:
             self._put_back(pending, changes)
             raise
         elapsed_s = self._loop.time() - began_s
         self._interval_s = min(max(SAVE_INTERVAL_S, elapsed_s / SAVE_SHARE), SAVE_INTERVAL_S_MAX)
         for session, mark in zip(pending, marks, strict=True):
-            if session.saved(mark) and session.receiver is not None:
+            if session in saved and session.saved(mark) and session.receiver is not None:
                 self._wake(session.receiver)
+        return saved
+
+    def _changes(self) -> SessionChanges:
+        return SessionChanges()
+
+    async def _write(
+        self, pending: Sequence[Session], changes: SessionChanges
+    ) -> AbstractSet[Session]:
+        """Return the sessions that are written. Raises StorageError, nothing of it is written."""
+        await self._state.write(statements(changes))
+        return set(pending)
 
     def _take_pending(self) -> list[Session]:
         pending, self._pending = self._pending, set()

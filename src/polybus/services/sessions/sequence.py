@@ -192,10 +192,13 @@ class PackSequence:
     def _drop_oldest(self) -> None:
         packs = self._packs
         unseen = max(0, self.shown_to + 1 - self._first_id)
-        index = 0
-        while self._is_over() and index < len(packs):
+        index = taken = 0
+        while index < len(packs) and (packs[index] is None or self._is_over()):
             content = packs[index]
-            if content is not None:
+            if content is None:
+                # Its client takes packs in order, so it has all up to this one.
+                taken = index + 1
+            else:
                 self._note_lost(content.topic, content.epoch, content.first_offset, content.count)
                 self._let_go(index)
             index += 1
@@ -206,7 +209,7 @@ class PackSequence:
         first = self._first_id
         self._trim()
         if min(index, unseen):
-            start = self._gap.start if self._gap else first
+            start = self._gap.start if self._gap and not taken else first + taken
             self._gap = range(start, first + min(index, unseen))
 
     def _renumber(self) -> None:
@@ -244,6 +247,11 @@ class PackSequence:
                 break
             shown.append((number, content))
         return shown
+
+    def held(self) -> list[tuple[int, Content]]:
+        """All packs that are not confirmed, shown or not."""
+        packs = enumerate(self._packs, self._first_id)
+        return [(number, content) for number, content in packs if content is not None]
 
     def needs_mark(self) -> bool:
         """Whether there are packs that may not be shown before the next save raises the mark."""

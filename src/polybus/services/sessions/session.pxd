@@ -15,6 +15,7 @@ cdef class Session(PackSequence):
     cdef public bytes digest
     cdef public double ttl_s
     cdef public str account
+    cdef public str token
     cdef public object receiver
     cdef public dict follows
     cdef public dict damaged

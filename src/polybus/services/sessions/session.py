@@ -69,6 +69,7 @@ class Session(PackSequence):
     Attributes:
         number: its name on disk; only its client knows its key.
         account: whose it is.
+        token: the id of the token that it was made with, and ends with; empty without one.
         receiver: the connection that gets its packs.
         follows: its topics.
         damaged: the topics that cannot be read, and whether the client was notified.
@@ -83,6 +84,7 @@ class Session(PackSequence):
         "is_ended",
         "number",
         "receiver",
+        "token",
         "ttl_s",
     )
 
@@ -93,12 +95,14 @@ class Session(PackSequence):
         ttl_s: float,
         limits: Msgstream,
         account: str = ACCOUNT,
+        token: str = "",
     ) -> None:
         super().__init__(limits)
         self.number = number
         self.digest = digest
         self.ttl_s = ttl_s
         self.account = account
+        self.token = token
         self.receiver: Receiver | None = None
         self.follows: dict[str, Follow] = {}
         self.damaged: dict[str, bool] = {}
@@ -132,6 +136,11 @@ class Session(PackSequence):
 
     def is_expired(self, now_s: float) -> bool:
         return self.receiver is None and now_s - self._contact_s > self.ttl_s
+
+    def give_to(self, token: str) -> None:
+        """It ends with this token from now on; empty: with its account only."""
+        self.token = token
+        self._is_changed = True
 
     # Topics
 
@@ -267,6 +276,10 @@ class Session(PackSequence):
         ahead = min(NUMBERS_AHEAD, self.shown_to, room)
         if is_last:
             mark = self._mark = self.shown_to + 1
+        elif not changes.reserves:
+            # The next node continues with these numbers and no others.
+            self._mark = min(mark, next_id)
+            mark = next_id if self._raises_mark else self._mark
         elif self._raises_mark or (ahead > NUMBERS_FEW and mark - next_id < ahead // 2):
             mark = max(mark, next_id + ahead)
         me, first = self.number, self._first_id
@@ -274,7 +287,7 @@ class Session(PackSequence):
         lost = list(self.lost.values())
         sent_from = self._gap.start if self._gap else first
         row = (me, self.ttl_s, next_id, mark, follows, lost, sent_from, self.pack_count)
-        changes.rows.append((*row, self.account))
+        changes.rows.append((*row, self.account, self.token))
         changes.digests.append(self.digest)
         changes.first.append((me, first))
         if self._rewrite_from:

@@ -90,9 +90,16 @@ class Producers(dict[str, Producer]):
         return [one.unfinished for one in self.values() if one.unfinished is not None]
 
     def decide(
-        self, key: TransactionKey, *, take_over: bool = False, gaps: bool = False
+        self,
+        key: TransactionKey,
+        *,
+        take_over: bool = False,
+        gaps: bool = False,
+        own_max: int | None = None,
     ) -> Offsets | None:
         """The offsets of a transaction that was committed before; None if it may be done now.
+
+        `own_max`: how many producers the account of this one may have.
 
         Raises:
             UsageError: `commit.query`, `commit.gap` or `commit.too-many`.
@@ -100,8 +107,10 @@ class Producers(dict[str, Producer]):
         known = self.get(key.producer)
         if known is None:
             if len(self) >= self._producers_max and all(one.query != ONCE for one in self.values()):
-                text = f"there are {self._producers_max} producers (limits.producers-max)"
-                raise UsageError("commit.too-many", text)
+                text = f"the bus is at its limit of {self._producers_max} producers"
+                raise UsageError("commit.too-many", f"{text} (limits.producers-max)")
+            if own_max is not None:
+                self._make_room(key.producer, own_max)
             return None
         if known.unfinished is not None and known.unfinished.intent.key == key:
             return None
@@ -148,6 +157,19 @@ class Producers(dict[str, Producer]):
         """A named account was deleted."""
         for name in [one for one in self if one.startswith(f"{account}/")]:
             del self[name]
+
+    def _make_room(self, producer: str, own_max: int) -> None:
+        """Forget the account's oldest single transaction if it has too many producers."""
+        prefix = producer[: producer.index("/") + 1]
+        own = [one for name, one in self.items() if name.startswith(prefix)]
+        if len(own) < own_max:
+            return
+        for one in own:
+            if one.query == ONCE and one.unfinished is None:
+                del self[one.name]
+                return
+        text = f"your account is at its limit of {own_max} producers (account-producers-max)"
+        raise UsageError("commit.too-many", text)
 
     def _forget_some(self) -> None:
         """Forget the oldest single transactions. Others are kept, or they could be repeated."""

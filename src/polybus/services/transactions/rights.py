@@ -11,15 +11,19 @@ from polybus.services.transactions.commits import TOPIC
 
 
 def check_topics(bus: Bus, access: AccountAccess, topics: Iterable[str]) -> None:
-    """Raises UsageError `topic.unknown`, `topic.reserved` or `auth.denied`."""
+    """Raises UsageError `topic.unknown`, `topic.reserved`, `auth.denied` or `account.bytes`."""
     for shown in sorted(topics):
         topic = access.full(shown)
         check_system(topic, may=access.account == ADMIN)
-        rights = access.rights(topic) if bus.has_topic(topic) else set()
-        if "publish" not in rights:
-            if "subscribe" in rights:
+        # Both for every name: a topic that one may not use takes as long as one that is not there.
+        rights, exists = access.rights(topic), bus.has_topic(topic)
+        if "publish" not in rights or not exists:
+            if "subscribe" in rights and exists:
                 raise UsageError("auth.denied", f"you may read '{shown}', but not publish to it")
             raise unknown_topic(shown)
+        full = bus.refusal(topic)
+        if full is not None and not names.is_reserved(topic):
+            raise full.again()
 
 
 def check_system(topic: str, *, may: bool) -> None:
@@ -30,7 +34,7 @@ def check_system(topic: str, *, may: bool) -> None:
 
 
 def check_quota(access: AccountAccess, now_us: int) -> None:
-    """Raises UsageError `account.rate` or `account.bytes`."""
+    """Raises UsageError `account.rate`."""
     refusal = access.quota.refusal(now_us) if access.quota is not None else None
     if refusal is not None:
         raise refusal.again()

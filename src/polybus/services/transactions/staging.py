@@ -14,6 +14,7 @@ import glob
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -29,6 +30,7 @@ from polybus.log.disk import sync_path
 from polybus.log.journal.commit import END, Damaged, size_of
 from polybus.log.journal.message import own_pages
 from polybus.log.topics import storage_error
+from polybus.references import reserved_in
 
 SCHEMA = pa.schema(
     [
@@ -289,7 +291,7 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: Limits) -> Batch:
         raise UsageError("commit.value-too-large", text)
     _, ends, content = values.buffers()
     if content is None or 2 * content.size < rows.nbytes:
-        # Who keeps the values keeps all of the message: better a copy if there is little of them.
+        # Values keep the memory of the whole message: copy them if they are few.
         buffer: Buffer = b"" if content is None else content.to_pybytes()
     else:
         buffer = memoryview(content).cast("B")
@@ -302,6 +304,10 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: Limits) -> Batch:
             text = f"a row has over {limits.properties_max} headers (properties-max)"
             raise UsageError("commit.file", f"{path.name}: topic {topic!r}: {text}")
         batch.headers = [dict(one) if one else None for one in headers.to_pylist()]
+        reserved = next(filter(None, (reserved_in(one) for one in batch.headers if one)), None)
+        if reserved is not None:
+            text = f"topic {topic!r}: the header {reserved[:40]!r} is reserved for the bus"
+            raise UsageError("headers.reserved", text)
     batch.protocol = PROTOCOL
     return batch
 
@@ -309,13 +315,21 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: Limits) -> Batch:
 # What is left behind.
 
 
-def staged(data: Path) -> tuple[int, int]:
-    """How many bytes and how many files are staged. May block."""
-    sizes = []
+def staged(data: Path) -> tuple[Counter[str], Counter[str]]:
+    """How many bytes and how many files are staged, by account. May block."""
+    sizes: Counter[str] = Counter()
+    files: Counter[str] = Counter()
     for path in _found(data, "*/*"):
         with contextlib.suppress(OSError):
-            sizes.append(path.stat().st_size)
-    return sum(sizes), len(sizes)
+            sizes[account_of(path)] += path.stat().st_size
+            files[account_of(path)] += 1
+    return sizes, files
+
+
+def account_of(path: Path) -> str:
+    """Whose producer has staged a file."""
+    account, percent, _ = path.parent.name.partition("%")
+    return account if percent else names.ACCOUNT
 
 
 def drop(data: Path, producer: str, *, batch_max: int) -> None:

@@ -8,6 +8,8 @@ Order of writes, and what a start does when a crash came after each:
    A larger one: its intent, alone, must be durable first. From then on it will be finished: a start
    publishes the parts that have no record yet, reading the staged files again.
    Then part after part, each with its record in one commit; the last record says `commit`.
+   A value over `inline-bytes-max` is a blob, durable before the commit with its reference, as
+   log/blobs.py says; a start that finishes a transaction stores those of the parts to come again.
 3. The answer is given when all of it is durable. A producer without an answer asks again with the
    same key and gets the recorded result (idempotent).
 4. The staged files are deleted. Files that a crash left are deleted with the producer's next batch.
@@ -36,6 +38,7 @@ from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.accounts.access import AccountAccess
 from polybus.services.accounts.accounts import Accounts
+from polybus.services.blobs.blobs import Blobs, Kept
 from polybus.services.context import Context
 from polybus.services.state import StateDb
 from polybus.services.state_rows import summed
@@ -52,7 +55,8 @@ from polybus.services.transactions.commits import (
     joined,
     unknown_producer,
 )
-from polybus.services.transactions.uploads import Uploads
+from polybus.services.transactions.staged_uploads import StagedUploads, StagingRoom
+from polybus.structs import decode
 
 logger = logging.getLogger("polybus.commits")
 T = TypeVar("T")
@@ -74,8 +78,9 @@ class CommitRequest(msgspec.Struct, frozen=True):
 class Transactions:
     """All producers' transactions on one bus."""
 
-    def __init__(self, context: Context, state: StateDb, accounts: Accounts) -> None:
+    def __init__(self, context: Context, state: StateDb, accounts: Accounts, blobs: Blobs) -> None:
         self._accounts = accounts
+        self._blobs = blobs
         self._context = context
         self._bus = context.bus
         self._data = context.data
@@ -90,7 +95,10 @@ class Transactions:
         self._unread: StorageError | None = None
         self._reading = asyncio.Lock()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.uploads = Uploads(self._data, bytes_max=limits.staging_bytes_max)
+        room = StagingRoom(
+            self._data, bytes_max=limits.staging_bytes_max, own_bytes_max=self._own_bytes_max
+        )
+        self.uploads = StagedUploads(room)
         # One part at a time is in memory, of all producers together.
         self._turn = asyncio.Lock()
         # One thread for all reads: each thread keeps memory for its next read.
@@ -110,7 +118,7 @@ class Transactions:
         ):
             self._saved = (epoch, offset)
         for (row,) in await self._state.read("SELECT json FROM producers"):
-            producer = msgspec.json.decode(row, type=Producer)
+            producer = decode(row, Producer)
             self._producers[producer.name] = producer
         try:
             await self._read_records()
@@ -167,7 +175,7 @@ class Transactions:
             for batch in await asyncio.to_thread(self._bus.log.read, TOPIC, offset):
                 for at, value in enumerate(batch.values(), offset):
                     try:
-                        self._producers.apply(msgspec.json.decode(value, type=CommitRecord))
+                        self._producers.apply(decode(value, CommitRecord))
                     except (msgspec.DecodeError, UnicodeDecodeError) as error:
                         # Only the bus writes there. Starting without the record is better than not
                         # starting.
@@ -258,7 +266,9 @@ class Transactions:
         lock = self._locks.setdefault(key.producer, asyncio.Lock())
         async with lock:
             begun = await self._finish_earlier(wanted)
-            offsets = self._producers.decide(key, take_over=wanted.take_over, gaps=wanted.gaps)
+            offsets = self._producers.decide(
+                key, take_over=wanted.take_over, gaps=wanted.gaps, own_max=self._own_max(key)
+            )
             is_known = offsets is not None and begun is None
             if offsets is None:
                 offsets = await self._publish(wanted, access)
@@ -268,6 +278,16 @@ class Transactions:
                 await self._context.durability.wait(self._tickets.get(key.producer, 0))
             await asyncio.to_thread(staging.drop, self._data, key.producer, batch_max=key.batch)
             return offsets, is_known
+
+    def _own_bytes_max(self, account: str) -> int | None:
+        """How much an account may stage. Thread-safe."""
+        limits = self._accounts.configs.limits.get(account)
+        return None if limits is None else limits.staging_bytes_max
+
+    def _own_max(self, key: TransactionKey) -> int | None:
+        account, slash, _ = key.producer.partition("/")
+        limits = self._accounts.configs.limits.get(account) if slash else None
+        return None if limits is None else limits.producers_max
 
     async def _finish_earlier(self, wanted: CommitRequest) -> Offsets | None:
         """Finish the producer's unfinished transaction; its offsets if it is the wanted one."""
@@ -300,8 +320,7 @@ class Transactions:
                 if batches is not None:
                     await self._room()
                     rights.give_full_names(batches, access)
-                    ticket = self._append(batches, record)
-                    rights.charge(access, batches)
+                    ticket = await self._spill_and_append(batches, record, access)
                     batches = None
                 else:
                     record.kind, record.files = "intent", list(wanted.files)
@@ -355,15 +374,36 @@ class Transactions:
                 )
                 # A topic may have been deleted since the transaction began.
                 batches = [batch for batch in batches if self._bus.has_topic(batch.topic)]
-                ticket = self._append(batches, record, unfinished.offsets)
-                if access is not None:
-                    rights.charge(access, batches)
+                ticket = await self._spill_and_append(batches, record, access, unfinished.offsets)
                 offsets = record.offsets
                 # Free this part before the next one is read.
                 del batches
         await self._context.durability.wait(ticket)
         await asyncio.to_thread(staging.drop, self._data, intent.producer, batch_max=intent.batch)
         return offsets
+
+    async def _spill_and_append(
+        self,
+        batches: list[Batch],
+        record: CommitRecord,
+        access: AccountAccess | None,
+        before: Offsets | None = None,
+    ) -> int:
+        """Store large values as blobs, and publish. Raises before anything is published."""
+        kept: list[tuple[Kept, Batch]] = []
+        try:
+            for index, batch in enumerate(batches):
+                if self._blobs.is_large(batch):
+                    # The quota was asked already, for the transaction as a whole.
+                    batches[index], found = await self._blobs.spill(batch, self._accounts.admin)
+                    kept += [(one, batches[index]) for one in found]
+            ticket = self._append(batches, record, before)
+        finally:
+            for one, batch in kept:
+                self._blobs.published(one, [batch], access)
+        if access is not None:
+            rights.charge(access, batches)
+        return ticket
 
     def _append(
         self, batches: list[Batch], record: CommitRecord, before: Offsets | None = None

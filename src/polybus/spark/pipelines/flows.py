@@ -6,22 +6,22 @@ allow it. A failure that may pass is retried with back-off: without limit in con
 times in one pass. Any other failure marks the flow as failed, and the other flows continue.
 """
 
-import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause, is_transient
 from polybus.spark.checkpoint import Checkpoint, our_offset
+from polybus.spark.expectations import Expectation, ExpectationCount, added, counts_in
+from polybus.spark.internals import activate_in_thread
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.sessions import use_in_thread
+from polybus.spark.pipelines.lag import LogEnds
 
 FlowState = Literal["starting", "running", "waiting", "done", "failed", "stopped"]
-DAMAGED_SHOWN_MAX = 5
+HELD_SHOWN_MAX = 5
 _TICK_S = 0.1
 _STARTS_AT_ONCE_MAX = 4
 _STOP_DEADLINE_S = 10.0
@@ -44,19 +44,48 @@ class FlowProgress:
     lag: int | None = None
     batch_ms: int | None = None
     batch_id: int | None = None
+    batch_rows: int | None = None
+    """Of the last batch."""
     error: str | None = None
     warning: str | None = None
-    """Damaged topics, which a running flow does not read."""
+    """Damaged and stopped topics, which a running flow does not read, and refused settings."""
+    expectations: list[ExpectationCount] = dataclasses.field(default_factory=list)
+    """The counts of each expectation since the flow started."""
+    inputs: list[str] = dataclasses.field(default_factory=list)
+    outputs: list[str] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._batch = -1
         self._positions: dict[str, int] = {}
         self._reported_lag: int | None = None
         self._scans: dict[int, int] = {}
+        self._warnings: dict[str, str] = {}
+        # By the name of the figures in the query's progress.
+        self.observed: dict[str, list[Expectation]] = {}
 
     def scanned(self, batch_id: int, times: int) -> None:
         """The flow read a batch this often: Spark counts its rows each time, we count them once."""
         self._scans[batch_id] = times
+
+    def warn(self, topic: str, text: str | None) -> None:
+        """The flow runs without some settings of a topic: why, or None."""
+        self._warnings.pop(topic, None)
+        if text is not None:
+            self._warnings[topic] = text
+
+    def held(
+        self, *, damaged: Mapping[str, str] | None = None, stopped: Mapping[str, str] | None = None
+    ) -> None:
+        """The topics that the flow does not read, and why."""
+        texts = [damage_warning(damaged)] if damaged else []
+        held = [f"topic {topic!r} is {text}" for topic, text in (stopped or {}).items()]
+        texts += held[:HELD_SHOWN_MAX]
+        texts += list(self._warnings.values())[:HELD_SHOWN_MAX]
+        self.warning = "; ".join(texts) or None
+
+    def expected(self, counts: Iterable[ExpectationCount]) -> None:
+        """Add the counts of a batch that is done."""
+        added(self.expectations, counts)
 
     def update(self, query: Any) -> None:
         """Take the batches that `query` ran since the last call."""
@@ -75,21 +104,26 @@ class FlowProgress:
         if number <= self._batch or batch.numInputRows == 0:
             return
         self.batch_id = self._batch = number
+        for name, found in batch.observedMetrics.items():
+            self.expected(counts_in(found.asDict(), self.observed.get(name, ())))
         self.batch_ms = batch["batchDuration"]
         rows = batch.numInputRows // max(1, self._scans.get(number, 1))
         self._scans = {one: times for one, times in self._scans.items() if one > number}
         if self.rows is not None:
             self.rows += rows
+            self.batch_rows = rows
             self.rows_per_s = 1000 * rows / max(1, self.batch_ms)
 
     def _take_offsets(self, sources: Any) -> None:
         self._reported_lag = None
         damaged: dict[str, str] = {}
+        stopped: dict[str, str] = {}
         for source in sources:
             end, latest = our_offset(source["endOffset"]), our_offset(source["latestOffset"])
             if end is None:
                 continue
             damaged |= end.damaged
+            stopped |= end.stopped
             self._positions |= {topic: at.offset for topic, at in end.topics.items()}
             if latest is not None:
                 behind = sum(
@@ -98,13 +132,15 @@ class FlowProgress:
                     if topic in latest.topics
                 )
                 self._reported_lag = behind + (self._reported_lag or 0)
-        self.warning = damage_warning(damaged) if damaged else None
+        self.held(damaged=damaged, stopped=stopped)
 
     def take_begun(self, checkpoint: Checkpoint) -> None:
         """Where the batch begins that a flow has not finished, if it has finished none yet."""
+        if self._positions:
+            return
         begun = checkpoint.unfinished_batch()
         end = None if begun is None else checkpoint.planned_end(begun)
-        if begun is None or end is None or self._positions:
+        if begun is None or end is None:
             return
         before = checkpoint.planned_end(begun - 1)
         known = {} if before is None else before.topics
@@ -112,29 +148,25 @@ class FlowProgress:
             start = known[topic].offset if topic in known else 0
             self._positions[topic] = start if at.begin is None else at.begin
 
-    def update_lag(self, log: Path | None) -> None:
-        """Compare the positions with the log in a folder; without it, with what Spark reported."""
-        from polybus.log.reading.reader import LogReader
+    @property
+    def positions(self) -> dict[str, int]:
+        """The next offset of each topic, as a copy: the flow's own thread may add topics."""
+        return dict(self._positions)
 
-        lag = self._reported_lag
-        if log is not None and self._positions:
-            with contextlib.suppress(PolybusError):  # the folder has no log
-                reader, lag = LogReader(log), 0
-                # A copy: the flow's own thread may take a batch with more topics meanwhile.
-                for topic, position in list(self._positions.items()):
-                    with contextlib.suppress(PolybusError):  # deleted, or damaged
-                        held = reader.bounds(topic)
-                        lag += max(0, held.stop - max(held.start, position))
-        self.lag = lag
+    def update_lag(self, log: LogEnds | None) -> None:
+        """Compare the positions with the log; without it, take what Spark reported."""
+        positions = self.positions
+        lag = None if log is None or not positions else log.behind(positions)
+        self.lag = self._reported_lag if lag is None else lag
 
 
-def damage_warning(damaged: dict[str, str]) -> str:
+def damage_warning(damaged: Mapping[str, str]) -> str:
     """What a flow does not read, what is wrong with it, and what to do."""
     shown = [f"topic {topic!r} is left out: {text}" for topic, text in damaged.items()]
-    more = f" (and {len(shown) - DAMAGED_SHOWN_MAX} more topics)"
+    more = f" (and {len(shown) - HELD_SHOWN_MAX} more topics)"
     return (
-        f"log.damaged: {'; '.join(shown[:DAMAGED_SHOWN_MAX])}"
-        f"{more if len(shown) > DAMAGED_SHOWN_MAX else ''}; restore the file, and the pipeline "
+        f"log.damaged: {'; '.join(shown[:HELD_SHOWN_MAX])}"
+        f"{more if len(shown) > HELD_SHOWN_MAX else ''}; restore the file, and the pipeline "
         "continues the topic where it stopped"
     )
 
@@ -160,7 +192,9 @@ class PipelineFlow:
     returns None. `after` names flows of the same pipeline that precede this one: in one pass they
     must be done, in continuous mode they must have caught up once. In continuous mode, a batch
     flow with `repeat_s` runs again that long after its last run; `start` itself checks whether
-    there is anything to do. `reads` and `writes` name its inputs and its output, for display.
+    there is anything to do. `reads` and `writes` name its inputs and its output, for display;
+    `inputs` and `outputs` do with their kinds: `topic:orders`, `table:silver`, `sink:console`. An
+    output that ends with `*` is every table with this prefix.
     """
 
     pipeline: str
@@ -168,12 +202,18 @@ class PipelineFlow:
     start: Callable[[FlowContext], Any]
     after: tuple[str, ...] = ()
     repeat_s: float | None = None
+    news: threading.Event | None = None
+    """Set when there is something to do before `repeat_s` is over."""
     retried: tuple[str, ...] = ()
     """Codes of errors after which it is tried again, besides failures that pass by themselves."""
     retried_advice: str = ""
     """What a user can do about these errors."""
     reads: tuple[str, ...] = ()
     writes: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    refresh: str = ""
+    """How a materialized view is brought up to date, for display."""
 
     @property
     def full_name(self) -> str:
@@ -194,6 +234,7 @@ class _FlowRun(FlowContext):
     caught_up: bool = False
     failures_in_a_row: int = 0
     failed_batch: int | None = None
+    on_progress: Callable[[Any], None] | None = None
     _updating: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
@@ -209,6 +250,8 @@ class _FlowRun(FlowContext):
             before = self.figures.batch_id
             try:
                 self.figures.update(query)
+                if self.on_progress is not None and query.lastProgress is not None:
+                    self.on_progress(query.lastProgress)
             except Exception:  # the session has ended; the figures stay as they were
                 return
             if self.figures.batch_id != before:
@@ -220,10 +263,20 @@ class _FlowRun(FlowContext):
 class FlowRunner:
     """Starts flows, retries them, stops them, and knows the progress of each."""
 
-    def __init__(self, spark: Any, bus: BusLocation, *, continuous: bool) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        bus: BusLocation,
+        *,
+        continuous: bool,
+        on_progress: Callable[[Any], None] | None = None,
+    ) -> None:
+        """`on_progress` is called with the progress of each query, about every second."""
+        self._on_progress = on_progress
         self._spark = spark
         self._bus = bus
         self._continuous = continuous
+        self._ends = LogEnds(bus.data) if bus.url is None else None
         self._runs: dict[str, _FlowRun] = {}
         self._threads: list[threading.Thread] = []
         # Guards every state of a flow; notified when one changes.
@@ -252,7 +305,14 @@ class FlowRunner:
             bus=self._bus,
             checkpoint=checkpoints_of(self._bus.data, flow.pipeline) / flow.name,
             trigger={"processingTime": "0 seconds"} if self._continuous else {"availableNow": True},
-            figures=FlowProgress(flow.pipeline, flow.name, rows=rows),
+            figures=FlowProgress(
+                flow.pipeline,
+                flow.name,
+                rows=rows,
+                inputs=list(flow.inputs),
+                outputs=list(flow.outputs),
+            ),
+            on_progress=self._on_progress,
         )
 
     def progress(self) -> list[FlowProgress]:
@@ -263,7 +323,10 @@ class FlowRunner:
             run.update()
             if run.query is not None:
                 run.figures.take_begun(Checkpoint(run.checkpoint))
-            run.figures.update_lag(self._bus.data if self._bus.url is None else None)
+        if self._ends is not None:
+            self._ends.look({topic for run in runs for topic in run.figures.positions})
+        for run in runs:
+            run.figures.update_lag(self._ends)
         return [dataclasses.replace(run.figures) for run in runs]
 
     @property
@@ -283,6 +346,9 @@ class FlowRunner:
         with self._changed:
             self._stopping.set()
             self._changed.notify_all()
+        for run in self._runs.values():
+            if run.flow.news is not None:
+                run.flow.news.set()
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
         late = [run for run in self._runs.values() if not run.is_over]
@@ -294,7 +360,7 @@ class FlowRunner:
 
     def _run(self, run: _FlowRun) -> None:
         pause_s: float | None = 0.0
-        while pause_s is not None and not self._stopping.wait(pause_s) and self._await_turn(run):
+        while pause_s is not None and not self._pause(run, pause_s) and self._await_turn(run):
             try:
                 is_stream = self._run_once(run)
             except Exception as error:
@@ -302,7 +368,9 @@ class FlowRunner:
                 pause_s = self._pause_after(run, error)
                 is_final = pause_s is None and not self._stopping.is_set()
                 self._set_state(
-                    run, "failed" if is_final else "waiting", _told(run, error, is_final=is_final)
+                    run,
+                    "failed" if is_final else "waiting",
+                    _failure(run, error, is_final=is_final),
                 )
             else:
                 run.caught_up = True
@@ -315,6 +383,15 @@ class FlowRunner:
                     self._set_state(run, "done")
         # If it is neither done nor failed. A flow that was to be retried keeps its error.
         self._set_state(run, "stopped", run.figures.error)
+
+    def _pause(self, run: _FlowRun, pause_s: float) -> bool:
+        """Wait, until there is news unless the flow has failed; whether all flows stop."""
+        news = run.flow.news
+        if news is None or run.failures_in_a_row:
+            return self._stopping.wait(pause_s)
+        news.wait(pause_s)
+        news.clear()
+        return self._stopping.is_set()
 
     def _await_turn(self, run: _FlowRun) -> bool:
         """Wait until the flow may start; False if it will not."""
@@ -341,7 +418,7 @@ class FlowRunner:
                 return True
             if run.figures.state == "waiting":
                 run.figures.state = "running"
-            use_in_thread(self._spark)
+            activate_in_thread(self._spark)
             run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             query = run.flow.start(run)
         if query is None:
@@ -381,7 +458,7 @@ class FlowRunner:
             self._changed.notify_all()
 
 
-def _told(run: _FlowRun, error: Exception, *, is_final: bool) -> str:
+def _failure(run: _FlowRun, error: Exception, *, is_final: bool) -> str:
     """Which batch of a stream failed, why, and what to do about it."""
     cause = clean_cause(error)
     if run.failed_batch is None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.errors import PolybusError
 from polybus.spark import shipping
-from polybus.spark.session.connect import QUERY_SETTINGS, equip, is_connect, register_source
+from polybus.spark.internals import CHECKPOINT_FILES, WORKER_PARENT, is_connect
+from polybus.spark.session.connect import QUERY_SETTINGS, equip, register_source
 from polybus.spark.session.gateway import Jvm
 
 if TYPE_CHECKING:
@@ -38,12 +39,7 @@ _jvms: list[Jvm] = []
 _reported: set[tuple[Path | None, str | None]] = set()
 
 EMBEDDED_SETTINGS = {
-    # Without native Hadoop the default manager starts two processes for each checkpoint file.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing"
-        ".FileSystemBasedCheckpointFileManager"
-    ),
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    **CHECKPOINT_FILES,
     # A pipeline runs for weeks: what Spark remembers of finished work must not grow.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -88,7 +84,11 @@ def session(
 
         spark = equip(SparkSession.builder.remote(master).appName(app).getOrCreate(), conf)
     else:
-        spark = _embedded(settings(master, app) | dict(conf or {}), memory, data)
+        chosen = settings(master, app) | dict(conf or {})
+        python = chosen.get("spark.pyspark.python", os.environ["PYSPARK_PYTHON"])
+        if is_local(master) and python == sys.executable:
+            chosen.setdefault(WORKER_PARENT, "polybus.spark.worker_parent")
+        spark = _embedded(chosen, memory, data)
         if not is_local(master):
             spark.sparkContext.addPyFile(str(shipping.package()))
             register_source(spark)
@@ -100,6 +100,12 @@ def session(
         _reported.add((data, url))
         install(spark, data=data, url=url)
     return spark
+
+
+def watch_java_yourself() -> None:
+    """Leave it to the caller to end this process when its JVM has ended."""
+    for jvm in _jvms:
+        jvm.leave_alone()
 
 
 def settings(master: str, app: str) -> dict[str, str]:
@@ -150,16 +156,18 @@ def _embedded(chosen: dict[str, str], memory: str, data: Path | None) -> SparkSe
     # The import of PySpark takes as long as the start of the JVM: both happen at once.
     from pyspark.sql import SparkSession
 
+    from polybus.spark.session.topic_session import as_topic_session
+
     folders = {}
     if _jvms:
         scratch = str(_jvms[0].scratch)
         folders = {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
     builder = SparkSession.builder.config(map=folders | chosen)
     if jvm is None:
-        return builder.getOrCreate()
+        return as_topic_session(builder.getOrCreate())
     try:
         with jvm.offered():
-            return builder.getOrCreate()
+            return as_topic_session(builder.getOrCreate())
     except BaseException:
         _jvms.remove(jvm)
         raise

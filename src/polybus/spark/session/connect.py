@@ -15,23 +15,16 @@ import pyarrow as pa
 from polybus import __version__
 from polybus.errors import UsageError
 from polybus.spark import shipping
+from polybus.spark.internals import STREAM_SETTINGS
 
 # The settings of queries: a Spark Connect server accepts no others.
 QUERY_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.streaming.pollingDelay": "50ms",
-    "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
-    "spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB": "64",
+    **STREAM_SETTINGS,
 }
 
 _opened: list[Any] = []
-
-
-def is_connect(spark: Any) -> bool:
-    """Whether a session uses Spark Connect: its plans and its JVM are out of reach."""
-    return getattr(spark, "_jsparkSession", None) is None
 
 
 def equip(spark: Any, conf: Mapping[str, str] | None = None) -> Any:

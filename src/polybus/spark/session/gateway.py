@@ -9,11 +9,10 @@ if it exists, an archive of its classes. docs/decisions/0010-embedded-spark.md h
 import atexit
 import contextlib
 import os
-import shutil
 import signal
 import struct
 import subprocess
-import tempfile
+import sys
 import threading
 import time
 from collections import deque
@@ -21,11 +20,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from polybus.errors import PolybusError
+from polybus.processes import new_scratch, remove_scratch
+from polybus.spark.internals import (
+    CONNECT_MODE,
+    GATEWAY_APPLICATION,
+    GATEWAY_FILE,
+    GATEWAY_MAIN,
+    GATEWAY_PORT,
+    GATEWAY_SECRET,
+    java_errors,
+)
 from polybus.spark.session import archive
 from polybus.spark.session.java import Java, find_java
 
 START_TIMEOUT_S = 90.0
 LAST_LINES = 10
+ENDED_TIMEOUT_S = 3.0
+"""How long a program may take to end by itself after its JVM has ended."""
 # The options of Spark's own launcher, without the module that some runtimes lack.
 OPENED = (
     *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio"),
@@ -48,12 +59,14 @@ MEMORY_OPTIONS = (
     "-XX:+UseSerialGC",
     "-Xms256m",
     "-XX:MaxDirectMemorySize=256m",
+    # JSON may be nested 1,000 deep, and Spark writes it by recursion: an overflow ends the JVM.
+    "-Xss4m",
     "-XX:MaxMetaspaceSize=256m",
     "-XX:ReservedCodeCacheSize=128m",
 )
 # C2 compiles only very hot code (ten times its default thresholds): most of what it would compile
 # in the first seconds runs only then, and that took a quarter of the start time.
-COMPILER_OPTIONS = (
+COMPILER_OPTIONS: tuple[str, ...] = (
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
@@ -111,7 +124,12 @@ def java_command(java: Java, *, memory: str, scratch: Path, log: Path) -> list[s
 
 
 class Jvm:
-    """A JVM that PySpark connects to. It ends when this process ends, however that happens."""
+    """A JVM that PySpark connects to. It ends when this process ends, however that happens.
+
+    If it ends first, no Spark query of this process can continue, and the process cannot start
+    another JVM. Calls of Spark then fail, but a program that only waits for its queries would wait
+    forever. So the process ends too, with `spark.ended`, except in an interactive session.
+    """
 
     def __init__(
         self,
@@ -129,16 +147,20 @@ class Jvm:
             PolybusError: `spark.no-java`.
         """
         self.java = find_java()
-        self.scratch = Path(tempfile.mkdtemp(prefix="polybus-spark-"))
-        atexit.register(shutil.rmtree, self.scratch, ignore_errors=True)
+        self.scratch = new_scratch("spark")
+        atexit.register(remove_scratch, self.scratch)
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._is_ending = threading.Event()
+        """The JVM ends because this process does, or somebody else watches it."""
+        self._is_said = threading.Event()
+        atexit.register(self._leave)
         self._address = self.scratch / "gateway"
         log = log or self.scratch / "spark.log"
         settings = [part for item in (jars or {}).items() for part in ("--conf", "=".join(item))]
         self.process = subprocess.Popen(
             [
                 *java_command(self.java, memory=memory, scratch=self.scratch, log=log),
-                *("org.apache.spark.deploy.SparkSubmit", *settings, "pyspark-shell"),
+                *(GATEWAY_MAIN, *settings, GATEWAY_APPLICATION),
             ],
             # The JVM ends when this pipe closes, also if this process is killed.
             stdin=subprocess.PIPE,
@@ -158,8 +180,8 @@ class Jvm:
     def _environment(self, loopback: bool) -> dict[str, str]:
         removed = ("SPARK_HOME", "CLASSPATH", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
         kept = {name: value for name, value in os.environ.items() if name not in removed}
-        kept["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(self._address)
-        kept["SPARK_CONNECT_MODE"] = "0"
+        kept[GATEWAY_FILE] = str(self._address)
+        kept[CONNECT_MODE] = "0"
         if loopback:
             # Otherwise Spark resolves the name of the host, which is slow without a network.
             kept["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -173,6 +195,43 @@ class Jvm:
             with contextlib.suppress(OSError, ValueError):
                 os.write(2, line)
 
+    def leave_alone(self) -> None:
+        """Do not end this process after the JVM: the caller does."""
+        self._is_ending.set()
+
+    def _leave(self) -> None:
+        """Before the end of this process, let `_end_with_it` say if the JVM is the reason.
+
+        The system ends the connections of a killed JVM first, and then frees its memory.
+        """
+        error = getattr(sys, "last_value", None)
+        if error is not None and isinstance(error, ConnectionError | java_errors()):
+            self._is_said.wait(ENDED_TIMEOUT_S)
+        self._is_ending.set()
+
+    def _end_with_it(self) -> None:
+        code = self.process.wait()
+        if self._is_ending.is_set():
+            return
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        advice = "start the program again: its queries continue from their checkpoints"
+        text = f"the Java process {self.process.pid} of Spark {how}; {advice}"
+        with contextlib.suppress(OSError):
+            os.write(2, f"{PolybusError('spark.ended', text)}\n".encode())
+        self._is_said.set()
+        if _is_interactive():
+            return
+        # A call of Spark fails now, and a program may handle that and end by itself.
+        threading.main_thread().join(ENDED_TIMEOUT_S)
+        if not threading.main_thread().is_alive():
+            time.sleep(ENDED_TIMEOUT_S)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        remove_scratch(self.scratch)
+        # Threads that wait for an answer of the JVM would keep the process.
+        os._exit(1)
+
     def wait(self) -> tuple[int, str]:
         """The port and the secret with which PySpark connects.
 
@@ -182,6 +241,7 @@ class Jvm:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._address.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
+                self._is_ending.set()
                 self.process.kill()
                 self._listener.join()
                 self.process.communicate()  # Also closes the pipes.
@@ -189,6 +249,7 @@ class Jvm:
                 said = " | ".join(self._last_lines) or "it printed nothing"
                 raise PolybusError("spark.start-failed", f"{java} did not start Spark: {said}")
             time.sleep(0.02)
+        threading.Thread(target=self._end_with_it, name="polybus-jvm-end", daemon=True).start()
         raw = self._address.read_bytes()
         self._address.unlink()
         port, secret_bytes = struct.unpack_from("!ii", raw)
@@ -198,7 +259,7 @@ class Jvm:
     def offered(self) -> Iterator[None]:
         """Inside the block, PySpark connects to this JVM and does not start its own."""
         port, secret = self.wait()
-        variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+        variables = {GATEWAY_PORT: str(port), GATEWAY_SECRET: secret}
         os.environ.update(variables)
         try:
             yield
@@ -209,6 +270,12 @@ class Jvm:
 
     def _await_end(self) -> None:
         """Wait until the JVM has written the archive of its classes, which it does as it exits."""
+        self._is_ending.set()
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
+
+
+def _is_interactive() -> bool:
+    """Whether a person would lose more than the queries: a shell of Python, a notebook."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules

@@ -36,11 +36,19 @@ from polybus.errors import PolybusError, UsageError
 from polybus.services.transactions.commits import ONCE
 from polybus.services.transactions.staging import check_producer
 from polybus.spark.checkpoint import Checkpoint, calling_query, local_checkpoint
+from polybus.spark.internals import BATCH_ID, QUERY_ID, activate_in_thread
 from polybus.spark.location import BusLocation, find_location
-from polybus.spark.option_values import boolean, checked_values, given_options, option, topic_name
+from polybus.spark.option_values import (
+    boolean,
+    checked_values,
+    given_options,
+    invalid,
+    option,
+    topic_name,
+)
+from polybus.spark.sink.any_node import commit_files, files_in, unstage
 from polybus.spark.sink.staging import PATIENCE_S, StagedFile, sink_columns, stage
 
-COMMIT_TIMEOUT_S = 900.0
 OUTSIDE = "publish"
 """The query id of transactions outside of streaming queries."""
 
@@ -64,6 +72,8 @@ class SinkOptions:
 def parse(options: Mapping[str, str]) -> SinkOptions:
     """Raises UsageError `spark.option-unknown`, `-invalid`, `-conflict`, or `data.not-found`."""
     given = given_options(SinkOptions, options, ignored=("queryName", "path"))
+    if "log" in given:
+        raise invalid("log", "a node commits what a sink writes; name it with url or data instead")
     return SinkOptions(find_location(given), **checked_values(SinkOptions, given))
 
 
@@ -85,15 +95,14 @@ class PolybusWriter(DataSourceArrowWriter):
             self._producer = f"{self._producer[:80]}-{uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFile:
-        options, producer = self._options, self._producer
-        name = stage(iterator, self._columns, options.location, producer, options.batch)
-        return StagedFile(name, producer, self._query)
+        options, writer = self._options, (self._producer, self._query)
+        return stage(iterator, self._columns, options.location, writer, options.batch)
 
     def commit(self, messages: Sequence[Any]) -> None:
         commit(self._options, self._producer, self._query, self._options.batch, messages)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        _unstage(self._options, messages)
+        unstage(self._options.location, messages)
 
 
 class PolybusStreamWriter(DataSourceStreamArrowWriter):
@@ -112,14 +121,13 @@ class PolybusStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFile:
         task = TaskContext.get()
-        query = task and task.getLocalProperty("sql.streaming.queryId")
-        batch = task and task.getLocalProperty("streaming.sql.batchId")
+        query = task and task.getLocalProperty(QUERY_ID)
+        batch = task and task.getLocalProperty(BATCH_ID)
         if not query or not batch:
             text = "the task has no query id or batch id"
             raise UsageError("sink.mode", f"{text}; write from a streaming query")
-        producer = self._options.producer or query
-        name = stage(iterator, self._columns, self._options.location, producer, int(batch))
-        return StagedFile(name, producer, query)
+        writer = (self._options.producer or query, query)
+        return stage(iterator, self._columns, self._options.location, writer, int(batch))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         # Spark runs at least one task, even for an empty batch.
@@ -128,7 +136,7 @@ class PolybusStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         # Only staged files: the batch may be committed without Spark's knowledge.
-        _unstage(self._options, messages)
+        unstage(self._options.location, messages)
 
 
 def commit(
@@ -141,31 +149,19 @@ def commit(
         StorageError: `sink.checkpoint`, the checkpoint cannot be synced; nothing is published.
         PolybusError: the bus is away; the batch may or may not be published.
     """
+    staged = files_in(messages)
     if options.checkpoint is not None:
         options.checkpoint.sync_batch(batch)
     body = {
         "producer": producer,
         "query": query,
         "batch": batch,
-        "files": [one.name for one in messages if one is not None and one.name is not None],
+        "files": [one.name for one in staged],
         "take-over": options.take_over,
         # publish() may skip batches, a stream may not.
         "gaps": options.query is not None,
     }
-    options.location.call(
-        "POST", "/v1/commits", body, patience_s=PATIENCE_S, timeout_s=COMMIT_TIMEOUT_S
-    )
-
-
-def _unstage(options: SinkOptions, messages: Sequence[Any]) -> None:
-    """Ask the bus to remove staged files; it does not if they are committed.
-
-    While the bus is away the files stay, and the bus removes them later.
-    """
-    for one in messages:
-        if one is not None and one.name is not None:
-            with contextlib.suppress(PolybusError):
-                options.location.call("DELETE", f"/v1/staging/{one.producer}/{one.name}")
+    commit_files(options.location, body, staged, patience_s=PATIENCE_S)
 
 
 def _check_topic(options: SinkOptions) -> None:
@@ -217,11 +213,7 @@ def publish(  # noqa: PLR0913 - all but the first named by the caller
     }
     options = {name: str(value) for name, value in given.items() if value is not None}
     if not _is_done(parse(options)):
-        session = df.sparkSession
-        java = getattr(session, "_jsparkSession", None)
-        if java is not None:
-            # Spark looks for data sources made in Python in the thread's active session.
-            session._jvm.SparkSession.setActiveSession(java)  # noqa: SLF001
+        activate_in_thread(df.sparkSession)
         df.write.format("polybus").mode("append").options(**options).save()
 
 

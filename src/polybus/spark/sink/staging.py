@@ -4,8 +4,10 @@ The columns are `value` (string or binary), and optionally `topic` (string), `ke
 binary) and `headers` (a map, or an array of structs as in Kafka). Other columns of the source are
 ignored, so that one topic can be copied into another. All work is done a column at a time.
 
-If the data folder of the bus is on this machine, the file is written into it. Otherwise it is
-written to a temporary file and uploaded. The driver's commit makes the rows visible.
+If the data folder of the bus is on this machine, the file is written into it. Otherwise, or with
+the token of an account, it is written to a temporary file and uploaded: of several nodes to two,
+because a node commits only what is staged there, and only the task has the rows. The driver's
+commit makes the rows visible.
 
 Order of writes: the folders, the file, its rows; then fsyncs of the file and of every folder up to
 the data folder, and only then the name goes to the driver. A file that a crash leaves unfinished
@@ -28,15 +30,18 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import WriterCommitMessage
 
 from polybus import names
-from polybus.errors import UsageError
+from polybus.errors import BusyError, PolybusError, UsageError
 from polybus.log.disk import Disk, sync_path
 from polybus.log.topics import storage_error
 from polybus.services.transactions.staging import SCHEMA, cut, staging_folder
-from polybus.spark.location import BusLocation
+from polybus.spark.location import BusLocation, Retry
+from polybus.spark.nodes import MOVES
 
 PIECE_BYTES = 4 << 20
 PATIENCE_S = 30.0
 """How long a task, or the driver, waits for a bus that is away."""
+COPIES = 2
+"""If there are several nodes, rows are staged at two: one may die before the commit."""
 _CREATE_ATTEMPTS = 5
 IGNORED = ("partition", "offset", "timestamp", "protocol", "sender", "epoch")
 TYPES = {
@@ -151,21 +156,22 @@ def _column(name: str, text: str) -> UsageError:
 
 @dataclass
 class StagedFile(WriterCommitMessage):
-    """What a task has staged: a file, or None if it had no rows."""
+    """What a task has staged: a file, or None if it had no rows; and at which of several nodes."""
 
     name: str | None
     producer: str
     query: str
+    nodes: tuple[str, ...] = ()
 
 
 def stage(
     rows: Iterator[pa.RecordBatch],
     columns: SinkColumns,
     location: BusLocation,
-    producer: str,
+    writer: tuple[str, str],
     batch: int,
-) -> str | None:
-    """Stage all rows; return the name of the file, or None if there are no rows.
+) -> StagedFile:
+    """Stage all rows of a writer, which is a producer and a query.
 
     When this returns, the rows survive a power cut. If it raises, nothing is left behind.
 
@@ -174,14 +180,15 @@ def stage(
         StorageError: the disk is full or fails; the text names the file.
         PolybusError: the bus is away.
     """
+    producer = writer[0]
     name = f"{batch}-{uuid4().hex}.arrows"
-    if location.url is not None:
+    if not location.is_local:
         with tempfile.TemporaryFile() as file:
             if not _write(file, Path(tempfile.gettempdir()), rows, columns):
-                return None
-            _upload(file, location, f"/v1/staging/{producer}/{name}")
-        return name
-    if not (location.data / "polybus.json").exists():
+                return StagedFile(None, *writer)
+            nodes = _upload_copies(file, location, f"/v1/staging/{producer}/{name}")
+        return StagedFile(name, *writer, nodes)
+    if not location.is_folder_here:
         text = f"{location.data} is not a data folder on this machine"
         advice = "if tasks run on other machines, set option url instead of data"
         raise UsageError("data.not-found", f"{text}; {advice}")
@@ -193,7 +200,7 @@ def stage(
             os.fsync(file.fileno())
         if not has_rows:
             path.unlink()
-            return None
+            return StagedFile(None, *writer)
         for one in (folder, folder.parent, location.data):
             sync_path(one)
     except BaseException as error:
@@ -201,7 +208,7 @@ def stage(
         if isinstance(error, OSError):
             raise storage_error(error, f"cannot stage {path}") from error
         raise
-    return name
+    return StagedFile(name, *writer)
 
 
 def _created(path: Path) -> IO[bytes]:
@@ -230,12 +237,37 @@ def _write(
     return has_rows
 
 
-def _upload(file: IO[bytes], location: BusLocation, path: str) -> None:
-    size = file.tell()
+def _upload_copies(file: IO[bytes], location: BusLocation, path: str) -> tuple[str, ...]:
+    """Upload the file; of several nodes to COPIES of those that answer, which are returned."""
+    if not location.others:
+        _upload(file, location, path, patience_s=PATIENCE_S)
+        return ()
+    retry = Retry(PATIENCE_S, others=location.others)
+    while True:
+        done: list[str] = []
+        for node in location.each_node():
+            url, _ = node.address()
+            try:
+                with location.leaving(url):
+                    _upload(file, node, path, patience_s=0.0)
+                done.append(url)
+            except PolybusError as error:
+                if error.code not in MOVES and not isinstance(error, BusyError):
+                    raise
+                last = error
+            if len(done) == COPIES:
+                break
+        if done:
+            return tuple(done)
+        retry.wait(last)
+
+
+def _upload(file: IO[bytes], location: BusLocation, path: str, *, patience_s: float) -> None:
+    size = file.seek(0, os.SEEK_END)
     file.seek(0)
     for position in range(0, size, PIECE_BYTES):
         piece = file.read(PIECE_BYTES)
         is_last = position + len(piece) == size
         query = f"?position={position}&end={'true' if is_last else 'false'}"
         # Idempotent: the bus ignores a piece that it has at that position.
-        location.call("POST", path + query, piece, patience_s=PATIENCE_S)
+        location.call("POST", path + query, piece, patience_s=patience_s)

@@ -11,6 +11,7 @@ UTC.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -32,11 +33,31 @@ _COLUMNS = {
     "sender": (T.StringType(), pa.string()),
     "epoch": (T.LongType(), pa.int64()),
     "value_bytes": (T.LongType(), pa.int64()),
+    "reference": (
+        T.StructType(
+            [
+                T.StructField("id", T.StringType()),
+                T.StructField("size", T.LongType()),
+                T.StructField("sha256", T.StringType()),
+                T.StructField("type", T.StringType()),
+            ]
+        ),
+        pa.struct(
+            [
+                ("id", pa.string()),
+                ("size", pa.int64()),
+                ("sha256", pa.string()),
+                ("type", pa.string()),
+            ]
+        ),
+    ),
 }
 VALUE_BYTES = "value_bytes"
 """The size of the value in the log, which tells a value that was cut. Only the option `columns`
 selects it: the other columns are those of Kafka's source and a few more of the log."""
-COLUMNS = tuple(name for name in _COLUMNS if name != VALUE_BYTES)
+REFERENCE = "reference"
+"""The reference to a large payload, which `blob` reads. It is selected in the same way."""
+COLUMNS = tuple(name for name in _COLUMNS if name not in (VALUE_BYTES, REFERENCE))
 CONSTANT = ("topic", "partition", "epoch")
 """The columns that have one value for all rows of a topic, and are not read from the log."""
 PARTITION = 0
@@ -112,6 +133,7 @@ class SourceOptions:
     max_records: int | None = option("maxRecordsPerPartition", values.number, None)
     fail_on_data_loss: bool = option("failOnDataLoss", values.boolean, True)
     fail_on_damage: bool = option("failOnDamage", values.boolean, True, **_HOLDS)
+    stopped_in: Path | None = option("stoppedIn", Path, None, **_HOLDS)
     left_out: frozenset[str] = option("leaveOut", values.topic_set, frozenset(), **_KEEPS)
     headers: bool = option("includeHeaders", values.boolean, True)
     group: str = option("groupId", str.strip, "")
@@ -164,9 +186,11 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     if "maxTriggerDelay" in given and lowest is None:
         raise conflict("maxTriggerDelay", "minOffsetsPerTrigger", "the first needs the second")
     if not streaming and LATEST in parsed.starting:
-        raise invalid("startingOffsets", "a batch that starts at latest reads nothing")
+        raise invalid(
+            "startingOffsets", "a batch that starts at latest reads nothing; use earliest"
+        )
     if EARLIEST in parsed.ending:
-        raise invalid("endingOffsets", "a batch that ends at earliest reads nothing")
+        raise invalid("endingOffsets", "a batch that ends at earliest reads nothing; use latest")
     for name, choice in (("startingOffsets", parsed.starting), ("endingOffsets", parsed.ending)):
         for topic in choice.topics:
             if not parsed.matches(topic):

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
+from polybus import references
 from polybus.errors import UsageError
 from polybus.log.reading.pieces import Piece, ReadPlan
 from polybus.spark import origin
@@ -25,12 +26,14 @@ from polybus.spark.source.options import (
     CONSTANT,
     CUT_BYTES,
     PARTITION,
+    REFERENCE,
     VALUE_BYTES,
     SourceOptions,
     arrow_schema,
 )
 from polybus.spark.source.positions import DataLoss
 
+_REFERENCE_FIELDS = ("id", "size", "sha256", "type")
 ROWS_MIN = 20_000
 """Fewer rows are not worth a task of their own."""
 ROWS_MAX = 2_000_000
@@ -66,6 +69,8 @@ def partitions(
         -(-size // BYTES_MAX),
         count_min or 1,
     )
+    # A last round of tasks that leaves cores idle takes as long as a full one.
+    count = -(-count // cores) * cores if count > cores and count_min is None else count
     per_task = max(1, -(-rows // count)) if count_min is None else max(1, rows // count)
     exact = count_min is not None or rows_max is not None
     if rows_max is not None:
@@ -123,10 +128,12 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
     log = origin.open_origin(options.location)
     loss = DataLoss(fail=options.fail_on_data_loss)
     schema = arrow_schema(options.columns)
-    unread = (*CONSTANT, VALUE_BYTES, *(() if options.headers else ("headers",)))
+    unread = (*CONSTANT, VALUE_BYTES, REFERENCE, *(() if options.headers else ("headers",)))
     stored = [name for name in options.columns if name not in unread]
-    if VALUE_BYTES in options.columns and "value" not in stored:
+    if {VALUE_BYTES, REFERENCE} & set(options.columns) and "value" not in stored:
         stored.append("value")
+    if REFERENCE in options.columns and "headers" not in stored:
+        stored.append("headers")
     if "offset" not in stored and ("value" in stored or not stored):
         stored.append("offset")  # For errors about values, or because no other column is read.
     for plan in partition.plans:
@@ -137,6 +144,8 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
             bytes_max=origin.BATCH_BYTES_MAX,
             lost=lambda error: loss.note(error.text),
         ):
+            if REFERENCE in options.columns:
+                rows = _with_references(rows, schema.field(REFERENCE).type)
             rows = _bounded(rows, plan, options)
             arrays = [_column(field.name, rows, plan, field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -148,6 +157,19 @@ def _column(name: str, rows: pa.RecordBatch, plan: ReadPlan, kind: pa.DataType) 
     if name not in constants and name in rows.schema.names:
         return rows.column(name)
     return pa.repeat(pa.scalar(constants.get(name), kind), rows.num_rows)
+
+
+def _with_references(rows: pa.RecordBatch, kind: pa.DataType) -> pa.RecordBatch:
+    """Add the references of messages that have one: few, so one by one."""
+    found: list[dict[str, Any] | None] = [None] * rows.num_rows
+    headers = rows.column("headers")
+    if headers.null_count < len(headers):
+        for row, entries in enumerate(headers.to_pylist()):
+            if entries and references.marked(dict(entries)):
+                one = references.parse(rows.column("value")[row].as_py())
+                if one is not None:
+                    found[row] = {name: getattr(one, name) for name in _REFERENCE_FIELDS}
+    return rows.append_column(REFERENCE, pa.array(found, kind))
 
 
 def _bounded(rows: pa.RecordBatch, plan: ReadPlan, options: SourceOptions) -> pa.RecordBatch:

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from time import monotonic
 
 from polybus.errors import StorageError, UsageError
+from polybus.lake import stopped as stopped_topics
+from polybus.lake.stopped import StoppedTopic
 from polybus.log.interface import Bounds
+from polybus.log.reading.offset_reader import OffsetReader, next_offset
 from polybus.spark.checkpoint import StreamOffset, TopicOffset
 from polybus.spark.option_values import EARLIEST, LATEST
-from polybus.spark.origin import BATCH_BYTES_MAX, Origin, open_origin
+from polybus.spark.origin import BATCH_BYTES_MAX, open_origin
 from polybus.spark.source.options import SourceOptions
 
 logger = logging.getLogger("polybus.spark")
@@ -67,7 +70,7 @@ class HeldTopics:
     With `fail` no topic is held: damage is raised.
     """
 
-    def __init__(self, origin: Origin, *, fail: bool) -> None:
+    def __init__(self, origin: OffsetReader, *, fail: bool) -> None:
         self._origin = origin
         self._fail = fail
         self._damages: dict[str, TopicDamage] = {}
@@ -134,7 +137,7 @@ class HeldTopics:
             for rows in self._origin.read_plan(
                 plan, columns=("offset",), rows_max=CHECK_ROWS, bytes_max=BATCH_BYTES_MAX
             ):
-                offset += rows.num_rows
+                offset = next_offset(rows)
         except StorageError as error:
             self._hold(topic, error, offset)
             return offset
@@ -143,6 +146,12 @@ class HeldTopics:
             pass
         self._damages.pop(topic, None)
         return stop
+
+    def has_all(self, topic: str, bounds: Bounds, first: int, end: TopicOffset) -> bool:
+        """Whether the messages of a planned batch can be read."""
+        if self._missing(topic, bounds, end):
+            return False
+        return first >= end.offset or self.intact_stop(topic, first, end.offset) >= end.offset
 
     def _has_unknown_bounds(self, topic: str) -> bool:
         damage = self._damages.get(topic)
@@ -259,6 +268,40 @@ class TopicPositions:
             if topic not in start.topics:
                 begun[topic] = TopicOffset(bounds.epoch, bounds.start, bounds.start)
         return begun
+
+    def stopped(self, ends: Mapping[str, TopicOffset]) -> dict[str, StoppedTopic]:
+        """Those of the topics that a batch of the standard pipeline has left out."""
+        folder = self.options.stopped_in
+        noted = {} if folder is None else stopped_topics.read(folder)
+        return {
+            topic: one
+            for topic, one in noted.items()
+            if topic in ends and ends[topic].epoch == one.epoch
+        }
+
+    def kept(self, ends: Mapping[str, TopicOffset]) -> dict[str, TopicOffset]:
+        """Where topics stay that are left out of a plan: where they were, or are put back to."""
+        back = {
+            topic: TopicOffset(one.epoch, one.offset, one.offset, again=True)
+            for topic, one in self.stopped(ends).items()
+        }
+        return {topic: TopicOffset(end.epoch, end.offset) for topic, end in ends.items()} | back
+
+    def rewind_stopped(
+        self, begun: dict[str, TopicOffset], found: Mapping[str, Bounds]
+    ) -> dict[str, str]:
+        """Put topics that the standard pipeline has stopped back to where they continue.
+
+        Returns those that are still stopped, each with what to do.
+        """
+        folder = self.options.stopped_in
+        if folder is None:
+            return {}
+        stopped = self.stopped(begun)
+        for topic, one in stopped.items():
+            offset = max(one.offset, found[topic].start)
+            begun[topic] = TopicOffset(one.epoch, offset, offset, again=True)
+        return stopped_topics.still_stopped(folder, stopped)
 
     def resumed_in(self, topic: str, end: TopicOffset, bounds: Bounds | None) -> TopicOffset | None:
         """Where reading continues in a topic that was read up to `end`; None if it was deleted."""

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace as replaced
 from pyspark.sql import datasource as ds
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -31,11 +32,11 @@ from polybus.log.history.topic_history import ALWAYS, TimeRange
 from polybus.log.interface import Bounds
 from polybus.log.reading.pieces import ReadPlan
 from polybus.spark.checkpoint import StreamOffset, TopicOffset, from_json
+from polybus.spark.internals import FILTER_WORKER
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.planning import partitions, read_partition
 from polybus.spark.source.positions import TopicPositions, shares
 
-_FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _NUMBER_MAX = (1 << 63) - 1
 
 
@@ -91,12 +92,12 @@ def batch_reader(options: SourceOptions) -> PolybusReader:
     the filters of the last one that had any, and so returns too few rows.
 
     Spark refuses a reader that takes filters while spark.sql.python.filterPushdown.enabled is off,
-    and does not tell a source whether it is. But it starts the worker process that asks for
+    and a source cannot ask whether it is. But it starts the worker process that asks for
     filters only when the setting is on, so only that process makes a FilteringReader.
     """
     main: Any = sys.modules.get("__main__")
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    asks = _FILTER_WORKER in sys.modules or name == _FILTER_WORKER
+    asks = FILTER_WORKER in sys.modules or name == FILTER_WORKER
     return FilteringReader(options) if asks and options.push_filters else PolybusReader(options)
 
 
@@ -195,10 +196,12 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
         found = held.complete(positions.matching(), before.topics)
         left_out = (held.texts.keys() - found.keys()) | self._options.left_out
         begun = positions.resumed(before, found, left_out)
+        stopped = positions.rewind_stopped(begun, found)
         available = {
             topic: max(0, self._stop_of(topic, begin, found[topic]) - begin.offset)
             for topic, begin in begun.items()
         }
+        available |= dict.fromkeys(stopped, 0)
         if self._waits_for_more(sum(available.values()), limit):
             return start
         if isinstance(limit, ReadMaxRows):
@@ -207,20 +210,17 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
             first = begun[topic].offset
             available[topic] = held.intact_stop(topic, first, first + count) - first
         topics = {
-            topic: TopicOffset(begin.epoch, begin.offset + available[topic], begin.begin)
+            topic: replaced(begin, offset=begin.offset + available[topic])
             for topic, begin in begun.items()
             # A topic without messages joins when it has some.
             if available[topic] or topic in before.topics
         }
         # Topics that are left out keep their offsets.
-        topics |= {
-            topic: TopicOffset(end.epoch, end.offset)
-            for topic, end in before.topics.items()
-            if topic in left_out
-        }
+        staying = {one: end for one, end in before.topics.items() if one in left_out}
+        topics |= positions.kept(staying)
         if any(available.values()):
             self._batch_at_s = monotonic()
-        end = StreamOffset(self._options.group, topics, held.texts)
+        end = StreamOffset(self._options.group, topics, held.texts, stopped)
         return start if end.is_at(before) else end.to_json()
 
     def _stop_of(self, topic: str, begin: TopicOffset, bounds: Bounds) -> int:
@@ -252,7 +252,10 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ds.InputPartition]:
         begun, ended = from_json(start), from_json(end)
         plans = []
+        left_out = self._positions.stopped(ended.topics)
         for topic, stop in ended.topics.items():
+            if topic in left_out and not stop.again:
+                continue
             before = begun.topics.get(topic)
             if stop.begin is not None:
                 first = stop.begin

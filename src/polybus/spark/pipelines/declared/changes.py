@@ -7,35 +7,26 @@ compared before the flow starts.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark.pipelines.flow import Flow as Query
-from pyspark.pipelines.output import StreamingTable
 
+from polybus.errors import StorageError
+from polybus.lake.dimension import CHANGES
+from polybus.log import checked_json
 from polybus.log.disk import Disk, replace_file
 from polybus.spark.checkpoint import Checkpoint
+from polybus.spark.internals import JOIN, STATEFUL, PlanNode, StreamingTable, analysed_plan
+from polybus.spark.internals import Flow as Query
 from polybus.spark.pipelines.declared.names import Names
 from polybus.spark.pipelines.declared.registry import PipelineError, place_of
 from polybus.spark.pipelines.declared.reset import Reset, begun_reset, start_over
-from polybus.spark.pipelines.sessions import scala_list
 
 FILE = "flow.json"
 # Options that select what is read. Others (rates, locations, names) may change at any time.
 _SELECTING = ("subscribe", "subscribepattern", "assign", "path", "columns", "includeheaders")
-_STATEFUL = (
-    "Aggregate",
-    "Deduplicate",
-    "DeduplicateWithinWatermark",
-    "FlatMapGroupsWithState",
-    "FlatMapGroupsInPandasWithState",
-    "TransformWithState",
-    "TransformWithStateInPandas",
-    "TransformWithStateInPySpark",
-    "GlobalLimit",
-)
 _EXPRESSION_IDS = re.compile(r"#\d+L?|-T\d+ms|\bplan_id=\d+")
 _STRING_FIELDS_MAX = 1000
 
@@ -51,18 +42,16 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     partition_by: tuple[str, ...] = ()
 
 
-def fingerprint(
-    flow: str, target: str, frame: Any, partition_by: Sequence[str] = ()
-) -> Fingerprint:
-    """The fingerprint of a stream that is analysed and not started."""
+def fingerprint(query: Query, frame: Any, partition_by: Sequence[str], rule: str) -> Fingerprint:
+    """The fingerprint of a stream that is analysed and not started; `rule` is for auto CDC."""
     sources: list[str] = []
-    state: list[str] = []
-    plan = getattr(frame, "_jdf", None)
+    state: list[str] = [rule] if rule else []
+    plan = analysed_plan(frame)
     if plan is not None:  # Spark Connect keeps its plans on the server
-        _walk(plan.queryExecution().analyzed(), sources, state)
+        _walk(plan, sources, state)
     return Fingerprint(
-        flow=flow,
-        target=target,
+        flow=query.name,
+        target=query.target,
         sources=tuple(sources),
         state=tuple(state),
         columns={field.name: field.dataType.simpleString() for field in frame.schema},
@@ -70,31 +59,26 @@ def fingerprint(
     )
 
 
-def _walk(node: Any, sources: list[str], state: list[str]) -> None:
-    if not node.isStreaming():
+def _walk(node: PlanNode, sources: list[str], state: list[str]) -> None:
+    if not node.is_streaming:
         return
-    name, children = node.nodeName(), scala_list(node.children())
-    if name.startswith("StreamingRelation"):
+    name, children = node.name, node.children()
+    if node.source():
         sources.append(_source(node))
-    joins_streams = name == "Join" and all(child.isStreaming() for child in children)
-    if name in _STATEFUL or joins_streams:
-        state.append(_EXPRESSION_IDS.sub("", node.simpleString(_STRING_FIELDS_MAX)).lstrip("~'"))
+    joins_streams = name == JOIN and all(child.is_streaming for child in children)
+    if name in STATEFUL or joins_streams:
+        state.append(_EXPRESSION_IDS.sub("", node.text(_STRING_FIELDS_MAX)).lstrip("~'"))
     for child in children:
         _walk(child, sources, state)
 
 
-def _source(node: Any) -> str:
+def _source(node: PlanNode) -> str:
     """`polybus subscribe=orders`: the format, and the options that select what is read."""
-    if node.getClass().getSimpleName() == "StreamingRelation":
-        options = node.dataSource().options()
-        given = {key: options.get(key).get() for key in _SELECTING if options.contains(key)}
-    else:
-        options = node.extraOptions()
-        given = {key: options.get(key) for key in _SELECTING if options.containsKey(key)}
+    given = node.source_options(_SELECTING)
     if "subscribe" in given:
         topics = sorted(topic.strip().lower() for topic in given["subscribe"].split(","))
         given["subscribe"] = ",".join(topics)
-    return " ".join([str(node.sourceName()), *(f"{key}={value}" for key, value in given.items())])
+    return " ".join([node.source(), *(f"{key}={value}" for key, value in given.items())])
 
 
 def differences(old: Fingerprint, new: Fingerprint) -> list[str]:
@@ -122,9 +106,10 @@ def _listed(items: tuple[str, ...]) -> str:
 def read_fingerprint(checkpoint: Path) -> Fingerprint | None:
     """The fingerprint of the flow that created a checkpoint; None if it never began a batch."""
     try:
-        stored = msgspec.json.decode((checkpoint / FILE).read_bytes(), type=Fingerprint)
+        path = checkpoint / FILE
+        stored = checked_json.decode(path.read_bytes(), Fingerprint, path, accept_unchecked=True)
         return stored if Checkpoint(checkpoint).has_batches() else None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, StorageError):
         return None
 
 
@@ -142,11 +127,13 @@ class Changes:
         self._prints = prints
         self._begun = begun_reset(checkpoints)
 
-    def store(self) -> None:
-        """Write the fingerprints beside the checkpoints, for the next run."""
+    def store(self, flows: Collection[str]) -> None:
+        """Write the fingerprints of flows beside their checkpoints, for the next run."""
         for name, made in self._prints.items():
+            if name not in flows:
+                continue
             Disk().make_folder(self._checkpoints / name)
-            replace_file(self._checkpoints / name / FILE, msgspec.json.encode(made))
+            replace_file(self._checkpoints / name / FILE, checked_json.encode(made))
 
     def check(self, queries: list[Query]) -> None:
         """Raise PipelineError `pipeline.changed` if a query cannot continue."""
@@ -233,9 +220,11 @@ class Changes:
         targets = {query.target for query in queries}
         gone = [folder.name for folder, stored in self._gone() if stored.target in targets]
         tables = {query.target for query in queries if self._fills_table(query)}
+        rules = self._pipeline.rules.keys()
         reset = self._begun | Reset(
             frozenset([*(query.name for query in queries), *gone]),
-            frozenset(map(self._pipeline.table_name, tables)),
+            frozenset(map(self._pipeline.table_name, tables))
+            | {f"{self._pipeline.table_name(one)}.{CHANGES}" for one in tables & rules},
         )
         if reset != Reset():
             start_over(self._names.bus.data, self._checkpoints, reset)

@@ -19,18 +19,31 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.pipelines.flow import Flow as Query
-from pyspark.pipelines.output import MaterializedView, Sink, StreamingTable, TemporaryView
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
-from polybus.lake.sql_text import time_in, version_in
+from polybus.lake.dimension import DELETED, SEQUENCE
+from polybus.lake.sql.text import time_in, version_in
 from polybus.lake.table import LakeTable, open_table, table_names
+from polybus.lake.table_state import TableState
+from polybus.spark.causes import clean_cause
+from polybus.spark.expectations import Expectation, enforced, observed
+from polybus.spark.internals import (
+    STATE_STORE,
+    MaterializedView,
+    Sink,
+    StreamingTable,
+    TemporaryView,
+    arrow_schema_of,
+)
+from polybus.spark.internals import Flow as Query
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import open_origin
 from polybus.spark.pipelines.declared import readers
+from polybus.spark.pipelines.declared.cdc import CHANGES_PER_BATCH_MAX, RESERVED
 from polybus.spark.pipelines.declared.registry import (
     DeclaredPipeline,
     PipelineError,
@@ -39,7 +52,6 @@ from polybus.spark.pipelines.declared.registry import (
 )
 
 TABLE_FORMAT = "polybus-table"
-_STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 # RocksDB's files are saved by a call that requires Hadoop's checksummed file system, and our
 # sessions use the raw one. Uncached, so that only the flow that needs it gets it.
 _ROCKSDB_FILES = {
@@ -58,11 +70,24 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FreshRows:
+    """The files of a table with new rows, up to a version."""
+
+    table: str
+    state: TableState
+    files: list[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Analysed:
     """A query's DataFrame, resolved but not run, and all that it reads, also through views."""
 
     frame: Any
     inputs: frozenset[Input]
+    read: dict[Input, int] = dataclasses.field(default_factory=dict)
+    """The version of each table whose rows the frame has."""
+    observed: dict[str, list[Expectation]] = dataclasses.field(default_factory=dict)
+    """The expectations of temporary views that a stream counts, by the name of the figures."""
 
 
 class Names:
@@ -78,22 +103,27 @@ class Names:
         self._topics: set[str] | None = None
         spark.dataSource.register(LakeTableSource)
 
-    def analyse(self, query: Query, *, run: bool = False) -> Analysed:
+    def analyse(
+        self, query: Query, *, run: bool = False, fresh: FreshRows | None = None
+    ) -> Analysed:
         """Call a query's function. Without `run`, the tables that it reads are empty.
+
+        With `fresh` it reads only some rows of a table.
 
         Raises:
             PipelineError: what is wrong, with file and line.
         """
         with readers.active(self.spark), self.settings_of(query):
             self._topics = None
-            call = _Call(self.bus, self, root=query, run=run, inputs=set(), stack=())
-            return Analysed(call.frame_of(query), frozenset(call.inputs))
+            call = _Call(self.bus, self, query, run, fresh)
+            frame = call.frame_of(query)
+            return Analysed(frame, frozenset(call.inputs), call.read, call.observed)
 
     @contextmanager
     def settings_of(self, query: Query) -> Iterator[None]:
         """Give the session the settings of the pipeline and a query, for one thread at a time."""
         conf = {**self.pipeline.conf, **query.spark_conf}
-        if conf.get(_STATE_STORE, "").endswith("RocksDBStateStoreProvider"):
+        if conf.get(STATE_STORE, "").endswith("RocksDBStateStoreProvider"):
             conf |= _ROCKSDB_FILES
         with self._settings:
             before = {name: self.spark.conf.get(name, None) for name in conf}
@@ -113,7 +143,10 @@ class Names:
         return not isinstance(self.pipeline.outputs[query.target], MaterializedView)
 
     def table(self, output: str) -> LakeTable:
-        return open_table(self.bus.data, self.pipeline.table_name(output))
+        """The table of an output; one whose rows change has a change data feed."""
+        is_fed = output in self.pipeline.rules
+        is_fed |= isinstance(self.pipeline.outputs.get(output), MaterializedView)
+        return open_table(self.bus.data, self.pipeline.table_name(output), is_fed=is_fed)
 
     def topics(self) -> set[str]:
         if self._topics is None:
@@ -128,8 +161,11 @@ class _Call(readers.Resolver):
     names: Names
     root: Query
     run: bool
-    inputs: set[Input]
-    stack: tuple[str, ...]
+    fresh: FreshRows | None = None
+    inputs: set[Input] = dataclasses.field(default_factory=set)
+    read: dict[Input, int] = dataclasses.field(default_factory=dict)
+    observed: dict[str, list[Expectation]] = dataclasses.field(default_factory=dict)
+    stack: tuple[str, ...] = ()
 
     def frame_of(self, query: Query) -> Any:
         if query.name in self.stack:
@@ -147,15 +183,32 @@ class _Call(readers.Resolver):
             kind = type(frame).__name__
             text = f"the function of {query.name} returns {kind}; it must return a DataFrame"
             raise PipelineError("pipeline.query", text, **place)
-        return frame
+        return self._expected(query, frame) if self.stack else frame
+
+    def _expected(self, query: Query, frame: Any) -> Any:
+        """The rows of a dataset that another query reads, as its expectations leave them."""
+        expected = self.names.pipeline.expectations(query)
+        is_view = isinstance(self.names.pipeline.outputs[query.target], TemporaryView)
+        try:
+            if not expected or not is_view or not frame.isStreaming:
+                return enforced(frame, expected)
+            # The flow of a table counts its rows; a view has no flow of its own.
+            name = f"{query.name}#{len(self.observed)}"
+            self.observed[name] = expected
+            return observed(frame, expected, name)
+        except AnalysisException as error:
+            text = f"expectations of {query.name}: {clean_cause(error)}"
+            raise PipelineError("pipeline.query", text, **place_of(query)) from error
 
     def _schema_of(self, output: str) -> StructType:
         """The columns of a table, from the queries that fill it; their inputs are not ours."""
         pipeline, schemas = self.names.pipeline, self.names.schemas
         if output not in schemas:
-            inner = dataclasses.replace(self, inputs=set())
+            inner = dataclasses.replace(self, inputs=set(), read={}, observed={})
             frames = [inner.frame_of(query) for query in pipeline.queries_into(output)]
-            schemas[output] = united(frames, pipeline.outputs[output]).schema
+            schema = united(frames, pipeline.outputs[output]).schema
+            rule = pipeline.rules.get(output)
+            schemas[output] = schema if rule is None else rule.shown(schema)
         return schemas[output]
 
     def stream(self, name: str, options: dict[str, Any]) -> Any:
@@ -164,11 +217,20 @@ class _Call(readers.Resolver):
             kind = "sink" if isinstance(output, Sink) else "materialized view"
             text = f"{name} is a {kind} and cannot be read as a stream"
             raise UsageError("pipeline.query", f"{text}; read a view with spark.read.table")
+        if name in self.names.pipeline.rules:
+            text = f"the rows of {name} change, so it cannot be read as a stream"
+            raise UsageError("pipeline.query", f"{text}; read it with spark.read.table")
         if output is not None:
             queries = self.names.pipeline.queries_into(name)
             self._note("dataset", name, streaming=True)
             return united([self.frame_of(query) for query in queries], output)
         if name.lower() not in self.names.topics():
+            if name.lower() in table_names(self.bus.data):
+                text = f"{name} is a lake table, and only topics can be read as a stream"
+                advice = (
+                    "read it with spark.read.table, or read a stream of the topic that fills it"
+                )
+                raise UsageError("pipeline.query", f"{text}; {advice}")
             return self._unknown(name)
         given = {"subscribe": name.lower(), "startingOffsets": "earliest", **options}
         return self.names.spark.readStream.format(readers.FORMAT).options(**given).load()
@@ -189,11 +251,11 @@ class _Call(readers.Resolver):
         if isinstance(output, Sink):
             raise UsageError("pipeline.query", f"{name} is a sink and cannot be read")
         if output is not None:
-            self._note("dataset", name, streaming=False)
-            return self._table(self.names.table(name), self._schema_of(name))
+            source = self._note("dataset", name, streaming=False)
+            return self._table(source, self.names.table(name), self._schema_of(name))
         if name.lower() in table_names(self.bus.data):
-            self._note("table", name.lower(), streaming=False)
-            return self._table(open_table(self.bus.data, name.lower()), None)
+            source = self._note("table", name.lower(), streaming=False)
+            return self._table(source, open_table(self.bus.data, name.lower()), None)
         if name.lower() in self.names.topics():
             return self._topic(name.lower(), options)
         return self._unknown(name)
@@ -208,7 +270,7 @@ class _Call(readers.Resolver):
         table = self.names.pipeline.table_name(name) if is_own else name
         return tables.read(self.names.spark, open_table(self.bus.data, table, at=at))
 
-    def _table(self, table: LakeTable, schema: StructType | None) -> Any:
+    def _table(self, source: Input, table: LakeTable, schema: StructType | None) -> Any:
         from polybus.spark import tables
 
         spark = self.names.spark
@@ -221,9 +283,14 @@ class _Call(readers.Resolver):
             stored = StructType(list(fields.values()))
             rows = spark.read.format(TABLE_FORMAT).schema(stored).load(str(table.path))
             return tables.with_variants(rows, variants)
+        self.read[source] = table.version
         if schema is not None and (not self.run or not table.exists):
             return spark.createDataFrame([], schema)
-        frame = tables.read(spark, table)
+        state, files = table.state, None
+        if self.fresh is not None and self.fresh.table == table.name:
+            state, files = self.fresh.state, self.fresh.files
+        frame = tables.read(spark, table, state, files)
+        self.read[source] = state.version
         return frame if schema is None else frame.to(_nullable(schema))
 
     def _topic(self, topic: str, options: dict[str, Any]) -> Any:
@@ -248,6 +315,9 @@ class _Call(readers.Resolver):
         added = self.bus.missing_options(given)
         if not streaming:
             return load(added)
+        if self.root.target in self.names.pipeline.rules and "maxoffsetspertrigger" not in lowered:
+            added |= {"maxOffsetsPerTrigger": str(CHANGES_PER_BATCH_MAX)}
+            lowered |= {"maxoffsetspertrigger": str(CHANGES_PER_BATCH_MAX)}
         # Spark starts a Python process to analyse each stream of ours; equal ones are shared.
         streams = self.names.streams
         key = tuple(sorted(lowered.items()))
@@ -255,8 +325,10 @@ class _Call(readers.Resolver):
             streams[key] = load(added)
         return streams[key]
 
-    def _note(self, kind: str, name: str, *, streaming: bool) -> None:
-        self.inputs.add(Input(kind, name, streaming))
+    def _note(self, kind: str, name: str, *, streaming: bool) -> Input:
+        noted = Input(kind, name, streaming)
+        self.inputs.add(noted)
+        return noted
 
 
 def _explained(error: Exception, place: dict[str, Any]) -> PolybusError:
@@ -280,6 +352,9 @@ def in_schema_of(frame: Any, output: Any) -> Any:
         return frame
     if isinstance(schema, str):
         schema = StructType.fromDDL(schema)
+    if DELETED in frame.columns:  # changes, which have other columns than their table
+        own = [field for field in schema if field.name not in RESERVED]
+        schema = StructType([*own, frame.schema[SEQUENCE], frame.schema[DELETED]])
     return frame.to(schema)
 
 
@@ -300,9 +375,7 @@ class LakeTableSource(DataSource):
         return TABLE_FORMAT
 
     def reader(self, schema: Any) -> DataSourceReader:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        return LakeTableReader(self.options["path"], to_arrow_schema(schema, timezone="UTC"))
+        return LakeTableReader(self.options["path"], arrow_schema_of(schema))
 
 
 class LakeTableReader(DataSourceReader):

@@ -6,21 +6,22 @@ functions. Here the session's methods ask the resolver of the function that runs
 of such functions they behave as Spark's own.
 """
 
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark.errors import AnalysisException
 
 from polybus.errors import UsageError
-from polybus.lake.sql_text import with_versions_named
+from polybus.lake.sql.text import with_versions_named
+from polybus.spark import internals
 from polybus.spark.location import BusLocation
-from polybus.spark.pipelines.sessions import use_in_thread
+from polybus.spark.variants import with_paths
 
 FORMAT = "polybus"
 # SQL strings, quoted names and comments: nothing inside them is a word of the statement.
@@ -37,6 +38,9 @@ _INSTALLED: set[type] = set()
 # The active session is global, and a session's views are shared by its threads. So the functions of
 # one pipeline run at a time; they only describe work, which is quick.
 _ACTIVE = threading.RLock()
+
+
+_REMOTE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 LoadFrame = Callable[[dict[str, Any]], Any]
@@ -79,20 +83,12 @@ def active(spark: Any) -> Iterator[None]:
     """Make `spark` the active session until the end of the block."""
     with _ACTIVE:
         before = type(spark).getActiveSession()
-        _make_active(spark)
+        internals.activate(spark)
         try:
             yield
         finally:
             if before is not None:
-                _make_active(before)
-
-
-def _make_active(spark: Any) -> None:
-    if getattr(spark, "_jvm", None) is not None:
-        type(spark)._activeSession = spark  # noqa: SLF001
-        use_in_thread(spark)
-    else:  # Spark Connect has one per thread
-        type(spark)._active_session.session = spark  # noqa: SLF001
+                internals.activate(before)
 
 
 # Stands for Spark's own reader, batch or stream, classic or Connect, which ours is mixed into.
@@ -159,8 +155,15 @@ def install(session_type: Any) -> None:
         resolver = _resolver.get()
         if resolver is None:
             return sparks_sql(self, sqlQuery, args, **kwargs)
-        text = with_stream_names(with_versions_named(sqlQuery, "`"))
-        return _resolved(self, resolver, lambda: sparks_sql(self, text, args, **kwargs))
+
+        def run(query: str) -> Any:
+            text = with_stream_names(with_versions_named(query, "`"))
+            if internals.is_connect(self):
+                return _resolved_remotely(self, resolver, text)
+            return _resolved(self, resolver, lambda: sparks_sql(self, text, args, **kwargs))
+
+        with _quiet():
+            return with_paths(sqlQuery, run)
 
     session_type.table, session_type.sql = table, sql
     _INSTALLED.add(session_type)
@@ -183,12 +186,20 @@ def _reader_property(spark: Any, *, streaming: bool) -> property:
     return property(read, doc=spark.__doc__)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Spark logs every unknown name, and unknown names are how we learn what a query reads."""
+    log = internals.context_logger()
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 def _resolved(spark: Any, resolver: Resolver, query: Callable[[], Any]) -> Any:
     """Analyse a query; each name that Spark does not know becomes a view of ours meanwhile."""
     known: list[str] = []
-    # Spark logs every unknown name, and unknown names are how we learn what a query reads.
-    log = logging.getLogger("SQLQueryContextLogger")
-    before, log.disabled = log.disabled, True
     try:
         while True:
             try:
@@ -197,16 +208,56 @@ def _resolved(spark: Any, resolver: Resolver, query: Callable[[], Any]) -> Any:
                 name = missing_relation(error)
                 if name is None or name in known or len(known) >= _NAMES_IN_A_QUERY_MAX:
                     raise
-                find = resolver.stream if name.endswith(STREAM_MARK) else resolver.batch
-                frame = find(name.removesuffix(STREAM_MARK), {})
+                frame = _frame_of(resolver, name)
                 if frame is None:
                     raise
                 frame.createOrReplaceTempView(f"`{name}`")
                 known.append(name)
     finally:
-        log.disabled = before
         for name in known:
             spark.catalog.dropTempView(name)
+
+
+@dataclass(slots=True)
+class _RemoteNames:
+    """The names of ours in each query of a session, and all of them."""
+
+    in_query: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+
+
+def _resolved_remotely(spark: Any, resolver: Resolver, text: str) -> Any:
+    """As `_resolved`, for Spark Connect: the plan of the query carries those of the names.
+
+    A server analyses a plan again whenever it is used, and the views that it makes for that stay.
+    So a query must carry its names always, and they are found out while no flow runs.
+    """
+    names = _REMOTE.setdefault(spark, _RemoteNames())
+    if text not in names.in_query:
+        for name in names.known:
+            spark.catalog.dropTempView(name)
+    carried = {name: _frame_of(resolver, name) for name in names.in_query.get(text, ())}
+    while True:
+        frame = internals.remote_query(spark, text, carried)
+        try:
+            frame.schema  # noqa: B018
+            break
+        except AnalysisException as error:
+            name = missing_relation(error) or ""
+            if not name or name in carried or len(carried) >= _NAMES_IN_A_QUERY_MAX:
+                raise
+            found = _frame_of(resolver, name)
+            if found is None:
+                raise
+            carried[name] = found
+    names.in_query[text] = tuple(carried)
+    names.known |= carried.keys()
+    return frame
+
+
+def _frame_of(resolver: Resolver, name: str) -> Any:
+    find = resolver.stream if name.endswith(STREAM_MARK) else resolver.batch
+    return find(name.removesuffix(STREAM_MARK), {})
 
 
 def with_stream_names(text: str) -> str:

@@ -6,25 +6,30 @@ PySpark's own registry sends declarations to a server.
 import dataclasses
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.pipelines.flow import AutoCdcFlow
-from pyspark.pipelines.flow import Flow as Query
-from pyspark.pipelines.graph_element_registry import GraphElementRegistry
-from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable, TemporaryView
+from pyspark.sql import SparkSession
 
 from polybus.errors import PolybusError, UsageError
 from polybus.spark.causes import clean_cause
+from polybus.spark.expectations import Expectation, expectations_of
+from polybus.spark.internals import (
+    AutoCdcFlow,
+    GraphElementRegistry,
+    MaterializedView,
+    Output,
+    Sink,
+    StreamingTable,
+    TemporaryView,
+)
+from polybus.spark.internals import Flow as Query
+from polybus.spark.pipelines.declared.cdc import ChangeRule, rule_of
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,99}", re.ASCII)
 FORMATS = (None, "delta", "parquet")
-AUTO_CDC = (
-    "an auto CDC flow needs a table format with MERGE; append to a table, and keep the newest row "
-    "of each key in a materialized view (max_by)"
-)
 
 
 class PipelineError(UsageError):
@@ -76,6 +81,16 @@ class DeclaredPipeline:
     conf: dict[str, str] = dataclasses.field(default_factory=dict)
     outputs: dict[str, Output] = dataclasses.field(default_factory=dict)
     queries: dict[str, Query] = dataclasses.field(default_factory=dict)
+    rules: dict[str, ChangeRule] = dataclasses.field(default_factory=dict)
+    """The rule of each table that an auto CDC flow keeps up to date, by the name of the table."""
+    expected: dict[str, list[Expectation]] = dataclasses.field(default_factory=dict)
+    """The expectations of outputs, by name, from SQL files and the config."""
+
+    def expectations(self, query: Query) -> list[Expectation]:
+        """What the rows of a query should be: those of its function, then those of its output."""
+        found = [*expectations_of(query.func), *self.expected.get(query.target, ())]
+        table = self.table_name(query.target)
+        return [dataclasses.replace(one, topic=table) for one in found]
 
     def queries_into(self, output: str) -> list[Query]:
         return [query for query in self.queries.values() if query.target == output]
@@ -98,7 +113,9 @@ class DeclarationRegistry(GraphElementRegistry):
         _check_name("an output", output, self._pipeline.outputs)
         table_format = None if isinstance(output, Sink) else getattr(output, "format", None)
         if table_format not in FORMATS:
-            text = f"table {output.name} asks for format {table_format}; tables are Delta tables"
+            text = (
+                f"table {output.name}: format {table_format} is not supported; leave it out (Delta)"
+            )
             raise PipelineError("pipeline.unsupported", text, **place_of(output))
         self._pipeline.outputs[output.name] = output
 
@@ -107,8 +124,29 @@ class DeclarationRegistry(GraphElementRegistry):
         self._pipeline.queries[flow.name] = flow
 
     def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
-        text = f"the flow into {flow.target}: {AUTO_CDC}"
-        raise PipelineError("pipeline.unsupported", text, **place_of(flow))
+        place = place_of(flow)
+        try:
+            rule = rule_of(flow)
+        except UsageError as error:
+            raise PipelineError(error.code, error.text, **place) from error
+        self.register_rule(flow.name or flow.target, flow.target, rule, flow)
+
+    def register_rule(self, name: str, target: str, rule: ChangeRule, element: Any) -> None:
+        """Register an auto CDC flow; `element` has its place and its settings."""
+        if target in self._pipeline.rules:
+            text = f"table {target} has an auto CDC flow already; it can have only one"
+            raise PipelineError("pipeline.duplicate", text, **place_of(element))
+
+        def events() -> Any:
+            return rule.events(SparkSession.active().readStream.table(rule.source))
+
+        conf, place = getattr(element, "spark_conf", {}), element.source_code_location
+        self.register_flow(Query(name, target, conf, place, events))
+        self._pipeline.rules[target] = rule
+
+    def register_expectations(self, output: str, expected: Iterable[Expectation]) -> None:
+        """Register what the rows of an output should be."""
+        self._pipeline.expected.setdefault(output, []).extend(expected)
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:
         raise NotImplementedError("SqlFile reads SQL files")
@@ -125,14 +163,31 @@ def check_targets(pipeline: DeclaredPipeline) -> None:
         if output is None:
             text = f"flow {query.name} writes to {query.target}, which is not declared"
             raise PipelineError("pipeline.unknown-output", text, **place_of(query))
+        _check_rule(pipeline, query, output)
         single = isinstance(output, MaterializedView | TemporaryView)
         if single and len(pipeline.queries_into(output.name)) > 1:
-            text = f"flow {query.name}: {output.name} is a view, which has exactly one query"
+            text = f"flow {query.name}: the view {output.name} can have only one query"
             raise PipelineError("pipeline.unsupported", text, **place_of(query))
     for output in pipeline.outputs.values():
         if isinstance(output, StreamingTable) and not pipeline.queries_into(output.name):
             text = f"no flow writes to table {output.name}; declare one with append_flow"
             raise PipelineError("pipeline.unknown-output", text, **place_of(output))
+
+
+def _check_rule(pipeline: DeclaredPipeline, query: Query, output: Output) -> None:
+    """A table of an auto CDC flow has no other flow and no partitions."""
+    if query.target not in pipeline.rules:
+        return
+    problem = None
+    if not isinstance(output, StreamingTable):
+        problem = "is not a streaming table; declare it with create_streaming_table"
+    elif len(pipeline.queries_into(output.name)) > 1:
+        problem = "has another flow, too; it can have only this one"
+    elif output.partition_cols:
+        problem = "has partitions, which a table with changing rows cannot have"
+    if problem is not None:
+        text = f"flow {query.name}: the target {query.target} of an auto CDC flow {problem}"
+        raise PipelineError("pipeline.unsupported", text, **place_of(query))
 
 
 def _check_name(what: str, element: Any, known: Mapping[str, Any]) -> None:

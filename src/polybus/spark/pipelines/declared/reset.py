@@ -1,9 +1,9 @@
-"""Start flows over (`--reset`): the rows that they wrote go together with their checkpoints.
+"""Start flows over (`--reset`): removes the rows that they wrote, and their checkpoints.
 
 Rows without their checkpoint would be written again, and a checkpoint without its rows would never
 write them again. The order of writes:
 
-    1. CHECKPOINTS/.reset.json   which checkpoints and tables go; durable, so now it is decided
+    1. CHECKPOINTS/.reset.json   which checkpoints and rows to remove; durable: the decision
     2. the tables                a new version without rows
     3. the checkpoints           removed, then a fsync of their folder
     4. CHECKPOINTS/.reset.json   removed
@@ -19,6 +19,7 @@ import msgspec
 
 from polybus.errors import StorageError
 from polybus.lake.table import open_table
+from polybus.log import checked_json
 from polybus.log.disk import Disk, replace_file, sync_path
 
 # No flow can have this name.
@@ -26,7 +27,7 @@ FILE = ".reset.json"
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """The folders of checkpoints that go, and the lake tables that lose their rows."""
+    """The folders of checkpoints to remove, and the lake tables that lose their rows."""
 
     checkpoints: frozenset[str] = frozenset()
     tables: frozenset[str] = frozenset()
@@ -37,13 +38,10 @@ class Reset(msgspec.Struct, frozen=True):
 
 def begun_reset(checkpoints: Path) -> Reset:
     """What a start began to reset and did not finish. Raises StorageError `pipeline.storage`."""
-    path = checkpoints / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Reset)
-    except FileNotFoundError:
-        return Reset()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = f"{path} cannot be read: {error}; remove it and start over with --reset"
+        return checked_json.read(checkpoints / FILE, Reset, accept_unchecked=True) or Reset()
+    except StorageError as error:
+        text = f"{error.text}; remove it and start over with --reset"
         raise StorageError("pipeline.storage", text) from error
 
 
@@ -55,7 +53,7 @@ def start_over(data: Path, checkpoints: Path, reset: Reset) -> None:
     """
     try:
         Disk().make_folder(checkpoints)
-        replace_file(checkpoints / FILE, msgspec.json.encode(reset, order="deterministic"))
+        replace_file(checkpoints / FILE, checked_json.encode(reset))
         for name in sorted(reset.tables):
             table = open_table(data, name)
             if files := table.state.files:

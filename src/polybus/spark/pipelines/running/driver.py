@@ -26,6 +26,7 @@ end of standard input, and writes its events to standard output, one per line:
 
 import argparse
 import contextlib
+import datetime
 import math
 import os
 import signal
@@ -33,6 +34,7 @@ import stat
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,12 +46,16 @@ from polybus.client.http import blocking as bus_http
 from polybus.client.retry import Backoff
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.folders import check_format, table_folders
-from polybus.log import access
+from polybus.log import file_modes
 from polybus.spark.causes import is_transient
+from polybus.spark.internals import is_connect
 from polybus.spark.location import BusLocation
+from polybus.spark.nodes import nodes_of
 from polybus.spark.pipelines.flows import FlowRunner
 from polybus.spark.pipelines.running import service
-from polybus.spark.pipelines.sessions import (
+from polybus.spark.pipelines.running.runs import BatchRuns
+from polybus.spark.pipelines.running.stats import ExpectationStats
+from polybus.spark.pipelines.spark_sessions import (
     MASTER,
     MEMORY,
     another_session,
@@ -62,6 +68,11 @@ PROGRESS_INTERVAL_S = 1.0
 POLL_S = 0.05
 STARTED_TIMEOUT_S = 10.0
 OLD_JVM_TIMEOUT_S = 30.0
+JVM_POLL_S = 0.2
+ENDED_TIMEOUT_S = 3.0
+"""How long a run may take to end by itself after its JVM has ended: calls to that may hang."""
+LOG_LINES_MAX = 50
+LOG_CHARACTERS_MAX = 500
 TOKEN_VARIABLE = "POLYBUS_TOKEN"
 """For a bus on another machine (--url), whose token is not in the data folder."""
 Say = Callable[[dict[str, Any]], None]
@@ -80,6 +91,7 @@ class PipelineOptions:
     pipelines: Path | None = None
     only: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
+    refresh: tuple[str, ...] = ()
     continuous: bool = True
     until_stopped: bool = True
     """Wait for the bus, at the start and with a pipeline that needs it, and outlive all flows."""
@@ -100,8 +112,10 @@ class Supervisor:
 
     def __init__(self, options: PipelineOptions, say: Say) -> None:
         self._options = options
-        self._say = say
+        self._tell = say
+        self._log: deque[str] = deque(maxlen=LOG_LINES_MAX)
         self._stop = threading.Event()
+        self._is_over = threading.Event()
         self._started_s = time.monotonic()
         self._runner: FlowRunner | None = None
         self._jvm = 0
@@ -110,11 +124,25 @@ class Supervisor:
         self._retry_backoff = Backoff(first_s=0.5)
         self._retry_due_s = 0.0
         self._reported: set[tuple[str, str, str]] = set()
+        self._stats = ExpectationStats(options.bus)
+        last = service.read_status(options.data)
+        self._runs = BatchRuns(options.data, [] if last is None else last.runs)
 
     def stop(self) -> None:
         """Ask for the end, from any thread or signal handler."""
         # A signal may arrive while this thread holds the event's lock, which is not reentrant.
         threading.Thread(target=self._stop.set, name="polybus-stop", daemon=True).start()
+
+    def _say(self, event: dict[str, Any]) -> None:
+        """Report an event; all but progress are in the status too, for those who look later."""
+        if event["event"] != "progress":
+            now = datetime.datetime.now(datetime.UTC).strftime("%H:%M:%SZ")
+            about = [str(event[one]) for one in ("flow", "pipeline", "text") if event.get(one)]
+            if isinstance(event.get("flows"), int):
+                about.append(f"{event['seconds']} s, flows: {event['flows']}")
+            text = f"{now} {event['event']}: {' '.join(about)}"
+            self._log.append(text.removesuffix(": ")[:LOG_CHARACTERS_MAX])
+        self._tell(event)
 
     def run(self) -> bool:
         """Run; True if every pipeline started and no flow failed.
@@ -124,6 +152,12 @@ class Supervisor:
                 `pipeline.unknown`; `lake.old-format`; Java is missing or has ended; and others that
                 keep all flows from starting.
         """
+        try:
+            return self._run()
+        finally:
+            self._is_over.set()
+
+    def _run(self) -> bool:
         with service.only_one(self._options.data):
             for folder in table_folders(self._options.data):
                 check_format(folder)
@@ -140,18 +174,23 @@ class Supervisor:
 
     def _run_flows(self, spark: Any) -> None:
         data, self._jvm = self._options.data, jvm_pid(spark)
+        threading.Thread(target=self._end_with_jvm, name="polybus-end", daemon=True).start()
         self._starting("Spark is up; starting flows")
+        consumers = _remote_consumers(spark, self._options.bus)
         runner = self._runner = FlowRunner(
-            spark, self._options.bus, continuous=self._options.continuous
+            spark,
+            self._options.bus,
+            continuous=self._options.continuous,
+            on_progress=None if consumers is None else consumers.take,
         )
         server = service.Service(data, stop=self.stop, run_sql=sql_runner(spark, data))
         state = "failed"
         try:
             self._write_status("running", [])
             if self._options.standard:
-                from polybus.spark.pipelines.standard.batches import flows
+                from polybus.spark.pipelines.standard import batches
 
-                runner.start(*flows(data))
+                runner.start(*batches.flows(data))
             self._load(spark, self._options.only)
             self._await_started(runner)
             seconds = round(time.monotonic() - self._started_s, 2)
@@ -163,20 +202,25 @@ class Supervisor:
         finally:
             runner.stop()
             state = "stopped" if self._stop.is_set() else state
+            flows = self._flows()
+            self._stats.publish(flows)
             with contextlib.suppress(OSError):
-                self._write_status(state, self._flows())
+                self._write_status(state, flows)
+            if consumers is not None:
+                consumers.reporter.close()
             server.stop()
 
     def _load(self, spark: Any, only: tuple[str, ...]) -> None:
         """Start the flows of the user's pipelines; those that wait for the bus are retried."""
-        from polybus.spark.pipelines.declared.prepare import prepare
+        from polybus.spark.pipelines.declared.prepare import Chosen, prepare
 
         options = self._options
         if self._runner is None or options.pipelines is None or not options.pipelines.is_dir():
             return
         if not self._retried:
             self._starting(f"reading the pipelines in {options.pipelines}")
-        prepared = prepare(spark, options.pipelines, options.bus, only=only, reset=options.reset)
+        chosen = Chosen(only, options.reset, options.refresh)
+        prepared = prepare(spark, options.pipelines, options.bus, chosen)
         for name in only:
             self._problems.pop(name, None)
         waiting = []
@@ -203,15 +247,28 @@ class Supervisor:
                 return False
         if self._jvm and not is_jvm(self._jvm):
             # No flow can recover: whoever started us starts us again, with a new JVM.
-            text = f"the Java process {self._jvm} of the pipeline has ended"
-            raise PolybusError("spark.ended", text)
+            raise self._jvm_ended()
         return True
+
+    def _jvm_ended(self) -> PolybusError:
+        text = f"the Java process {self._jvm} of the pipeline has ended; start the pipeline again"
+        return PolybusError("spark.ended", text)
+
+    def _end_with_jvm(self) -> None:
+        """End this process soon after its JVM, if it does not end by itself."""
+        while self._jvm and is_jvm(self._jvm):
+            time.sleep(JVM_POLL_S)
+        if self._jvm and not self._is_over.wait(ENDED_TIMEOUT_S):
+            error = self._jvm_ended()
+            self._say({"event": "failed", "code": error.code, "text": error.text})
+            os._exit(1)
 
     def _report(self, spark: Any) -> None:
         """Report progress, and once why a flow waits, has failed or has a warning."""
         if self._retried and time.monotonic() >= self._retry_due_s:
             self._load(spark, self._retried)
         flows = self._flows()
+        self._stats.publish(flows)
         self._say({"event": "progress", "flows": flows})
         # Flows report a full disk; a missing status does not end them.
         with contextlib.suppress(OSError):
@@ -235,11 +292,21 @@ class Supervisor:
             jvm=self._jvm,
             uptime_s=round(time.monotonic() - self._started_s, 1),
             flows=flows,
+            runs=self._runs.all(),
             problems=[*self._problems.values()],
+            pipelines=""
+            if self._options.pipelines is None
+            else str(self._options.pipelines.absolute()),
+            log=[*self._log],
         )
 
     def _flows(self) -> list[dict[str, Any]]:
-        return [] if self._runner is None else [asdict(one) for one in self._runner.progress()]
+        if self._runner is None:
+            return []
+        flows = [asdict(one) for one in self._runner.progress()]
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._runs.note(flows, now)
+        return flows
 
     def _starting(self, text: str) -> None:
         self._say({"event": "starting", "text": text})
@@ -250,18 +317,19 @@ class Supervisor:
         """Wait until a bus has created the data folder, or answers at the URL."""
         data, url = self._options.data, self._options.url
 
-        def answers() -> bool:
+        def answers(node: str) -> bool:
             try:
-                bus_http.request(url or "", "GET", "/healthz")
+                bus_http.request(node, "GET", "/healthz")
             except PolybusError as error:
                 return error.code not in bus_http.GONE
             return True
 
         if url is not None:
-            self._await(answers, f"no bus answers at {url} yet")
+            nodes = nodes_of(url)
+            self._await(lambda: any(map(answers, nodes)), f"no bus answers at {url} yet")
         else:
             text = f"{data} does not exist yet; start the bus: polybus serve --data {data}"
-            self._await((data / "polybus.json").exists, text)
+            self._await(lambda: BusLocation(data).is_folder_here, text)
 
     def _await_old_jvm(self) -> None:
         """Wait for the JVM of a run that was killed: it may still write to the checkpoints."""
@@ -293,6 +361,20 @@ class Supervisor:
                 return
 
 
+def _remote_consumers(spark: Any, bus: BusLocation) -> Any:
+    """What reports the flows as consumers over Spark Connect, where a session has no listener.
+
+    PySpark 4.3 drops a listener there at the first event of a Python source.
+    """
+    if not is_connect(spark):
+        return None
+    # Imports PySpark, which would delay the start of the JVM.
+    from polybus.spark.listener import ConsumerListener, Reporter
+
+    data = bus.data if bus.url is None else None
+    return ConsumerListener(Reporter(data=data, url=bus.url, token=bus.token))
+
+
 def sql_runner(spark: Any, data: Path) -> service.RunSql:
     """Runs queries on the pipeline's warm JVM, beside its flows.
 
@@ -314,11 +396,12 @@ def sql_runner(spark: Any, data: Path) -> service.RunSql:
 
 def check(options: PipelineOptions) -> Any:
     """Load and analyse the user's pipelines, and change nothing; see `prepare`."""
-    from polybus.spark.pipelines.declared.prepare import prepare
+    from polybus.spark.pipelines.declared.prepare import Chosen, prepare
 
     assert options.pipelines is not None
     with options.session() as spark:
-        return prepare(spark, options.pipelines, options.bus, only=options.only, check_only=True)
+        chosen = Chosen(options.only)
+        return prepare(spark, options.pipelines, options.bus, chosen, check_only=True)
 
 
 def parse(arguments: list[str] | None) -> PipelineOptions:
@@ -331,12 +414,17 @@ def parse(arguments: list[str] | None) -> PipelineOptions:
     parser.add_argument("--master", default=MASTER, help="Spark master, or sc://host:port")
     parser.add_argument("--memory", default=MEMORY, help="heap of the Java process")
     parser.add_argument("--pipelines", type=Path, help="folder of the user's pipelines")
+    parser.add_argument(
+        "--refresh", action="append", default=[], help="run only this table's flows"
+    )
+    parser.add_argument("--reset", action="append", default=[], help="start this table over")
     parser.add_argument("--once", action="store_true", help="one pass over the log, then end")
     parser.add_argument("--no-standard", action="store_true", help="only the user's pipelines")
     given = vars(parser.parse_args(arguments))
     is_standard = not given.pop("no_standard")
     goes_on = not given.pop("once")
     token = os.environ.get(TOKEN_VARIABLE) or None
+    given |= {name: tuple(given[name]) for name in ("refresh", "reset")}
     return PipelineOptions(
         **given, standard=is_standard, token=token, continuous=goes_on, until_stopped=goes_on
     )
@@ -358,7 +446,7 @@ def stop_with_input(stop: Callable[[], None]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    access.adopt(options.data)
+    file_modes.adopt(options.data)
     lines = os.fdopen(os.dup(1), "wb", buffering=0)
     # What Spark or a user's file prints must not come between the events.
     os.dup2(2, 1)
@@ -376,6 +464,9 @@ def main(arguments: list[str] | None = None) -> int:
         supervisor.run()
     except PolybusError as error:
         say({"event": "failed", "code": error.code, "text": error.text})
+        if error.code == "spark.ended":
+            # Threads that wait for an answer of the JVM would keep the process.
+            os._exit(1)
         return 1
     except Exception as error:
         # The parent process reads the event; the traceback goes to standard error.

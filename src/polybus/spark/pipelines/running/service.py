@@ -34,9 +34,10 @@ import pyarrow as pa
 
 from polybus.client.http import blocking as http
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log import access, layout
+from polybus.log import file_modes, layout
 from polybus.log.disk import Disk, FileLock
 from polybus.processes import is_alive
+from polybus.structs import decode
 
 REQUEST_BYTES_MAX = 1 << 20
 CONNECTIONS_MAX = 16
@@ -65,7 +66,13 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The Java process, which may briefly outlive a killed driver; 0 if it is elsewhere."""
     uptime_s: float = 0.0
     flows: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    """The last batches that ended, the oldest first: see runs.py."""
     problems: list[str] = []
+    pipelines: str = ""
+    """The folder of the user's pipelines."""
+    log: list[str] = []
+    """The last events, but for progress, a line each."""
 
 
 def folder(data: Path) -> Path:
@@ -111,7 +118,7 @@ def read_status(data: Path) -> PipelineStatus | None:
     """The last status; None if no pipeline ever ran here."""
     try:
         content = (folder(data) / "status.json").read_bytes()
-        return msgspec.json.decode(content, type=PipelineStatus)
+        return decode(content, PipelineStatus)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -155,7 +162,7 @@ class Service(socketserver.ThreadingUnixStreamServer):
         if self.socket_path.parent == own:
             Disk().make_folder(own)
         else:
-            access.prepare_socket_folder(self.socket_path)
+            file_modes.prepare_socket_folder(self.socket_path)
         self.socket_path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
@@ -193,10 +200,10 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         if not self._is_free:
-            raise PolybusError("pipeline.busy", f"{CONNECTIONS_MAX} connections are open already")
+            raise PolybusError("pipeline.busy", f"over {CONNECTIONS_MAX} connections; try later")
         size = self.headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > REQUEST_BYTES_MAX:
-            text = f"a request has a length of at most {REQUEST_BYTES_MAX} bytes"
+            text = f"content-length is {size[:20]!r}; it must be at most {REQUEST_BYTES_MAX}"
             raise UsageError("pipeline.request-invalid", text)
         return self.rfile.read(int(size))
 
@@ -212,7 +219,7 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _rows(self, body: bytes) -> memoryview:
         try:
-            request = msgspec.json.decode(body, type=SqlRequest)
+            request = decode(body, SqlRequest)
         except msgspec.MsgspecError as error:
             raise UsageError("pipeline.request-invalid", str(error)) from error
         if not 0 < request.rows_max <= ROWS_MAX_LIMIT:
@@ -256,7 +263,7 @@ def query(
     """
     request = msgspec.json.encode({"query": sql, "rows-max": rows_max})
     table = pa.ipc.open_stream(_ask(status, "/sql", request)).read_all()
-    answer = msgspec.json.decode(table.schema.metadata[b"answer"], type=dict[str, Any])
+    answer = decode(table.schema.metadata[b"answer"], dict[str, Any])
     return table.replace_schema_metadata(None), answer
 
 

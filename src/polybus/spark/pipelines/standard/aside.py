@@ -9,7 +9,8 @@ After, the messages that were set aside must be staged for quarantine, as raw by
 JVM that has ended or a damaged log fails one of the checks, and then the batch.
 
 What a batch sets aside is stored before its first commit. A batch that runs again sets aside the
-same messages, so that none is in both tables or in neither.
+same messages, so that none is in both tables or in neither. If that file is damaged, a batch that
+silver has does not run again, as nobody knows which messages it left out; any other begins again.
 """
 
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import DataFrame
 
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, StorageError
 from polybus.lake.files import FileNote
+from polybus.log import checked_json
 from polybus.log.disk import replace_file
 from polybus.spark.causes import clean_cause, is_transient
-from polybus.spark.pipelines.standard.decode import literal
+from polybus.spark.declared_fields import literal
 
 FILE = "standard-aside.json"
 FOUND_MAX = 100
@@ -62,16 +64,22 @@ class SetAside(msgspec.Struct, frozen=True):
         return f"CASE {' '.join(cases)} END"
 
     def save(self, data: Path) -> None:
-        replace_file(data / "pipeline" / FILE, msgspec.json.encode(self))
+        replace_file(data / "pipeline" / FILE, checked_json.encode(self))
 
 
 def stored(data: Path, writer: str, batch_id: int) -> SetAside:
-    """What the batch set aside when it ran before."""
-    nothing = SetAside(writer, batch_id)
+    """What the batch set aside when it ran before.
+
+    Raises StorageError `pipeline.settings`: the file is damaged.
+    """
+    nothing, path = SetAside(writer, batch_id), data / "pipeline" / FILE
     try:
-        found = msgspec.json.decode((data / "pipeline" / FILE).read_bytes(), type=SetAside)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        found = checked_json.decode(path.read_bytes(), SetAside, path, accept_unchecked=True)
+    except FileNotFoundError:
         return nothing
+    except StorageError as error:
+        advice = "restore it, or remove it and give up messages that the last batch set aside"
+        raise StorageError("pipeline.settings", f"{error.text}; {advice}") from error
     return found if (found.writer, found.batch) == (writer, batch_id) else nothing
 
 

@@ -4,7 +4,9 @@
 plan is synced first:
 
     standard-settings.json (if the settings changed) → standard-aside.json (if decoding raised)
-    → silver → quarantine → recent_ids → traffic → top_senders → deliveries
+    → standard-stopped.json (if a topic must be left out) → silver → silver_<topic> …
+    → quarantine → recent_ids → expectations → traffic → top_senders
+    → standard-stopped.json (if a stopped topic continues) → deliveries
 
 Spark runs a batch again after a failure, with the same messages, and it then passes through the
 same order. Every table stores the last batch of its writer in the same commit as the rows and
@@ -19,13 +21,16 @@ values over a limit that is fixed when the query starts (`cut_over`), so the sto
 is never larger.
 
 The cost of a batch is mostly its number of Spark jobs, so most batches have one: it decodes the
-messages and writes them as files of silver that are not yet part of the table. Only if these have
+messages and writes them as files of silver that are not yet part of the table; those of a small
+batch (planned.py) are collected and written here, because Spark's own writer takes longer to set up
+than to decode them. Only if these have
 fewer rows than the plan, the missing messages go to quarantine in a second job. Duplicates and
 figures are computed from the files by Arrow.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,65 +40,54 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.files import FileNote, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
+from polybus.lake.stopped import read as read_stopped
+from polybus.lake.stopped import still_stopped
 from polybus.lake.table import LakeTable, open_table
+from polybus.log import checked_json
 from polybus.log.disk import replace_file
 from polybus.spark.causes import brief_errors
 from polybus.spark.checkpoint import Checkpoint
-from polybus.spark.pipelines.flows import FlowContext, PipelineFlow
+from polybus.spark.expectations import CheckedRows, Expectation, ExpectationCount, added
+from polybus.spark.internals import INTERPRETED, is_connect
+from polybus.spark.pipelines.flows import FlowContext, FlowProgress, PipelineFlow
 from polybus.spark.pipelines.standard import aside, decode, gold
 from polybus.spark.pipelines.standard.aside import SetAside
+from polybus.spark.pipelines.standard.expected import (
+    expectations,
+    expectations_table,
+    problem_with,
+    rows_of,
+)
+from polybus.spark.pipelines.standard.planned import EVENTS, BatchPlans, PlannedRows
+from polybus.spark.pipelines.standard.stops import Stops, among, broken
+from polybus.spark.pipelines.standard.typed import PREFIX, TypedTables, typed_tables
 from polybus.spark.pipelines.standard.watch import Watch
-from polybus.spark.session.connect import is_connect
 from polybus.spark.source.options import COLUMNS, VALUE_BYTES, VALUE_BYTES_MAX
-from polybus.spark.tables import commit_staged, stage
+from polybus.spark.tables import commit_staged, stage, stage_small
 
 GROUP = "standard"
 LOOK_EVERY_S = 0.2
-# All user topics, and the system topic in which the bus reports deliveries.
-PATTERN = r"\$events|[^$].*"
+# All user topics, and the system topics in which the bus reports deliveries, one of each account.
+PATTERN = r"\$events|(?!\$)(?!.*/\$(alerts|stats)$).*"
 TABLES = ("silver", "quarantine", "traffic", "top_senders", "deliveries", "recent_ids")
+EXPECTATIONS = "expectations"
 _ADVICE = (
     "restore the checkpoint, or remove both the checkpoint and the tables "
-    f"{', '.join(TABLES)}: they are then built again from the log"
+    f"{', '.join(TABLES)}, {EXPECTATIONS} and {PREFIX}TOPIC: they are then built again from the log"
 )
 _DAMAGED_ADVICE = (
-    "the batch was planned before the damage, and all topics wait for it: restore the file from a "
-    "backup, or delete the topic, and the pipeline continues by itself"
+    "if the batch is in silver already, all topics wait for it: restore the file from a backup, or "
+    "delete the topic, and the pipeline continues by itself"
 )
-EVENTS = "$events"
+OF_EVENTS = f"topic = '{EVENTS}' OR ENDSWITH(topic, '/{EVENTS}')"
 SETTINGS_FILE = "standard-settings.json"
-SMALL_ROWS = 20_000
-"""A smaller batch is one task, and one file."""
 FACT_COLUMNS = ["topic", "epoch", "offset", "timestamp", "protocol", "sender"]
-
-
-@dataclass(frozen=True)
-class PlannedRows:
-    """The number of messages and events in a batch; None if the checkpoint does not tell."""
-
-    messages: int | None = None
-    events: int | None = None
-
-
-def planned_rows(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
-    """The rows of a batch; unknown for the first batch, and if a topic is new or was recreated."""
-    start, end = checkpoint.planned_end(batch_id - 1), checkpoint.planned_end(batch_id)
-    if start is None or end is None:
-        return PlannedRows()
-    rows = {}
-    for topic, position in end.topics.items():
-        before = start.topics.get(topic)
-        if before is None or before.epoch != position.epoch or before.offset > position.offset:
-            return PlannedRows()
-        rows[topic] = position.offset - before.offset
-    events = rows.pop(EVENTS, 0)
-    return PlannedRows(sum(rows.values()), events)
 
 
 class StandardBatches:
@@ -102,7 +96,7 @@ class StandardBatches:
     Args:
         begun: the batch that an earlier process began and did not finish, if there is one.
         cut_over: the source cuts larger values.
-        scanned: called with the id of each batch and how often it was read.
+        figures: gets how often each batch was read, and what is wrong with settings of topics.
     """
 
     def __init__(
@@ -112,17 +106,29 @@ class StandardBatches:
         checkpoint: Checkpoint | None = None,
         begun: int | None = None,
         cut_over: int = VALUE_BYTES_MAX,
-        scanned: Callable[[int, int], None] = lambda batch_id, times: None,
+        figures: FlowProgress | None = None,
     ) -> None:
         self._arguments = (data, writer, checkpoint, begun, cut_over)
-        self._scanned = scanned
+        self._figures = figures or FlowProgress()
+        self.on_traffic: Callable[[], None] = lambda: None
+        """Called when `traffic` has a batch; not over Spark Connect, where this is elsewhere."""
+        self.plans = BatchPlans(data, checkpoint)
         self._settings = _stored_settings(data)
+        self._given: PipelineSettings | None = None
+        self._typed = TypedTables(data, writer, self._figures.warn)
+        self._stops = Stops(data, writer)
         self._decoded: tuple[PipelineSettings, list[str]] | None = None
+        self._expected: list[Expectation] = []
+        self._counts: list[ExpectationCount] = []
+        self._stage_rows = stage
+        self._is_compiled = True
+        self._compiling: dict[str, str] = {}
         self._silver = open_table(data, "silver")
         self._quarantine = open_table(data, "quarantine")
         self._traffic = gold.traffic_table(data)
         self._senders = gold.senders_table(data)
         self._deliveries = gold.deliveries_table(data)
+        self._expectations = expectations_table(data)
         self._ids = gold.RecentIds(data, writer)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -134,19 +140,41 @@ class StandardBatches:
             self._add(frame, batch_id)
 
     def _add(self, frame: DataFrame, batch_id: int) -> None:
-        _, writer, checkpoint, _, _ = self._arguments
-        plan = PlannedRows() if checkpoint is None else _synced_plan(checkpoint, batch_id)
+        writer, plan = self._arguments[1], self.plans.synced(batch_id)
         settings = self._settings_of(batch_id)
-        if plan.messages is not None and plan.messages + (plan.events or 0) < SMALL_ROWS:
+        self._compile(frame.sparkSession, is_on=not plan.is_small)
+        if plan.is_one_task:
             frame = frame.coalesce(1)
         scans = 0
         if plan.messages != 0:
             scans += self._add_messages(frame, batch_id, plan, settings)
         if plan.events != 0 and settings.pipeline.deliveries:
-            events = gold.events_of(frame.where(f"topic = '{EVENTS}'"))
+            events = gold.events_of(frame.where(OF_EVENTS))
             self._deliveries.add(gold.deliveries_of(events), writer=writer, batch_id=batch_id)
             scans += 1
-        self._scanned(batch_id, scans)
+        self._figures.scanned(batch_id, scans)
+
+    def _compile(self, spark: SparkSession, *, is_on: bool) -> None:
+        """Let Spark compile its expressions for a large batch, and interpret them for a small one.
+
+        The session is the query's own. To generate the code takes longer than to decode a few
+        messages, and to compile it, once, takes seconds.
+        """
+        if is_on == self._is_compiled:
+            return
+        for name, value in INTERPRETED.items():
+            known = self._compiling.setdefault(name, str(spark.conf.get(name)))
+            spark.conf.set(name, known if is_on else value)
+        self._is_compiled = is_on
+
+    def make_typed(self, spark: SparkSession) -> None:
+        """Make tables of topics that have rows in silver, before the first batch comes."""
+        data, writer, *_ = self._arguments
+        last = self._silver.last_batch(writer)
+        if last is not None:
+            topics = self._typed.accepted(pipeline_settings.read(data)).topics
+            due = self._typed.missing(spark, self._silver, topics)
+            self._typed.add(spark, self._silver, (), due, last)
 
     def _settings_of(self, batch_id: int) -> PipelineSettings:
         """Those of the bus's settings file, unless an earlier process began the batch.
@@ -157,11 +185,15 @@ class StandardBatches:
         data, _, _, begun, cut_over = self._arguments
         if self._settings is not None and batch_id == begun:
             return _with_limit(self._settings, cut_over)
-        newest = _with_limit(pipeline_settings.read(data), cut_over)
+        given = pipeline_settings.read(data)
+        if given == self._given and self._settings is not None:
+            return self._settings
+        newest = _with_limit(self._typed.accepted(given), cut_over)
+        self._given = given
         if newest != self._settings:
             path = data / "pipeline" / SETTINGS_FILE
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, msgspec.json.encode(newest))
+            replace_file(path, checked_json.encode(newest))
             self._settings = newest
         return newest
 
@@ -169,11 +201,19 @@ class StandardBatches:
         self, frame: DataFrame, batch_id: int, plan: PlannedRows, settings: PipelineSettings
     ) -> int:
         """Decode, store and count; returns how often this read the batch."""
-        if self._decoded is None or self._decoded[0] != settings:
-            self._decoded = settings, decode.columns(settings)
-        raw = frame.where(f"topic <> '{EVENTS}'")
+        is_new = self._decoded is None or self._decoded[0] != settings
+        if is_new:
+            self._prepare(frame, settings)
+        raw = frame.where(f"NOT ({OF_EVENTS})")
         limit = settings.pipeline.value_bytes_max
+        if stopped := self._stops.of_batch(batch_id):
+            raw = raw.where(f"NOT {among(stopped)}")
+        self._stage_rows = stage_small if plan.is_small else stage
         good, bad, kept = self._stage(raw, batch_id, limit)
+        if reasons := self._broken(batch_id):
+            self._discard([*good, *bad])
+            self._stops.add(raw, reasons, settings, batch_id)
+            good, bad, kept = self._stage(raw.where(f"NOT {among(reasons)}"), batch_id, limit)
         facts = read_facts(self._silver, good, "bytes", "late", "message_id")
         has_id = pc.is_valid(facts["message_id"])
         is_duplicate = np.zeros(facts.num_rows, dtype=bool)
@@ -184,19 +224,61 @@ class StandardBatches:
             is_duplicate[np.flatnonzero(has_id)] = flags
         unique = without(self._silver, good, is_duplicate)
         writer = self._arguments[1]
-        commit_staged(self._silver, unique, writer=writer, batch_id=batch_id)
+        topics = set(facts["topic"].unique().to_pylist())
+        typed = [one for one in settings.topics if one.schema and one.name in topics]
+        files = [note.file.path for note in unique if note.file.rows]
+
+        def add_typed() -> None:
+            spark = frame.sparkSession
+            others = [one for one in settings.topics if one.name not in topics]
+            due = self._typed.missing(spark, self._silver, others) if is_new else []
+            self._typed.add(spark, self._silver, files, [*typed, *due], batch_id)
+
+        commit_staged(
+            self._silver,
+            unique,
+            writer=writer,
+            batch_id=batch_id,
+            then=add_typed if typed or is_new else None,
+        )
         parts = [gold.facts_of(facts, duplicate=is_duplicate)]
         if plan.messages is None or plan.messages > facts.num_rows:
             parts.append(self._add_quarantined(kept, bad, batch_id, limit))
         if with_id.num_rows:
             ids_max = settings.pipeline.ids_max
             self._ids.remember(ids, batch_id, watermark_s=watermark_s, ids_max=ids_max)
+        self._expectations.add(rows_of(self._counts, batch_id), writer=writer, batch_id=batch_id)
+        counted = pa.concat_tables(parts)
         if settings.pipeline.gold:
-            counted = pa.concat_tables(parts)
             traffic = gold.traffic_of(counted, batch_id)
             self._traffic.add(traffic, writer=writer, batch_id=batch_id)
+            self.on_traffic()
             self._senders.add(gold.senders_of(counted), writer=writer, batch_id=batch_id)
+        self._stops.remove(counted["topic"].unique().to_pylist(), batch_id)
+        self._figures.expected(self._counts)
         return len(parts)
+
+    def _prepare(self, frame: DataFrame, settings: PipelineSettings) -> None:
+        """Make the expressions of settings that are new."""
+        self._expected = []
+        given = expectations(settings)
+        decoded = frame.selectExpr("*", *decode.columns(settings)) if given else frame
+        for one in given:
+            problem = problem_with(one, decoded)
+            self._figures.warn(f"{one.topic}: {one.name}", problem)
+            if problem is None:
+                self._expected.append(one)
+        self._decoded = settings, decode.columns(settings, self._expected)
+
+    def _broken(self, batch_id: int) -> dict[str, str]:
+        """The topics of a batch that break what must hold, unless it is in silver already."""
+        has_batch = self._silver.has_batch(self._arguments[1], batch_id)
+        return {} if has_batch else broken(self._counts)
+
+    def _discard(self, staged: list[FileNote]) -> None:
+        for note in staged:
+            (self._silver.path / note.file.path).unlink(missing_ok=True)
+            (self._quarantine.path / note.file.path).unlink(missing_ok=True)
 
     def _decode(self, raw: DataFrame) -> DataFrame:
         assert self._decoded is not None
@@ -212,11 +294,17 @@ class StandardBatches:
         data, writer = self._arguments[:2]
 
         def stage_good(part: DataFrame) -> list[FileNote]:
-            decoded = self._decode(part).where("reason IS NULL").selectExpr(*decode.SILVER)
-            return stage(decoded, self._silver, (), json=("payload",))
+            checked = CheckedRows(self._decode(part), self._expected)
+            decoded = checked.rows.where("reason IS NULL").selectExpr(*decode.SILVER)
+            notes = self._stage_rows(decoded, self._silver, (), json=("payload",))
+            added(self._counts, checked.counts())
+            return notes
 
-        left_out = aside.stored(data, writer, batch_id)
-        if not left_out.ranges:
+        self._counts = []
+
+        left_out = self._set_aside(batch_id)
+        is_stored = bool(left_out.ranges)
+        if not is_stored:
             try:
                 return stage_good(raw), [], raw
             except Exception as error:
@@ -233,8 +321,19 @@ class StandardBatches:
         unread = raw.where(left_out.condition)
         unread = unread.selectExpr("*", decode.BYTES, f"{left_out.reason} AS reason")
         bad = stage(unread.selectExpr(*decode.quarantined(limit)), self._quarantine, ())
-        left_out.save(data)
+        if not is_stored:
+            left_out.save(data)
         return good, bad, raw.where(f"NOT ({left_out.condition})")
+
+    def _set_aside(self, batch_id: int) -> SetAside:
+        """What the batch set aside when it ran before. Raises StorageError: nobody knows."""
+        data, writer, *_ = self._arguments
+        try:
+            return aside.stored(data, writer, batch_id)
+        except StorageError:
+            if self._silver.last_batch(writer) == batch_id:
+                raise
+            return SetAside(writer, batch_id)
 
     def _add_quarantined(
         self, raw: DataFrame, notes: list[FileNote], batch_id: int, limit: int
@@ -249,10 +348,10 @@ class StandardBatches:
 
 
 def _stored_settings(data: Path) -> PipelineSettings | None:
+    path = data / "pipeline" / SETTINGS_FILE
     try:
-        stored = (data / "pipeline" / SETTINGS_FILE).read_bytes()
-        return msgspec.json.decode(stored, type=PipelineSettings)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return checked_json.decode(path.read_bytes(), PipelineSettings, path, accept_unchecked=True)
+    except (FileNotFoundError, StorageError):
         return None
 
 
@@ -269,11 +368,6 @@ def cut_limit(data: Path, begun: int | None) -> int:
     if begun is not None and stored is not None:
         limit = max(limit, stored.pipeline.value_bytes_max)
     return min(limit, VALUE_BYTES_MAX)
-
-
-def _synced_plan(checkpoint: Checkpoint, batch_id: int) -> PlannedRows:
-    checkpoint.sync_batch(batch_id)
-    return planned_rows(checkpoint, batch_id)
 
 
 def read_facts(table: LakeTable, notes: Sequence[FileNote], *more: str) -> pa.Table:
@@ -315,21 +409,35 @@ def _filtered(
 
 def flows(data: Path) -> list[PipelineFlow]:
     """The flows of the standard pipeline for the bus of a data folder."""
+    has_traffic = threading.Event()
+    # What is for the pipeline's own use is not an output.
+    shown = [name for name in TABLES if name != "recent_ids"]
     return [
         PipelineFlow(
             GROUP,
             "decode",
-            start_decode,
-            # A batch over a file that was damaged after its plan runs again until that is restored.
+            partial(start_decode, on_traffic=has_traffic.set),
+            # A batch over a file that was damaged after its plan runs again without the topic.
             retried=("log.damaged", "log.frozen"),
             retried_advice=_DAMAGED_ADVICE,
+            outputs=tuple(f"table:{name}" for name in (*shown, EXPECTATIONS, f"{PREFIX}*")),
         ),
-        PipelineFlow(GROUP, "watch", Watch(data).tick, repeat_s=LOOK_EVERY_S),
+        PipelineFlow(
+            GROUP,
+            "watch",
+            Watch(data).tick,
+            repeat_s=LOOK_EVERY_S,
+            news=has_traffic,
+            inputs=("table:traffic",),
+            outputs=("table:alerts", "topic:$alerts", "topic:$stats"),
+        ),
     ]
 
 
-def start_decode(context: FlowContext) -> Any:
+def start_decode(context: FlowContext, *, on_traffic: Callable[[], None] = lambda: None) -> Any:
     """Start one query over all topics, from its checkpoint or from the beginning of the log.
+
+    `on_traffic` is called when a batch is in `traffic`.
 
     Raises:
         UsageError: `pipeline.checkpoint`, the tables were filled from another checkpoint.
@@ -341,7 +449,15 @@ def start_decode(context: FlowContext) -> Any:
         context.figures.rows = None  # nobody reports how often it reads a batch
     begun = checkpoint.unfinished_batch()
     cut_over = cut_limit(data, begun)
-    batches = StandardBatches(data, writer, checkpoint, begun, cut_over, context.figures.scanned)
+    stops = Stops(data, writer)
+    stops.forget_others()
+    if begun is not None and not open_table(data, "silver").has_batch(writer, begun):
+        stops.add_damaged(context.bus, checkpoint, begun)
+    context.figures.held(stopped=still_stopped(data, read_stopped(data)))
+    batches = StandardBatches(data, writer, checkpoint, begun, cut_over, context.figures)
+    batches.on_traffic = on_traffic
+    if begun is None and not is_connect(context.spark):
+        batches.make_typed(context.spark)
     options = {
         "subscribePattern": PATTERN,
         "startingOffsets": "earliest",
@@ -350,6 +466,7 @@ def start_decode(context: FlowContext) -> Any:
         # A topic that is deleted, recreated or damaged must not end the pipeline of all others.
         "failOnDataLoss": "false",
         "failOnDamage": "false",
+        "stoppedIn": str(data),
         "failOnLargeValue": "false",
         "maxValueBytes": str(cut_over),
         "columns": ",".join((*COLUMNS, VALUE_BYTES)),
@@ -377,8 +494,9 @@ def writer_of(checkpoint: Checkpoint) -> str:
 
 def check_tables(data: Path, writer: str, checkpoint: Checkpoint) -> None:
     """Refuse tables that another checkpoint filled: they would get every message twice."""
-    for name in TABLES:
-        writers = open_table(data, name).writers()
+    standard = (open_table(data, name) for name in (*TABLES, EXPECTATIONS))
+    for table in (*standard, *typed_tables(data)):
+        writers = table.writers()
         if any(one.startswith(f"{GROUP}.decode:") and one != writer for one in writers):
-            text = f"table {name} was filled from another checkpoint than {checkpoint.path}"
+            text = f"table {table.name} was filled from another checkpoint than {checkpoint.path}"
             raise UsageError("pipeline.checkpoint", f"{text}; {_ADVICE}")

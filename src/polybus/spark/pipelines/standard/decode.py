@@ -9,24 +9,16 @@ The expressions are SQL text: every function of PySpark is a call to the JVM, fo
 micro-batch has no time.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
-from typing import Any
-
-from pyspark.sql.types import StructType
+from collections.abc import Callable, Sequence
 
 from polybus.config import DeclaredTopic
-from polybus.errors import UsageError
-from polybus.lake import settings as pipeline_settings
 from polybus.lake.settings import PipelineSettings
-from polybus.lake.table import open_table
-from polybus.lake.typed import MESSAGE_COLUMNS, PREFIX
+from polybus.spark.declared_fields import field_of, literal, schema_fields
+from polybus.spark.expectations import Expectation
 from polybus.spark.source.options import CUT_BYTES
-from polybus.spark.tables import read
 
 ID_HEADER = "message-id"
 TIME_HEADER = "event-time"
-FIELDS_MAX = 200
 SILVER_COLUMNS = (
     *("topic", "epoch", "offset", "timestamp", "event_time", "late", "protocol", "sender", "key"),
     *("message_id", "bytes", "format", "payload", "text", "binary", "properties"),
@@ -43,14 +35,15 @@ BYTES = "COALESCE(value_bytes, 0) AS bytes"
 DECLARED = "the topic is declared as JSON, but the value"
 # What Python's datetime holds in every time zone, in microseconds: year 1 to 9999 less a day.
 TIMES_US = (-62_135_510_400_000_000, 253_402_214_400_000_000)
+IS_OBJECT = TEXT + r" RLIKE '^[ \\t\\r\\n]*[{]'"
 NOT_JSON = "is not valid JSON, or has a duplicate key"
 
 
-def columns(settings: PipelineSettings) -> list[str]:
+def columns(settings: PipelineSettings, expected: Sequence[Expectation] = ()) -> list[str]:
     """Expressions that add SILVER_COLUMNS and QUARANTINE_COLUMNS to messages of our source.
 
     Each may use those before it. `reason` says why a message belongs in quarantine; it is null for
-    all others.
+    all others. Of the expectations, only those whose messages are dropped matter here.
 
     Raises:
         UsageError: `pipeline.schema`, a topic's schema is invalid.
@@ -67,7 +60,6 @@ def columns(settings: PipelineSettings) -> list[str]:
         f"bytes <= {limit} AND IS_VALID_UTF8({TEXT}) AS is_text",
         f"is_text AND (is_declared OR {TEXT} RLIKE {begins}) AS meant_as_json",
         f"IF(meant_as_json, TRY_PARSE_JSON({TEXT}), NULL) AS payload",
-        f"{reason(topics, limit)} AS reason",
         f"{first_of(topics, lambda one: one.message_id, ID_HEADER)} AS message_id",
         f"{time} AS event_time_text",
         "CASE WHEN payload IS NOT NULL THEN 'json' "
@@ -81,6 +73,7 @@ def columns(settings: PipelineSettings) -> list[str]:
         "TRANSFORM_VALUES(headers, (name, content) -> COALESCE("
         "TRY_VALIDATE_UTF8(CAST(content AS STRING)), BASE64(content))) AS properties",
         f"event_time < timestamp - INTERVAL {settings.pipeline.watermark_s:.6f} SECOND AS late",
+        f"{reason(topics, limit, expected)} AS reason",
     ]
 
 
@@ -97,12 +90,9 @@ def quarantined(limit: int) -> list[str]:
     return [*columns.values(), "CURRENT_TIMESTAMP() AS quarantined_at"]
 
 
-def literal(text: str) -> str:
-    """An SQL string literal."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def reason(topics: Sequence[DeclaredTopic], limit: int) -> str:
+def reason(
+    topics: Sequence[DeclaredTopic], limit: int, expected: Sequence[Expectation] = ()
+) -> str:
     cases = [
         f"WHEN bytes > {limit} THEN "
         f"CONCAT('the value has ', bytes, ' bytes; value-bytes-max is {limit}')",
@@ -117,13 +107,16 @@ def reason(topics: Sequence[DeclaredTopic], limit: int) -> str:
                 f"WHEN topic = {literal(topic.name)} AND {broken} <> '' "
                 f"THEN CONCAT('schema: ', {broken})"
             )
+    for one in expected:
+        if one.consequence == "expect_or_drop":
+            is_broken = f"topic = {literal(one.topic)} AND NOT {one.is_met}"
+            cases.append(f"WHEN {is_broken} THEN {literal(one.reason)}")
     return f"CASE {' '.join(cases)} END"
 
 
-def broken_fields(topic: str, schema: str) -> str:
+def broken_fields(topic: str, schema: str, is_object: str = IS_OBJECT) -> str:
     """What is wrong with the fields of a value; empty if they match the schema."""
-    begins = literal(r"^[ \t\r\n]*[{]")
-    texts = [f"IF({TEXT} RLIKE {begins}, NULL, 'not an object')"]
+    texts = [f"IF({is_object}, NULL, 'not an object')"]
     for name, kind, is_required in schema_fields(topic, schema):
         found = field_of(name, kind)
         if is_required:
@@ -135,33 +128,6 @@ def broken_fields(topic: str, schema: str) -> str:
             text = literal(f"{name} is not of type {kind}")
             texts.append(f"IF({is_there} AND {found} IS NULL, {text}, NULL)")
     return f"CONCAT_WS('; ', {', '.join(texts)})"
-
-
-def field_of(name: str, kind: str) -> str:
-    """A field of a JSON value; null if it is missing or not of the type."""
-    path = literal(f"$['{name}']")
-    return f"TRY_VARIANT_GET(payload, {path}, {literal(kind)})"
-
-
-def schema_fields(topic: str, schema: str) -> list[tuple[str, str, bool]]:
-    """Name, type and whether it is required, for each column of a declared schema.
-
-    Raises:
-        UsageError: `pipeline.schema`.
-    """
-    where = f"topics: {topic}: schema {schema[:200]!r}"
-    try:
-        parsed = StructType.fromDDL(schema)
-    except Exception as error:
-        text = f"{where} is not a list of Spark columns: {str(error).splitlines()[0]}"
-        raise UsageError("pipeline.schema", text) from error
-    fields = [(one.name, one.dataType.simpleString(), not one.nullable) for one in parsed.fields]
-    if len(fields) > FIELDS_MAX:
-        raise UsageError("pipeline.schema", f"{where} has more than {FIELDS_MAX} columns")
-    for name, _, _ in fields:
-        if not set(name).isdisjoint("'\"\\`"):
-            raise UsageError("pipeline.schema", f"{where}: the name {name} contains a quote")
-    return fields
 
 
 def first_of(
@@ -184,31 +150,3 @@ def time_of(text: str) -> str:
     unit = f"CASE WHEN {number} < 1e11 THEN 1e6 WHEN {number} < 1e14 THEN 1e3 ELSE 1 END"
     since_1970 = f"TIMESTAMP_MICROS(TRY_CAST({number} * {unit} AS BIGINT))"
     return f"IF({number} BETWEEN 0 AND 2e17, {since_1970}, TRY_CAST({text} AS TIMESTAMP))"
-
-
-def register_typed(spark: Any, data: Path, names: Collection[str]) -> list[str]:
-    """Create and return the views `silver.<topic>` among `names`, if a topic declares a schema.
-
-    Silver stores values as JSON, so that a declared schema can change without changing the table.
-    A view has the declared columns with their types, and all else in the struct `_message`.
-
-    Raises:
-        UsageError: `pipeline.schema`, a schema is invalid.
-    """
-    if not any(name.startswith(PREFIX) for name in names):
-        return []
-    made = []
-    silver = open_table(data, "silver")
-    for topic in pipeline_settings.read(data).topics:
-        name = PREFIX + topic.name
-        if topic.schema is not None and name in names and silver.exists:
-            about = ", ".join(f"`{column}`" for column in MESSAGE_COLUMNS)
-            rows = read(spark, silver).where(f"topic = {literal(topic.name)}")
-            columns = [
-                f"{field_of(field, kind)} AS `{field}`"
-                for field, kind, _ in schema_fields(topic.name, topic.schema)
-            ]
-            typed = rows.selectExpr(*columns, f"STRUCT({about}) AS _message")
-            typed.createOrReplaceTempView(f"`{name}`")
-            made.append(name)
-    return made

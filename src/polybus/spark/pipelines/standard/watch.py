@@ -2,14 +2,15 @@
 
 An alert compares a topic's rate with its own last hour. A *spike* is a minute with at least
 `alert-factor` times the usual rate of the topic (the larger of median and mean per minute of its
-last hour) and at least `alert-messages-min` messages. The alert is raised as soon as the count is
-reached, before the minute is over. A *silence* is a topic whose usual rate is at least
-`alert-messages-min` and that has had no message for `alert-silence-s`. Rates come from the table
-`traffic` and earlier alerts from the table `alerts`: both survive restarts.
+last hour; its first minute was a partial one and does not count) and at least `alert-messages-min`
+messages. The alert is raised as soon as the count is reached, before the minute is over. A
+*silence* is a topic whose usual rate is at least `alert-messages-min` and that has had no message
+for `alert-silence-s`. Rates come from the table `traffic` and earlier alerts from the table
+`alerts`: both survive restarts.
 
-It looks at the table `traffic` five times a second. It has no streaming query of its own: a topic
-that falls silent causes no micro-batch. A look that finds something is a numbered tick. The order
-of its writes:
+It looks at the table `traffic` when that has a new batch, and five times a second. It has no
+streaming query of its own: a topic that falls silent causes no micro-batch. A look that finds
+something is a numbered tick. The order of its writes:
 
 1. alerts go into the table `alerts`, with the number of the tick;
 2. standard-watch.json: the number, and the traffic it publishes, as not published;
@@ -35,16 +36,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polybus import names
+from polybus.client.http.blocking import ANSWER_TIMEOUT_S
 from polybus.config import Pipeline
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, StorageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.compact import tidy
 from polybus.lake.table import open_table
+from polybus.log import checked_json, layout
 from polybus.log.disk import replace_file
-from polybus.log.reading.reader import LogReader
+from polybus.log.opening import open_reader
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
+from polybus.spark.pipelines.standard.expected import COUNTS, KEYS, expectations_table
 from polybus.spark.pipelines.standard.gold import QUANTILES, TIME, TRAFFIC_COUNTS, traffic_table
+from polybus.spark.sink.any_node import commit_files, files_in
 from polybus.spark.sink.staging import SinkColumns, stage
 
 MINUTE_US = 60_000_000
@@ -91,6 +97,7 @@ class Rates:
             usual = self._usual(np.full(len(self.topics), column))
             least = np.maximum(settings.alert_factor * usual, settings.alert_messages_min)
             old = (column - self._first) * 60.0 >= settings.alert_history_s
+            old &= column - self._first > 1
             # The history counts whole minutes; a requirement below a second means none.
             old |= settings.alert_history_s < 1.0
             for row in np.flatnonzero(old & (self._counts[:, column] >= least)):
@@ -105,9 +112,12 @@ class Rates:
             yield self._alert("silence", int(row), int(self._last[row]) + 1, usual[row])
 
     def _usual(self, before: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The usual rate of each topic in the hour before a column; 0 if unknown."""
+        """The usual rate of each topic in the hour before a column; 0 if unknown.
+
+        The first minute of a topic does not count: it has only a part of a minute's messages.
+        """
         columns = np.arange(WINDOW_MINUTES)[None, :]
-        first = np.maximum(self._first, before - HOUR_MINUTES)[:, None]
+        first = np.maximum(self._first + 1, before - HOUR_MINUTES)[:, None]
         inside = (columns >= first) & (columns < before[:, None])
         some = inside.any(axis=1)
         hour = np.where(inside, self._counts, np.nan)[some]
@@ -185,6 +195,7 @@ class Watch:
         self._clock_us = clock_us
         self._path = data / "pipeline" / STATE_FILE
         self._traffic = traffic_table(data)
+        self._expectations = expectations_table(data)
         self._alerts = open_table(data, "alerts")
         self._last_alerts: dict[tuple[str, str], int] | None = None
         self._seen_version = -1
@@ -230,7 +241,7 @@ class Watch:
         """Whether the log has nothing new either: the pipeline may only be behind."""
         since_us = now_us - JUDGED_MINUTES * MINUTE_US
         try:
-            reader = LogReader(self._data)
+            reader = open_reader(self._data)
             return reader.offset_at(topic, since_us) >= reader.bounds(topic).stop
         except PolybusError:
             return False
@@ -261,26 +272,43 @@ class Watch:
     def _stats_messages(self, state: WatchState) -> list[dict[str, str]]:
         if state.stats_upto <= state.stats_after:
             return []
-        recent = self._traffic.recent(self._clock_us() - WINDOW_US)
-        if recent is None:
-            return []
-        # A row that a later batch has changed belongs to a later tick.
-        is_after = pc.greater(recent["batch"], state.stats_after)
-        fresh = recent.filter(pc.and_(is_after, pc.less_equal(recent["batch"], state.stats_upto)))
-        columns = ["topic", "protocol", "minute", *TRAFFIC_COUNTS, *QUANTILES]
-        return [_message(STATS, row) for row in fresh.select(columns).to_pylist()]
+        traffic = ["topic", "protocol", "minute", *TRAFFIC_COUNTS, *QUANTILES]
+        counts = [*KEYS, "consequence", *COUNTS]
+        found = []
+        for table, columns in ((self._traffic, traffic), (self._expectations, counts)):
+            recent = table.recent(self._clock_us() - WINDOW_US)
+            if recent is None:
+                continue
+            # A row that a later batch has changed belongs to a later tick.
+            is_after = pc.greater(recent["batch"], state.stats_after)
+            is_due = pc.and_(is_after, pc.less_equal(recent["batch"], state.stats_upto))
+            fresh = recent.filter(is_due).select(columns)
+            found += self._messages(STATS, fresh)
+        return found
 
     def _alert_messages(self, tick: int) -> list[dict[str, str]]:
         if self._alerts.last_batch(PRODUCER) != tick:
             return []
         rows = self._alerts.read()
         rows = rows.filter(pc.equal(rows["tick"], tick)).drop_columns(["tick"])
-        return [_message(ALERTS, row) for row in rows.to_pylist()]
+        return self._messages(ALERTS, rows)
+
+    def _messages(self, system: str, rows: pa.Table) -> list[dict[str, str]]:
+        """A message for each row, in the system topic of the account that owns the row's topic."""
+        found = []
+        for row in rows.to_pylist():
+            owner = layout.owner_of(self._data, row["topic"])
+            topic = names.full(owner, system)
+            # The bus creates those of an account with it, or at its next start.
+            if owner == names.ACCOUNT or layout.topic_folder(self._data, topic).is_dir():
+                found.append(_message(topic, row))
+        return found
 
     def _read_state(self) -> WatchState:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=WatchState)
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            content = self._path.read_bytes()
+            return checked_json.decode(content, WatchState, self._path, accept_unchecked=True)
+        except (FileNotFoundError, StorageError):
             last = self._alerts.last_batch(PRODUCER)
             state = WatchState(query=str(uuid.uuid4()), tick=-1 if last is None else last)
             # Before the first alert is stored, which would otherwise count as published.
@@ -289,7 +317,7 @@ class Watch:
 
     def _write_state(self, state: WatchState) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._path, msgspec.json.encode(state))
+        replace_file(self._path, checked_json.encode(state))
 
 
 def _message(topic: str, row: dict[str, Any]) -> dict[str, str]:
@@ -307,14 +335,14 @@ def publish(rows: pa.Table, bus: BusLocation, *, query: str, batch_id: int) -> N
     """
     bus.address()  # fails before anything is staged
     columns = SinkColumns(topic=None, has_key=True, has_headers=False)
-    file = stage(iter(rows.to_batches()), columns, bus, PRODUCER, batch_id)
+    staged = files_in([stage(iter(rows.to_batches()), columns, bus, (PRODUCER, query), batch_id)])
     body = {
         "producer": PRODUCER,
         "query": query,
         "batch": batch_id,
-        "files": [] if file is None else [file],
+        "files": [one.name for one in staged],
         "gaps": True,
         # Only one pipeline runs on a data folder: another query is a new life of this one.
         "take-over": True,
     }
-    bus.call("POST", "/v1/commits", body)
+    commit_files(bus, body, staged, patience_s=0.0, timeout_s=ANSWER_TIMEOUT_S)

@@ -1,0 +1,47 @@
+"""Calls to the bus that runs on a data folder, through its administration socket."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from polybus.client.http.blocking import GONE, request_json
+from polybus.errors import PolybusError
+from polybus.processes import is_alive
+from polybus.structs import decode
+
+ANSWER_TIMEOUT_S = 30.0
+
+
+class RunningBus(msgspec.Struct):
+    """The content of run.json, which a bus writes when it starts."""
+
+    pid: int
+    addresses: list[str]
+    admin: str
+
+
+def running(data: Path) -> RunningBus | None:
+    """The bus that runs on the folder now; None if there is none, or only its leftover file."""
+    try:
+        run = decode((data / "run.json").read_bytes(), RunningBus)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return run if is_alive(run.pid) else None
+
+
+def ask(run: RunningBus, method: str, path: str, body: Any = None) -> Any:
+    """Make one call of the HTTP API and return its answer.
+
+    Raises:
+        PolybusError: the refusal of the bus, or `admin.unreachable`.
+    """
+    url = f"http+unix://{quote(run.admin, safe='')}"
+    try:
+        return request_json(url, method, path, body, timeout_s=ANSWER_TIMEOUT_S)
+    except PolybusError as error:
+        if error.code not in GONE:
+            raise
+        text = f"process {run.pid} does not answer at {run.admin}: {error.text}"
+        raise PolybusError("admin.unreachable", text) from error

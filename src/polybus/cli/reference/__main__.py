@@ -1,0 +1,5 @@
+"""`python -m polybus.cli.reference` writes or checks the reference pages."""
+
+from polybus.cli.reference import reference
+
+reference()

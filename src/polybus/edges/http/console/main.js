@@ -1,0 +1,13 @@
+// Starts the console.
+import { html, render } from "./vendor/preact.js";
+import { start } from "./live.js";
+import { listen } from "./keys.js";
+import { Shell } from "./shell.js";
+import { applyTheme } from "./store.js";
+
+applyTheme();
+start();
+listen();
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${Shell} />`, root);

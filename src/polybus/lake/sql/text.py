@@ -1,0 +1,129 @@
+"""SQL that an engine lacks, rewritten in the text before the engine parses it.
+
+`FROM silver VERSION AS OF 3` and `FROM silver TIMESTAMP AS OF '2026-01-31T12:00:00Z'` become a name
+of their own, `silver@v3` or `silver@t2026-…`, under which that version of the table is
+registered. `FOR`, `SYSTEM_VERSION` and `SYSTEM_TIME` of Spark's grammar are taken, too.
+
+Paths into JSON are in the folder json_paths.
+"""
+
+import re
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from polybus.errors import UsageError
+from polybus.lake.sql.tokens import DOLLARS
+
+_COMMENTS = r"--[^\n]*|/\*.*?\*/"
+_TEXTS = {
+    '"': rf"\b[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|{DOLLARS}",
+    "`": r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*"(?!\s+(?:FOR|VERSION|TIMESTAMP)\b)""",
+}
+"""By the quote that the engine has for names: in Spark a backslash escapes."""
+_NAME = r'(?:[^\W\d][\w$]*|"(?:[^"]|"")+"|`(?:[^`]|``)+`)'
+# After a version: it makes an expression of it. `|>` of Spark does not.
+_OPERATOR = r"""\s*(?!--|/\*|\|>)[^\s\w,;)\]}"`]+\s*[^\s,;)]* | \s+AT\s+TIME\s+ZONE\b"""
+_AS_OF = {
+    quote: re.compile(
+        rf"""(?P<opaque>{texts}|{_COMMENTS})
+       | (?P<name>{_NAME}(?:\.{_NAME})*)
+         \s+ (?:FOR\s+)? (?:SYSTEM_)? (?P<kind>VERSION|TIMESTAMP|TIME) \s+ AS \s+ OF \s+
+         (?P<at>\d+ | (?:TIMESTAMP\s*)?'[^']*' | [^\s,;)]+) (?P<more>{_OPERATOR})?
+         (?P<alias>\s+ (?:AS\s+{_NAME} | {_NAME}))?
+       | "(?:[^"]|"")*" | `(?:[^`]|``)*`""",
+        re.VERBOSE | re.DOTALL | re.IGNORECASE,
+    )
+    for quote, texts in _TEXTS.items()
+}
+# What may follow a table in FROM and is not an alias.
+_KEYWORDS = frozenset(
+    """where join left right inner outer full cross natural anti semi asof positional on using group
+    order having limit offset union except intersect minus qualify window lateral tablesample pivot
+    unpivot sort cluster distribute select""".split()
+)
+_AT = re.compile(r"(?P<name>.+)@(?:v(?P<version>\d+)|t(?P<time>.+))", re.DOTALL)
+_DOTTED = re.compile(
+    rf"""(?P<opaque>{_TEXTS["`"]}|{_COMMENTS}) | "(?:[^"]|"")*" | `(?:[^`]|``)*`
+       | (?P<before>\b(?:FROM|JOIN)\s+)(?P<name>[^\W\d][\w$]*(?:\.[\w$]+)+)""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+
+
+def with_versions_named(sql: str, quote: str) -> str:
+    """The statement with a name for each version of a table; `quote` is that of the engine.
+
+    Raises:
+        UsageError: `sql.invalid`, the version is not a number, or the time not a literal.
+    """
+
+    def named(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return found[0]
+        parts = re.findall(_NAME, found["name"])
+        # A version is always that of a lake table, never of a topic of the same name.
+        is_marked = len(parts) > 1 and parts[0].lower() == "tables"
+        table = ".".join(map(_bare, parts[1:] if is_marked else parts))
+        at = _at(found["kind"].upper(), found["at"] + (found["more"] or ""))
+        alias = found["alias"] or ""
+        is_alias = alias and alias.strip().lower() not in _KEYWORDS
+        short = _quoted(_bare(parts[-1]), quote)
+        return f"{_quoted(f'{table}@{at}', quote)}{'' if is_alias else f' AS {short}'}{alias}"
+
+    return _AS_OF[quote].sub(named, sql)
+
+
+def _at(kind: str, written: str) -> str:
+    """A version or a time as the names of versions have it."""
+    literal = written[len("TIMESTAMP") :].strip() if written[0] in "tT" else written
+    value = literal.strip("'")
+    if kind == "VERSION" and not value.isdecimal():
+        raise UsageError("sql.invalid", f"VERSION AS OF {written}: write a number, as in 12")
+    if kind != "VERSION" and not re.fullmatch("'[^']*'", literal):
+        text = f"TIMESTAMP AS OF {written}: write a time in quotes, as '2026-01-31T12:00:00Z'"
+        raise UsageError("sql.invalid", text)
+    return f"v{int(value)}" if kind == "VERSION" else f"t{value}"
+
+
+def with_dots_quoted(sql: str, known: Collection[str]) -> str:
+    """The statement for Spark, with names of topics and tables that have dots in backticks."""
+
+    def quoted(found: re.Match[str]) -> str:
+        name = found["name"]
+        is_known = name is not None and name.lower() in known
+        return f"{found['before']}`{name.lower()}`" if is_known else found[0]
+
+    return _DOTTED.sub(quoted, sql)
+
+
+def version_in(name: str) -> tuple[str, int | datetime | None]:
+    """The table and its version in a name of `with_versions_named`.
+
+    Raises:
+        UsageError: `sql.invalid`, the time cannot be parsed.
+    """
+    found = _AT.fullmatch(name)
+    if found is None:
+        return name, None
+    if found["version"] is not None:
+        return found["name"], int(found["version"])
+    return found["name"], time_in(found["time"])
+
+
+def time_in(text: str) -> datetime:
+    """A time in ISO 8601, in UTC if it has no zone. Raises UsageError `sql.invalid`."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        text = f"TIMESTAMP AS OF {text!r}: write a time as '2026-01-31T12:00:00Z'"
+        raise UsageError("sql.invalid", text) from error
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _bare(name: str) -> str:
+    """A name or text without its quotes."""
+    mark = name[0]
+    return name[1:-1].replace(mark * 2, mark) if mark in "'\"`" else name
+
+
+def _quoted(name: str, quote: str) -> str:
+    return quote + name.replace(quote, quote * 2) + quote

@@ -1,0 +1,1 @@
+"""The log in a Kafka cluster: `log = "kafka://host:port,…"`."""

@@ -1,0 +1,335 @@
+"""The topics of the cluster as this node knows them, kept up to date from the registry.
+
+`polybus.log.kafka.registry` has the order of writes and what a crash leaves. Everything runs on the
+link's loop; other threads only look topics up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from polybus.batch import Batch
+from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.log.interface import TopicSettings
+from polybus.log.kafka.filling import fill, has_messages
+from polybus.log.kafka.following import Arrived, Followed, read_to
+from polybus.log.kafka.kafka_names import REGISTRY, kafka_name
+from polybus.log.kafka.link import (
+    ADMIN,
+    ANSWER_TIMEOUT_S,
+    EARLIEST,
+    LATEST,
+    LINK_ERRORS,
+    READ_UNCOMMITTED,
+    KafkaLink,
+)
+from polybus.log.kafka.metadata import TopicsRequest, states_of
+from polybus.log.kafka.recent import KafkaTopic
+from polybus.log.kafka.registry import (
+    KafkaTopics,
+    TopicRecord,
+    counts,
+    read_records,
+    topic_exists,
+)
+from polybus.log.topics import unknown
+
+logger = logging.getLogger("polybus.server")
+
+EPOCH_BYTES = 5
+CREATE_TRIES = 5
+MISSING_S = 60.0
+"""A topic that Kafka has not shown for this long was deleted by another program."""
+
+
+class TopicDirectory:
+    """`topics` are those that exist, by name; `followed` what is fetched, by Kafka name."""
+
+    def __init__(
+        self,
+        link: KafkaLink,
+        kafka: KafkaTopics,
+        changed: Callable[[KafkaTopic, bool], None],
+    ) -> None:
+        """`changed` is called for each topic that is added (True) or removed (False)."""
+        self._link = link
+        self._kafka = kafka
+        self._epoch_base = 0
+        self._changed = changed
+        self._records: dict[str, TopicRecord] = {}
+        """The record of each topic that counts."""
+        self._ids: dict[str, set[str]] = {}
+        """All ids that a topic had, by what is in the registry."""
+        self._hidden: set[str] = set()
+        """Topics of which the last record does not count."""
+        self.topics: dict[str, KafkaTopic] = {}
+        self._prefix = kafka.prefix
+        self._registry = Followed(REGISTRY, self._kafka.registry, 0, 0)
+        self.followed: dict[str, Followed] = {self._registry.name: self._registry}
+        self._news = asyncio.Condition()
+        self._is_open = False
+        self._repairing: set[str] = set()
+
+    async def open(self) -> None:
+        """Read the registry, and find where each topic begins and ends. Raises StorageError."""
+        await self._kafka.ensure_compacted(self._registry.name)
+        registry_id = self._link.partitions[self._registry.name].topic_id
+        self._epoch_base = int.from_bytes(registry_id[:EPOCH_BYTES])
+        await self._catch_up()
+        names = [topic.name for topic in self.topics.values()]
+        starts = await self._link.offsets(names, EARLIEST)
+        stops = await self._link.offsets(names, LATEST)
+        for topic in self.topics.values():
+            topic.start = starts.get(topic.name, 0)
+            topic.position = topic.stop = topic.tail_start = stops.get(topic.name, 0)
+        self._is_open = True
+        self._link.on_refreshed.append(self._look)
+
+    def handing_on(self, arrived: Arrived) -> Arrived:
+        """What takes fetched messages: the registry's here, all others by `arrived`."""
+
+        def hand_on(followed: Followed, batches: list[Batch]) -> None:
+            if followed is self._registry:
+                self._apply_all(batches)
+            else:
+                arrived(followed, batches)
+
+        return hand_on
+
+    async def _catch_up(self) -> None:
+        """Apply all records that are in the registry now."""
+        stop = (await self._link.offsets([self._registry.name], LATEST))[self._registry.name]
+        if self._is_open:
+            await self._wait_for(lambda: self._registry.position >= stop)
+            return
+        await read_to(self._link, self._registry, stop, self._apply_all)
+
+    async def refresh(self) -> None:
+        """Know every topic that any node has created by now. Raises StorageError."""
+        await self._catch_up()
+
+    async def _wait_for(self, is_reached: Callable[[], bool]) -> None:
+        """Raises StorageError `log.unreachable`."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S), self._news:
+                await self._news.wait_for(is_reached)
+        except TimeoutError as error:
+            text = "the list of topics does not arrive from Kafka; check its brokers"
+            raise StorageError("log.unreachable", text) from error
+
+    def _apply_all(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            for record in read_records(batch):
+                self._apply(record)
+        self._link.start(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    def _apply(self, record: TopicRecord) -> None:
+        self._ids.setdefault(record.topic, set()).add(record.id)
+        if not counts(record, self._records.get(record.topic)):
+            self._hidden.add(record.topic)
+            return
+        self._hidden.discard(record.topic)
+        self._records[record.topic] = record
+        known = self.topics.get(record.topic)
+        if known is not None:
+            is_same = (known.epoch, known.record.id) == (record.epoch, record.id)
+            if is_same and not record.deleted:
+                known.record = record
+                return
+            del self.topics[record.topic]
+            self.followed.pop(known.name, None)
+            if self._is_open:
+                self._changed(known, False)
+        if not record.deleted:
+            topic = KafkaTopic(record, kafka_name(record.topic, self._prefix))
+            self.topics[record.topic] = topic
+            self.followed[topic.name] = topic
+            self._link.stale()
+            if self._is_open:
+                self._changed(topic, True)
+
+    # Changes by this node
+
+    async def import_topic(
+        self, topic: str, settings: TopicSettings, epoch: int, start: int
+    ) -> None:
+        """Create a topic with the epoch and the first offset that it has in another log.
+
+        Raises UsageError `topic.exists`, the topic, or messages of its name in Kafka; StorageError.
+        """
+        name = kafka_name(topic, self._prefix)
+        topic_id, is_new, last = await self._made(topic, settings)
+        if last is not None and epoch <= last.epoch:
+            text = f"the topic '{topic}' was deleted here with a later epoch; use another prefix"
+            raise UsageError("topic.exists", text)
+        if not is_new and (await self._link.offsets([name], LATEST, READ_UNCOMMITTED))[name]:
+            raise has_messages(name)
+        below = 0 if last is None else last.epoch
+        await self._write(TopicRecord(topic, below, topic_id, deleted=True))
+        await fill(self._link, self._kafka, name, start)
+        await self._write(_record(topic, epoch, topic_id, settings))
+
+    async def create(self, topic: str, settings: TopicSettings) -> KafkaTopic:
+        """Raises UsageError `topic.exists`, `topic.invalid`; StorageError."""
+        name = kafka_name(topic, self._prefix)
+        for _ in range(CREATE_TRIES):
+            topic_id, is_new, last = await self._made(topic, settings)
+            first = 0
+            if not is_new:
+                first = (await self._link.offsets([name], LATEST)).get(name, 0)
+            await self._write(_record(topic, self._next_epoch(last), topic_id, settings, first))
+            made = self.topics.get(topic)
+            if made is not None and made.record.id == topic_id:
+                return made
+            # Another node has deleted it meanwhile.
+        text = f"other nodes delete the topic {topic!r} while it is created; try again"
+        raise StorageError("log.refused", text)
+
+    async def _made(
+        self, topic: str, settings: TopicSettings
+    ) -> tuple[str, bool, TopicRecord | None]:
+        """Make the Kafka topic of a topic that does not exist.
+
+        Returns its id, whether it is new, and the last record of the topic.
+        """
+        name = kafka_name(topic, self._prefix)
+        if topic in self.topics:
+            raise topic_exists(topic)
+        configs = self._kafka.configs(settings, topic)
+        is_new = await self._kafka.make(name, configs)
+        await self._catch_up()
+        if topic in self.topics:
+            raise topic_exists(topic)
+        last = self._records.get(topic)
+        old_id = last.id if last is not None else ""
+        if not is_new:
+            await self._link.refreshed()
+            state = self._link.partitions.get(name)
+            if state is not None and state.topic_id.hex() == old_id:
+                # The deletion, or the import, did not get that far.
+                await self._kafka.remove(name, old_id)
+                is_new = await self._kafka.make(name, configs)
+        topic_id = await self._kafka.id_of(name, other_than=old_id)
+        if not is_new:
+            await self._kafka.adopt(name, configs)
+        return topic_id, is_new, last
+
+    async def _write(self, record: TopicRecord) -> None:
+        """Return when the record has arrived here, whether it counts or not."""
+        offset = await self._kafka.write(record)
+        await self._wait_for(lambda: self._registry.position > offset)
+
+    def _next_epoch(self, last: TopicRecord | None) -> int:
+        """The same on every node, so that two that create a topic at once agree.
+
+        The base differs from that of any other cluster, whose positions must not fit here.
+        """
+        return max(self._epoch_base, 0 if last is None else last.epoch) + 1
+
+    async def delete(self, topic: str) -> None:
+        """Raises UsageError `topic.unknown`; StorageError."""
+        known = self.topics.get(topic)
+        if known is None:
+            raise unknown(topic)
+        record = known.record
+        await self._write(TopicRecord(topic, record.epoch, record.id, deleted=True))
+        await self._kafka.remove(known.name, record.id)
+
+    async def change(self, topic: str, settings: TopicSettings) -> None:
+        """Replace a topic's settings. Raises UsageError `topic.unknown`; StorageError."""
+        known = self.topics.get(topic)
+        if known is None:
+            raise unknown(topic)
+        await self._kafka.change(known.name, self._kafka.configs(settings, topic))
+        record = known.record
+        await self._write(_record(topic, record.epoch, record.id, settings, record.first))
+        if self.topics.get(topic) is not known:
+            # Another node has deleted it meanwhile.
+            raise unknown(topic)
+
+    # Changes by other programs
+
+    def _look(self) -> None:
+        """Find topics that were deleted or recreated by other programs than Polybus."""
+        now_s = self._link.loop.time()
+        if self._registry.name not in self._link.partitions:
+            # A broker that has just started knows nothing yet.
+            return
+        for name in self._hidden:
+            self._repair(self._records[name])
+        for topic in list(self.topics.values()):
+            record = topic.record
+            state = self._link.partitions.get(topic.name)
+            if state is None:
+                topic.missing_since_s = topic.missing_since_s or now_s
+                if now_s - topic.missing_since_s > MISSING_S:
+                    gone = TopicRecord(topic.topic, record.epoch, record.id, deleted=True)
+                    self._repair(gone, topic)
+                continue
+            topic.missing_since_s = 0.0
+            shown = state.topic_id.hex()
+            # A broker that lags behind shows an id that the topic had earlier.
+            if shown not in self._ids[topic.topic]:
+                # Every node that sees it writes the same record.
+                self._repair(_record(topic.topic, topic.epoch + 1, shown, record.settings), topic)
+
+    def _repair(self, record: TopicRecord, shown: KafkaTopic | None = None) -> None:
+        """Write a record, if all brokers agree about what one of them has shown of a topic."""
+        if record.topic not in self._repairing:
+            self._repairing.add(record.topic)
+            self._link.start(self._write_repaired(record, shown))
+
+    async def _write_repaired(self, record: TopicRecord, shown: KafkaTopic | None) -> None:
+        try:
+            expected = "" if record.deleted else record.id
+            if shown is None or await self._ids_at_brokers(shown.name) == {expected}:
+                if shown is not None and not record.deleted:
+                    await self._strengthen(shown)
+                await self._write(record)
+        except (PolybusError, *LINK_ERRORS):
+            # The next look at Kafka's topics finds it again.
+            pass
+        finally:
+            self._repairing.discard(record.topic)
+
+    async def _strengthen(self, topic: KafkaTopic) -> None:
+        """Correct the settings of a topic that another program has recreated, as far as it goes.
+
+        It stays a topic of the bus: readers and publishers use it already.
+        """
+        try:
+            configs = self._kafka.configs(topic.record.settings, topic.topic)
+            await self._kafka.adopt(topic.name, configs)
+        except PolybusError as error:
+            logger.warning("a receipt of topic %r promises less: %s", topic.topic, error)
+
+    async def _ids_at_brokers(self, name: str) -> set[str]:
+        """The ids under which the brokers show a Kafka topic; "" if one does not show it.
+
+        Raises one of LINK_ERRORS if not all of them answer.
+        """
+        found = set()
+        for broker in self._link.broker_ids:
+            answer = await self._link.send(broker, TopicsRequest([name]), ADMIN)
+            state = states_of(answer).get(name)
+            found.add("" if state is None else state.topic_id.hex())
+        return found
+
+
+def _record(
+    topic: str, epoch: int, topic_id: str, settings: TopicSettings, first: int = 0
+) -> TopicRecord:
+    return TopicRecord(
+        topic,
+        epoch,
+        topic_id,
+        first=first,
+        retention_age_s=settings.retention_age_s,
+        retention_bytes=settings.retention_bytes,
+    )

@@ -1,0 +1,256 @@
+"""Following topics: every node fetches what the cluster has confirmed, in its order.
+
+One fetch per broker is under way, for all topics that it leads. Fetches are `read_committed`: what
+a transaction has not committed, or aborted, is not there. A topic's fetched batches are handed on
+together, with their epoch and offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from aiokafka.protocol.fetch import FetchRequest
+
+from polybus.batch import Batch
+from polybus.errors import StorageError
+from polybus.log.kafka.link import (
+    ANSWER_TIMEOUT_S,
+    EARLIEST,
+    FOLLOW,
+    LINK_ERRORS,
+    READ,
+    READ_COMMITTED,
+    RETRY_S,
+    KafkaLink,
+)
+from polybus.log.kafka.record_batch import decode_batches
+
+logger = logging.getLogger("polybus.server")
+
+WAIT_MS = 250
+"""How long a broker holds a fetch without messages; a new topic may wait as long."""
+TOPIC_BYTES_MAX = 2 << 20
+"""More than a full RecordBatch of a node has in most cases (`producing.RECORDS_BYTES_MAX`).
+
+A broker gives a larger one only to the first topic of a fetch that has messages. So topics that
+have got something go behind those that have not, and every topic is the first one some time.
+"""
+FETCH_BYTES_MAX = 8 << 20
+OFFSET_OUT_OF_RANGE = 1
+READ_BYTES = 1 << 20
+
+
+class Followed:
+    """A topic that is fetched: where the next fetch begins, and where its messages go."""
+
+    def __init__(self, topic: str, name: str, epoch: int, position: int) -> None:
+        self.topic = topic
+        self.name = name
+        self.epoch = epoch
+        self.position = position
+        self.start = 0
+        self.damaged_at = -1
+        self.served = 0
+        """The number of the fetch that brought its last messages."""
+        self.answered_by = -1
+
+
+Arrived = Callable[[Followed, list[Batch]], None]
+"""Takes the new messages of a topic; `position` and `start` are up to date. May be none."""
+
+
+class Following:
+    """Fetches topics. All runs on the link's loop."""
+
+    def __init__(self, link: KafkaLink, followed: Mapping[str, Followed], arrived: Arrived) -> None:
+        """`followed` has the topics by their Kafka name; the caller changes it as it likes."""
+        self._link = link
+        self._followed = followed
+        self._arrived = arrived
+        self._brokers: set[int] = set()
+        self._fetches = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def open(self) -> None:
+        self._link.on_refreshed.append(self._begin)
+        self._begin()
+
+    def hold(self, *, is_full: bool) -> None:
+        """Fetch no more while the bus has not taken what arrived."""
+        if is_full:
+            self._has_room.clear()
+        else:
+            self._has_room.set()
+
+    def _begin(self) -> None:
+        for broker in set(self._link.broker_ids) - self._brokers:
+            self._brokers.add(broker)
+            self._link.start(self._follow(broker))
+
+    async def _follow(self, broker: int) -> None:
+        while True:
+            await self._has_room.wait()
+            its_topics = [
+                one
+                for one in list(self._followed.values())
+                if self._link.leader_of(one.name) == broker
+            ]
+            is_good = False
+            with contextlib.suppress(StorageError):
+                is_good = bool(its_topics) and await self._fetch(broker, its_topics)
+            if not is_good:
+                await asyncio.sleep(RETRY_S)
+
+    async def _fetch(self, broker: int, its_topics: list[Followed]) -> bool:
+        its_topics.sort(key=lambda one: one.served)
+        wanted = [(one.name, [(0, one.position, TOPIC_BYTES_MAX)]) for one in its_topics]
+        request = FetchRequest(WAIT_MS, 1, FETCH_BYTES_MAX, READ_COMMITTED, wanted)
+        self._fetches += 1
+        number = self._fetches
+        try:
+            answer = await self._link.send(broker, request, FOLLOW)
+        except LINK_ERRORS:
+            self._link.stale()
+            return False
+        asked = {one.name: one for one in its_topics}
+        is_good = True
+        for name, ((_, error, _, _, start, aborted, *_, data),) in answer.topics:
+            one = asked[name]
+            if self._followed.get(name) is not one:
+                continue
+            if error == 0:
+                one.served = number if data else one.served
+                one.start = max(one.start, start)
+                is_good &= self._take(one, data or b"", aborted or [])
+            elif error == OFFSET_OUT_OF_RANGE:
+                is_good &= await self._find_start(one)
+            else:
+                self._link.stale()
+                is_good = False
+        return is_good
+
+    async def _find_start(self, one: Followed) -> bool:
+        """If retention was faster than this node, continue with the first message that is left.
+
+        Otherwise a broker answered that no longer leads, or leads again and is behind: ask later.
+        """
+        start = (await self._link.offsets([one.name], EARLIEST)).get(one.name, 0)
+        if start <= one.position:
+            self._link.stale()
+            return False
+        logger.warning("topic %r: messages %d to %d are gone", one.topic, one.position, start)
+        one.position = one.start = start
+        self._arrived(one, [])
+        return True
+
+    def _take(self, one: Followed, data: bytes, aborted: list[Any]) -> bool:
+        """Hand on what was fetched; False if it is damaged: the topic stops there."""
+        is_good = True
+        found: list[Batch] = []
+        try:
+            for batches, next_offset in committed(one.topic, data, aborted):
+                if next_offset <= one.position:
+                    continue
+                found += from_offset(batches, one.position, one.epoch)
+                one.position = next_offset
+        except StorageError as error:
+            is_good = False
+            if one.damaged_at != one.position:
+                one.damaged_at = one.position
+                logger.error("%s", error)
+        if found or (data and is_good):
+            self._arrived(one, found)
+        return is_good
+
+
+def committed(topic: str, data: bytes, aborted: list[Any]) -> Iterator[tuple[list[Batch], int]]:
+    """The committed messages of a fetch, and the offset behind each RecordBatch.
+
+    Raises StorageError `log.damaged`.
+    """
+    waiting = sorted(aborted, key=lambda one: one[1])
+    open_ids: set[int] = set()
+    for fetched in decode_batches(topic, data):
+        while waiting and waiting[0][1] < fetched.next_offset:
+            open_ids.add(waiting.pop(0)[0])
+        if fetched.is_marker:
+            open_ids.discard(fetched.producer_id)
+        is_aborted = fetched.is_transactional and fetched.producer_id in open_ids
+        yield ([] if is_aborted else fetched.batches), fetched.next_offset
+
+
+def from_offset(batches: list[Batch], offset: int, epoch: int) -> list[Batch]:
+    """Batches without what is before an offset: a fetch begins with a whole RecordBatch."""
+    found = []
+    for batch in batches:
+        batch.epoch = epoch
+        if batch.last_offset < offset:
+            continue
+        if batch.first_offset < offset:
+            batch = batch.slice(offset - batch.first_offset, len(batch))
+        found.append(batch)
+    return found
+
+
+async def fetch_at(
+    link: KafkaLink,
+    one: Followed,
+    offset: int,
+    stop: int,
+    bytes_max: int,
+    within_s: float = ANSWER_TIMEOUT_S,
+) -> list[Batch]:
+    """The messages from an offset on, from the leader; some at least if any is before `stop`.
+
+    `stop` is an end that some leader has confirmed. A new leader may not know yet that all replicas
+    have what is before it, and answers with less: that is not a gap, so it is asked again.
+
+    Raises StorageError `log.unreachable`, `log.damaged`; LookupError, the offset is gone.
+    """
+    position = offset
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        leader = link.leader_of(one.name)
+        wanted = [(one.name, [(0, position, max(bytes_max, 1))])]
+        request = FetchRequest(WAIT_MS, 1, FETCH_BYTES_MAX, READ_COMMITTED, wanted)
+        try:
+            if leader is None:
+                raise OSError("no leader")
+            answer = await link.send(leader, request, READ)
+        except LINK_ERRORS:
+            link.stale()
+            await asyncio.sleep(RETRY_S)
+            continue
+        ((_, ((_, error, _, _, _, aborted, *_, data),)),) = answer.topics
+        if error == OFFSET_OUT_OF_RANGE:
+            start = (await link.offsets([one.name], EARLIEST)).get(one.name, 0)
+            if offset < start:
+                raise LookupError(offset)
+        if error:
+            link.stale()
+            await asyncio.sleep(RETRY_S)
+            continue
+        one.answered_by = -1 if leader is None else leader
+        found: list[Batch] = []
+        for batches, next_offset in committed(one.topic, data or b"", aborted or []):
+            found += from_offset(batches, offset, one.epoch)
+            position = max(position, next_offset)
+        if found or position >= stop:
+            return found
+    raise StorageError("log.unreachable", f"topic {one.topic!r}: Kafka's leader does not answer")
+
+
+async def read_to(
+    link: KafkaLink, one: Followed, stop: int, hand_on: Callable[[list[Batch]], None]
+) -> None:
+    """Hand on everything up to an offset, before the topic is followed. Raises as `fetch_at`."""
+    while one.position < stop:
+        found = await fetch_at(link, one, one.position, stop, READ_BYTES)
+        one.position = found[-1].last_offset + 1 if found else stop
+        hand_on(found)

@@ -1,0 +1,150 @@
+"""Kafka's RecordBatch v2: what surrounds the records that `polybus.scan` encodes and decodes.
+
+A batch is checksummed with CRC32C and compressed with LZ4 if that is worth it. The producer's id
+and the batch's sequence number let the broker drop a batch that is sent again after a lost answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aiokafka import codec
+from aiokafka.record.util import calc_crc32c
+
+from polybus import scan
+from polybus.batch import Batch
+from polybus.errors import StorageError
+from polybus.scan.records_py import varint
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+CHECKED_FROM = 21
+"""Where the bytes begin that the checksum covers: at the attributes."""
+# The batch's length counts from behind itself.
+LENGTH_END = 12
+MAGIC = 2
+NO_LEADER_EPOCH = -1
+LZ4 = 3
+CODEC_MASK = 0b111
+LOG_APPEND_TIME = 0b1000
+TRANSACTIONAL = 0b10000
+CONTROL = 0b100000
+DECOMPRESS = {
+    1: codec.gzip_decode,
+    2: codec.snappy_decode,
+    LZ4: codec.lz4_decode,
+    4: codec.zstd_decode,
+}
+LZ4_LEVEL = 1
+COMPRESSED_BYTES_MIN = 512
+"""Fewer bytes are sent as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """Who sends a batch, and its first sequence number in the partition."""
+
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+
+
+NOBODY = ProducerState(-1, -1, -1)
+
+
+def encode_batch(
+    batches: Sequence[Batch], producer: ProducerState = NOBODY, *, is_transactional: bool = False
+) -> bytes:
+    """All messages of batches of one topic as one RecordBatch."""
+    times = [batch.timestamp_us // 1000 for batch in batches]
+    base_ms, max_ms = min(times), max(times)
+    count = sum(map(len, batches))
+    records: bytes | bytearray = scan.encode_records(batches, base_ms)
+    attributes = TRANSACTIONAL if is_transactional else 0
+    if len(records) >= COMPRESSED_BYTES_MIN:
+        records = codec.lz4_encode(bytes(records), level=LZ4_LEVEL)
+        attributes |= LZ4
+    return _framed(records, (attributes, count - 1, base_ms, max_ms), producer)
+
+
+def encode_tombstones(keys: Sequence[bytes], time_ms: int) -> bytes:
+    """A RecordBatch that lets the records of keys disappear from a compacted topic."""
+    records = bytearray()
+    for number, key in enumerate(keys):
+        # Attributes, time, offset, key, no value, no headers.
+        body = b"\0\0" + varint(number) + varint(len(key)) + key + varint(-1) + b"\0"
+        records += varint(len(body)) + body
+    return _framed(records, (0, len(keys) - 1, time_ms, time_ms), NOBODY)
+
+
+def _framed(
+    records: bytes | bytearray, about: tuple[int, int, int, int], producer: ProducerState
+) -> bytes:
+    """Records behind their header; `about` has attributes, last delta, first and last time."""
+    size = HEADER.size + len(records)
+    sent_by = (producer.producer_id, producer.producer_epoch, producer.sequence)
+    begin = (0, size - LENGTH_END, NO_LEADER_EPOCH, MAGIC, 0)
+    head = bytearray(HEADER.pack(*begin, *about, *sent_by, about[1] + 1))
+    whole = bytes(head[CHECKED_FROM:]) + records
+    struct.pack_into(">I", head, CHECKED_FROM - 4, calc_crc32c(whole))
+    return bytes(head[:CHECKED_FROM]) + whole
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A RecordBatch from a fetch. `batches` is empty if it has no messages (a marker)."""
+
+    batches: list[Batch]
+    next_offset: int
+    producer_id: int
+    is_transactional: bool
+    is_marker: bool
+
+
+def decode_batches(topic: str, data: bytes) -> Iterator[Fetched]:
+    """The whole RecordBatches in the bytes of a fetch; the last one may be cut off.
+
+    Raises:
+        StorageError: `log.damaged`, a checksum or the records are wrong.
+    """
+    at = 0
+    while len(data) - at >= HEADER.size:
+        fields = HEADER.unpack_from(data, at)
+        base_offset, length, _, magic, checksum, attributes, last_delta, base_ms = fields[:8]
+        max_ms, producer_id, _, _, count = fields[8:]
+        end = at + LENGTH_END + length
+        if magic != MAGIC:
+            text = f"topic {topic!r}, offset {base_offset}: Kafka message format {magic} is not 2"
+            raise StorageError("log.damaged", text)
+        if end > len(data):
+            return
+        if calc_crc32c(data[at + CHECKED_FROM : end]) != checksum:
+            raise _damaged(topic, base_offset, "its checksum is wrong")
+        is_marker = bool(attributes & CONTROL)
+        found: list[Batch] = []
+        if count and not is_marker:
+            found = _messages(topic, data[at + HEADER.size : end], fields)
+        if attributes & LOG_APPEND_TIME:
+            for batch in found:
+                batch.timestamp_us = max_ms * 1000
+        is_transactional = bool(attributes & TRANSACTIONAL)
+        yield Fetched(found, base_offset + last_delta + 1, producer_id, is_transactional, is_marker)
+        at = end
+
+
+def _messages(topic: str, records: bytes, fields: tuple[int, ...]) -> list[Batch]:
+    base_offset, attributes, base_ms, count = fields[0], fields[5], fields[7], fields[12]
+    try:
+        if attributes & CODEC_MASK:
+            records = bytes(DECOMPRESS[attributes & CODEC_MASK](records))
+        return scan.decode_records(topic, records, count, base_offset, base_ms)
+    except Exception as error:
+        # Each compression has errors of its own kind.
+        raise _damaged(topic, base_offset, str(error) or type(error).__name__) from error
+
+
+def _damaged(topic: str, offset: int, reason: str) -> StorageError:
+    return StorageError(
+        "log.damaged", f"topic {topic!r}: the Kafka batch at offset {offset} is damaged: {reason}"
+    )

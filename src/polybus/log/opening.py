@@ -1,0 +1,31 @@
+"""Opening a log to read it by offset, wherever its messages are.
+
+The log of a bus at a URL is opened by spark/origin.py: that takes a client, which is above the log.
+"""
+
+from pathlib import Path
+
+from polybus.errors import ConfigError
+from polybus.log.cluster_place import ClusterPlace, read_place
+from polybus.log.reading.offset_reader import OffsetReader
+from polybus.log.reading.reader import LogReader
+
+
+def open_reader(place: Path | ClusterPlace) -> OffsetReader:
+    """A reader of a data folder's files, or of the cluster that its node uses, or of a cluster.
+
+    Raises as LogReader; of a cluster ConfigError `cluster.library-missing`; `config.log`,
+    `config.cluster`, the place is not valid; StorageError `log.unreachable`.
+    """
+    if isinstance(place, Path):
+        cluster = read_place(place)
+        if cluster is None:
+            return LogReader(place)
+        place = cluster
+    try:
+        from polybus.log.kafka.reader import ClusterReader
+    except ModuleNotFoundError as error:
+        text = f"{place} is read with {error.name}, which is not installed here"
+        advice = "every machine that reads the cluster needs it, each executor of Spark too"
+        raise ConfigError("cluster.library-missing", f"{text}; {advice}") from error
+    return ClusterReader(place)

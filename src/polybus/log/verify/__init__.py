@@ -1,0 +1,1 @@
+"""Checks everything that a stopped bus has stored."""

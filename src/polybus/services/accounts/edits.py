@@ -1,0 +1,118 @@
+"""Edits of the files in which people set up accounts: recorded in `$audit`, apart from damage.
+
+Such a file has no checksum, because people edit it. `config-seen.json` beside it has that of the
+content that the bus has used last. So a change that nobody made is seen: in `$audit`, by
+`polybus accounts show`, and of a stopped bus by `polybus verify`.
+
+Order of writes: the message in `$audit`, and when it is durable `config-seen.json`. A crash between
+the two lets the edit be recorded again. So does a removed or damaged `config-seen.json`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from polybus.errors import PolybusError, StorageError
+from polybus.log import checked_json
+from polybus.log.disk import replace_file
+from polybus.log.layout import CONFIG_SEEN, account_folder
+from polybus.services.accounts.settings import FILES
+from polybus.services.events import iso_time
+
+logger = logging.getLogger("polybus.accounts")
+ACTION = "account-config"
+RecordEdit = Callable[[tuple[str, str], str, str, Mapping[str, Any]], Awaitable[None]]
+
+
+class SeenConfig(msgspec.Struct, frozen=True):
+    """A content of an account's file: its name, empty without one, its XXH3, and its time."""
+
+    file: str = ""
+    digest: str = ""
+    changed: str = ""
+
+    def is_as(self, other: "SeenConfig") -> bool:
+        return (self.file, self.digest) == (other.file, other.digest)
+
+
+class ConfigEdits:
+    """Records the files that the bus begins to use."""
+
+    def __init__(self, data: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self._data = data
+        self._loop = loop
+        self.record: RecordEdit | None = None
+        """That of the AuditBook, which is made later."""
+        self._unrecorded: dict[str, SeenConfig] = {}
+        self._recording: asyncio.Task[None] | None = None
+
+    def used(self, account: str) -> None:
+        """The account's file is in use."""
+        found = found_config(self._data, account)
+        if found.is_as(seen_config(self._data, account) or SeenConfig()):
+            return
+        self._unrecorded[account] = found
+        if self._recording is None or self._recording.done():
+            self._recording = self._loop.create_task(self._record_all())
+
+    async def _record_all(self) -> None:
+        while self._unrecorded and self.record is not None:
+            account, found = next(iter(self._unrecorded.items()))
+            try:
+                detail = {"xxh3": found.digest, "changed": found.changed}
+                await self.record(("", found.file), ACTION, account, detail)
+                # It syncs.
+                await self._loop.run_in_executor(None, self._keep, account, found)
+            except PolybusError as error:
+                logger.error("the config of %s was changed: %s", account, error)
+            if self._unrecorded.get(account) is found:
+                del self._unrecorded[account]
+
+    def _keep(self, account: str, found: SeenConfig) -> None:
+        folder = account_folder(self._data, account)
+        try:
+            if not found.file:
+                (folder / CONFIG_SEEN).unlink(missing_ok=True)
+            elif folder.is_dir():
+                replace_file(folder / CONFIG_SEEN, checked_json.encode(found), mode=0o600)
+        except OSError as error:
+            logger.error("cannot write %s: %s", folder / CONFIG_SEEN, error)
+
+    def close(self) -> None:
+        if self._recording is not None:
+            self._recording.cancel()
+
+
+def found_config(data: Path, account: str) -> SeenConfig:
+    """The file as it is now."""
+    for name in FILES:
+        path = account_folder(data, account) / name
+        try:
+            content, changed_ns = path.read_bytes(), path.stat().st_mtime_ns
+        except OSError:
+            continue
+        return SeenConfig(name, xxhash.xxh3_64_hexdigest(content), iso_time(changed_ns // 1000))
+    return SeenConfig()
+
+
+def seen_config(data: Path, account: str) -> SeenConfig | None:
+    """The file as the bus has used it last, as far as that is known."""
+    path = account_folder(data, account) / CONFIG_SEEN
+    try:
+        return checked_json.decode(path.read_bytes(), SeenConfig, path)
+    except (OSError, StorageError):
+        return None
+
+
+def unused_edit(data: Path, account: str) -> str | None:
+    """What was done to a file since the bus has used it; None if nothing, or if it is not known."""
+    seen, found = seen_config(data, account), found_config(data, account)
+    if seen is None or seen.is_as(found):
+        return None
+    what = f"changed at {found.changed}" if found.file else "removed"
+    return f"{what}, and not used by the bus yet; if nobody did that, it is damaged"

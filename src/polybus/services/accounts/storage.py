@@ -1,0 +1,85 @@
+"""How many bytes each account stores, and which accounts may store nothing more.
+
+Counted are the history of its topics, what has arrived since the start and is not history yet, and
+its blobs, with payloads that arrive or broke off. Staged files and sessions have limits of their
+own. The log is measured every few seconds, in steps; the rest is known at any time, so a payload is
+refused while it arrives.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from polybus.bus.bus import Bus
+from polybus.errors import StorageError, UsageError
+
+STEP = 500
+"""Topics and history files that are looked at before others run."""
+
+
+class AccountStorage:
+    """The stored bytes of the accounts that have a limit."""
+
+    def __init__(self, bus: Bus, limit_of: Callable[[str], int | None]) -> None:
+        self._bus = bus
+        self._limit_of = limit_of
+        self._in_log: dict[str, int] = {}
+        self.other_bytes: Callable[[str], int] = lambda account: 0
+        """What an account stores beside its messages."""
+
+    def bytes_of(self, account: str) -> int:
+        return self._in_log.get(account, 0) + self.other_bytes(account)
+
+    def check(self, account: str, more: int = 0) -> None:
+        """Whether an account may store more. Raises UsageError `account.bytes`."""
+        limit = self._limit_of(account)
+        if limit is not None and self.bytes_of(account) + more >= limit:
+            # Not how much it is: whoever publishes to its topics may read this.
+            text = f"the account {account!r} is at its limit of bytes (account-bytes-max)"
+            raise UsageError("account.bytes", f"{text}; delete topics or shorten their retention")
+
+    def judge(self, account: str) -> None:
+        """Let everybody publish to the topics of an account, or nobody."""
+        try:
+            self.check(account)
+        except UsageError as error:
+            self._bus.full_accounts[account] = error.bare()
+        else:
+            self._bus.full_accounts.pop(account, None)
+
+    async def measure(self, owned: Mapping[str, Iterable[str]]) -> None:
+        """Look at the topics of these accounts."""
+        seen = 0
+        for account, topics in owned.items():
+            total = 0
+            for topic in topics:
+                found, files = self._measure_one(topic)
+                total += found
+                seen += 1 + files
+                if seen >= STEP:
+                    seen = 0
+                    await asyncio.sleep(0)
+            # It may have been deleted meanwhile.
+            if self._limit_of(account) is not None:
+                self._in_log[account] = total
+                self.judge(account)
+
+    def _measure_one(self, topic: str) -> tuple[int, int]:
+        """The bytes of a topic in the log, and how many files its history has."""
+        log = self._bus.log
+        try:
+            figures, bounds = log.describe(topic), log.bounds(topic)
+            counted = self._bus.topic(topic).taken.values()
+        except (StorageError, UsageError):
+            return 0, 0  # Damaged, or deleted meanwhile.
+        stored = figures.get("history-bytes", 0) + figures.get("memory-bytes", 0)
+        messages = sum(one.messages for one in counted)
+        if messages and "handed-over" in figures:
+            mean = sum(one.value_bytes for one in counted) / messages
+            waiting = bounds.stop - max(bounds.start, figures["handed-over"])
+            stored += int(mean * min(messages, waiting))
+        return stored, figures.get("history-files", 0)
+
+    def forget(self, account: str) -> None:
+        """An account was deleted."""
+        self._in_log.pop(account, None)
+        self._bus.full_accounts.pop(account, None)

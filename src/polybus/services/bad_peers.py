@@ -1,0 +1,54 @@
+"""The record of what peers did wrong: counters, and log lines within a limit."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from polybus import names
+from polybus.services.events import EventBook
+
+logger = logging.getLogger("polybus.peers")
+# A subscriber was disconnected, or lost messages, because it read too slowly.
+SLOW = ("outbox.full", "outbox.dropped")
+
+
+class BadPeers:
+    """Counts errors by code, always; limits log lines to `error-lines-per-s`."""
+
+    def __init__(
+        self,
+        *,
+        lines_per_s: int,
+        clock_s: Callable[[], float],
+        events: EventBook | None = None,
+    ) -> None:
+        self._events = events
+        self.counts: Counter[str] = Counter()
+        self._lines_per_s = lines_per_s
+        self._clock_s = clock_s
+        self._second = 0
+        self._lines = 0
+        self._suppressed = 0
+
+    def count(self, code: str, events: int) -> None:
+        """Count errors that need no log line."""
+        self.counts[code] += events
+
+    def note(
+        self, peer: str, protocol: str, code: str, text: str, account: str = names.ACCOUNT
+    ) -> None:
+        """Count an error of a peer, logged in to this account, and log it."""
+        self.counts[code] += 1
+        if code in SLOW and self._events is not None:
+            fields = {"peer": peer, "protocol": protocol, "code": code}
+            self._events.tell("subscriber-slow", account=account, **fields)
+        second = int(self._clock_s())
+        if second != self._second:
+            if self._suppressed:
+                logger.warning("%d more lines about peers' errors suppressed", self._suppressed)
+            self._second, self._lines, self._suppressed = second, 0, 0
+        if self._lines >= self._lines_per_s - 1:
+            self._suppressed += 1
+            return
+        self._lines += 1
+        logger.warning("%s (%s): %s: %s", peer, protocol, code, text)

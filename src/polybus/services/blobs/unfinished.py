@@ -1,0 +1,185 @@
+"""Uploads that broke off: who may continue them, how many there are, and for how long.
+
+A sender that names the SHA-256 of its payload may continue after a break, also after a restart of
+either side. What has arrived stays among the blobs of the topic's owner, in a folder whose name is
+a digest of the sender, and one of what it sends to which topic: uploads of different senders do not
+collide, and each sender has its own limits, also after a restart. The SHA-256 is compared at the
+end, so bytes that a power cut has taken are found, and the upload begins again.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from polybus.errors import BusyError, UsageError
+from polybus.log.blobs import UNFINISHED, BlobWriter
+from polybus.log.disk import Disk
+from polybus.services.blobs.uploads import IncomingBlob, Uploader, UploadRoom
+from polybus.services.context import Context
+from polybus.services.threads import in_thread
+
+SENDER_DIGITS = 16
+
+
+@dataclass(slots=True)
+class BrokenOff:
+    """What has arrived of an upload. `last_us` is when it broke off."""
+
+    size: int
+    last_us: int
+    is_arriving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UploadId:
+    """Which upload it is: of an account, to a topic by its full name."""
+
+    sender: Uploader
+    topic: str
+    sha256: str
+
+    @property
+    def folder(self) -> str:
+        named = "\n".join((self.sender.account, self.topic, self.sha256))
+        digest = hashlib.sha256(named.encode()).hexdigest()
+        sender = sender_digest(self.sender.account)
+        return f"{UNFINISHED}{sender}{digest[len(sender) :]}"
+
+
+def sender_digest(account: str) -> str:
+    """What the folders of a sender's uploads begin with."""
+    return hashlib.sha256(account.encode()).hexdigest()[:SENDER_DIGITS]
+
+
+def _sender_of(path: Path) -> str:
+    return path.name.removeprefix(UNFINISHED)[:SENDER_DIGITS]
+
+
+class ContinuedBlob(IncomingBlob):
+    """A payload that arrives, perhaps not for the first time, and may break off."""
+
+    def __init__(
+        self,
+        writer: BlobWriter,
+        room: UploadRoom,
+        sender: Uploader,
+        sha256: str,
+        ended: Callable[[int | None], None],
+    ) -> None:
+        """Raises BusyError `blob.busy`. `ended` gets the bytes that are kept, or None."""
+        super().__init__(writer, room, sender)
+        self._sha256 = sha256
+        self._ended = ended
+
+    async def begin(self, start: int) -> None:
+        """Continue at this byte; at 0, begin again. Raises UsageError `blob.position`."""
+        if start:
+            self.size = await in_thread(self._room.threads, self.writer.resume)
+            self._count(self.size)
+        else:
+            await in_thread(self._room.threads, self.writer.discard)
+        if self.size != start:
+            text = f"the bus has {self.size} bytes of it: continue there, or begin again at 0"
+            raise UsageError("blob.position", text)
+
+    def check(self, blob_id: str) -> None:
+        if blob_id != self._sha256:
+            text = f"what has arrived has the SHA-256 {blob_id}, not the one announced"
+            raise UsageError("blob.mismatch", text)
+
+    def pause(self) -> None:
+        """The sender is gone: keep what has arrived."""
+        self._end()
+        self.uncount()
+        self._ended(self.size)
+
+    def placed(self) -> None:
+        self._ended(None)
+
+    def discard(self) -> None:
+        # Until the files are gone nobody may write others in their place.
+        loop = asyncio.get_running_loop()
+        self._end()
+        self.uncount()
+        with contextlib.suppress(RuntimeError):  # The bus stops.
+            removing = self._room.threads.submit(self.writer.discard)
+            removing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, None))
+
+
+class UnfinishedUploads:
+    """All uploads of a bus that can be continued, by the owner of their topic and folder."""
+
+    def __init__(self, context: Context, disk: Disk, crowded: Callable[[], None]) -> None:
+        """`crowded` is called when `expired` should be."""
+        self._limits = context.config.limits
+        self._clock_us = context.clock_us
+        self._disk = disk
+        self._crowded = crowded
+        self._known: dict[str, dict[Path, BrokenOff]] = {}
+        self._bytes: Counter[str] = Counter()
+        """What each sender's uploads have that do not arrive now."""
+
+    def add(self, account: str, found: Iterable[tuple[Path, int, float]]) -> None:
+        """The uploads that a start has found."""
+        for path, size, last_s in found:
+            self._known.setdefault(account, {})[path] = BrokenOff(size, int(last_s * 1e6))
+            self._bytes[_sender_of(path)] += size
+
+    def size_of(self, account: str, path: Path) -> int:
+        known = self._known.get(account, {}).get(path)
+        return 0 if known is None else known.size
+
+    def bytes_of(self, account: str) -> int:
+        """What an account has sent and not continued, to whatever topic."""
+        return self._bytes[sender_digest(account)]
+
+    def expired(self, accounts: Iterable[str]) -> Iterator[Path]:
+        """Forget what is too old or too much, or of an account that is gone: their folders."""
+        oldest_us = self._clock_us() - int(self._limits.unfinished_upload_s * 1e6)
+        kept_max = self._limits.unfinished_uploads_max
+        for account in self._known.keys() - set(accounts):
+            for path, one in self._known.pop(account).items():  # Its folder is gone as a whole.
+                self._bytes[_sender_of(path)] -= 0 if one.is_arriving else one.size
+        for known in self._known.values():
+            waiting = [(one.last_us, path) for path, one in known.items() if not one.is_arriving]
+            kept: Counter[str] = Counter()
+            for last_us, path in sorted(waiting, reverse=True):
+                sender = _sender_of(path)
+                kept[sender] += 1
+                if kept[sender] > kept_max or last_us < oldest_us:
+                    self._bytes[sender] -= known.pop(path).size
+                    yield path
+
+    def upload(
+        self, folder: Path, account: str, upload_id: UploadId, room: UploadRoom
+    ) -> ContinuedBlob:
+        """An upload begins or continues. Raises BusyError `blob.busy`, `blob.arriving`."""
+        path = folder / upload_id.folder
+        uploads = self._known.setdefault(account, {})
+        known = uploads.get(path) or BrokenOff(0, 0)
+        if known.is_arriving:
+            text = "another connection is sending this payload; try again when that has ended"
+            raise BusyError("blob.arriving", text)
+
+        def ended(size: int | None) -> None:
+            known.is_arriving = False
+            if size is None:
+                uploads.pop(path, None)
+                return
+            known.size, known.last_us = size, self._clock_us()
+            if uploads.get(path) is known:
+                self._bytes[sender] += size
+            if len(uploads) > self._limits.unfinished_uploads_max:
+                self._crowded()
+
+        writer = BlobWriter(folder, self._disk, upload_id.folder)
+        found = ContinuedBlob(writer, room, upload_id.sender, upload_id.sha256, ended)
+        known.is_arriving = True
+        sender = _sender_of(path)
+        self._bytes[sender] -= known.size
+        uploads[path] = known
+        return found

@@ -1,0 +1,138 @@
+"""Payloads while they arrive: written by threads, and no faster than the disk takes them.
+
+A peer that sends a large payload waits for each piece to be written before it is read from again.
+The pieces of all peers together are limited too: beyond QUEUED_BYTES_MAX they wait for each other,
+and accounts take turns.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from polybus import names
+from polybus.batch import Buffer
+from polybus.errors import BusyError
+from polybus.log.blobs import BlobWriter
+from polybus.services.blobs.turns import AccountTurns
+from polybus.services.threads import in_thread
+
+THREADS = 2
+QUEUED_BYTES_MAX = 8 << 20
+
+
+class UploadRoom:
+    """The threads that write, how much waits for them, and how many payloads arrive.
+
+    Attributes:
+        check: whether an account may store more. Raises UsageError `account.bytes`.
+        bytes: what has arrived of payloads that are not blobs yet, by the owner of their topic.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, uploads_max: int, check: Callable[[str], None]
+    ) -> None:
+        self._uploads_max = uploads_max
+        self._by_account: Counter[str] = Counter()
+        self.check = check
+        self.bytes: Counter[str] = Counter()
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="polybus-uploads")
+        self.turns = AccountTurns(loop, bytes_max=QUEUED_BYTES_MAX)
+
+    @property
+    def arriving(self) -> int:
+        """Payloads that arrive now."""
+        return self._by_account.total()
+
+    def begin(self, account: str, own_max: int | None) -> None:
+        """A payload begins to arrive. Raises BusyError `blob.busy`."""
+        own = self._by_account[account]
+        if own_max is not None and own >= own_max:
+            text = f"your account sends {own} large payloads already (uploads-max); try again later"
+            raise BusyError("blob.busy", text)
+        if self.arriving >= self._uploads_max:
+            text = f"{self.arriving} large payloads arrive already (uploads-max); try again later"
+            raise BusyError("blob.busy", text)
+        self._by_account[account] += 1
+
+    def end(self, account: str) -> None:
+        self._by_account[account] -= 1
+        if not self._by_account[account]:
+            del self._by_account[account]
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploader:
+    """Who sends a payload, and how many it may send at a time; `owner` is that of the topic."""
+
+    account: str = names.ACCOUNT
+    owner: str = names.ACCOUNT
+    uploads_max: int | None = None
+    is_bound: bool = True
+    """Whether the limit of the owner's bytes applies to it."""
+
+
+class IncomingBlob:
+    """One payload that arrives, until `finish` or `discard`."""
+
+    def __init__(self, writer: BlobWriter, room: UploadRoom, sender: Uploader) -> None:
+        """Raises BusyError `blob.busy`."""
+        room.begin(sender.account, sender.uploads_max)
+        self.sender = sender
+        self._is_arriving = True
+        self._counted = 0
+        self.writer = writer
+        self._room = room
+        self.size = 0
+
+    async def write(self, data: Buffer) -> None:
+        """Append a piece; returns when it is written.
+
+        The caller limits the size. Raises UsageError `account.bytes`; StorageError.
+        """
+        self.size += len(data)
+        self._count(len(data))
+        if self.sender.is_bound:
+            self._room.check(self.sender.owner)
+        await self._room.turns.enter(self.sender.account, len(data))
+        try:
+            await in_thread(self._room.threads, self.writer.write, data)
+        finally:
+            self._room.turns.leave(len(data))
+
+    def check(self, blob_id: str) -> None:
+        """Raises UsageError `blob.mismatch`, what has arrived is not what was announced."""
+
+    def placed(self) -> None:
+        """It is a blob now."""
+
+    def _count(self, size: int) -> None:
+        self._counted += size
+        self._room.bytes[self.sender.owner] += size
+
+    def uncount(self) -> None:
+        """Its bytes are counted elsewhere from now on, or gone."""
+        self._count(-self._counted)
+
+    async def finish(self) -> str:
+        """Make the bytes durable; return the id. Raises StorageError."""
+        self._end()
+        return await in_thread(self._room.threads, self.writer.finish)
+
+    def discard(self) -> None:
+        """Forget it: the peer is gone, or the message was refused."""
+        self._end()
+        self.uncount()
+        try:
+            self._room.threads.submit(self.writer.discard)
+        except RuntimeError:
+            pass  # The bus stops: the next start removes it.
+
+    def _end(self) -> None:
+        if self._is_arriving:
+            self._is_arriving = False
+            self._room.end(self.sender.account)

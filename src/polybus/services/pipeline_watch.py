@@ -1,0 +1,266 @@
+"""The pipeline of a data folder, as the bus sees it: its status, its last batches, start and stop.
+
+The driver is a process of its own (spark/pipelines/running), which writes status.json each second
+and answers on a socket, which an edge opens. Nothing here imports Spark. A driver that was started
+here ends with the bus; one that `polybus up` or `polybus pipeline run` started is watched and
+stopped likewise. Whoever stops a driver wants it stopped: none of them starts it again.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from polybus.errors import UsageError
+from polybus.lake.folders import name_in, table_folders
+from polybus.processes import is_alive
+from polybus.structs import convert
+
+COMMAND = (sys.executable, "-m", "polybus.spark.pipelines.running.driver")
+DRIVER_VARIABLE = "POLYBUS_SPARK_DRIVER"
+"""Another program to run as the driver, for tests."""
+LINES_MAX = 200
+LINE_CHARACTERS_MAX = 1000
+LINE_BYTES_MAX = 1 << 20
+STOP_S = 15.0
+POLL_S = 0.1
+
+
+class FlowExpectation(msgspec.Struct):
+    """How many rows met an expectation since the flow started, and how many did not."""
+
+    name: str
+    topic: str = ""
+    consequence: str = ""
+    passed: int = 0
+    failed: int = 0
+
+
+class FlowReport(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=True):
+    """A flow as its driver reports it.
+
+    `rows` counts what a stream has read since the flow started, or what a view has;
+    `batch-rows` is that of the last batch; `running-batch` has begun `running-s` ago. `inputs` and
+    `outputs` are ids of nodes of the graph: `topic:orders`, `table:silver`; one that ends with `*`
+    is all with this prefix.
+    """
+
+    pipeline: str
+    flow: str
+    state: str = ""
+    rows: int | None = None
+    rows_per_s: float = 0.0
+    lag: int | None = None
+    batch_id: int | None = None
+    batch_ms: int | None = None
+    batch_rows: int | None = None
+    running_batch: int | None = None
+    running_s: float | None = None
+    error: str | None = None
+    warning: str | None = None
+    expectations: list[FlowExpectation] = []
+    inputs: list[str] = []
+    outputs: list[str] = []
+
+
+class PipelineRun(msgspec.Struct):
+    """A batch of a flow that has ended, and its rows."""
+
+    pipeline: str
+    flow: str
+    batch: int
+    time: str
+    rows: int | None
+    ms: int | None
+
+
+class PipelineView(msgspec.Struct, rename="kebab", kw_only=True):
+    """The pipeline now, or how it ended; `never`: none ran on this folder.
+
+    `runs` are the last batches, the newest first: of each flow at most one a second. `log` has the
+    last lines of the driver.
+    """
+
+    state: str = "never"
+    time: str = ""
+    pid: int = 0
+    master: str = ""
+    uptime_s: float = 0.0
+    problems: list[str] = []
+    flows: list[FlowReport] = []
+    runs: list[PipelineRun] = []
+    log: list[str] = []
+    actions: list[str] = []
+
+
+class DriverStatus(msgspec.Struct):
+    """What the bus alone needs of a driver's status: where it answers, and how it was started."""
+
+    pid: int = 0
+    socket: str = ""
+    master: str = ""
+    pipelines: str = ""
+
+
+class PipelineWatch:
+    """The pipeline of one bus."""
+
+    def __init__(self, data: Path) -> None:
+        self._folder = data / "pipeline"
+        self._data = data
+        self._lines: deque[str] = deque(maxlen=LINES_MAX)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+
+    async def look(self) -> PipelineView:
+        """The pipeline now."""
+        view, status = await asyncio.to_thread(self._status)
+        if view.state == "running" and not is_alive(view.pid):
+            view.state = "failed"
+            view.problems = [*view.problems, f"the process {view.pid} has ended unexpectedly"]
+        view.runs.reverse()
+        view.log = list(self._lines) if self._is_ours(view) else view.log[-LINES_MAX:]
+        view.actions = ["stop"] if view.state == "running" else ["start"] if has_spark() else []
+        if view.actions == ["start"] and status.pipelines:
+            view.actions.append("refresh")
+        return view
+
+    def _is_ours(self, view: PipelineView) -> bool:
+        return self._process is not None and self._process.pid == view.pid
+
+    def _status(self) -> tuple[PipelineView, DriverStatus]:
+        """What the driver has written at last. May block."""
+        try:
+            found = msgspec.json.decode((self._folder / "status.json").read_bytes())
+            found["flows"] = [_kebab(flow) for flow in found.get("flows", [])]
+            view = convert(found, PipelineView, strict=False)
+            return view, convert(found, DriverStatus)
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+            # None, or damaged: JSON of any other shape.
+            return PipelineView(), DriverStatus()
+
+    # Changing
+
+    async def running(self) -> DriverStatus:
+        """The driver that runs now. Raises UsageError `pipeline.not-running`."""
+        view, status = await asyncio.to_thread(self._status)
+        if view.state != "running" or not is_alive(view.pid):
+            raise UsageError("pipeline.not-running", "no pipeline runs on this data folder")
+        return status
+
+    async def start(self) -> None:
+        """Start a driver, which ends with the bus, with the master and pipelines of the last one.
+
+        Raises UsageError `pipeline.running`, `spark.no-pyspark`.
+        """
+        async with self._starting:
+            _, status = await asyncio.to_thread(self._status)
+            known = await asyncio.to_thread(Path(status.pipelines).is_dir)
+            folder = ["--pipelines", status.pipelines] if status.pipelines and known else []
+            await self._start(status, folder)
+
+    async def refresh(self, table: str, *, reset: bool) -> None:
+        """Run the flows into a table of the user's pipelines once; with `reset`, from the start.
+
+        Raises UsageError `pipeline.running`, `pipeline.folder`, `pipeline.unknown`,
+        `spark.no-pyspark`.
+        """
+        async with self._starting:
+            _, status = await asyncio.to_thread(self._status)
+            if not status.pipelines or not await asyncio.to_thread(Path(status.pipelines).is_dir):
+                text = "no folder of pipelines is known here: polybus pipeline run has to run first"
+                raise UsageError("pipeline.folder", text)
+            tables = map(name_in, await asyncio.to_thread(table_folders, self._data))
+            if table not in tables:
+                raise UsageError("pipeline.unknown", f"there is no table {table[:100]!r}")
+            once = ["--once", "--no-standard", "--pipelines", status.pipelines]
+            again = [f"--reset={table}"] if reset else []
+            await self._start(status, [*once, f"--refresh={table}", *again])
+
+    async def _start(self, last: DriverStatus, more: list[str]) -> None:
+        view = await self.look()
+        if view.state == "running":
+            raise UsageError("pipeline.running", "a pipeline runs on this data folder already")
+        if not has_spark():
+            text = "PySpark is not installed where the bus runs: pip install 'polybus[spark]'"
+            raise UsageError("spark.no-pyspark", text)
+        await self._last_ended(last.pid)
+        master = ["--master", last.master] if last.master else []
+        self._process = await asyncio.create_subprocess_exec(
+            *driver_command(),
+            *("--data", str(self._data), *master, *more),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=LINE_BYTES_MAX,
+        )
+        self._reading = asyncio.get_running_loop().create_task(self._read(self._process))
+
+    async def _last_ended(self, pid: int) -> None:
+        """Wait for the last driver: it writes how it ended before Spark and its lock are gone.
+
+        Raises UsageError `pipeline.running`: the one that was started here does not end.
+        """
+        ours = self._process
+        # Its process id may be another program's by now, so this ends in any case.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                if ours is not None and ours.pid == pid:
+                    await ours.wait()
+                while pid and is_alive(pid):  # noqa: ASYNC110 - not a child of this process
+                    await asyncio.sleep(POLL_S)
+        if ours is not None and ours.returncode is None:
+            text = "a pipeline has just been started, or is still ending"
+            raise UsageError("pipeline.running", text)
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Keep what the driver says, without its figures of each second."""
+        assert process.stdout is not None
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:
+                continue
+            if not line:
+                break
+            text = line.decode(errors="replace").rstrip()
+            if text and '"event":"progress"' not in text:
+                self._lines.append(text[:LINE_CHARACTERS_MAX])
+        await process.wait()
+
+    async def close(self) -> None:
+        """End the driver that was started here."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def driver_command() -> list[str]:
+    """What runs a driver, without its options."""
+    other = os.environ.get(DRIVER_VARIABLE)
+    return [*COMMAND] if other is None else [sys.executable, other]
+
+
+@functools.cache
+def has_spark() -> bool:
+    """Whether PySpark is there. It does not come while the bus runs."""
+    return importlib.util.find_spec("pyspark") is not None
+
+
+def _kebab(flow: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "-"): value for name, value in flow.items()}

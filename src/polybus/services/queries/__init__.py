@@ -1,0 +1,1 @@
+"""Queries over topics and tables, in processes of their own beside the bus."""

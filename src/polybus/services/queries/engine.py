@@ -1,0 +1,63 @@
+"""DuckDB with the rights of one caller: only topics that it may read, with masks applied."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from polybus.errors import UsageError
+from polybus.lake.duck import DATE, STORED, Engine, Fresh, columns_of, quoted, select
+from polybus.lake.sql.names import Named
+from polybus.lake.table import LakeTable
+from polybus.log.columns import SCHEMA
+from polybus.services.masks import TopicMask
+from polybus.services.queries.jobs import Sight
+
+
+class SightEngine(Engine):
+    """An engine that shows what one caller may see."""
+
+    def __init__(self, data: Path, sight: Sight) -> None:
+        super().__init__(data)
+        self._sight = sight
+        self._topics = frozenset(sight.topics)
+        self._shown = {full: shown for shown, full in sight.topics.items()}
+        self._masks = {topic: TopicMask(fields) for topic, fields in sight.masks.items()}
+
+    def _known(self) -> set[str]:
+        return super()._known() if self._sight.tables else set(self._topics)
+
+    def _table(self, parts: Any) -> LakeTable | None:
+        found = super()._table(parts)
+        if found is not None and not self._sight.tables:
+            name = ".".join(parts)
+            if name.lower() in self._topics:
+                return None
+            text = f"{name} is a table, and only administrators may read tables"
+            raise UsageError("auth.denied", text)
+        return found
+
+    def _typed_query(self, name: str) -> tuple[str, list[str]] | None:
+        return super()._typed_query(name) if self._sight.tables else None
+
+    def _made(self, topic: str, epoch: int) -> dict[str, str]:
+        return super()._made(self._shown[topic], epoch)
+
+    def _topic_query(self, topic: str, named: Named) -> tuple[str, list[str]]:
+        full = self._sight.topics[topic]
+        mask = self._masks.get(full)
+        if mask is None:
+            return super()._topic_query(full, named)
+        bounds = self._reader.bounds(full)
+
+        def batches() -> Iterator[Any]:
+            # All columns, whatever the statement names: what is hidden of one depends on others.
+            rows = self._batches(full, (bounds.start, bounds.stop), list(STORED))
+            return map(mask.rows, rows)
+
+        view = f"__masked_{full}"
+        schema = pa.schema([SCHEMA.field(name) for name in STORED])
+        self._connection.register(view, Fresh(schema, batches))
+        made = self._made(full, bounds.epoch) | {"date": DATE}
+        return select(columns_of(named), made, quoted(view)), []

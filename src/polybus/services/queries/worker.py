@@ -1,0 +1,199 @@
+"""The query process: does one job after the other until the bus ends it, or ends itself.
+
+    python -m polybus.services.queries.worker --data DIR --memory-bytes N
+
+DuckDB and Delta are imported when a job needs them: a search does not, and not everybody has them.
+
+It only reads, the files of the data folder. A job that takes too long, or too much, ends with its
+process: the bus kills it and starts another.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import pyarrow as pa
+
+from polybus.errors import PolybusError
+from polybus.services.queries.forms import JsonAnswer, encoded
+from polybus.services.queries.jobs import (
+    DATA,
+    END,
+    ERROR,
+    FRAME_BYTES_MAX,
+    HEAD,
+    NOTE,
+    ROWS,
+    HistogramJob,
+    HistoryJob,
+    Job,
+    JobError,
+    LettersJob,
+    SearchJob,
+    SqlJob,
+    TablesJob,
+    UndeliveredJob,
+    decode_job,
+)
+from polybus.services.queries.search import Search
+
+ROOM_BYTES = 1 << 30
+"""What allocators reserve, and the stacks of DuckDB's threads: more than they use."""
+NICENESS = 5
+"""Queries wait for the bus, not the bus for queries."""
+PR_SET_PDEATHSIG = 1
+
+
+class QueryWorker:
+    """Does jobs; writes answers to `out`."""
+
+    def __init__(self, data: Path, out: BinaryIO) -> None:
+        self._data = data
+        self._out = out
+
+    def do(self, line: bytes) -> None:
+        """Do one job. Whatever is wrong with it is the answer."""
+        try:
+            for kind, content in self._answer(decode_job(line)):
+                for start in range(0, len(content), FRAME_BYTES_MAX):
+                    self._write(kind, content[start : start + FRAME_BYTES_MAX])
+        except PolybusError as error:
+            self._fail(type(error).__name__, error.code, error.text)
+        except ImportError as error:
+            text = f"{error.name} is not installed where the bus runs"
+            self._fail("UsageError", "sql.engine-missing", text)
+        except MemoryError:
+            self._fail("UsageError", "sql.too-large", "the query needs too much memory")
+        except (OSError, ValueError, pa.ArrowException) as error:
+            self._fail("UsageError", "sql.failed", " ".join(str(error).split())[:500])
+        else:
+            self._write(END, b"")
+        self._out.flush()
+
+    def _fail(self, kind: str, code: str, text: str) -> None:
+        self._write(ERROR, msgspec.json.encode(JobError(kind, code, text)))
+
+    def _write(self, kind: bytes, content: bytes) -> None:
+        self._out.write(HEAD.pack(kind, len(content)))
+        self._out.write(content)
+        self._out.flush()
+
+    def _looked_up(
+        self, job: HistogramJob | TablesJob | LettersJob | UndeliveredJob | HistoryJob
+    ) -> Any:
+        from polybus.services.queries import lookups
+
+        match job:
+            case HistogramJob():
+                return lookups.histogram(self._data, job)
+            case TablesJob():
+                return lookups.tables(self._data, job.table)
+            case LettersJob():
+                return lookups.letters(self._data, job)
+            case UndeliveredJob():
+                return lookups.undelivered(self._data, job)
+            case HistoryJob():
+                return lookups.history(self._data, job)
+
+    def _answer(self, job: Job) -> Iterator[tuple[bytes, bytes]]:
+        match job:
+            case SqlJob():
+                yield from self._sql(job)
+            case SearchJob():
+                yield from self._search(job)
+            case _:
+                yield DATA, msgspec.json.encode(self._looked_up(job))
+
+    def _sql(self, job: SqlJob) -> Iterator[tuple[bytes, bytes]]:
+        from polybus.services.queries.engine import SightEngine
+
+        began_s = time.monotonic()
+        with SightEngine(self._data, job.sight) as engine:
+            schema, batches = engine.stream(job.query)
+            if job.form == "json":
+                answer = JsonAnswer(schema, job.rows_max)
+                for batch in batches:
+                    if not answer.add(batch):
+                        break
+                elapsed_s = round(time.monotonic() - began_s, 4)
+                yield DATA, answer.document(**{"elapsed-s": elapsed_s, "engine": "duckdb"})
+                return
+            yield NOTE, b"{}"
+            for piece in encoded(job.form, schema, _limited(batches, job.rows_max)):
+                yield DATA, piece
+
+    def _search(self, job: SearchJob) -> Iterator[tuple[bytes, bytes]]:
+        search = Search(self._data, job)
+        if job.form is not None:
+            pieces = encoded(job.form, search.schema, search.found())
+            # What is wrong with a condition shows with the first piece.
+            first = next(pieces, b"")
+            yield NOTE, b"{}"
+            yield DATA, first
+            for piece in pieces:
+                yield DATA, piece
+            return
+        rows = pa.Table.from_batches(list(search.found()), search.schema)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        yield NOTE, msgspec.json.encode(search.summary())
+        yield ROWS, sink.getvalue().to_pybytes()
+
+
+def _limited(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
+    left = rows_max
+    for batch in batches:
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return
+
+
+def _end_with_parent() -> None:
+    """Ask Linux for SIGKILL when the bus is gone, also in the middle of a query."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _reserved_bytes() -> int:
+    """What RLIMIT_DATA counts of this process now."""
+    found = re.search(rb"VmData:\s+(\d+) kB", Path("/proc/self/status").read_bytes())
+    return int(found[1]) << 10 if found is not None else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m polybus.services.queries.worker")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    given = parser.parse_args()
+    _end_with_parent()
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(ImportError):
+        from polybus.lake import duck
+
+        duck.MEMORY_MAX = f"{given.memory_bytes >> 20}MiB"
+        # It reserves memory when it is loaded, which is not that of a query.
+        importlib.import_module("duckdb")
+    limit = _reserved_bytes() + given.memory_bytes + ROOM_BYTES
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    worker = QueryWorker(given.data, sys.stdout.buffer)
+    for line in sys.stdin.buffer:
+        worker.do(line)
+
+
+if __name__ == "__main__":
+    main()

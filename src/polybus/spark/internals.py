@@ -1,0 +1,435 @@
+"""Every part of PySpark and Spark that is not public and that we use: no other module touches one.
+
+A new version of Spark may change any of them. tests/spark/test_internals.py has a test for each,
+which says what broke, and finds every private name, internal module, undocumented setting and
+object of the JVM that another module uses. The layout of a checkpoint is in checkpoint.py.
+
+The file is long because it is the only one. PySpark is not imported before it is used: a session
+starts its JVM while PySpark is imported.
+"""
+
+import importlib
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.pipelines.cli import load_pipeline_spec
+    from pyspark.pipelines.flow import AutoCdcFlow, Flow
+    from pyspark.pipelines.graph_element_registry import (
+        GraphElementRegistry,
+        graph_element_registration_context,
+    )
+    from pyspark.pipelines.output import (
+        MaterializedView,
+        Output,
+        Sink,
+        StreamingTable,
+        TemporaryView,
+    )
+    from pyspark.pipelines.source_code_location import SourceCodeLocation
+
+__all__ = [
+    "AutoCdcFlow",
+    "Flow",
+    "GraphElementRegistry",
+    "MaterializedView",
+    "Output",
+    "Sink",
+    "SourceCodeLocation",
+    "StreamingTable",
+    "TemporaryView",
+    "graph_element_registration_context",
+    "load_pipeline_spec",
+]
+
+GATEWAY_MAIN = "org.apache.spark.deploy.SparkSubmit"
+"""The class that starts a JVM for PySpark."""
+GATEWAY_APPLICATION = "pyspark-shell"
+"""What makes it listen for PySpark."""
+GATEWAY_FILE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+"""The variable with the file to which it writes its port and its secret."""
+GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
+GATEWAY_SECRET = "PYSPARK_GATEWAY_SECRET"
+"""The variables by which PySpark connects to a JVM that runs."""
+CONNECT_MODE = "SPARK_CONNECT_MODE"
+"""The variable that says whether a JVM serves Spark Connect."""
+REMOTE_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+"""Where PySpark notes that a process uses Spark Connect, for its child processes too."""
+CHECKPOINT_FILES = {
+    # Without native Hadoop the default manager starts two processes for each checkpoint file.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing"
+        ".FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+"""Settings with which a checkpoint on a local disk is quick."""
+STREAM_SETTINGS = {
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.streaming.pollingDelay": "50ms",
+    "spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage": "true",
+    "spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB": "64",
+}
+"""Settings of queries that `SET -v` does not list."""
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings with which Spark interprets expressions, and compiles no Java for them."""
+STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+"""The setting with the class that keeps the state of streams."""
+GLOB_OPTION = "__globPaths__"
+"""The option of a reader of files that says whether paths are patterns."""
+CONTEXT_LOGGER = "SQLQueryContextLogger"
+"""The logger to which PySpark writes every error in a query, with the whole stack of the JVM."""
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Local properties of the tasks and of `foreachBatch` of a streaming query."""
+WORKER_PARENT = "spark.python.daemon.module"
+"""The setting with the main module of the process from which Python processes are forked."""
+FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The main module of the process in which a source is asked for its filters."""
+
+ROW_BY_ROW = ("Project", "Filter", "SubqueryAlias", "Generate", "View")
+"""Nodes of a plan that handle each row by itself."""
+AGGREGATE = "Aggregate"
+JOIN = "Join"
+STATEFUL = (
+    AGGREGATE,
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+    "GlobalLimit",
+)
+"""Nodes of a streaming plan that have state."""
+VOLATILE = re.compile(
+    r"^(Current|Local|Now|UnixTimestamp$|Scalar(Subquery|UDF)|Python|Exists|ListQuery|InSubquery"
+    r"|LateralSubquery|Window|Input|User|Session)"
+)
+"""Classes of expressions that may have another value for the same row later."""
+_PIPELINES = {
+    "pyspark.pipelines.cli": ("load_pipeline_spec",),
+    "pyspark.pipelines.flow": ("AutoCdcFlow", "Flow"),
+    "pyspark.pipelines.graph_element_registry": (
+        "GraphElementRegistry",
+        "graph_element_registration_context",
+    ),
+    "pyspark.pipelines.output": (
+        *("MaterializedView", "Output", "Sink", "StreamingTable", "TemporaryView"),
+    ),
+    "pyspark.pipelines.source_code_location": ("SourceCodeLocation",),
+}
+_MODULES = {name: module for module, names in _PIPELINES.items() for name in names}
+
+
+def run_worker_parent() -> None:
+    """Be the process of `WORKER_PARENT`. The argument names the main module of what it forks."""
+    importlib.import_module(sys.argv[1])
+    importlib.import_module("pyspark.daemon").manager()
+
+
+def __getattr__(name: str) -> Any:
+    """What Spark's own runner of pipelines imports."""
+    if name not in _MODULES:
+        raise AttributeError(name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def context_logger() -> logging.Logger:
+    """PySpark's logger of that name. One that is not of its class fails in PySpark's own calls."""
+    from pyspark.logger import PySparkLogger
+
+    found: logging.Logger = PySparkLogger.getLogger(CONTEXT_LOGGER)
+    return found
+
+
+def is_connect(spark: Any) -> bool:
+    """Whether a session uses Spark Connect: its plans and its JVM are out of reach."""
+    return getattr(spark, "_jsparkSession", None) is None
+
+
+def activate_in_thread(spark: Any) -> None:
+    """Make a session this thread's active one in the JVM, which looks there for Python sources."""
+    if not is_connect(spark):
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def activate(spark: Any) -> None:
+    """Make a session the one that `SparkSession.active()` returns."""
+    if is_connect(spark):
+        type(spark)._active_session.session = spark  # one per thread
+    else:
+        from pyspark.sql import SparkSession
+
+        SparkSession._activeSession = spark
+        activate_in_thread(spark)
+
+
+def knows_source(spark: Any, name: str) -> bool:
+    """Whether a session with a JVM has a Python data source of that name."""
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    return bool(manager.dataSourceExists(name))
+
+
+def jvm_pid(spark: Any) -> int:
+    """The process id of the session's JVM. Raises with Spark Connect."""
+    return int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+
+
+class PipelineStatement(NamedTuple):
+    """A statement of a pipeline's SQL file.
+
+    `kind` is the name of the class of its output, empty for a flow alone. `query` is empty if there
+    is none, or the statement is a flow with INSERT. `changes` are the clauses of auto CDC, by the
+    names of a ChangeRule.
+    """
+
+    kind: str
+    name: str
+    target: str
+    columns: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    format: str | None = None
+    query: str = ""
+    changes: dict[str, Any] | None = None
+
+
+def parsed_statement(spark: Any, text: str) -> PipelineStatement | None:
+    """An SQL statement as Spark's parser reads it; None if it declares nothing of a pipeline.
+
+    A view's name is quoted. Raises ParseException.
+    """
+    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    match _kind_of(plan):
+        case (
+            "CreateStreamingTable"
+            | "CreateStreamingTableAsSelect"
+            | "CreateMaterializedViewAsSelect"
+            | "CreateStreamingTableAutoCdc"
+        ):
+            return _table_statement(plan)
+        case "CreateViewCommand":
+            name = str(plan.name().quotedString())
+            return PipelineStatement("TemporaryView", name, name, query=plan.originalText().get())
+        case "CreateFlowCommand":
+            return _flow_statement(plan)
+    return None
+
+
+def _table_statement(plan: Any) -> PipelineStatement:
+    name, kind = _dotted(plan.name().nameParts()), _kind_of(plan)
+    provider = plan.tableSpec().provider()
+    references = [one.references() for one in _listed(plan.partitioning())]
+    return PipelineStatement(
+        kind="StreamingTable" if "StreamingTable" in kind else "MaterializedView",
+        name=name,
+        target=name,
+        columns=tuple(f"`{one.name()}` {one.dataType().sql()}" for one in _listed(plan.columns())),
+        partition_by=tuple(_path(one) for found in references for one in found),
+        format=provider.get() if provider.isDefined() else None,
+        query=plan.originalText() if kind.endswith("AsSelect") else "",
+        changes=_auto_cdc(plan) if kind.endswith("AutoCdc") else None,
+    )
+
+
+def _flow_statement(plan: Any) -> PipelineStatement:
+    operation, name = plan.flowOperation(), _dotted(plan.name().nameParts())
+    if _kind_of(operation) == "AutoCdcInto":
+        target = _relation_in(operation.targetTable())
+        return PipelineStatement("", name, target, changes=_auto_cdc(operation))
+    return PipelineStatement("", name, _dotted(operation.table().multipartIdentifier()))
+
+
+def _auto_cdc(plan: Any) -> dict[str, Any]:
+    deletes = plan.deleteCondition()
+    return {
+        "source": _relation_in(plan.source()),
+        "keys": _names(plan.keys()),
+        "sequence": plan.sequenceByExpr().sql(),
+        "deletes": deletes.get().sql() if deletes.isDefined() else None,
+        "columns": _optional_names(plan.includeColumns()),
+        "except_columns": _optional_names(plan.excludeColumns()),
+        "has_history": plan.storedAsScdType() == 2,
+        "tracked": _optional_names(plan.trackHistoryColumns()),
+        "except_tracked": _optional_names(plan.trackHistoryExceptColumns()),
+    }
+
+
+def _relation_in(plan: Any) -> str:
+    """The name of the relation that a plan consists of, without aliases."""
+    while (kind := _kind_of(plan)) != "UnresolvedRelation":
+        if kind == "UnresolvedIdentifier":
+            return _dotted(plan.nameParts())
+        (plan,) = _listed(plan.children())
+    return _dotted(plan.multipartIdentifier())
+
+
+def _names(attributes: Any) -> tuple[str, ...]:
+    return tuple(_dotted(one.nameParts()) for one in _listed(attributes))
+
+
+def _path(reference: Any) -> str:
+    return ".".join(map(str, reference.fieldNames()))
+
+
+def _optional_names(attributes: Any) -> tuple[str, ...]:
+    return _names(attributes.get()) if attributes.isDefined() else ()
+
+
+def _dotted(parts: Any) -> str:
+    return ".".join(map(str, _listed(parts)))
+
+
+def _listed(sequence: Any) -> list[Any]:
+    """The items of a Scala sequence in the JVM."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def _kind_of(node: Any) -> str:
+    """The class of a plan or an expression in the JVM, without its package."""
+    return str(node.getClass().getSimpleName())
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNode:
+    """A node of an analysed plan, or an expression in one."""
+
+    java: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.java.nodeName())
+
+    @property
+    def kind(self) -> str:
+        return _kind_of(self.java)
+
+    @property
+    def is_streaming(self) -> bool:
+        return bool(self.java.isStreaming())
+
+    @property
+    def is_deterministic(self) -> bool:
+        return bool(self.java.deterministic())
+
+    def children(self) -> "list[PlanNode]":
+        return [PlanNode(one) for one in _listed(self.java.children())]
+
+    def expressions(self) -> "list[PlanNode]":
+        return [PlanNode(one) for one in _listed(self.java.expressions())]
+
+    def text(self, fields_max: int) -> str:
+        return str(self.java.simpleString(fields_max))
+
+    def groupings(self) -> "list[PlanNode]":
+        """What an Aggregate groups by."""
+        return [PlanNode(one) for one in _listed(self.java.groupingExpressions())]
+
+    def aggregates(self) -> "list[tuple[str, PlanNode]]":
+        """The columns of an Aggregate, and what is computed for each."""
+        return [
+            (str(one.name()), PlanNode(one.child() if _kind_of(one) == "Alias" else one))
+            for one in _listed(self.java.aggregateExpressions())
+        ]
+
+    def aggregate_function(self) -> tuple[str, bool]:
+        """The function of an aggregate and whether it is DISTINCT; empty if it is not one."""
+        if self.kind != "AggregateExpression":
+            return "", False
+        return _kind_of(self.java.aggregateFunction()), bool(self.java.isDistinct())
+
+    def is_same(self, other: "PlanNode") -> bool:
+        return bool(self.java.semanticEquals(other.java))
+
+    def source(self) -> str:
+        """The format of the source of a stream; empty if this is not a source."""
+        return str(self.java.sourceName()) if self.name.startswith("StreamingRelation") else ""
+
+    def source_options(self, names: Sequence[str]) -> dict[str, str]:
+        """The options of the source of a stream, by their lowercase names."""
+        if self.kind == "StreamingRelation":
+            options = self.java.dataSource().options()
+            return {name: options.get(name).get() for name in names if options.contains(name)}
+        options = self.java.extraOptions()
+        return {name: options.get(name) for name in names if options.containsKey(name)}
+
+
+def analysed_plan(frame: Any) -> PlanNode | None:
+    """The plan of a DataFrame, analysed; None with Spark Connect, which has it on the server."""
+    java = getattr(frame, "_jdf", None)
+    return None if java is None else PlanNode(java.queryExecution().analyzed())
+
+
+def check_streaming_plan(spark: Any, plan: PlanNode) -> None:
+    """Check what Spark checks when a stream in append mode starts. Raises AnalysisException."""
+    jvm = spark._jvm
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    checker.checkForStreaming(plan.java, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+
+
+def checkpoint_root(spark: Any, query: str) -> str:
+    """The `checkpointLocation` of an active query, by its id, also from a cloned session."""
+    number = spark._jvm.java.util.UUID.fromString(query)
+    active = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return str(active.get(number).resolvedCheckpointRoot())
+
+
+def expression_of(column: Any) -> Any:
+    """A column as SQL text if it is a name or was made from text, else the column.
+
+    `create_auto_cdc_flow` turns texts into columns of Spark Connect, whatever the session is.
+    """
+    java = getattr(column, "_jc", None)
+    if java is not None:
+        text = str(java.toString())
+        return text if text.replace("_", "a").isalnum() else column
+    given = column._expr
+    return getattr(given, "_unparsed_identifier", None) or getattr(given, "_expr", column)
+
+
+def remote_query(spark: Any, text: str, named: dict[str, Any]) -> Any:
+    """A query over Spark Connect whose plan carries the DataFrames that it names."""
+    from pyspark.sql.connect.dataframe import DataFrame
+    from pyspark.sql.connect.plan import SQL, SubqueryAlias
+
+    # The server makes each a view while it analyses, and parses the name.
+    views = [SubqueryAlias(frame._plan, f"`{name}`") for name, frame in named.items()]
+    return DataFrame(SQL(text, [], {}, views), spark)
+
+
+def arrow_schema_of(schema: Any) -> Any:
+    """The Arrow schema that Spark expects from a source with these columns."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def java_errors() -> type[Exception]:
+    """The class of errors that a call of the JVM raises."""
+    from py4j.protocol import Py4JError
+
+    found: type[Exception] = Py4JError
+    return found
+
+
+def java_cause(error: object) -> str:
+    """The stack trace of the Java error behind a query's failure; empty if there is none."""
+    return str(getattr(getattr(error, "_cause", None), "_stackTrace", ""))
+
+
+def turned_into(spark: Any, kind: type[Any]) -> Any:
+    """A session as one of a subclass: PySpark's builder makes no other class than its own."""
+    spark.__class__ = kind
+    return spark
+
+
+def session_of(reader: Any) -> Any:
+    """The session of a DataFrameReader."""
+    return reader._spark

@@ -1,0 +1,44 @@
+"""How far flows are behind the log: one look at it serves all flows, however many topics they read.
+
+The log is opened once and kept open. A look reads what the journal's indexes have got since the
+last one, and the notes and manifests that have changed.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from polybus.errors import PolybusError
+from polybus.log.interface import Bounds
+from polybus.log.opening import open_reader
+from polybus.log.reading.offset_reader import OffsetReader
+
+
+class LogEnds:
+    """Where the topics of a data folder ended at the last look. For one thread."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._reader: OffsetReader | None = None
+        self._bounds: dict[str, Bounds] = {}
+
+    def look(self, topics: Collection[str]) -> None:
+        """Look at these topics; those that are unknown or damaged have no end."""
+        with contextlib.suppress(PolybusError):  # the folder has no log
+            self._reader = self._reader or open_reader(self._data)
+            try:
+                self._bounds = self._reader.all_bounds(topics)
+            except PolybusError:  # one of them is damaged
+                self._bounds = {}
+                for topic in topics:
+                    with contextlib.suppress(PolybusError):
+                        self._bounds |= self._reader.all_bounds([topic])
+
+    def behind(self, positions: Mapping[str, int]) -> int | None:
+        """The messages after these positions; None if the folder has no log."""
+        if self._reader is None:
+            return None
+        held = [
+            (self._bounds[topic], at) for topic, at in positions.items() if topic in self._bounds
+        ]
+        return sum(max(0, one.stop - max(one.start, at)) for one, at in held)

@@ -1,0 +1,19 @@
+"""The parent of Spark's Python processes on this machine: it has imported what they need.
+
+Spark starts Python processes for each kind of work: to plan a read, to read, to write, to commit.
+PySpark imports pandas, pyarrow and our modules in each of them, which takes half a second of
+processor time. The processes that are forked from this one have them already.
+
+Executors on other machines may have no Polybus: there Spark uses its own parent.
+"""
+
+import importlib
+
+from polybus.spark import internals
+
+MODULES = ("numpy", "pandas", "pyarrow", "polybus.spark.source.readers", "polybus.spark.sink")
+
+if __name__ == "__main__":
+    for name in MODULES:
+        importlib.import_module(name)
+    internals.run_worker_parent()

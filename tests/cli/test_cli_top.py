@@ -1,0 +1,153 @@
+"""`polybus top` and `polybus graph`: what they show of a running bus, and how keys work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from cli_kit import COMMAND, ServedBus, environment, polybus, serve
+
+from polybus.cli.graph import drawing, lines_of
+from polybus.cli.top.screen import TopFigures, TopView, frame
+from polybus.client.http.blocking import request_json
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBus]:
+    with serve(tmp_path_factory.mktemp("top") / "data", "news", "sport") as running:
+        assert polybus("publish", "news", "hello", "--url", running.url()).returncode == 0
+        yield running
+
+
+def topic(name: str, rate: float, lag: int | None = None) -> dict[str, Any]:
+    rates = {"in-per-s": rate, "out-per-s": 0.0, "bytes-in-per-s": 1500.0}
+    return {"name": name, "start": 0, "stop": 12_345, "subscribers": 1, "lag": lag, **rates}
+
+
+def busy() -> TopFigures:
+    return TopFigures(
+        topics=[topic(f"t{number:03}", float(number), number) for number in range(100)],
+        consumers=[{"group": "etl", "failed": True, "lag": 7, "rows-per-s": 1.0}],
+        series={"in.messages": 1234.0, "in.bytes": 5e6, "connections": 3.0, "cpu": 0.25},
+        messages=[{"offset": 4, "protocol": "goms", "value": {"a": "\x1b[2J"}}],
+    )
+
+
+@pytest.mark.parametrize("lines", [3, 24, 200])
+def test_the_picture_fits_the_terminal(lines: int) -> None:
+    shown = [line.plain for line in frame(busy(), TopView(), lines)]
+    assert len(shown) <= lines
+    assert shown[0].startswith("in 1,234/s, 5.0 MB/s")
+    if lines == 24:
+        assert "t099" in shown[3] and "12,345" in shown[3]
+        assert any("more topics" in line for line in shown)
+        assert "consumer etl: lag 7, failed" in shown
+
+
+def test_keys_sort_choose_open_and_close() -> None:
+    figures, view = busy(), TopView()
+    view.press("down", figures)
+    view.press("enter", figures)
+    assert view.opened == "t098"
+    text = "\n".join(line.plain for line in frame(figures, view, 24))
+    assert "t098" in text and "4  goms" in text and "\x1b" not in text
+    view.press("escape", figures)
+    for _ in range(4):
+        view.press("s", figures)
+    assert (view.opened, view.sort) == ("", "name")
+    assert "t000" in frame(figures, view, 24)[3].plain
+    for _ in range(200):
+        view.press("down", figures)
+    assert any("▶" in line.plain and "t099" in line.plain for line in frame(figures, view, 24))
+    view.press("q", figures)
+    assert view.is_over
+
+
+def test_one_picture_is_printed_where_there_is_no_terminal(bus: ServedBus) -> None:
+    done = polybus("top", "--once", "--data", str(bus.data))
+    assert done.returncode == 0, done.stderr
+    assert b"news" in done.stdout and b"connections" in done.stdout
+    refused = polybus("top", "--data", str(bus.data.parent))
+    assert refused.returncode == 1 and b"polybus serve" in refused.stderr
+
+
+def test_on_a_terminal_it_runs_until_a_key_ends_it(bus: ServedBus) -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "top", "--data", str(bus.data)]
+    size = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**size)
+    ) as process:
+        os.close(theirs)
+        painted, keys = b"", [(b"sport", b"\n"), (b"no messages", b"q"), (b"hello", b"q")]
+        deadline = time.monotonic() + TIMEOUT_S
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline and (part := os.read(ours, 65536)):
+                painted += part
+                for seen, key in list(keys):
+                    if seen in painted:
+                        os.write(ours, key)
+                        keys.remove((seen, key))
+        os.close(ours)
+        assert process.wait(TIMEOUT_S) == 0
+
+
+NODES: list[dict[str, Any]] = [
+    {"id": "p", "kind": "producer", "label": "10.0.0.5", "protocol": "goms"},
+    {"id": "t", "kind": "topic", "label": "<b>orders</b>"},
+    {"id": "s", "kind": "subscription", "label": "goms", "count": 3},
+    {"id": "f", "kind": "flow", "label": "etl", "lag": 1234},
+    {"id": "x", "kind": "table", "label": "silver"},
+]
+EDGES: list[dict[str, Any]] = [
+    {"from": "p", "to": "t", "messages-per-s": 12.5},
+    {"from": "t", "to": "s", "messages-per-s": 25.0},
+    {"from": "t", "to": "f", "messages-per-s": 0.0},
+    {"from": "f", "to": "x", "messages-per-s": 0.0},
+]
+
+
+def test_the_graph_as_text_has_both_sides_of_each_topic() -> None:
+    text = "\n".join(lines_of(NODES, EDGES))
+    assert "← producer     10.0.0.5 (goms)" in text and "12/s" in text
+    assert "→ subscription goms ×3" in text and "etl, lag 1,234" in text
+    assert "→ table        silver" in text
+
+
+def test_the_drawing_is_an_svg_in_which_names_are_text() -> None:
+    drawn = ElementTree.fromstring(drawing(NODES, EDGES))
+    texts = [element.text for element in drawn.iter() if element.tag.endswith("}text")]
+    assert "<b>orders</b>" in texts and "25/s" in texts
+    assert sum(element.tag.endswith("}rect") for element in drawn.iter()) == len(NODES)
+
+
+def test_the_graph_of_a_running_bus_is_shown_and_drawn(bus: ServedBus, tmp_path: Path) -> None:
+    found = json.loads(polybus("graph", "--json", "--data", str(bus.data)).stdout)
+    assert {"id": "topic:news", "kind": "topic", "label": "news"}.items() <= next(
+        node for node in found["nodes"] if node["label"] == "news"
+    ).items()
+    file = tmp_path / "flow.svg"
+    done = polybus("graph", "--svg", str(file), "--data", str(bus.data))
+    assert done.returncode == 0, done.stderr
+    assert ElementTree.parse(file).getroot().tag.endswith("}svg")
+    assert polybus("graph", "--data", str(bus.data)).returncode == 0
+
+
+def test_the_streams_of_the_bus_are_described_beside_its_calls(bus: ServedBus) -> None:
+    found = request_json(bus.url("http"), "GET", "/asyncapi.json")
+    assert found["asyncapi"] == "3.0.0"
+    assert {"goms", "boson-frames", "boson-properties", "http", "live"} <= set(found["channels"])
+    for operation in found["operations"].values():
+        kind, name = operation["channel"]["$ref"].removeprefix("#/").split("/")
+        assert name in found[kind]

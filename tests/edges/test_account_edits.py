@@ -1,0 +1,124 @@
+"""Edits of the file of an account are recorded, and so is a change that nobody made."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from commit_kit import values_of
+from edge_kit import until
+
+from polybus.cli.accounts import accounts as accounts_command
+from polybus.edges.node import Node
+from polybus.errors import StorageError
+from polybus.services import audit
+from polybus.services.accounts import accounts as service
+from polybus.services.accounts import edits
+from polybus.services.checking import verify
+from polybus.testing import run_bus
+
+
+@pytest.fixture(autouse=True)
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "SWEEP_S", 0.02)
+
+
+def told(node: Node) -> list[tuple[str, str]]:
+    """The edits in `$audit`: the account, and the file."""
+    entries = map(json.loads, values_of(node.bus.log, "$audit"))
+    return [(one["target"], one["peer"]) for one in entries if one["action"] == edits.ACTION]
+
+
+def config_of(data: Path) -> Path:
+    return data / "accounts" / "shop" / "config.toml"
+
+
+def edit(data: Path, topics_max: int) -> None:
+    """At once, as an editor does: the bus must not meet half of it."""
+    new = config_of(data).with_name("new")
+    new.write_text(f"[limits]\ntopics-max = {topics_max}\n")
+    new.rename(config_of(data))
+
+
+def flip(path: Path) -> None:
+    """A digit changes, as in a file on a failing disk: its time and size do not."""
+    status = path.stat()
+    path.write_text(path.read_text().replace("50", "51"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def shown(data: Path) -> str:
+    ended = CliRunner().invoke(accounts_command, ["show", "shop", "--data", str(data)])
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+async def make(data: Path) -> None:
+    async with run_bus(data=str(data)) as node:
+        await node.accounts.create("shop")
+        assert told(node) == []
+        edit(data, 50)
+        await until(lambda: (config_of(data).parent / "config-seen.json").exists())
+        assert told(node) == [("shop", "config.toml")]
+
+
+async def test_an_edit_is_recorded_once(tmp_path: Path) -> None:
+    await make(tmp_path)
+    async with run_bus(data=str(tmp_path)) as node:
+        await until(lambda: node.accounts.configs.limits["shop"].topics_max == 50)
+        edit(tmp_path, 7)
+        await until(lambda: len(told(node)) == 2)
+        await until(lambda: edits.unused_edit(tmp_path, "shop") is None)
+    assert verify(tmp_path).notes == []
+    assert "config    config.toml, of 20" in shown(tmp_path)
+
+
+async def test_a_change_that_nobody_made_is_seen(tmp_path: Path) -> None:
+    await make(tmp_path)
+    flip(config_of(tmp_path))
+    report = verify(tmp_path)
+    assert report.intact, "it may be an edit"
+    (note,) = report.notes
+    assert str(config_of(tmp_path)) in note and "if nobody did that, it is damaged" in note
+    assert "config    changed at 20" in shown(tmp_path)
+    async with run_bus(data=str(tmp_path)) as node:
+        await until(lambda: len(told(node)) == 2)
+        assert node.accounts.configs.limits["shop"].topics_max == 51
+
+
+async def test_a_removed_file_is_recorded(tmp_path: Path) -> None:
+    await make(tmp_path)
+    config_of(tmp_path).unlink()
+    assert "removed, and not used by the bus yet" in shown(tmp_path)
+    for _ in range(2):
+        async with run_bus(data=str(tmp_path)) as node:
+            await until(lambda: told(node)[1:] == [("shop", "")])
+    assert "config" not in shown(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["before", "after"])
+async def test_an_edit_that_was_not_noted_is_recorded_by_the_next_start(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`before` its message in `$audit`, or `after` it and before the note."""
+    real = audit.AuditBook.record
+    failed: list[object] = []
+
+    async def fail(self: audit.AuditBook, *entry: object) -> None:
+        if end == "after":
+            await real(self, *entry)  # type: ignore[arg-type]
+        failed.append(entry)
+        raise StorageError("log.failed", "the disk failed")
+
+    async with run_bus(data=str(tmp_path)) as node:
+        await node.accounts.create("shop")
+        with monkeypatch.context() as patch:
+            patch.setattr(node.accounts.edits, "record", fail.__get__(node.http.audit))
+            edit(tmp_path, 50)
+            await until(lambda: failed)
+    async with run_bus(data=str(tmp_path)) as node:
+        await until(lambda: len(told(node)) == 1 + (end == "after"))
+        await until(lambda: edits.seen_config(tmp_path, "shop") is not None)

@@ -1,0 +1,206 @@
+"""Which records of the registry count, with brokers that are played here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from polybus.batch import Batch
+from polybus.errors import UsageError
+from polybus.log.kafka.directory import TopicDirectory
+from polybus.log.kafka.link import KafkaLink
+from polybus.log.kafka.metadata import PartitionState
+from polybus.log.kafka.recent import KafkaTopic
+from polybus.log.kafka.registry import KafkaOptions, KafkaTopics, TopicRecord
+
+REGISTRY = "Polybus-topics"
+OLD, NEW, NEWER = "01" * 16, "02" * 16, "03" * 16
+
+
+class PlayedLink:
+    """Brokers whose metadata a test sets; `written` has what was added to the registry."""
+
+    def __init__(self, brokers: int = 3) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.broker_ids = list(range(brokers))
+        self.shown: dict[int, str] = {}
+        self.written: list[TopicRecord] = []
+        self.adopted: list[str] = []
+        self.partitions: dict[str, PartitionState] = {}
+        self.on_refreshed: list[Any] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.show("")
+
+    def show(self, topic_id: str, *brokers: int) -> None:
+        """What brokers, or all, show as the id of `t`; the first one is who is asked."""
+        for broker in brokers or self.broker_ids:
+            self.shown[broker] = topic_id
+        self.partitions = {REGISTRY: PartitionState(bytes(16), 0, 1)}
+        if self.shown[0]:
+            self.partitions["t"] = PartitionState(bytes.fromhex(self.shown[0]), 0, 1)
+
+    def leader_of(self, name: str) -> int:
+        return 0
+
+    def stale(self) -> None: ...
+
+    async def refreshed(self) -> None:
+        await asyncio.sleep(0)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def ask(self, request: Any) -> Any:
+        return SimpleNamespace(topic_errors=[(REGISTRY, 36, "exists")])
+
+    async def offsets(self, names: list[str], when: int) -> dict[str, int]:
+        return dict.fromkeys(names, 0)
+
+    async def send(self, broker: int, request: Any, group: str) -> Any:
+        found = self.shown[broker]
+        if not found:
+            return SimpleNamespace(topics=[])
+        partition: tuple[Any, ...] = (0, 0, 0, 0, [0], [0], [], {})
+        return SimpleNamespace(topics=[(0, "t", bytes.fromhex(found), False, [partition], 0, {})])
+
+    async def look(self) -> None:
+        """What follows when the brokers' metadata has been asked for."""
+        for callback in self.on_refreshed:
+            callback()
+        while self.tasks:
+            await asyncio.gather(*self.tasks)
+
+
+class Directory:
+    """The directory of one node, which records are given to."""
+
+    def __init__(self, link: PlayedLink) -> None:
+        self.link = link
+        kafka = PlayedTopics(cast(KafkaLink, link), KafkaOptions(node="n"))
+        kafka.arrived = self.arrive
+        self.changes: list[tuple[str, bool]] = []
+        self.directory = TopicDirectory(cast(KafkaLink, link), kafka, self._changed)
+        self._hand_on = self.directory.handing_on(lambda *_: None)
+
+    def _changed(self, topic: KafkaTopic, exists: bool) -> None:
+        self.changes.append((topic.record.id, exists))
+
+    def arrive(self, *records: TopicRecord) -> None:
+        values = [msgspec.json.encode(one) for one in records]
+        registry = self.directory.followed[REGISTRY]
+        registry.position += len(values)
+        self._hand_on(registry, [Batch.of(REGISTRY, values)])
+
+    @property
+    def found(self) -> tuple[int, str] | None:
+        known = self.directory.topics.get("t")
+        return None if known is None else (known.epoch, known.record.id)
+
+
+class PlayedTopics(KafkaTopics):
+    """Stores records in the list of the link, and lets them arrive at once."""
+
+    arrived: Any
+    unfit = False
+
+    async def adopt(self, name: str, configs: dict[str, str]) -> None:
+        cast(PlayedLink, self._link).adopted.append(name)
+        if self.unfit:
+            raise UsageError("cluster.topic", "it has fewer replicas")
+
+    async def write(self, record: TopicRecord) -> int:
+        link = cast(PlayedLink, self._link)
+        link.written.append(record)
+        self.arrived(record)
+        return 0
+
+
+async def opened(*records: TopicRecord, brokers: int = 3) -> Directory:
+    found = Directory(PlayedLink(brokers))
+    await found.directory.open()
+    found.arrive(*records)
+    if records:
+        found.link.show(records[-1].id)
+    return found
+
+
+def live(epoch: int, topic_id: str, **more: Any) -> TopicRecord:
+    return TopicRecord("t", epoch, topic_id, **more)
+
+
+def gone(epoch: int, topic_id: str) -> TopicRecord:
+    return TopicRecord("t", epoch, topic_id, deleted=True)
+
+
+@pytest.mark.parametrize(
+    ("records", "late", "counted"),
+    [
+        ([live(5, OLD), gone(5, OLD)], live(5, OLD), None),
+        ([live(5, OLD), gone(5, OLD)], live(5, OLD, retention_bytes=9), None),
+        ([live(5, OLD), gone(5, OLD), live(6, NEW)], live(5, OLD), (6, NEW)),
+        ([live(5, OLD), gone(5, OLD), live(6, NEW)], gone(5, OLD), (6, NEW)),
+        ([live(5, OLD), live(5, NEW)], gone(5, OLD), (5, NEW)),
+    ],
+    ids=["resurrected", "changed", "lower epoch", "deleted again", "deleted of another id"],
+)
+async def test_a_late_record_does_not_count_and_is_hidden_by_the_one_that_does(
+    records: list[TopicRecord], late: TopicRecord, counted: tuple[int, str] | None
+) -> None:
+    node = await opened(*records)
+    node.arrive(late)
+    assert node.found == counted
+    await node.link.look()
+    # Kafka keeps the last record of a topic only: a node that starts later reads this one.
+    assert node.link.written == [records[-1]]
+    await node.link.look()
+    assert node.link.written == [records[-1]]
+
+
+async def test_a_record_that_arrives_twice_changes_nothing() -> None:
+    node = await opened(live(5, OLD), live(5, OLD))
+    await node.link.look()
+    assert (node.found, node.link.written, node.changes) == ((5, OLD), [], [(OLD, True)])
+
+
+async def test_the_same_epoch_with_another_id_is_followed_anew() -> None:
+    node = await opened(live(5, OLD))
+    node.directory.topics["t"].position = 7
+    node.arrive(live(5, NEW))
+    assert node.found == (5, NEW)
+    assert node.directory.topics["t"].position == 0
+    assert node.changes == [(OLD, True), (OLD, False), (NEW, True)]
+
+
+@pytest.mark.parametrize("unfit", [False, True])
+async def test_a_topic_that_all_brokers_show_with_a_new_id_gets_the_next_epoch(
+    unfit: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(PlayedTopics, "unfit", unfit)
+    node = await opened(live(5, OLD, retention_bytes=9))
+    node.link.show(NEW)
+    await node.link.look()
+    assert node.link.adopted == ["t"]
+    assert ("it has fewer replicas" in caplog.text) == unfit
+    assert node.link.written == [live(6, NEW, retention_bytes=9)]
+    assert node.found == (6, NEW)
+
+
+async def test_a_broker_that_lags_behind_changes_no_epoch() -> None:
+    node = await opened(live(5, NEW))
+    node.link.show(NEWER, 0)
+    await node.link.look()
+    assert (node.found, node.link.written) == ((5, NEW), [])
+
+
+async def test_a_topic_never_returns_to_an_id_that_it_had_before() -> None:
+    node = await opened(live(5, OLD), gone(5, OLD), live(6, NEW))
+    node.link.show(OLD)
+    await node.link.look()
+    assert (node.found, node.link.written) == ((6, NEW), [])

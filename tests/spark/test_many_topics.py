@@ -1,0 +1,80 @@
+"""What a micro-batch and a look at the lag cost does not grow with topics that have nothing new."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from source_kit import WrittenLog, offsets_of, source_options, written_log
+
+from polybus.spark.pipelines.lag import LogEnds
+from polybus.spark.source.readers import PolybusStreamReader
+
+MANY = 300
+_opened: list[str] = []
+_counted_thread = [0]
+
+
+def _note_open(event: str, details: tuple[Any, ...]) -> None:
+    # Threads of Spark and of other tests open files, too.
+    if event == "open" and _counted_thread[0] == threading.get_ident():
+        _opened.append(str(details[0]))
+
+
+sys.addaudithook(_note_open)
+
+
+def opens(work: Callable[[], object]) -> list[str]:
+    """The files that Python opens while it works."""
+    _opened.clear()
+    _counted_thread[0] = threading.get_ident()
+    try:
+        work()
+    finally:
+        _counted_thread[0] = 0
+    # The note of the running bus is read again after some time, whatever a batch does.
+    return sorted(name for path in _opened if (name := Path(path).name) != "run.json")
+
+
+def filled(log: WrittenLog, topics: int) -> list[str]:
+    names = [f"t{number}" for number in range(topics)]
+    log.create(*names)
+    for name in names:
+        log.append(name, 1)
+    return names
+
+
+def opens_of_a_batch(data: Path, topics: int) -> list[str]:
+    """What a micro-batch opens that reads ten messages of one topic, and a look at the lag."""
+    with written_log(data) as log:
+        names = filled(log, topics)
+        options = source_options(
+            log.data,
+            streaming=True,
+            subscribePattern="t.*",
+            startingOffsets="earliest",
+            failOnDamage="false",
+        )
+        reader, ends, limit = PolybusStreamReader(options), LogEnds(log.data), ReadAllAvailable()
+        start = reader.latestOffset(reader.initialOffset(), limit)
+        ends.look(names)
+        log.append("t0", 10)
+
+        def run() -> None:
+            end = reader.latestOffset(start, limit)
+            assert len(offsets_of(reader, reader.partitions(start, end))) == 10
+            reader.reportLatestOffset()
+            ends.look(names)
+            assert ends.behind(dict.fromkeys(names, 1)) == 10
+
+        return opens(run)
+
+
+def test_a_batch_opens_the_same_files_among_few_and_many_topics(tmp_path: Path) -> None:
+    few = opens_of_a_batch(tmp_path / "few", 1)
+    assert few, "opens are counted"
+    assert opens_of_a_batch(tmp_path / "many", MANY) == few

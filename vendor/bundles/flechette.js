@@ -1,0 +1,2 @@
+// Arrow streams, as the log and SQL answer them.
+export { tableFromIPC } from "@uwdata/flechette";
