@@ -148,7 +148,6 @@ JAVA_FOLDERS = {0: "spark", 1: "spark", 2: "kafka"}
 # What `make test-fast` selects, and how many examples a property gets there instead of 100.
 FAST = "not slow"
 FAST_EXAMPLES = 10
-SPARK_TIMEOUT_S = 300
 # A disk in memory, and the room that it must have: a run takes a part of that at a time.
 MEMORY_DISK = "/dev/shm"
 ROOM_BYTES = 4 << 30
@@ -284,8 +283,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
         if needs_spark(item.path):
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
             for text in FOREIGN_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(text))
     if config.option.shuffle is not None:

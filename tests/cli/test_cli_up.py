@@ -351,7 +351,6 @@ def test_the_demo_sends_on_every_protocol_with_the_flaws_of_real_traffic(tmp_pat
         assert up.interrupt() == 0
 
 
-@pytest.mark.timeout(300)
 def test_the_real_pipeline_fills_tables_and_ends_with_its_java(tmp_path: Path) -> None:
     with running_up(tmp_path, "--demo") as up:
         up.until_said(r"pipeline: ready after [\d.]+ s", SPARK_TIMEOUT_S)

@@ -90,7 +90,6 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ten_commands_lead_from_the_demo_to_a_bus_on_the_network(operator: Operator) -> None:
     demo, *create, topic, grant, serve, export, login, publish, tail = commands()
     assert len(commands()) == 10 and len(create) == 2

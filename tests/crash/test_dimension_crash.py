@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from crash_kit import Crash, Run, crashes
 
 from polybus.lake.dimension import DELETED, SEQUENCE, Dimension
@@ -65,7 +64,6 @@ def check_batches(crash: Crash) -> None:
     assert crash.end == STATES[-1], crash
 
 
-@pytest.mark.timeout(180)
 def test_a_dimension_shows_whole_batches_and_repeats_none() -> None:
     for crash in crashes(apply_all, look, verified=False):
         check_batches(crash)

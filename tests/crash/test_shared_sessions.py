@@ -280,7 +280,6 @@ class Nodes(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_nodes_give_every_client_its_packs_once_whatever_is_lost() -> None:
     run_model(Nodes, examples=100, steps=20)
 

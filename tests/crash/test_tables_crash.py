@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from crash_kit import Crash, Run, crashes
 
 from polybus.lake.compact import checkpoint, compact, vacuum
@@ -43,7 +42,6 @@ def check_batches(crash: Crash) -> None:
     assert crash.end == [BATCHES - 1, list(range(2 * BATCHES))], crash
 
 
-@pytest.mark.timeout(180)
 def test_a_batch_is_in_the_table_once_or_not_at_all() -> None:
     for crash in crashes(append_and_compact, look, verified=False):
         check_batches(crash)

@@ -276,7 +276,6 @@ async def ask_all(bus: Bus, role: PeerRole) -> tuple[dict[str, int], dict[str, i
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_every_operation_is_answered_as_the_table_says() -> None:
     settings = {"default": "off", "signup": True}
     limits = {"signups-per-address-hour-max": 100}

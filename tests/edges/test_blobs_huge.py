@@ -27,7 +27,6 @@ def begin(data: Path, sha256: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_a_payload_of_more_than_two_gib_is_published_and_read_in_ranges(
     tmp_path: Path,
 ) -> None:

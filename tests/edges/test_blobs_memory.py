@@ -134,7 +134,6 @@ async def pass_parts(measured: Measured, count: int) -> None:
     writer.close()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("pass_on", "count", "growth_max"),
     [

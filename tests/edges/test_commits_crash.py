@@ -74,7 +74,6 @@ async def part_done(client: httpx.AsyncClient, offset: int) -> None:
             return
 
 
-@pytest.mark.timeout(300)
 async def test_no_kill_leaves_half_a_transaction_or_makes_two_of_one(tmp_path: Path) -> None:
     seed = int(os.environ.get("KILL_SEED", random.randrange(1 << 32)))
     sys.stdout.write(f"play this again with KILL_SEED={seed} pytest {Path(__file__).name}\n")

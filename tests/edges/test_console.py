@@ -20,7 +20,7 @@ from selenium.webdriver.common.keys import Keys
 
 from polybus.lake.table import open_table
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 ORDERS = 300
 EDITOR_IS_READY = "return document.activeElement.matches('.editor')"
 OFFERED = "return document.querySelector('.editor').shadowRoot.querySelector('li')?.innerText"

@@ -118,7 +118,6 @@ def test_the_notice_names_every_bundled_package_and_its_licence() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_lock_file_gives_the_same_bundles_byte_for_byte(tmp_path: Path) -> None:
     if shutil.which("node") is None or shutil.which("npm") is None:
         text = "Node.js and npm are missing; on Debian: apt-get install nodejs npm"

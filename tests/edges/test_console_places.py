@@ -10,7 +10,7 @@ import pytest
 from console_kit import Console, ConsoleBus, console_bus, open_console
 from quarantine_kit import quarantine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from console_kit import Console, ConsoleBus, console_bus, open_console
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 TOPICS = 10_000
 MESSAGES = 100_000
 LONG_TASK_MS_MAX = 200

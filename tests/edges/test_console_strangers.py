@@ -11,7 +11,7 @@ from browser_kit import open_browser
 from console_kit import WAIT_S, Console, ConsoleBus, console_bus, open_console
 from selenium.webdriver.common.keys import Keys
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 TURNED = "abc\u202efdp.exe\u0000\u200b"
 PASSWORD = "a long and quiet password"
 

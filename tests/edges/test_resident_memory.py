@@ -19,7 +19,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import pytest
 from edge_kit import frame, line
 from raw_http_kit import UPGRADE
 
@@ -266,7 +265,6 @@ ATTACKS = (
 FUZZED = tuple(fuzz(parser) for parser in PARSERS if parser != "udp")
 
 
-@pytest.mark.timeout(180)
 async def test_no_attack_fills_the_memory_or_keeps_it(tmp_path: Path) -> None:
     async with running(tmp_path) as bus:
         await asyncio.to_thread(sessions, bus)
@@ -280,7 +278,6 @@ async def test_no_attack_fills_the_memory_or_keeps_it(tmp_path: Path) -> None:
             assert kept < KEPT_BYTES_MAX, f"{attack.__name__} keeps {kept / MIB:.1f} MiB"
 
 
-@pytest.mark.timeout(180)
 async def test_the_memory_does_not_grow_with_the_number_of_connections(tmp_path: Path) -> None:
     async with running(tmp_path) as bus:
         for _ in range(2):

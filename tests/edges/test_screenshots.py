@@ -29,7 +29,7 @@ from quarantine_kit import quarantine
 
 from polybus.lake.table import open_table
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 PICTURES = ROOT / "docs" / "img" / "console"
 TOPICS = ("orders", "payments", "telemetry", "alerts", "news", "inventory")

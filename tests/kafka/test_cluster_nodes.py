@@ -48,7 +48,6 @@ from commit_kit import stage, values_of
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

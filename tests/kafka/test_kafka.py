@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "log"))
 
 from log_contract import LogContract, OpenLog, numbered, values_from
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 OpenKafka = Callable[..., KafkaLog]
 
 

@@ -15,7 +15,7 @@ from queue_connector_kit import bridged, message, queue
 from polybus.edges.node import Node
 from polybus.testing.kafka import KafkaBrokers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ from polybus.log.kafka.reader import ClusterReader, close_links
 from polybus.log.kafka.registry import KafkaOptions, KafkaTopics
 from polybus.testing.kafka import KafkaBrokers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 OpenKafka = Callable[..., KafkaLog]
 EPOCH = 1 << 42
 

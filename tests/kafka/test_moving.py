@@ -28,7 +28,7 @@ from polybus.log.kafka.registry import KafkaOptions
 from polybus.testing import run_bus
 from polybus.testing.kafka import KafkaBrokers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

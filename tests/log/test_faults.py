@@ -152,7 +152,6 @@ def test_a_power_cut_loses_nothing_promised(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_hundred_power_cuts_lose_nothing_promised(tmp_path: Path) -> None:
     power_cuts(tmp_path, range(1000, 1050), lives=4)
 

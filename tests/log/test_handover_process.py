@@ -73,7 +73,6 @@ hand_over(Path(sys.argv[1]), grace_s=0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_killed_before_any_step_on_the_disk_it_completes_when_run_again(tmp_path: Path) -> None:
     """A merge and a new day, killed before each rename, removal and new file, one after another."""
     killed = 0
@@ -103,7 +102,6 @@ def test_killed_before_any_step_on_the_disk_it_completes_when_run_again(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_killed_at_any_moment_each_message_is_there_exactly_once(tmp_path: Path) -> None:
     """kill -9 at random moments, run again, new segments now and then; all from one seed."""
     seed = int(os.environ.get("POLYBUS_SEED", time.time_ns() % 1_000_000))

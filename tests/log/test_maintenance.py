@@ -176,7 +176,6 @@ def read_all(log: FileLog, topic: str, stop: int) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_reader_sees_each_message_once_while_hand_overs_work_and_are_killed(
     tmp_path: Path,
 ) -> None:

@@ -27,7 +27,6 @@ TOPIC_OPTIONS = ("--topic", "red", "--topic", "blue")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_no_kill_loses_a_message_that_had_a_receipt(tmp_path: Path) -> None:
     seed = int(os.environ.get("KILL_SEED", random.randrange(1 << 32)))
     sys.stdout.write(f"play this again with KILL_SEED={seed} pytest {Path(__file__).name}\n")

@@ -63,7 +63,6 @@ def orders(*times: str) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_whoever_follows_the_page_gets_results_and_a_job_that_goes_on(tmp_path: Path) -> None:
     with running_bus(tmp_path, TOPICS) as bus:
         (tmp_path / "polybus-data").symlink_to(bus.data)

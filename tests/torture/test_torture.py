@@ -45,7 +45,6 @@ def torture(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.timeout(120)
 def test_a_short_campaign_finds_nothing(tmp_path: Path) -> None:
     counts = [text for fault, count in SHORT.items() for text in (f"--{fault}", str(count))]
     wanted = ["--seed", str(SEED), *counts, "--jobs", "2", "--folder", str(tmp_path), "--json"]
@@ -64,7 +63,6 @@ def test_a_short_campaign_finds_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "a clean campaign leaves nothing behind"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", CAMPAIGN)
 def test_every_fault_finds_nothing(fault: str, tmp_path: Path) -> None:
     run = Campaign(tmp_path, SEED, lambda text: None)
@@ -117,7 +115,6 @@ def users(folder: Path) -> set[str]:
     return found
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_campaign_that_is_interrupted_leaves_no_bus_behind(
     number: signal.Signals, tmp_path: Path

@@ -25,7 +25,6 @@ def path_kinds(data: Path) -> dict[str, bool]:
     return {kind: any((data / "accounts").glob(kind)) for kind in kinds}
 
 
-@pytest.mark.timeout(180)
 async def test_every_protocol_stores_messages_small_and_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,6 @@ def test_a_storm_finds_changed_packs_and_positions_and_lost_messages(tmp_path: P
     assert any("resumed at" in text for text in found.texts)
 
 
-@pytest.mark.timeout(60)
 def test_stalled_readers_harm_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stalls, "SLICES", 1)
     monkeypatch.setattr(stalls, "SLICE_S", 1.5)
@@ -62,7 +61,6 @@ def test_stalled_readers_harm_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.count == 30
 
 
-@pytest.mark.timeout(60)
 def test_slow_peers_harm_no_other_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
