@@ -359,8 +359,15 @@ _kafka: list[tuple[contextlib.ExitStack, KafkaBrokers]] = []
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Ends:
-    """End the brokers before a file without a need for them: idle ones take a fifth of a core."""
+    """Undo what a test leaves to the next.
+
+    A command that runs in this process takes its umask from its data folder. Idle brokers take a
+    fifth of a core, so they end before a file that does not need them.
+    """
+    umask = os.umask(0o022)
+    os.umask(umask)
     done = yield
+    os.umask(umask)
     if _kafka and not (nextitem and (needs_kafka(nextitem) or nextitem.path == item.path)):
         _kafka.pop()[0].close()
     return done
