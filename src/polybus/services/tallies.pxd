@@ -3,8 +3,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from polybus.services.sessions.contents cimport Content
-from polybus.services.sessions.session cimport Session
+# Sessions and packs have no C types here: sessions import this module.
 
 
 @cython.final
@@ -38,13 +37,13 @@ cdef class Tallies:
     cdef public list _pending
     cdef public dict _own_topics
 
-    cdef bint _causes_itself(self, Session session) except -1
-    @cython.locals(tally=Tally, run=Run, content=Content, number=int64_t, now_us=int64_t, marks=list)
-    cpdef delivered(self, Session session, list packs)
+    cdef bint _causes_itself(self, session) except -1
+    @cython.locals(tally=Tally, run=Run, number=int64_t, shown_to=int64_t, now_us=int64_t, marks=list)
+    cpdef delivered(self, session, list packs)
     @cython.locals(
         tally=Tally, first=int64_t, last=int64_t, number=int64_t, now_us=int64_t, time_us=int64_t,
         shown_us=int64_t, wait_us=int64_t, marks=list,
     )
-    cpdef confirmed(self, Session session, ids, int64_t count)
+    cpdef confirmed(self, session, ids, int64_t count)
     @cython.locals(tally=Tally)
-    cdef Tally _touched(self, Session session)
+    cdef Tally _touched(self, session)

@@ -130,8 +130,9 @@ class Tallies:
         tally = self._touched(session)
         now_us = self._clock_us()
         number = 0
+        shown_to = session.shown_to
         for number, content in packs:
-            if number <= session.shown_to:
+            if number <= shown_to:
                 tally.repeated += 1
                 continue
             run = tally.runs.get(content.topic)
