@@ -10,6 +10,7 @@ from polybus.cli.common.options import json_option, without_secret
 from polybus.cli.replay.history import HistoryReplay, range_of
 from polybus.cli.replay.pace import ReplayPace, parse_rate, parse_speed
 from polybus.cli.replay.publishing import ReplayDestination, http_url, split_url
+from polybus.cli.replay.ranges import RangesReplay, parse_ranges
 from polybus.client.http.blocking import bus_url
 from polybus.errors import UsageError
 from polybus.spark.location import BusLocation
@@ -43,6 +44,11 @@ Examples:
     type=click.File(),
     help="With --dead-letters: only those in this file, TOPIC:EPOCH:OFFSET a line; - is stdin.",
 )
+@click.option(
+    "--ranges",
+    type=click.File(),
+    help="Publish these to their topics, TOPIC:EPOCH:FIRST:STOP a line; - is stdin.",
+)
 @click.option("--progress", is_flag=True, help="With --json: a line of JSON for each part.")
 @click.option("--data", help=f"Folder of the log.  [default: {DEFAULT_DATA}]")
 @click.option(
@@ -62,6 +68,7 @@ def replay(
     reason: str | None,
     text: str | None,
     letters: TextIO | None,
+    ranges: TextIO | None,
     progress: bool,
     data: str | None,
     url: str | None,
@@ -78,8 +85,9 @@ def replay(
         raise click.UsageError("--data and --url both say where to read: give only one")
     folder = Path(data or DEFAULT_DATA)
     if dead_letters:
-        if topic is not None or into is not None or url is not None:
-            raise click.UsageError("--dead-letters cannot be used with TOPIC, --into or --url")
+        if any(one is not None for one in (topic, into, url, ranges)):
+            text = "--dead-letters cannot be used with TOPIC, --into, --url or --ranges"
+            raise click.UsageError(text)
         # It needs the library of the tables, which a replay of history does not.
         from polybus.cli.replay.dead_letters import DeadLetters, LetterFilter, replay_dead_letters
 
@@ -87,6 +95,12 @@ def replay(
         wanted = LetterFilter(only_topic, reason, text, names_given)
         found = DeadLetters(folder, wanted, tell_progress=progress)
         replay_dead_letters(found, folder, pace.rate, dry_run=dry_run, as_json=as_json)
+        return
+    if ranges is not None:
+        if topic is not None or into is not None or url is not None:
+            raise click.UsageError("--ranges cannot be used with TOPIC, --into or --url")
+        many = RangesReplay(folder, parse_ranges(ranges), pace, tell_progress=progress)
+        (many.print_forecast if dry_run else many.run)(as_json)
         return
     if topic is None or into is None:
         raise click.UsageError("TOPIC or --into is missing: name what to replay, and where it goes")
