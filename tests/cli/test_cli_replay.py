@@ -150,8 +150,8 @@ def test_ranges_of_many_topics_go_to_their_topics_again(bus: ServedBus, tmp_path
     a, b = (f"{topic}:{epoch}" for topic, epoch in epochs.items())
     chosen = tmp_path / "ranges"
     chosen.write_text(f"{a}:0:1\n{a}:3:5\n\n{b}:2:3\n")
-    command = ("replay", "--ranges", str(chosen), "--speed", "max", "--json")
-    command += ("--data", str(bus.data))
+    command = ["replay", "--ranges", str(chosen), "--speed", "max", "--json"]
+    command += ["--data", str(bus.data)]
     planned = json.loads(run(*command, "--dry-run").stdout)
     assert (planned["messages"], planned["topics"]) == (4, {"ranged-a": 3, "ranged-b": 1})
     assert [len(stored(bus, topic)) for topic in epochs] == [5, 5]
@@ -288,6 +288,7 @@ def test_a_replay_that_is_stopped_says_where_and_how_to_go_on(bus: ServedBus) ->
         (["news", "--dead-letters"], 2, b"--dead-letters cannot be used with"),
         (["--dead-letters"], 1, b"lake.unknown"),
         (["news", "--ranges", os.devnull], 2, b"--ranges cannot be used with"),
+        (["--ranges", os.devnull, "--reason", "x"], 2, b"need --dead-letters"),
         (["--dead-letters", "--ranges", os.devnull], 2, b"--dead-letters cannot be used with"),
     ],
 )

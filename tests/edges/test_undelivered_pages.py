@@ -146,9 +146,8 @@ async def test_the_administrator_publishes_again_what_accounts_missed() -> None:
     async with accounts_bus() as bus:
         shop, admin = await bus.of("shop"), await bus.admin()
         await shop.publish("news", b"1")
-        keyed = {"content": b'{"value": 2, "key": "k"}'}
-        keyed |= {"headers": {"content-type": "application/x-ndjson"}}
-        await shop.client.post("/v1/topics/news/messages", **keyed)
+        keyed, lines = b'{"value": 2, "key": "k"}', {"content-type": "application/x-ndjson"}
+        await shop.client.post("/v1/topics/news/messages", content=keyed, headers=lines)
         miss(admin, "shop/news", 0, 2)
         await written(admin)
         ended = (await replay(admin))["id"]

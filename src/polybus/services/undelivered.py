@@ -1,8 +1,8 @@
-"""What matches of the messages that one who subscribed did not get, in pages of limited size.
+"""Which undelivered messages match, in pages of limited size, to be published again.
 
 The events name offsets; the log may no longer have them, and may have newer ones. So the first pass
-notes the bounds of each topic, and the second, which publishes, stays within them. Without that, it
-would follow messages that it publishes itself, if the same subscriber misses them again.
+notes the bounds of each topic, and the second, whose pages are published, stays within them.
+Without that, it would follow messages that it publishes itself, if they are not delivered either.
 """
 
 import asyncio

@@ -84,10 +84,14 @@ def replay(
     if data is not None and url is not None:
         raise click.UsageError("--data and --url both say where to read: give only one")
     folder = Path(data or DEFAULT_DATA)
+    mode = "--dead-letters" if dead_letters else "--ranges" if ranges is not None else ""
+    if mode and any(one is not None for one in (topic, into, url)):
+        raise click.UsageError(f"{mode} cannot be used with TOPIC, --into or --url")
+    if not dead_letters and any(one is not None for one in (only_topic, reason, text, letters)):
+        raise click.UsageError("--topic, --reason, --text and --letters need --dead-letters")
+    if dead_letters and ranges is not None:
+        raise click.UsageError("--dead-letters cannot be used with --ranges")
     if dead_letters:
-        if any(one is not None for one in (topic, into, url, ranges)):
-            text = "--dead-letters cannot be used with TOPIC, --into, --url or --ranges"
-            raise click.UsageError(text)
         # It needs the library of the tables, which a replay of history does not.
         from polybus.cli.replay.dead_letters import DeadLetters, LetterFilter, replay_dead_letters
 
@@ -97,26 +101,26 @@ def replay(
         replay_dead_letters(found, folder, pace.rate, dry_run=dry_run, as_json=as_json)
         return
     if ranges is not None:
-        if topic is not None or into is not None or url is not None:
-            raise click.UsageError("--ranges cannot be used with TOPIC, --into or --url")
         many = RangesReplay(folder, parse_ranges(ranges), pace, tell_progress=progress)
         (many.print_forecast if dry_run else many.run)(as_json)
         return
     if topic is None or into is None:
         raise click.UsageError("TOPIC or --into is missing: name what to replay, and where it goes")
-    if any(one is not None for one in (only_topic, reason, text, letters)):
-        raise click.UsageError("--topic, --reason, --text and --letters need --dead-letters")
-    topic = names.canonical(topic)
-    bus = None if url is None else http_url(url)
-    source = BusLocation(folder, bus)
-    origin = open_origin(source)
-    target = _target(into, topic, source)
-    offsets = range_of(origin, topic, start, stop)
-    job = HistoryReplay(origin, topic, offsets, target, pace, reached=offsets.start)
+    source = BusLocation(folder, None if url is None else http_url(url))
+    job = _history(names.canonical(topic), source, into, (start, stop), pace)
     if dry_run:
         job.print_forecast(as_json)
     else:
         job.run(f"--into {into}", f"--data {folder}" if url is None else f"--url {url}", as_json)
+
+
+def _history(
+    topic: str, source: BusLocation, into: str, between: tuple[str, str], pace: ReplayPace
+) -> HistoryReplay:
+    origin = open_origin(source)
+    target = _target(into, topic, source)
+    offsets = range_of(origin, topic, *between)
+    return HistoryReplay(origin, topic, offsets, target, pace, reached=offsets.start)
 
 
 def _target(into: str, topic: str, source: BusLocation) -> ReplayDestination:

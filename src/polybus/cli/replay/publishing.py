@@ -27,7 +27,7 @@ import pyarrow as pa
 from polybus import references
 from polybus.cli.common.output import progress_bar
 from polybus.client import connect
-from polybus.client.http.blocking import JSON, opened
+from polybus.client.http.blocking import opened
 from polybus.client.options import parse
 from polybus.errors import PolybusError, UsageError
 from polybus.references import Reference
@@ -178,7 +178,7 @@ class ReplayDestination:
 
     def _post(self, body: bytes) -> None:
         path = f"/v1/topics/{quote(self.topic, safe='')}/messages"
-        headers = {"accept": JSON, "content-type": "application/x-ndjson"}
+        headers = {"accept": "application/json", "content-type": "application/x-ndjson"}
         if self._address.credentials is not None:
             headers["authorization"] = self._address.credentials.authorization
         with opened(http_url(str(self._address)), "POST", path, body, headers=headers) as answer:

@@ -34,7 +34,7 @@ def estimate_sizes(topics: Iterable[JournalTopic]) -> None:
         try:
             values = read_rows(read_message(segment, position, size)).column("value")
         except (Damaged, OSError):
-            continue  # Who reads the messages is told.
+            continue  # A reader of these messages gets the error.
         for log, rows in parts:
             found[log][0] += rows.row_count
             found[log][1] += _size(values.slice(rows.first_row, rows.row_count))
