@@ -342,11 +342,42 @@ def test_what_was_not_delivered_is_listed_and_published_again(
     console.click("Redrive 1 chosen")
     console.sees("Dry run: 1 message would be published again", within="dialog")
     console.keys(Keys.ESCAPE)
+    console.until(
+        lambda: console.run("return document.querySelector('dialog') === null"), "no dialog"
+    )
     console.click("Redrive all 1 that match")
     console.sees("Dry run: 1 message would be published again", within="dialog")
     console.click("Redrive 1", within="dialog")
     console.sees("1 of 1 message published again")
     assert bus.client.get("/v1/topics/payments").json()["stop"] == offset + 2
+
+
+def test_more_than_is_shown_of_what_was_not_delivered_is_published_again(
+    console: Console, bus: ConsoleBus
+) -> None:
+    count = 130
+    offsets = bus.publish("payments", *[{"value": number} for number in range(count)])
+    held = bus.client.get("/v1/topics/payments").json()
+    about = {"kind": "undelivered", "reason": "outbox.full", "to": "7c11", "protocol": "goms"}
+    about |= {"topic": "payments", "epoch": held["epoch"]}
+    events = [
+        about | {"time": f"2026-01-31T09:{n // 60:02}:{n % 60:02}Z", "first": at, "stop": at + 1}
+        for n, at in enumerate(offsets)
+    ]
+    administrator = {"authorization": f"Bearer {(bus.data / 'admin.token').read_text().strip()}"}
+    answer = bus.client.post(
+        "/v1/topics/$events/messages", json={"events": events}, headers=administrator
+    )
+    assert answer.status_code == 200, answer.text
+    console.open("dead-letters", q="7c11")
+    console.sees("Not delivered", within="h2")
+    console.click("Older")
+    console.sees(f"{offsets[0]} – {offsets[0]}", within="td")
+    console.click("Redrive all that match")
+    console.sees(f"Dry run: {count} messages would be published again", within="dialog")
+    console.click(f"Redrive {count}", within="dialog")
+    console.sees(f"{count} of {count} messages published again")
+    assert bus.client.get("/v1/topics/payments").json()["stop"] == held["stop"] + count
 
 
 def test_an_administrator_shares_topics_and_makes_narrow_tokens(
