@@ -114,6 +114,25 @@ async def test_a_redrive_of_all_does_not_follow_its_own_messages(
         assert [(one.first, one.stop) for one in found] == [(1, 10)]
 
 
+async def test_a_redrive_of_all_that_is_stopped_begins_no_further_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(undelivered, "PAGE_RANGES", 3)
+    async with http_bus("news") as http:
+        await http.publish("news", *[b"x"] * 20)
+        for first in range(0, 20, 2):
+            miss(http, "news", first, first + 1)
+        await written(http)
+        begun = await replay(http, rate=1)
+        await http.until(lambda: http.node.bus.log.bounds("news").stop > 20)
+        stopped = await http.client.delete(f"/v1/replays/{begun['id']}")
+        assert stopped.status_code == 204
+        await http.until(lambda: http.node.http.redrives.get(begun["id"]).ended is not None)
+        ended = http.node.http.redrives.get(begun["id"])
+        assert (ended.state, ended.error, ended.messages) == ("stopped", "", 10)
+        assert 20 + ended.published == http.node.bus.log.bounds("news").stop < 24
+
+
 async def test_the_list_of_what_was_not_delivered_has_older_parts() -> None:
     async with http_bus("news") as http:
         await http.publish("news", *[b"x"] * 10)
