@@ -38,6 +38,7 @@ def test_pages_have_every_message_once_in_order(ranges: list[UndeliveredRange], 
         page = page_of(ranges, found[-1] if found else None, limit)
         assert len(page.ranges) <= limit and (page.ranges or page.is_last)
         found, is_last = found + page.ranges, page.is_last
+        assert len(found) <= len(set(offsets(ranges)))
     assert offsets(found) == sorted(set(offsets(ranges))) == offsets(joined(ranges))
 
 
