@@ -115,6 +115,7 @@ SLOW_FILES = (
     "test_torture_storms.py",
     "test_torture_watch.py",
     "test_undelivered.py",
+    "test_undelivered_pages.py",
     "test_uploads.py",
     "test_warm.py",
 )

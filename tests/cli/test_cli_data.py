@@ -36,8 +36,11 @@ def test_topics_of_a_running_bus_are_managed_and_survive_a_restart(tmp_path: Pat
         described = json.loads(done.stdout)
         assert described["settings"] == {"retention-age-s": 60.0, "retention-bytes": None}
         assert {"history-files", "history-bytes", "subscribers"} <= set(described)
+        assert (described["stored-bytes"], described["history-bytes"]) == (1, 0)
+    assert listed(tmp_path)["news"]["stored-bytes"] == 1
     with serve(tmp_path):
         assert set(listed(tmp_path)) == {"news"}
+        assert listed(tmp_path)["news"]["stored-bytes"] == 1
 
 
 def test_topics_of_a_stopped_bus_are_managed_in_its_files(tmp_path: Path) -> None:
@@ -52,8 +55,8 @@ def test_topics_of_a_stopped_bus_are_managed_in_its_files(tmp_path: Path) -> Non
     assert b"history-bytes: 0" in done.stdout
     done = polybus("topics", "list", "--data", data)
     heading, row = done.stdout.decode().splitlines()
-    assert heading.split()[:4] == ["topic", "messages", "bytes", "in"]
-    assert row.split()[:2] == ["a", "0"]
+    assert heading.split()[:4] == ["topic", "messages", "size", "in/s"]
+    assert row.split()[:4] == ["a", "0", "0", "B"]
 
 
 @pytest.mark.parametrize("running", [True, False])

@@ -145,6 +145,7 @@ def test_metrics_tell_of_the_process_its_disk_and_its_times(bus: ServedBus) -> N
     assert after["process_resident_memory_bytes"] > 1 << 20
     assert after["polybus_disk_free_bytes"] > 0 and after["polybus_journal_bytes"] > 0
     assert after['polybus_topic_history_bytes{topic="news"}'] == 0
+    assert after['polybus_topic_stored_bytes{topic="news"}'] == 51
     assert any(name.startswith("polybus_build_info{version=") for name in after)
     for name in ("polybus_fsync_duration_seconds", "polybus_durable_latency_seconds"):
         assert after[f'{name}_bucket{{le="+Inf"}}'] == after[f"{name}_count"] >= 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import time
@@ -30,6 +31,7 @@ from polybus.errors import UsageError
 from polybus.lake.compact import compact, vacuum
 from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import FileLock, replace_file
+from polybus.log.interface import Bounds
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import open_origin
 
@@ -136,6 +138,78 @@ def test_large_payloads_are_replayed_not_their_references(bus: ServedBus, source
         assert httpx.get(f"{url}/v1/blobs/{message['reference']['id']}").content == payload
 
 
+def test_ranges_of_many_topics_go_to_their_topics_again(bus: ServedBus, tmp_path: Path) -> None:
+    epochs = {}
+    for topic in ("ranged-a", "ranged-b"):
+        answer = httpx.post(f"{bus.url('http')}/v1/topics", json={"name": topic})
+        epochs[topic] = answer.json()["epoch"]
+        lines = "\n".join(json.dumps({"value": number, "key": "k"}) for number in range(5))
+        head = {"content-type": "application/x-ndjson"}
+        path = f"{bus.url('http')}/v1/topics/{topic}/messages"
+        assert httpx.post(path, content=lines, headers=head).status_code == 200
+    a, b = (f"{topic}:{epoch}" for topic, epoch in epochs.items())
+    chosen = tmp_path / "ranges"
+    chosen.write_text(f"{a}:0:1\n{a}:3:5\n\n{b}:2:3\n")
+    command = ["replay", "--ranges", str(chosen), "--speed", "max", "--json"]
+    command += ["--data", str(bus.data)]
+    planned = json.loads(run(*command, "--dry-run").stdout)
+    assert (planned["messages"], planned["topics"]) == (4, {"ranged-a": 3, "ranged-b": 1})
+    assert [len(stored(bus, topic)) for topic in epochs] == [5, 5]
+    done = run(*command, "--progress")
+    assert done.returncode == 0, done.stderr
+    *parts, end = map(json.loads, done.stdout.splitlines())
+    assert [one["published"] for one in parts] == [1, 3, 4]
+    assert (end["messages"], end["done"], end["expired"]) == (4, True, 0)
+    assert values(bus, "ranged-a")[5:] == [0, 3, 4] and values(bus, "ranged-b")[5:] == [2]
+    assert [one["key"] for one in stored(bus, "ranged-a")] == ["k"] * 8
+
+
+def test_a_rate_holds_for_all_ranges_together(bus: ServedBus, tmp_path: Path) -> None:
+    topics = f"{bus.url('http')}/v1/topics"
+    epoch = httpx.post(topics, json={"name": "paced"}).json()["epoch"]
+    assert httpx.post(f"{topics}/paced/messages", content="x").status_code == 200
+    chosen = tmp_path / "ranges"
+    chosen.write_text(f"paced:{epoch}:0:1\n" * 3)
+    arguments = ("--speed", "max", "--rate", "5/s", "--data", str(bus.data))
+    began_s = time.monotonic()
+    done = run("replay", "--ranges", str(chosen), *arguments)
+    assert (done.returncode, done.stdout) == (0, b"published 3 of 3 messages again\n"), done.stderr
+    assert time.monotonic() - began_s >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("news:1:2", 2, b"is not TOPIC:EPOCH:FIRST:STOP"),
+        ("news:1:-2:3", 2, b"is not TOPIC:EPOCH:FIRST:STOP"),
+        ("$events:1:0:1", 1, b"topic.reserved"),
+        ("nix:1:0:1", 1, b"topic.unknown"),
+        ("news:1:0:1", 1, b"log.offset-unknown"),
+    ],
+)
+def test_ranges_that_the_log_does_not_have_are_refused(
+    bus: ServedBus, tmp_path: Path, line: str, code: int, said: bytes
+) -> None:
+    chosen = tmp_path / "ranges"
+    chosen.write_text(line)
+    done = run("replay", "--ranges", str(chosen), "--data", str(bus.data))
+    assert done.returncode == code and said in done.stderr, done.stderr
+
+
+def test_what_retention_removed_of_ranges_is_left_out(
+    bus: ServedBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = open_origin(BusLocation(bus.data, None))
+    held = origin.bounds("news")
+    left = Bounds(held.epoch, 2, held.stop)
+    monkeypatch.setattr(type(origin), "bounds", lambda self, topic: left)
+    chosen = tmp_path / "ranges"
+    chosen.write_text(f"news:{held.epoch}:0:2\nnews:{held.epoch}:1:4\n")
+    done = run(*("replay", "--ranges", str(chosen), "--dry-run", "--json", "--data", str(bus.data)))
+    told = json.loads(done.stdout)
+    assert (told["messages"], told["expired"]) == (2, 3)
+
+
 def test_a_dry_run_says_what_would_go_and_publishes_nothing(bus: ServedBus) -> None:
     arguments = ["replay", "news", "--into", "empty", "--rate", "2/s", "--dry-run"]
     done = run(*arguments, "--data", str(bus.data))
@@ -213,6 +287,9 @@ def test_a_replay_that_is_stopped_says_where_and_how_to_go_on(bus: ServedBus) ->
         (["news", "--into", "gopher://x/y"], 2, b"client.scheme"),
         (["news", "--dead-letters"], 2, b"--dead-letters cannot be used with"),
         (["--dead-letters"], 1, b"lake.unknown"),
+        (["news", "--ranges", os.devnull], 2, b"--ranges cannot be used with"),
+        (["--ranges", os.devnull, "--reason", "x"], 2, b"need --dead-letters"),
+        (["--dead-letters", "--ranges", os.devnull], 2, b"--dead-letters cannot be used with"),
     ],
 )
 def test_what_cannot_be_done_is_said(

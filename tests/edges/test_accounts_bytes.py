@@ -109,6 +109,11 @@ async def test_messages_count_before_they_are_history(tmp_path: Path) -> None:
         assert bus.node.bus.log.describe("shop/news")["history-bytes"] == 0
         assert bus.node.accounts.configs.storage.bytes_of("shop") == 3000
         assert bus.node.accounts.configs.storage.bytes_of("other") == 0
+    # A restart makes no room.
+    async with accounts_bus(str(tmp_path)) as bus:
+        await until(lambda: "shop" in bus.node.bus.full_accounts)
+        assert bus.node.bus.log.describe("shop/news")["history-bytes"] == 0
+        assert bus.node.accounts.configs.storage.bytes_of("shop") == 3000
 
 
 async def test_others_run_while_many_topics_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,13 +87,12 @@ async def test_an_account_has_a_number_of_bytes_a_second() -> None:
 async def test_a_full_account_publishes_nothing_until_there_is_room() -> None:
     speaker = SPEAKERS["boson-frames"]
     async with bus_with_accounts() as node, peer_of(node, speaker, "shop") as peer:
-        describe = node.bus.log.describe
         size = 2000
 
-        def described(topic: str) -> dict[str, int]:
-            return describe(topic) | {"history-bytes": size}
+        def stored(topic: str, messages: int = 0, value_bytes: int = 0) -> int:
+            return size
 
-        node.bus.log.describe = described  # type: ignore[method-assign]
+        node.bus.log.stored_bytes = stored  # type: ignore[method-assign]
         configure(node, "shop", limits={"bytes-max": 1000})
         await until(lambda: "shop" in node.bus.full_accounts)
         await peer.send(speaker.publish("news", "x"))
@@ -197,7 +196,7 @@ async def test_packs_and_broadcasts_count_for_the_quota(
         assert [one.status_code for one in answers] == [202, 429]
         await shop.client.post("/v1/topics/news/messages", content=b"x" * 2000)
         configure(node, "shop", limits={"bytes-max": 10})
-        monkeypatch.setattr(node.bus.log, "describe", lambda _: {"history-bytes": 10})
+        monkeypatch.setattr(node.bus.log, "stored_bytes", lambda *_: 10)
         await until(lambda: "shop" in node.bus.full_accounts)
         refused = await shop.client.post(packs, json=pack)
         assert (refused.status_code, refused.json()["code"]) == (507, "account.bytes")

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -291,62 +290,6 @@ def test_a_topic_is_created_changed_and_deleted_with_a_confirmation(
     assert bus.client.get("/v1/topics/made.here").status_code == 404
     console.open("settings", show="audit")
     console.sees("topic-create", "topic-change", "topic-delete", within="td")
-
-
-def test_dead_letters_are_sent_again_after_a_dry_run(console: Console, bus: ConsoleBus) -> None:
-    quarantine(bus.data, "payments", [b"{one", b"{two", b"{three"], "not JSON")
-    held = bus.client.get("/v1/topics/payments").json()["stop"]
-    console.open("dead-letters")
-    console.sees("{two", within="td.wide")
-    console.click("Choose payments:1:1")
-    console.click("Redrive 1 chosen")
-    console.sees("Dry run: 1 message would be published again", within="dialog")
-    assert bus.client.get("/v1/topics/payments").json()["stop"] == held
-    console.click("Redrive 1", within="dialog")
-    console.sees("1 of 1 message published again")
-    console.sees("sent again", within="td")
-    console.click("Redrive all 2")
-    console.sees("Dry run: 2 messages would be published again", within="dialog")
-    console.fill("dialog input", "1000")
-    console.click("Redrive 2", within="dialog")
-    console.sees("2 of 2 messages published again")
-    console.until(
-        lambda: bus.client.get("/v1/topics/payments").json()["stop"] == held + 3, "all of them"
-    )
-    console.open("settings", show="audit")
-    console.sees("replay-start", within="td")
-
-
-def test_what_was_not_delivered_is_listed_and_published_again(
-    console: Console, bus: ConsoleBus
-) -> None:
-    [offset] = bus.publish("payments", {"value": "missed"})
-    epoch = bus.client.get("/v1/topics/payments").json()["epoch"]
-    missed: dict[str, Any] = {
-        "kind": "undelivered",
-        "time": "2026-01-31T08:00:00.000000Z",
-        "topic": "payments",
-    }
-    missed |= {"epoch": epoch, "first": offset, "stop": offset + 1, "reason": "session-expired"}
-    missed |= {"to": "6b00", "protocol": "msgstream"}
-    administrator = {"authorization": f"Bearer {(bus.data / 'admin.token').read_text().strip()}"}
-    answer = bus.client.post(
-        "/v1/topics/$events/messages", json={"events": [missed]}, headers=administrator
-    )
-    assert answer.status_code == 200, answer.text
-    console.open("dead-letters")
-    console.sees("the session expired before its client confirmed", within="td")
-    console.open("dead-letters", q="6b00")
-    console.sees("6b00", within="td")
-    console.run("document.querySelector('input[aria-label^=\"Choose payments\"]').click()")
-    console.click("Redrive 1 chosen")
-    console.sees("Dry run: 1 message would be published again", within="dialog")
-    console.keys(Keys.ESCAPE)
-    console.click("Redrive all 1 that match")
-    console.sees("Dry run: 1 message would be published again", within="dialog")
-    console.click("Redrive 1", within="dialog")
-    console.sees("1 of 1 message published again")
-    assert bus.client.get("/v1/topics/payments").json()["stop"] == offset + 2
 
 
 def test_an_administrator_shares_topics_and_makes_narrow_tokens(

@@ -51,6 +51,7 @@ async def test_rates_totals_and_times_of_a_topic_are_shown() -> None:
         sample = (await http.client.get("/v1/figures")).json()
 
         assert (news["bytes-in"], news["messages-in"], news["messages-out"]) == (11, 2, 2)
+        assert listed[1]["stored-bytes"] == news["stored-bytes"] >= 11 > idle["stored-bytes"]
         assert news["in-per-s"] > 0 and news["bytes-in-per-s"] > news["in-per-s"]
         assert news["first-time"] <= news["last-time"] and news["first-time"].endswith("Z")
         assert (idle["in-per-s"], idle["first-time"], idle["last-time"]) == (0.0, None, None)

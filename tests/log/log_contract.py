@@ -344,6 +344,7 @@ class LogContract:
             lambda: log.offset_at("nobody", 0),
             lambda: log.settings("nobody"),
             lambda: log.describe("nobody"),
+            lambda: log.stored_bytes("nobody"),
             lambda: log.delete_topic("nobody"),
         ]
         for call in calls:

@@ -31,6 +31,7 @@ from polybus.log.journal.recovery import (
     restore,
     settle_orphans,
 )
+from polybus.log.journal.restored import estimate_sizes
 from polybus.log.journal.segment import delete_segments
 from polybus.log.journal.timings import Timings
 from polybus.log.journal.topics import LogShared
@@ -123,6 +124,7 @@ class FileLog(LogOfTopics[TopicLog]):
         }
         floor = floors.load_or_make(self.data, known, self._disk)
         self._settle_strays(recovered, floor)
+        estimate_sizes(self._topics.values())
         settle_orphans(self._topics, self.data, self._disk)
         for log in self._topics.values():
             if log.history is not None and log.places.start != 0 and is_lost(log.history.folder):
@@ -220,6 +222,17 @@ class FileLog(LogOfTopics[TopicLog]):
             "history-bytes": sum(file.bytes for file in files),
             "handed-over": log.handed_over,
         }
+
+    def stored_bytes(self, topic: str, messages: int = 0, value_bytes: int = 0) -> int:
+        log = self._log_of(topic)
+        files = [] if log.history is None else log.history.manifest.files
+        waiting = max(0, log.stop - max(log.start, log.handed_over))
+        # The newest of those that wait are those that were appended since.
+        newer = min(messages, waiting)
+        mean = value_bytes / messages if messages else 0.0
+        before = mean if log.restored_mean_bytes is None else log.restored_mean_bytes
+        older = (waiting - newer) * before
+        return sum(file.bytes for file in files) + int(newer * mean + older)
 
     def append(self, batch: Batch, *, urgent: bool = False) -> int:
         log = self._topics.get(batch.topic)

@@ -132,6 +132,16 @@ class Log(Protocol):
     def describe(self, topic: str) -> dict[str, int]:
         """Figures of the topic's storage, among them `history-files` and `history-bytes`."""
 
+    def stored_bytes(self, topic: str, messages: int = 0, value_bytes: int = 0) -> int:
+        """The size of what this log stores of a topic, without blobs.
+
+        `messages` with `value_bytes` were appended since the log was opened. What is not history
+        yet shares files with other topics: its size is estimated, from the mean size of these
+        messages, and of those that were there before. It costs no read.
+
+        Raises UsageError `topic.unknown`.
+        """
+
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
         """Create a topic durably. Raises UsageError `topic.exists`."""
 

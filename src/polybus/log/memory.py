@@ -119,6 +119,9 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
             "memory-bytes": self._log_of(topic).bytes,
         }
 
+    def stored_bytes(self, topic: str, messages: int = 0, value_bytes: int = 0) -> int:
+        return self._log_of(topic).bytes
+
     def delete_topic(self, topic: str) -> None:
         gone = self._log_of(topic)
         super().delete_topic(topic)

@@ -4,8 +4,10 @@
 whenever a run ends, and paces itself. Here is who asked, how far it is, and how to stop it. The
 last REDRIVES_MAX are remembered while the bus runs; `$audit` has them all.
 
-This layer imports no command. It runs one as a program, and depends only on what users of the
-command line depend on, too: its options and the lines of its `--json`.
+The process isolates the bus: a redrive reads Parquet files and large payloads, may take hours, and
+may be killed. It takes no memory of the bus and no time of its thread. And one program publishes
+again, whether a user or the bus begins it. This layer imports no command. It depends only on what
+users of the command line depend on, too: its options and the lines of its `--json`.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ import secrets
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,10 +50,10 @@ class Redrive(msgspec.Struct, rename="kebab", kw_only=True):
 
 
 class RedriveRun(NamedTuple):
-    """One process: its arguments, and the letters that it is given."""
+    """One process: its arguments, and the lines that it is given."""
 
     arguments: Sequence[str]
-    letters: Sequence[str] = ()
+    lines: Sequence[str] = ()
 
 
 def run_of_letters(filters: dict[str, str], letters: Sequence[str]) -> RedriveRun:
@@ -61,10 +63,10 @@ def run_of_letters(filters: dict[str, str], letters: Sequence[str]) -> RedriveRu
     return RedriveRun([*arguments, *(["--letters=-"] if letters else [])], letters)
 
 
-def run_of_range(what: UndeliveredRange) -> RedriveRun:
-    """Messages that are in the log, to their topic again."""
-    places = [f"--from={what.epoch}:{what.first}", f"--to={what.epoch}:{what.stop}"]
-    return RedriveRun([*places, f"--into={what.topic}", "--speed=max", "--", what.topic])
+def run_of_ranges(ranges: Iterable[UndeliveredRange]) -> RedriveRun:
+    """Messages that are in the log, to their topics again."""
+    places = [f"{one.topic}:{one.epoch}:{one.first}:{one.stop}" for one in ranges]
+    return RedriveRun(["--ranges=-", "--progress", "--speed=max"], places)
 
 
 class Redrives:
@@ -105,8 +107,10 @@ class Redrives:
         self._planned.append(redrive)
         return redrive
 
-    def start(self, redrive: Redrive, who: tuple[str, str], runs: Sequence[RedriveRun]) -> None:
-        """Begin a redrive. Raises UsageError `replay.running`."""
+    def start(
+        self, redrive: Redrive, who: tuple[str, str], runs: AsyncIterator[RedriveRun]
+    ) -> None:
+        """Begin a redrive, one run after the other. Raises UsageError `replay.running`."""
         if self._running is not None and not self._running[1].done():
             text = f"replay {self._running[0].id} is under way: wait for it, or stop it"
             raise UsageError("replay.running", text)
@@ -146,19 +150,21 @@ class Redrives:
             await asyncio.wait([task])
 
     async def _run(
-        self, redrive: Redrive, who: tuple[str, str], runs: Sequence[RedriveRun]
+        self, redrive: Redrive, who: tuple[str, str], runs: AsyncIterator[RedriveRun]
     ) -> None:
         try:
-            for run in runs:
-                await self._replay(redrive, run, redrive.published)
+            async for run in runs:
+                if redrive.state == "running":
+                    await self._replay(redrive, run, redrive.published)
                 if redrive.state != "running":
                     break
-            else:
+            if redrive.state == "running":
                 redrive.state = "done"
-        except (OSError, ValueError) as error:
-            # It could not be started, or says what cannot be read.
+        except (OSError, ValueError, PolybusError) as error:
+            # It could not be started, says what cannot be read, or the next run was not found.
             self._end_process(signal.SIGKILL)
-            redrive.state, redrive.error = "failed", str(error)[:ERROR_CHARACTERS_MAX]
+            if redrive.state == "running":
+                redrive.state, redrive.error = "failed", str(error)[:ERROR_CHARACTERS_MAX]
         redrive.ended = iso_time(self._context.clock_us())
         detail = {"published": redrive.published, "state": redrive.state, "error": redrive.error}
         with contextlib.suppress(PolybusError):
@@ -180,18 +186,18 @@ class Redrives:
             # `stop` was called before the process existed, so the process got no signal.
             self._end_process(signal.SIGTERM)
         errors, _ = await asyncio.gather(
-            _feed(process, run.letters), _follow(process, redrive, before)
+            _feed(process, run.lines), _follow(process, redrive, before)
         )
         await process.wait()
         if redrive.state == "running" and process.returncode != 0:
             redrive.state, redrive.error = "failed", errors
 
 
-async def _feed(process: asyncio.subprocess.Process, letters: Sequence[str]) -> str:
+async def _feed(process: asyncio.subprocess.Process, lines: Sequence[str]) -> str:
     """Send the process its list; return the end of what it writes to standard error."""
     assert process.stdin is not None and process.stderr is not None
     with contextlib.suppress(ConnectionError):
-        process.stdin.write("\n".join(letters).encode())
+        process.stdin.write("\n".join(lines).encode())
         process.stdin.close()
     said = b""
     while some := await process.stderr.read(ERROR_CHARACTERS_MAX):

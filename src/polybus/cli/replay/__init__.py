@@ -10,6 +10,7 @@ from polybus.cli.common.options import json_option, without_secret
 from polybus.cli.replay.history import HistoryReplay, range_of
 from polybus.cli.replay.pace import ReplayPace, parse_rate, parse_speed
 from polybus.cli.replay.publishing import ReplayDestination, http_url, split_url
+from polybus.cli.replay.ranges import RangesReplay, parse_ranges
 from polybus.client.http.blocking import bus_url
 from polybus.errors import UsageError
 from polybus.spark.location import BusLocation
@@ -43,6 +44,11 @@ Examples:
     type=click.File(),
     help="With --dead-letters: only those in this file, TOPIC:EPOCH:OFFSET a line; - is stdin.",
 )
+@click.option(
+    "--ranges",
+    type=click.File(),
+    help="Publish these to their topics, TOPIC:EPOCH:FIRST:STOP a line; - is stdin.",
+)
 @click.option("--progress", is_flag=True, help="With --json: a line of JSON for each part.")
 @click.option("--data", help=f"Folder of the log.  [default: {DEFAULT_DATA}]")
 @click.option(
@@ -62,6 +68,7 @@ def replay(
     reason: str | None,
     text: str | None,
     letters: TextIO | None,
+    ranges: TextIO | None,
     progress: bool,
     data: str | None,
     url: str | None,
@@ -77,9 +84,14 @@ def replay(
     if data is not None and url is not None:
         raise click.UsageError("--data and --url both say where to read: give only one")
     folder = Path(data or DEFAULT_DATA)
+    mode = "--dead-letters" if dead_letters else "--ranges" if ranges is not None else ""
+    if mode and any(one is not None for one in (topic, into, url)):
+        raise click.UsageError(f"{mode} cannot be used with TOPIC, --into or --url")
+    if not dead_letters and any(one is not None for one in (only_topic, reason, text, letters)):
+        raise click.UsageError("--topic, --reason, --text and --letters need --dead-letters")
+    if dead_letters and ranges is not None:
+        raise click.UsageError("--dead-letters cannot be used with --ranges")
     if dead_letters:
-        if topic is not None or into is not None or url is not None:
-            raise click.UsageError("--dead-letters cannot be used with TOPIC, --into or --url")
         # It needs the library of the tables, which a replay of history does not.
         from polybus.cli.replay.dead_letters import DeadLetters, LetterFilter, replay_dead_letters
 
@@ -88,21 +100,27 @@ def replay(
         found = DeadLetters(folder, wanted, tell_progress=progress)
         replay_dead_letters(found, folder, pace.rate, dry_run=dry_run, as_json=as_json)
         return
+    if ranges is not None:
+        many = RangesReplay(folder, parse_ranges(ranges), pace, tell_progress=progress)
+        (many.print_forecast if dry_run else many.run)(as_json)
+        return
     if topic is None or into is None:
         raise click.UsageError("TOPIC or --into is missing: name what to replay, and where it goes")
-    if any(one is not None for one in (only_topic, reason, text, letters)):
-        raise click.UsageError("--topic, --reason, --text and --letters need --dead-letters")
-    topic = names.canonical(topic)
-    bus = None if url is None else http_url(url)
-    source = BusLocation(folder, bus)
-    origin = open_origin(source)
-    target = _target(into, topic, source)
-    offsets = range_of(origin, topic, start, stop)
-    job = HistoryReplay(origin, topic, offsets, target, pace, reached=offsets.start)
+    source = BusLocation(folder, None if url is None else http_url(url))
+    job = _history(names.canonical(topic), source, into, (start, stop), pace)
     if dry_run:
         job.print_forecast(as_json)
     else:
         job.run(f"--into {into}", f"--data {folder}" if url is None else f"--url {url}", as_json)
+
+
+def _history(
+    topic: str, source: BusLocation, into: str, between: tuple[str, str], pace: ReplayPace
+) -> HistoryReplay:
+    origin = open_origin(source)
+    target = _target(into, topic, source)
+    offsets = range_of(origin, topic, *between)
+    return HistoryReplay(origin, topic, offsets, target, pace, reached=offsets.start)
 
 
 def _target(into: str, topic: str, source: BusLocation) -> ReplayDestination:

@@ -35,7 +35,7 @@ class HistoryReplay:
     def parts(self) -> Iterator[ReplayPart]:
         schedule = Schedule(self.pace)
         for batch in rows_of(self.origin, self.topic, self.offsets):
-            for slot in schedule.slots(_timestamps_us(batch)):
+            for slot in schedule.slots(timestamps_us(batch)):
                 rows = OutgoingRows(batch.slice(slot.start, slot.stop - slot.start))
                 last = int(batch.column("offset")[slot.stop - 1].as_py())
                 done = partial(setattr, self, "reached", last + 1)
@@ -96,7 +96,7 @@ class HistoryReplay:
     def _duration_us(self) -> int:
         """The time between the first message and the last."""
         times_us = [
-            _timestamps_us(rows)[0]
+            timestamps_us(rows)[0]
             for end in (self.offsets[:1], self.offsets[-1:])
             for rows in rows_of(self.origin, self.topic, end)
         ]
@@ -140,6 +140,6 @@ def _resolved(origin: OffsetReader, topic: str, bounds: Bounds, text: str) -> in
     return min(max(bounds.start, offset), bounds.stop)
 
 
-def _timestamps_us(rows: pa.RecordBatch) -> list[int]:
+def timestamps_us(rows: pa.RecordBatch) -> list[int]:
     found: list[int] = rows.column("timestamp").cast(pa.int64()).to_pylist()
     return found

@@ -27,7 +27,7 @@ import pyarrow as pa
 from polybus import references
 from polybus.cli.common.output import progress_bar
 from polybus.client import connect
-from polybus.client.http.blocking import request
+from polybus.client.http.blocking import opened
 from polybus.client.options import parse
 from polybus.errors import PolybusError, UsageError
 from polybus.references import Reference
@@ -110,6 +110,12 @@ class ReplayDestination:
         self.keys_left_out = 0
         self.headers_left_out = 0
 
+    def beside(self, topic: str) -> "ReplayDestination":
+        """Another topic, over the same client."""
+        other = copy.copy(self)
+        other.topic = topic
+        return other
+
     def __str__(self) -> str:
         return f"{self.topic} at {self._address}"
 
@@ -172,8 +178,11 @@ class ReplayDestination:
 
     def _post(self, body: bytes) -> None:
         path = f"/v1/topics/{quote(self.topic, safe='')}/messages"
-        url = http_url(str(self._address))
-        request(url, "POST", path, body, content_type="application/x-ndjson")
+        headers = {"accept": "application/json", "content-type": "application/x-ndjson"}
+        if self._address.credentials is not None:
+            headers["authorization"] = self._address.credentials.authorization
+        with opened(http_url(str(self._address)), "POST", path, body, headers=headers) as answer:
+            answer.read()
 
 
 def publish_parts(
@@ -194,8 +203,8 @@ def publish_parts(
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, halt.set)
         async with contextlib.AsyncExitStack() as stack:
-            for target in targets.values():
-                await stack.enter_async_context(target.client)
+            for client in {id(one.client): one.client for one in targets.values()}.values():
+                await stack.enter_async_context(client)
             while (part := await asyncio.to_thread(next, parts, None)) is not None:
                 with contextlib.suppress(TimeoutError):
                     left_s = began_s + part.due_s - time.monotonic()

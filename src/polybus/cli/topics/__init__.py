@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from polybus.services.consumers import Consumers
 
 TOPIC_COLUMNS = (
-    *("topic", "messages", "bytes in", "in/s", "age", "last message", "subscribers", "lag"),
+    *("topic", "messages", "size", "in/s", "age", "last message", "subscribers", "lag"),
 )
 CONSUMER_COLUMNS = ("group", "topic", "position", "lag", "rows/s", "batch-ms", "seen", "state")
 DATA_LOSS = {
@@ -71,7 +71,8 @@ topics.add_command(infer)
 def list_topics(config: Config, system: bool, as_json: bool) -> None:
     """List all topics: what they hold, their traffic, their age and the largest lag.
 
-    Bytes are counted since the bus started. --json has the epochs and offsets.
+    The size is what is stored: exact for history, estimated for newer messages, without blobs.
+    --json has the epochs and offsets, and what was counted since the bus started.
     """
 
     def list_offline(log: Log) -> dict[str, Any]:
@@ -260,8 +261,9 @@ def _summary(log: Log, topic: str, lags: dict[str, int]) -> dict[str, Any]:
     except StorageError as error:
         # A damaged topic must not hide the others.
         return {"name": topic, "epoch": 0, "start": 0, "stop": 0, "damaged": error.text}
-    lag = {"lag": lags[topic]} if topic in lags else {}
-    return {"name": topic, "epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop} | lag
+    held = {"name": topic, "epoch": bounds.epoch, "start": bounds.start, "stop": bounds.stop}
+    held["stored-bytes"] = log.stored_bytes(topic)
+    return held | ({"lag": lags[topic]} if topic in lags else {})
 
 
 def _topic_row(topic: dict[str, Any]) -> list[object]:
@@ -272,7 +274,7 @@ def _topic_row(topic: dict[str, Any]) -> list[object]:
     return [
         topic["name"],
         count(topic["stop"] - topic["start"]),
-        size(topic["bytes-in"]) if "bytes-in" in topic else None,
+        size(topic["stored-bytes"]),
         count(topic["in-per-s"]) if "in-per-s" in topic else None,
         span(now_s - topic["epoch"] / 1000),
         Quantity(_ago(now_s - datetime.fromisoformat(last).timestamp())) if last else None,

@@ -248,7 +248,7 @@ _ALL = (
         "POST",
         f"{UNDELIVERED}/replay",
         letters.replay_undelivered,
-        fails=[400, 403, 404, 409, 416],
+        fails=[400, 403, 404, 409, 416, 429],
         asks="overview",
     ),
     Operation("GET", REPLAYS, letters.list_replays, fails=[403], asks="overview"),

@@ -135,6 +135,10 @@ class TopicCommits:
                 return part.commit(index)
         return None
 
+    def last_commits(self) -> list[CommitRows]:
+        """The last commit in each segment."""
+        return [part.commit(len(part) - 1) for part in self._segments]
+
     def stop_in(self, segment: Path) -> int | None:
         """The offset after the topic's last message in a segment; None if it has none there."""
         return next(

@@ -108,15 +108,21 @@ class LogShared:
 
 
 class JournalTopic(scan.TopicEnd):
-    """The end of a topic, and its commits; where its older messages are is up to the TopicLog."""
+    """The end of a topic, and its commits; where its older messages are is up to the TopicLog.
 
-    __slots__ = ("_shared", "name")
+    Attributes:
+        restored_mean_bytes: about how large a message is that the journal had when the log was
+            opened (log/journal/restored.py); None if it had none.
+    """
+
+    __slots__ = ("_shared", "name", "restored_mean_bytes")
     places: TopicCommits
     frozen: StorageError | None
 
     def __init__(self, name: str, epoch: int, shared: LogShared) -> None:
         super().__init__(epoch, 0, TopicCommits())
         self.name = name
+        self.restored_mean_bytes: float | None = None
         self._shared = shared
 
     @property

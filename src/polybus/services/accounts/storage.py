@@ -1,9 +1,8 @@
 """How many bytes each account stores, and which accounts may store nothing more.
 
-Counted are the history of its topics, what has arrived since the start and is not history yet, and
-its blobs, with payloads that arrive or broke off. Staged files and sessions have limits of their
-own. The log is measured every few seconds, in steps; the rest is known at any time, so a payload is
-refused while it arrives.
+Counted are its topics (`stored_bytes`), and its blobs, with payloads that arrive or broke off.
+Staged files and sessions have limits of their own. The log is measured every few seconds, in steps;
+the rest is known at any time, so a payload is refused while it arrives.
 """
 
 import asyncio
@@ -14,6 +13,16 @@ from polybus.errors import StorageError, UsageError
 
 STEP = 500
 """Topics and history files that are looked at before others run."""
+
+
+def stored_bytes(bus: Bus, topic: str) -> int:
+    """The size of a topic, as `Log.stored_bytes`: its history, and what is not history yet.
+
+    Raises UsageError `topic.unknown`.
+    """
+    counted = bus.topic(topic).taken.values()
+    messages = sum(one.messages for one in counted)
+    return bus.log.stored_bytes(topic, messages, sum(one.value_bytes for one in counted))
 
 
 class AccountStorage:
@@ -65,19 +74,11 @@ class AccountStorage:
 
     def _measure_one(self, topic: str) -> tuple[int, int]:
         """The bytes of a topic in the log, and how many files its history has."""
-        log = self._bus.log
         try:
-            figures, bounds = log.describe(topic), log.bounds(topic)
-            counted = self._bus.topic(topic).taken.values()
+            files = self._bus.log.describe(topic).get("history-files", 0)
+            return stored_bytes(self._bus, topic), files
         except (StorageError, UsageError):
-            return 0, 0  # Damaged, or deleted meanwhile.
-        stored = figures.get("history-bytes", 0) + figures.get("memory-bytes", 0)
-        messages = sum(one.messages for one in counted)
-        if messages and "handed-over" in figures:
-            mean = sum(one.value_bytes for one in counted) / messages
-            waiting = bounds.stop - max(bounds.start, figures["handed-over"])
-            stored += int(mean * min(messages, waiting))
-        return stored, figures.get("history-files", 0)
+            return 0, 0  # Deleted meanwhile.
 
     def forget(self, account: str) -> None:
         """An account was deleted."""

@@ -119,6 +119,21 @@ class UndeliveredJob(msgspec.Struct, tag="undelivered"):
     limit: int
     reason: str = ""
     text: str = ""
+    first: int = 0
+
+
+class RangesJob(msgspec.Struct, tag="ranges"):
+    """The ranges of what was not delivered, without overlaps, behind the last one of a page.
+
+    The filters are those of an UndeliveredJob.
+    """
+
+    events: list[str]
+    topic: str = ""
+    reason: str = ""
+    text: str = ""
+    after: tuple[str, int, int, int] | None = None
+    limit: int = 10_000
 
 
 class UndeliveredRow(msgspec.Struct):
@@ -141,7 +156,8 @@ class HistoryJob(msgspec.Struct, tag="history"):
     step_s: float
 
 
-Job = SqlJob | SearchJob | HistogramJob | TablesJob | LettersJob | UndeliveredJob | HistoryJob
+Lookup = HistogramJob | TablesJob | LettersJob | UndeliveredJob | RangesJob | HistoryJob
+Job = SqlJob | SearchJob | Lookup
 encode_job = msgspec.json.Encoder().encode
 decode_job = msgspec.json.Decoder(Job).decode
 

@@ -1,7 +1,9 @@
 """Smaller jobs of a query process: histograms, tables, dead letters and the days of `$metrics`."""
 
+import contextlib
 import math
 from collections import Counter
+from collections.abc import Generator
 from datetime import UTC, datetime
 from itertools import islice
 from operator import itemgetter
@@ -14,16 +16,18 @@ import pyarrow as pa
 from polybus.errors import UsageError
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.values import plain
-from polybus.services.events import UNDELIVERED
+from polybus.services.events import UNDELIVERED, UndeliveredRange
 from polybus.services.queries.engine import SightEngine
 from polybus.services.queries.jobs import (
     HistogramJob,
     HistoryJob,
     LettersJob,
+    RangesJob,
     Sight,
     UndeliveredJob,
     UndeliveredRow,
 )
+from polybus.services.queries.ranges import RangePage, page_of
 from polybus.structs import convert, decode
 
 METRICS_TOPIC = "$metrics"
@@ -196,22 +200,40 @@ def _letter(row: dict[str, Any], replayed_at: datetime | None, is_whole: bool) -
 def undelivered(data: Path, job: UndeliveredJob) -> dict[str, Any]:
     """What was not delivered, the newest first."""
     found: list[dict[str, Any]] = []
+    following = job.first + job.limit
     for topic in job.events:
-        quoted = '"' + topic.replace('"', '""') + '"'
-        query = (
-            f"SELECT text(value) FROM {quoted} WHERE contains(text(value), '\"{UNDELIVERED}\"') "
-            'ORDER BY "offset" DESC'
-        )
-        with SightEngine(data, Sight({topic: topic})) as engine:
-            _, batches = engine.stream(query)
-            texts = (text for batch in batches for text in batch.column(0).to_pylist())
-            events = (one for text in texts for one in reversed(_undelivered_in(text)))
-            found += islice((one for one in events if _is_missed(one, job)), job.limit)
+        with contextlib.closing(_missed(data, topic, job)) as rows:
+            found += islice(rows, following + 1)
     found.sort(key=itemgetter("time"), reverse=True)
-    return {"undelivered": found[: job.limit]}
+    page = found[job.first : following]
+    return {"undelivered": page, "next": following if following < len(found) else None}
 
 
-def _is_missed(row: dict[str, Any], job: UndeliveredJob) -> bool:
+def undelivered_ranges(data: Path, job: RangesJob) -> RangePage:
+    """A page of the ranges that were not delivered."""
+    rows = (row for topic in job.events for row in _missed(data, topic, job))
+    fields = itemgetter(*UndeliveredRange._fields)
+    after = None if job.after is None else UndeliveredRange(*job.after)
+    return page_of((UndeliveredRange(*fields(row)) for row in rows), after, job.limit)
+
+
+def _missed(
+    data: Path, topic: str, job: UndeliveredJob | RangesJob
+) -> Generator[dict[str, Any], None, None]:
+    """The events of a topic that match, the newest first."""
+    quoted = '"' + topic.replace('"', '""') + '"'
+    query = (
+        f"SELECT text(value) FROM {quoted} WHERE contains(text(value), '\"{UNDELIVERED}\"') "
+        'ORDER BY "offset" DESC'
+    )
+    with SightEngine(data, Sight({topic: topic})) as engine:
+        _, batches = engine.stream(query)
+        texts = (text for batch in batches for text in batch.column(0).to_pylist())
+        for text in texts:
+            yield from (one for one in reversed(_undelivered_in(text)) if _is_missed(one, job))
+
+
+def _is_missed(row: dict[str, Any], job: UndeliveredJob | RangesJob) -> bool:
     if job.topic not in ("", row["topic"]) or job.reason.lower() not in row["reason"].lower():
         return False
     return any(job.text.lower() in row[name].lower() for name in ("topic", "to"))

@@ -40,6 +40,8 @@ from polybus.services.queries.jobs import (
     Job,
     JobError,
     LettersJob,
+    Lookup,
+    RangesJob,
     SearchJob,
     SqlJob,
     TablesJob,
@@ -89,9 +91,7 @@ class QueryWorker:
         self._out.write(content)
         self._out.flush()
 
-    def _looked_up(
-        self, job: HistogramJob | TablesJob | LettersJob | UndeliveredJob | HistoryJob
-    ) -> Any:
+    def _looked_up(self, job: Lookup) -> Any:
         from polybus.services.queries import lookups
 
         match job:
@@ -103,6 +103,8 @@ class QueryWorker:
                 return lookups.letters(self._data, job)
             case UndeliveredJob():
                 return lookups.undelivered(self._data, job)
+            case RangesJob():
+                return lookups.undelivered_ranges(self._data, job)
             case HistoryJob():
                 return lookups.history(self._data, job)
 

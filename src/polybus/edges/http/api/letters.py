@@ -4,8 +4,8 @@ Dead letters have the bytes of messages of all topics, so they are for those who
 Publishing them again needs the right to publish to each of their topics.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -15,10 +15,13 @@ from polybus.edges.http.calls import JSON, Call, Viewer, denied
 from polybus.errors import PeerError, UsageError
 from polybus.services.events import UndeliveredRange
 from polybus.services.queries.jobs import LettersJob, UndeliveredJob, UndeliveredRow
-from polybus.services.redrives import Redrive, run_of_letters, run_of_range
+from polybus.services.queries.ranges import count_messages, joined
+from polybus.services.redrives import Redrive, run_of_letters, run_of_ranges
 from polybus.services.tallies import EVENTS_TOPIC
+from polybus.services.undelivered import UndeliveredMatches
 from polybus.structs import decode
 
+T = TypeVar("T")
 LETTERS_MAX = 10_000
 RANGES_MAX = 100
 
@@ -85,18 +88,20 @@ class NewReplay(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 
 class UndeliveredQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Of which topic; a text in the reason, or in the topic or who did not get it; how many."""
+    """Of which topic; a text in the reason, or in the topic or who did not get it; which part."""
 
     topic: str = ""
     reason: str = ""
     text: str = ""
+    from_: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(name="from", default=0)
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
 class UndeliveredList(msgspec.Struct):
-    """What was not delivered, the newest first."""
+    """What was not delivered, the newest first; `next` is the `from` of what is older."""
 
     undelivered: list[UndeliveredRow]
+    next: int | None
 
 
 class TopicRange(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,9 +114,15 @@ class TopicRange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UndeliveredReplay(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Which messages to publish again, and how fast."""
+    """Which messages to publish again: in these ranges, or all that match; and how fast."""
 
-    ranges: Annotated[list[TopicRange], msgspec.Meta(min_length=1, max_length=RANGES_MAX)]
+    ranges: (
+        Annotated[list[TopicRange], msgspec.Meta(min_length=1, max_length=RANGES_MAX)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    topic: str = ""
+    reason: str = ""
+    text: str = ""
     dry_run: bool = False
     rate: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
 
@@ -146,16 +157,14 @@ async def start_replay(call: Call, body: NewReplay) -> Redrive:
     topics: dict[str, int] = {}
     for one in found.by:
         topics[one.topic] = topics.get(one.topic, 0) + one.count
-    refused = [one for one in topics if "publish" not in call.access.rights(one)]
-    if refused:
-        raise denied(f"you may not publish to {refused[0]!r}; name the topics that you may")
+    _check_topics(call, topics)
     redrives = call.state.redrives
     redrive = redrives.plan(call.who, topics, body.rate)
     redrive.dry_run = body.dry_run
     if not body.dry_run:
         asked = {"topic": topic, "reason": reason, "text": text}
         filters = {name: value for name, value in asked.items() if value}
-        redrives.start(redrive, call.who, [run_of_letters(filters, body.letters)])
+        redrives.start(redrive, call.who, _alone(run_of_letters(filters, body.letters)))
         call.changes(redrive.id, {"messages": redrive.messages, "topics": topics, **filters})
     return redrive
 
@@ -167,40 +176,46 @@ async def list_undelivered(
     _check(call)
     events = [one for one in call.state.bus.topic_names(system=True) if one.endswith(EVENTS_TOPIC)]
     job = UndeliveredJob(events, query.topic.lower(), query.limit, query.reason, query.text)
+    job.first = query.from_
     return Response(await call.state.queries.data(job), media_type=JSON)
 
 
 async def replay_undelivered(call: Call, body: UndeliveredReplay) -> Redrive:
     """Publish what somebody did not get to its topics again, once: all who subscribe get it."""
     _check(call)
-    for one in body.ranges:
-        _check_range(call, one)
-    ranges = _joined(body.ranges)
-    topics: dict[str, int] = {}
-    for one in ranges:
-        topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.first
+    wanted = (body.topic.lower(), body.reason, body.text)
+    filters = dict(zip(("topic", "reason", "text"), wanted, strict=True))
+    filters = {name: value for name, value in filters.items() if value}
+    if body.ranges is msgspec.UNSET:
+        matches = UndeliveredMatches(call.state.bus, call.state.queries, wanted)
+        topics, pages = await matches.count(), matches.pages()
+        _check_topics(call, topics)
+    elif filters:
+        raise PeerError("http.body-invalid", "give ranges, or what they match, not both")
+    else:
+        for given in body.ranges:
+            _check_range(call, given)
+        ranges = joined(UndeliveredRange(*msgspec.structs.astuple(one)) for one in body.ranges)
+        topics, pages = count_messages(ranges), _alone(ranges)
     redrives = call.state.redrives
     redrive = redrives.plan(call.who, topics, body.rate)
     redrive.dry_run = body.dry_run
     if not body.dry_run:
-        runs = [run_of_range(UndeliveredRange(*msgspec.structs.astuple(one))) for one in ranges]
-        redrives.start(redrive, call.who, runs)
-        call.changes(redrive.id, {"messages": redrive.messages, "topics": topics})
+        # Another process reads the log: what is in memory yet it would not find.
+        await call.state.context.durability.wait()
+        redrives.start(redrive, call.who, (run_of_ranges(page) async for page in pages))
+        call.changes(redrive.id, {"messages": redrive.messages, "topics": topics, **filters})
     return redrive
 
 
-def _joined(ranges: list[TopicRange]) -> list[TopicRange]:
-    """Without overlaps: several may have missed the same messages."""
-    joined: list[TopicRange] = []
-    for one in sorted(ranges, key=msgspec.structs.astuple):
-        last = joined[-1] if joined else None
-        if last is None or (last.topic, last.epoch) != (one.topic, one.epoch):
-            joined.append(one)
-        elif one.first > last.stop:
-            joined.append(one)
-        else:
-            last.stop = max(last.stop, one.stop)
-    return joined
+async def _alone(item: T) -> AsyncIterator[T]:
+    yield item
+
+
+def _check_topics(call: Call, topics: Iterable[str]) -> None:
+    for topic in topics:
+        if "publish" not in call.access.rights(topic):
+            raise denied(f"you may not publish to {topic!r}; name the topics that you may")
 
 
 def _check_range(call: Call, wanted: TopicRange) -> None:

@@ -16,6 +16,7 @@ from polybus.errors import StorageError, UsageError
 from polybus.log.history.retention import limits_of
 from polybus.log.interface import Bounds, Log, TopicSettings
 from polybus.services.accounts.access import AccountAccess
+from polybus.services.accounts.storage import stored_bytes
 from polybus.services.consumers import TopicConsumer
 from polybus.services.events import iso_time
 from polybus.services.topics import change_settings, create_topic, delete_topic
@@ -48,8 +49,9 @@ class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=Tru
 
     For a `damaged` topic epoch, start and stop are 0. Messages and bytes are counted since the bus
     started; `published_on` names the protocols on which they came in, `last_time` is when the last
-    did. `lag` is the largest of any consumer, `history_bytes` the size of its history on disk,
-    `retention` how much is kept, by its own settings or those of the bus.
+    did. `lag` is the largest of any consumer, `history_bytes` the size of its history on disk.
+    `stored_bytes` adds what is not history yet, which is an estimate; blobs are not in it.
+    `retention` is how much is kept, by its own settings or those of the bus.
     """
 
     name: str
@@ -68,6 +70,7 @@ class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=Tru
     bytes_in_per_s: float
     bytes_out_per_s: float
     history_bytes: int
+    stored_bytes: int
     last_time: str | None
     retention: TopicRetention
     damaged: str = ""
@@ -130,6 +133,7 @@ def state_of(call: Call, name: str, lag: int | None = None, *, in_list: bool = F
         out_per_s=per_s[2],
         bytes_out_per_s=per_s[3],
         history_bytes=call.state.bus.log.describe(name)["history-bytes"],
+        stored_bytes=stored_bytes(call.state.bus, name),
         last_time=iso_time(rate.last_us) if rate is not None and rate.last_us else None,
         published_on=sorted(topic.taken),
         subscribers=len(topic.subscribers),

@@ -100,7 +100,7 @@ export function Tabs({ param, tabs, label }) {
 export const chosenTab = (param, tabs) => route.value.params[param] ?? tabs[0][0];
 
 /** The search of a page: its text is in the address. The key / goes to it. */
-export function Search({ param = "q", label, placeholder }) {
+export function Search({ param = "q", label, placeholder, clears = {} }) {
   const timer = useRef(0);
   const input = useRef(null);
   const value = route.value.params[param] ?? "";
@@ -110,7 +110,7 @@ export function Search({ param = "q", label, placeholder }) {
   const typed = (event) => {
     const text = event.target.value;
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => change({ [param]: text }), 120);
+    timer.current = setTimeout(() => change({ ...clears, [param]: text }), 120);
   };
   return html`<input ref=${input} class="search" type="search" data-search aria-label=${label} placeholder=${placeholder ?? label}
     defaultValue=${value} onInput=${typed} autocomplete="off" spellcheck="false" />`;

@@ -25,6 +25,7 @@ from polybus.edges.http.metrics.of_process import (
 from polybus.edges.http.state import HttpState
 from polybus.errors import PolybusError
 from polybus.log.journal.timings import Timings
+from polybus.services.accounts.storage import stored_bytes
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 PlainText = Annotated[Response, str]
@@ -219,12 +220,15 @@ async def _traffic(state: HttpState) -> list[Family]:
     given: dict[str, list[Sample]] = {"messages": [], "bytes": []}
     listeners: list[Sample] = []
     held: list[Sample] = []
+    stored: list[Sample] = []
     for number, topic in enumerate(state.bus.topics(system=True), 1):
         listeners.append(({"topic": topic.name}, len(topic.subscribers)))
         # Some may have been deleted since.
         with contextlib.suppress(PolybusError):
             size = state.bus.log.describe(topic.name).get("history-bytes", 0)
             held.append(({"topic": topic.name}, float(size)))
+            whole = stored_bytes(state.bus, topic.name)
+            stored.append(({"topic": topic.name}, float(whole)))
         delivered = state.delivered(topic)
         for by_protocol, samples in ((topic.taken, taken), (delivered, given)):
             for protocol, traffic in by_protocol.items():
@@ -240,4 +244,5 @@ async def _traffic(state: HttpState) -> list[Family]:
         ("bytes_out_total", "counter", "Bytes of values delivered.", given["bytes"]),
         ("subscriptions", "gauge", "Live subscriptions.", listeners),
         ("topic_history_bytes", "gauge", "Size of a topic's history on disk.", held),
+        ("topic_stored_bytes", "gauge", "Size of a topic, estimated before history.", stored),
     ]

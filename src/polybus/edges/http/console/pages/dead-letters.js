@@ -8,7 +8,7 @@ import { change, href, route } from "../router.js";
 import { keyText } from "../topic/rows.js";
 
 export default function DeadLetters() {
-  const { topic, reason, q, from } = route.value.params;
+  const { topic, reason, q, from, missed } = route.value.params;
   const letters = useLoad((stop) => get("/v1/dead-letters", { topic, reason, text: q, from, limit: 100 }, { signal: stop }), [topic, reason, q, from], { every_s: 10 });
   const replays = useLoad((stop) => get("/v1/replays", {}, { signal: stop }), [], { every_s: 10 });
   const [chosen, setChosen] = useState(new Set());
@@ -25,12 +25,12 @@ export default function DeadLetters() {
       actions=${html`<button type="button" disabled=${!chosen.size} onClick=${() => setRedriving({ letters: [...chosen] })}>Redrive ${format.count(chosen.size)} chosen</button>
         <button type="button" class="primary" disabled=${!total} onClick=${() => setRedriving({ topic, reason, text: q })}>Redrive all ${format.count(total)}${q || topic || reason ? " that match" : ""}</button>`}>
     ${replay && html`<${Progress} id=${replay} done=${() => (letters.reload(), replays.reload())} />`}
-    <div class="bar"><${Search} label="Search dead letters" placeholder="Text in the message; or who did not get it" />
-      ${(topic || reason) && html`<button type="button" onClick=${() => change({ topic: "", reason: "", from: "" })}>All topics and reasons</button>`}</div>
+    <div class="bar"><${Search} label="Search dead letters" placeholder="Text in the message; or who did not get it" clears=${{ from: "", missed: "" }} />
+      ${(topic || reason) && html`<button type="button" onClick=${() => change({ topic: "", reason: "", from: "", missed: "" })}>All topics and reasons</button>`}</div>
     <${Loaded} of=${letters} empty=${(data) => !data.letters.length && !topic && !reason && !q && html`<${Empty} title="No dead letters">The pipeline puts here what it cannot decode or process. It runs with: <code>polybus up</code><//>`}>
       ${(data) => html`<div class="stack"><${Reasons} by=${data.by} /><${List} data=${data} chosen=${chosen} choose=${setChosen} redrive=${(one) => setRedriving({ letters: [one.id] })} /></div>`}
     <//>
-    <${Undelivered} topic=${topic} reason=${reason} text=${q} redrive=${setRedriving} />
+    <${Undelivered} topic=${topic} reason=${reason} text=${q} missed=${missed} redrive=${setRedriving} />
     <${Replays} of=${replays} />
     ${redriving && html`<${Redrive} what=${redriving} close=${() => setRedriving(null)} done=${done} />`}
   <//>`;
@@ -93,8 +93,9 @@ function Letter({ letter }) {
   </aside>`;
 }
 
-// The most that one redrive takes.
+// The most that are shown, and that one redrive takes by name.
 const RANGES_MAX = 100;
+const REPLAY_UNDELIVERED = "/v1/undelivered/replay";
 
 const NOT_DELIVERED = {
   "outbox.full": "it read too slowly and was disconnected",
@@ -105,11 +106,11 @@ const NOT_DELIVERED = {
 };
 
 /** What is in the log, but one who subscribed did not get. */
-function Undelivered({ topic, reason, text, redrive }) {
-  const of = useLoad((stop) => get("/v1/undelivered", { topic, reason, text, limit: RANGES_MAX }, { signal: stop }), [topic, reason, text], { every_s: 10 });
+function Undelivered({ topic, reason, text, missed, redrive }) {
+  const of = useLoad((stop) => get("/v1/undelivered", { topic, reason, text, from: missed, limit: RANGES_MAX }, { signal: stop }), [topic, reason, text, missed], { every_s: 10 });
   const [chosen, setChosen] = useState(new Set());
   const rows = of.data?.undelivered ?? [];
-  if (!rows.length) return html`<${Failure} error=${of.error} retry=${of.reload} />`;
+  if (!rows.length && !(missed && of.data)) return html`<${Failure} error=${of.error} retry=${of.reload} />`;
   const picked = rows.filter((one) => chosen.has(rangeKey(one)));
   const toggle = (one) => {
     const next = new Set(chosen);
@@ -124,11 +125,13 @@ function Undelivered({ topic, reason, text, redrive }) {
     { id: "count", label: "Messages", end: true, value: (one) => one.stop - one.first, cell: (one) => format.count(one.stop - one.first) },
     { id: "reason", label: "Reason", cell: (one) => html`<${Badge} tone="warn">${NOT_DELIVERED[one.reason] ?? format.safe(one.reason)}<//>` },
     { id: "to", label: "To", wide: true, minor: true, cell: (one) => html`<${Protocol} name=${one.protocol} /> <span class="dim">${format.safe(one.to).slice(0, 21)}</span>` },
-    { id: "act", label: "", cell: (one) => html`<button type="button" class="quiet" onClick=${() => redrive({ ranges: [rangeOf(one)] })}>Redrive</button>` },
+    { id: "act", label: "", cell: (one) => html`<button type="button" class="quiet" onClick=${() => redrive({ to: REPLAY_UNDELIVERED, ranges: [rangeOf(one)] })}>Redrive</button>` },
   ];
-  const actions = html`<button type="button" disabled=${!picked.length} onClick=${() => redrive({ ranges: picked.map(rangeOf) })}>Redrive ${format.count(picked.length)} chosen</button>
-    <button type="button" onClick=${() => redrive({ ranges: rows.map(rangeOf) })}>Redrive all ${format.count(rows.length)}${rows.length === RANGES_MAX ? " shown" : topic || reason || text ? " that match" : ""}</button>`;
-  return html`<${Card} title="Not delivered" note="in the log, but one who subscribed did not get it" actions=${actions} flush><${Table} label="Not delivered" columns=${columns} rows=${rows} keyOf=${rangeKey} sortParam="undelivered" /><//>`;
+  const actions = html`<button type="button" disabled=${!picked.length} onClick=${() => redrive({ to: REPLAY_UNDELIVERED, ranges: picked.map(rangeOf) })}>Redrive ${format.count(picked.length)} chosen</button>
+    <button type="button" onClick=${() => redrive({ to: REPLAY_UNDELIVERED, topic, reason, text })}>Redrive all${missed || of.data.next !== null ? "" : ` ${format.count(rows.length)}`}${topic || reason || text ? " that match" : ""}</button>`;
+  return html`<${Card} title="Not delivered" note="in the log, but one who subscribed did not get it" actions=${actions} flush><${Table} label="Not delivered" columns=${columns} rows=${rows} keyOf=${rangeKey} sortParam="undelivered" />
+    ${(missed || of.data.next !== null) && html`<div class="padded actions">${missed && html`<button type="button" onClick=${() => change({ missed: "" })}>Newest</button>`}
+      ${of.data.next !== null && html`<button type="button" onClick=${() => change({ missed: String(of.data.next) })}>Older</button>`}</div>`}<//>`;
 }
 
 const rangeOf = ({ topic, epoch, first, stop }) => ({ topic, epoch, first, stop });
@@ -137,10 +140,10 @@ const rangeKey = (one) => `${one.time} ${one.topic} ${one.first} ${one.to}`;
 /** First what it would do, then do it. */
 function Redrive({ what, close, done }) {
   const [rate, setRate] = useState("");
-  const to = what.ranges ? "/v1/undelivered/replay" : "/v1/replays";
-  const plan = useLoad(() => post(to, { ...given(what), "dry-run": true }));
+  const { to = "/v1/replays", ...body } = what;
+  const plan = useLoad(() => post(to, { ...given(body), "dry-run": true }));
   const start = useAction(async () => {
-    const started = await post(to, { ...given(what), "dry-run": false, ...(rate ? { rate: Number(rate) } : {}) });
+    const started = await post(to, { ...given(body), "dry-run": false, ...(rate ? { rate: Number(rate) } : {}) });
     say("The redrive has started");
     done(started);
   });

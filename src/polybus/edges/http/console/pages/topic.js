@@ -43,7 +43,7 @@ function Figures({ topic }) {
     <${Tile} label="In" value=${format.perSecond(into)} note=${topic["published-on"].map(format.protocol).join(", ") || "nothing since the start"} to=${here("live")} />
     <${Tile} label="Out" value=${format.perSecond(out)} note=${format.plural(topic.subscribers, "subscriber")} to=${here("about")} />
     <${Tile} label="Lag" value=${format.short(topic.lag)} note=${topic.consumers?.length ? format.plural(topic.consumers.length, "group") : "no groups"} to=${here("about")} />
-    <${Tile} label="History" value=${format.bytes(topic["history-bytes"])} note=${format.plural(topic["history-files"] ?? 0, "file")} to=${here("about")} />
+    <${Tile} label="Size" value=${format.bytes(topic["stored-bytes"])} note=${`${format.bytes(topic["history-bytes"])} of history`} to=${here("about")} />
     <${Tile} label="Kept" value=${age ? format.span(age) : "forever"} note=${topic["first-time"] ? `since ${format.time(topic["first-time"], { milliseconds: false })}` : "holds nothing"} to=${here("about")} />
   </div>`;
 }

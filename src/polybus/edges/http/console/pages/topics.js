@@ -70,7 +70,7 @@ const COLUMNS = [
   { id: "in", label: "In", end: true, value: (one) => one["in-per-s"], cell: (one) => format.perSecond(one["in-per-s"]) },
   { id: "out", label: "Out", end: true, minor: true, value: (one) => one["out-per-s"], cell: (one) => format.perSecond(one["out-per-s"]) },
   { id: "held", label: "Messages", end: true, value: (one) => one.stop - one.start, cell: (one) => html`<span title=${`offsets ${format.count(one.start)} to ${format.count(one.stop)}`}>${format.short(one.stop - one.start)}</span>` },
-  { id: "disk", label: "History", end: true, minor: true, value: (one) => one["history-bytes"], cell: (one) => html`<span title="on disk; newer messages are in the journal, which all topics share">${format.bytes(one["history-bytes"])}</span>` },
+  { id: "disk", label: "Size", end: true, minor: true, value: (one) => one["stored-bytes"], cell: (one) => html`<span title=${`on disk: ${format.bytes(one["history-bytes"])} of history, and newer messages in the journal, estimated`}>${format.bytes(one["stored-bytes"])}</span>` },
   { id: "size", label: "Bytes in", end: true, minor: true, value: (one) => one["bytes-in"], cell: (one) => format.bytes(one["bytes-in"]) },
   { id: "kept", label: "Kept", minor: true, value: (one) => one.retention["retention-age-s"] || Infinity, cell: (one) => keptText(one.retention) },
   { id: "lag", label: "Lag", end: true, minor: true, value: (one) => one.lag, cell: (one) => (one.lag === null ? html`<span class="dim">–</span>` : format.short(one.lag)) },
