@@ -137,7 +137,7 @@ lake.busy: other writers keep changing the table, or another run publishes its d
 lake.version: the table has no such version, or its files were removed already
     → older versions can be read for an hour; use a newer one
 lake.old-format: an earlier version of Polybus wrote the table
-    → stop the pipeline, then run this command once
+    → stop the pipeline, then run `polybus tables migrate` once
 lake.library-missing: the library of the tables is missing → pip install 'polybus[sql]'
 lake.path: the data folder's path contains %, which the library of the tables cannot read
     → move the data folder to another path
@@ -160,8 +160,8 @@ sql.busy: too many queries run at a time → try again, or raise queries.workers
 sql.path: a JSON path is invalid → write one like $.items[0].id, $.items[*].id or $['a name']
 sql.id: a query of this id runs already → choose another id
 sql.unknown: no query of this id runs; it may have ended
-sql.unavailable: the messages are in memory or in Kafka, where no query of the bus can read them
-    → set log to files, and durability to fsync or interval
+sql.unavailable: the messages are in memory only, where no query of the bus can read them
+    → set durability to fsync or interval
 sql.chart: the result cannot be drawn → select a name or a time, then numbers; give .svg or .html
 
 # Boson

@@ -185,7 +185,7 @@ class Link(asyncio.Protocol):
             with contextlib.suppress(OSError):
                 transport.write_eof()
         else:
-            # TLS cannot end only one direction: close, and wait shortly for the answer.
+            # TLS cannot end only one direction: close, and wait briefly for the answer.
             transport.close()
             timeout_s = min(timeout_s, TLS_CLOSE_TIMEOUT_S)
         await asyncio.wait([self.lost], timeout=timeout_s)

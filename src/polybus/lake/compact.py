@@ -4,7 +4,11 @@ Streams add a small file and a version with every batch. `tidy` runs after a com
 sums up all versions, so that opening a table reads few of them. `compact` merges small files, in a
 version that adds the merged file and removes the small ones, so a crash leaves both or neither
 change. `vacuum` removes files that no version has named for as long as the table keeps them
-(`keep`), which is at least an hour, and `forget` versions of before.
+(`keep`), which is at least an hour, and `forget` removes older versions.
+
+Order of writes: the checkpoint, then `_last_checkpoint`, which names it; readers without the second
+read the versions. The merged file, then the version that names it; without a version nobody reads
+the file, and `vacuum` removes it.
 
 delta-rs never calls fsync. So it works on hard links in a folder below `_staging`, and what it has
 written there is fsynced before it is moved into the table.

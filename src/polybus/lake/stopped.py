@@ -8,6 +8,9 @@ stopped stays there until the config has other conditions. A later batch removes
 commits of all tables but `deliveries`, which has other messages: the batch that stores the
 messages, or, after damage, the next one, because then the source itself holds the topic in place.
 
+Order of writes: the note, the commits of the batch that left the topic out, the commits of the
+later batch, the removal of the note. So a batch that runs again finds what it had decided.
+
 The file has a checksum: a wrong offset would skip messages, or repeat them. Without the file a
 stopped topic continues after the batch that left it out.
 """

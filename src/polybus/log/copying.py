@@ -277,7 +277,7 @@ class FilesTarget:
         self._write()
 
     def finish(self, topics: Sequence[str] = ()) -> None:
-        """These topics are copied, or all: they are topics like any other, once all others are.
+        """Mark topics as copied, or all of them. They become usable when every topic is copied.
 
         The note may name one that an earlier copy began and that the source has no longer.
         """

@@ -240,7 +240,7 @@ class Consumers:
     def _check_topics(self, before: Consumer, topics: Collection[str]) -> None:
         """The number of topics has no limit of its own: a pipeline reads every topic of the bus."""
         if len(topics) > POSITIONS_MAX:
-            text = f"group {before.group}: names over {POSITIONS_MAX} topics"
+            text = f"group {before.group} names more than {POSITIONS_MAX} topics"
             raise UsageError("consumer.too-many", text)
         for topic in topics:
             if len(topic.encode(errors="replace")) > names.TOPIC_BYTES_MAX:

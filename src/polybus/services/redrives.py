@@ -57,7 +57,7 @@ class RedriveRun(NamedTuple):
 
 
 def run_of_letters(filters: dict[str, str], letters: Sequence[str]) -> RedriveRun:
-    """What the filters match, or the letters named, to their topics."""
+    """Publish the dead letters that the filters match, or those named, to their topics again."""
     arguments = ["--dead-letters", "--progress"]
     arguments += [f"--{name}={value}" for name, value in filters.items()]
     return RedriveRun([*arguments, *(["--letters=-"] if letters else [])], letters)

@@ -37,7 +37,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from polybus.errors import StorageError, UsageError
-from polybus.log.disk import Disk, sync_path
+from polybus.log.disk import Disk, replace_file, sync_path
 from polybus.spark.internals import BATCH_ID, QUERY_ID, checkpoint_root, java_errors
 from polybus.structs import convert
 
@@ -118,7 +118,7 @@ class Checkpoint:
         except FileNotFoundError:
             created = str(uuid.uuid4())
             Disk().make_folder(self.path)
-            (self.path / "metadata").write_text(json.dumps({"id": created}))
+            replace_file(self.path / "metadata", json.dumps({"id": created}).encode())
             return created
 
     def has_batches(self) -> bool:

@@ -36,7 +36,7 @@ OWN = "own"
 GROUP = "torture"
 EXPOSED = TOPICS[0]
 PAUSES = 4
-"""There is less of it than of messages: this many of their pauses."""
+"""The load of this module pauses this many times as long as the writers of messages."""
 ATTEMPTS_MAX = 50
 EXPOSE_S_MAX = 20.0
 RIGHT, WRONG = "right", "wrong"

@@ -136,7 +136,7 @@ def together(files: Iterable[str]) -> list[list[int]]:
     groups: list[tuple[list[int], set[str], bool]] = []
     for number, name in enumerate(files):
         reach = reach_of(name)
-        # What may concern any topic would hide that another file concerns too many.
+        # A file that may affect every topic would mask damage of another that is not confined.
         is_open = reach is None or reach.topics is None
         for members, things, is_open_group in groups:
             if reach is None or len(members) == TOGETHER_MAX or is_open != is_open_group:

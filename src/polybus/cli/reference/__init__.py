@@ -18,7 +18,7 @@ from polybus.config import Settings
 from polybus.error_codes import GROUPS
 
 HELP_WIDTH = 88
-NOTE = "<!-- Generated from the source by `make docs`; edit the source. -->"
+NOTE = "<!-- Generated from the source by `make reference`; edit the source. -->"
 
 
 @click.command(epilog="Example: python -m polybus.cli.reference --check docs/reference")

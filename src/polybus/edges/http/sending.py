@@ -72,7 +72,7 @@ class PackEncodings:
 
 @cython.cclass
 class PackSender(Taker):
-    """One connection of a session: the half of a WebSocket that most of its bytes pass."""
+    """The hot path of a session's WebSocket: it sends packs and reads confirmations."""
 
     __slots__ = (
         "_again",

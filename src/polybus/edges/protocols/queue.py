@@ -71,7 +71,7 @@ class QueueTranslator(Translator):
         super().take(event)
 
     def enter_by_certificate(self) -> None:
-        """Its connector says whose queue it is."""
+        """Ignored: the account of the connector owns the queue."""
 
     def enter(self, access: AccountAccess) -> None:
         if access.account != self._account:

@@ -267,7 +267,7 @@ class Connection(Stream):
 
     def _expect_login(self) -> None:
         if self.translator is not None and not (self._closing or self.translator.is_known):
-            error = PeerError("auth.needed", "you have not logged in in time (login-timeout-s)")
+            error = PeerError("auth.needed", "no login arrived within login-timeout-s")
             self._answer_last(error)
 
     def progressed(self, size: int) -> None:

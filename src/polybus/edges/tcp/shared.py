@@ -17,7 +17,7 @@ from polybus.edges.tcp.pump import Pump
 
 TICK_S = 0.1
 TICKS_PER_OVERDUE_CHECK = 2
-# Of a time in which something must be there: the check comes up to two ticks late.
+# The part of a deadline after which it is checked: checks run up to two ticks late.
 PROMPT = 0.98
 LAST_WORD_S = 5.0
 FREE_BYTES = 64 << 10

@@ -394,7 +394,7 @@ class SegmentWriter:
         self._file = self._disk.open(self.path)
         try:
             if self._file.size() < self.bytes:
-                text = f"{self.path.name} has lost some of its {self.bytes} bytes"
+                text = f"{self.path.name} is truncated: expected {self.bytes} bytes"
                 raise OSError(errno.EIO, text)
             self._file.truncate(self.bytes)
             self._index = self._disk.open(index_path(self.path))

@@ -322,8 +322,8 @@ class Accounts:
         account_name(name)
         hashed = await self._in_thread(passwords.hash_of, password) if password else None
         if name.lower() not in self.store.accounts:
-            # Files may name it already, for one that is to come, or that was there once: whoever
-            # gets the name now, perhaps by a sign-up, is not to have what they permit.
+            # Config files may grant rights to a name before its account exists, or after it was
+            # deleted. These grants must not apply to whoever takes the name, perhaps by sign-up.
             await self._look()
             await self.apart(self.configs.sever, name.lower())
         names_now = chain(self._bus.topic_names(), *(one.used_names() for one in self._watchers))

@@ -33,7 +33,8 @@ it dies before, and the deletion did not see the topic either, an empty topic is
 gets the name of the account (`account.taken`) until an administrator deletes it.
 
 The methods that change something block until the entry has come back, on another thread than the
-loop's. An entry that cannot be read is as a damaged file: nobody can log in to that account.
+loop's. An entry that cannot be read is treated like a damaged file: nobody can log in to
+that account.
 """
 
 import asyncio

@@ -249,7 +249,7 @@ class MovingSaver(Saver):
     async def _put(
         self, made: Mapping[bytes, tuple[ClusterEntry, int]]
     ) -> tuple[set[bytes], StorageError | None]:
-        """Write entries; which of them counted when they arrived, and why some did not arrive."""
+        """Write entries; return those that won, and the error of those that did not arrive."""
         self._counted |= dict.fromkeys((write for _, write in made.values()), False)
         parts = split(entry for entry, _ in made.values())
         try:

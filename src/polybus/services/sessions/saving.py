@@ -56,7 +56,7 @@ INSERT OR REPLACE INTO packs
 SELECT {", ".join(f"json_extract(value, '$[{column}]')" for column in range(8))},
     substr(?2, key * 8 + 1, 8) FROM json_each(?1)
 """
-# `{}` is a condition on the ids of a session's packs, by the number beside the session's.
+# `{}` is the comparison of a pack's id with the second number of each pair (session, id).
 DELETE_PACKS = """
 DELETE FROM packs WHERE (session, id) IN (
     SELECT packs.session, packs.id FROM json_each(?) AS gone CROSS JOIN packs
@@ -243,7 +243,7 @@ class Saver:
         self._pending.update(wanted)
         saved = await asyncio.shield(self._start())
         if any(one not in saved and not one.is_ended for one in wanted):
-            raise StorageError("state.failed", "a session is not saved; see the log of the bus")
+            raise StorageError("state.failed", "a session could not be saved; see the bus's log")
         return saved
 
     def raise_mark(self, session: Session) -> bool:

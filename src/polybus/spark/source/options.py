@@ -173,7 +173,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         if why and name in given:
             raise UsageError("spark.option-conflict", f"option {name}: {why}; remove the option")
     if not given.keys() & {"subscribe", "subscribePattern"}:
-        text = "no topics are selected; set option subscribe (a list with commas) or"
+        text = "no topics are selected; set option subscribe (a comma-separated list) or"
         raise UsageError("spark.option-missing", f"{text} subscribePattern")
     checked = values.checked_values(SourceOptions, given)
     if not streaming:

@@ -175,7 +175,7 @@ def _schema(query: FetchQuery) -> pa.Schema:
     columns = query.columns.split(",")
     strange = [name for name in columns if name not in SCHEMA.names]
     if strange or len(set(columns)) < len(columns):
-        raise PeerError("http.query", f"columns must be some of {', '.join(SCHEMA.names)}")
+        raise PeerError("http.query", f"columns must be a subset of {', '.join(SCHEMA.names)}")
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 
