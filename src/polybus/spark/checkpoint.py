@@ -39,7 +39,7 @@ import msgspec
 from polybus.errors import StorageError, UsageError
 from polybus.log.disk import Disk, sync_path
 from polybus.spark.internals import BATCH_ID, QUERY_ID, checkpoint_root, java_errors
-from polybus.structs import convert
+from polybus.structs import convert, decode
 
 
 class TopicOffset(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,6 +86,10 @@ def from_json(found: Any) -> StreamOffset:
 
 def our_offset(text: Any) -> StreamOffset | None:
     """The offset in a JSON text of Spark's; None if it is of a source of another format."""
+    try:
+        return decode(text, StreamOffset)
+    except (TypeError, msgspec.DecodeError, UnicodeDecodeError):
+        pass  # of another format, or without a group, as earlier versions wrote it
     try:
         return from_json(msgspec.json.decode(text))
     except (TypeError, msgspec.DecodeError, UnicodeDecodeError, UsageError):
