@@ -5,10 +5,9 @@ later version adds. Versions never change, so two positions always have the same
 them, also after a restart. A version that only moves rows to other files, as compaction does, says
 so (`dataChange` is false) and has nothing for a stream.
 
-Three things end a stream with an error, because rows would be missing or repeated without notice:
-a version that removes or changes rows, unless it is to be skipped; a version or file that upkeep
-has removed before it was read; and a table that was dropped and created again, which has another
-id.
+A stream fails instead of missing or repeating rows without notice: at a version that removes or
+changes rows, unless it is to be skipped; if upkeep has removed a version or file before it was
+read; and if the table was dropped and created again, which gives it another id.
 """
 
 import json

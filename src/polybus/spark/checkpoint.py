@@ -18,6 +18,8 @@ is put back to messages that an earlier batch left out.
     {"group": "", "topics": {"orders": {"epoch": 1767225600000, "offset": 42}},
      "damaged": {"orders": "…/history/….parquet: its checksum is wrong"}}
 
+That of a stream of a lake table is a position in the table's log (lake/following.py).
+
 Spark writes `offsets/N` before it runs batch N and `commits/N` after it, and fsyncs neither. A
 batch that has a plan and no commit runs again, over the same messages, when the query restarts.
 Whoever stores results of a batch outside of the checkpoint calls `sync_batch` first: otherwise a

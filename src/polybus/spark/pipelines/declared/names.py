@@ -19,11 +19,12 @@ from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.delta_actions import has_feed
 from polybus.lake.dimension import DELETED, SEQUENCE
+from polybus.lake.fields import parsed_fields
 from polybus.lake.sql.text import time_in, version_in
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.table_state import TableState
@@ -308,12 +309,11 @@ class _Call(readers.Resolver):
         kept = tables.read(spark, table).schema if schema is None else schema
         variants = tables.variants_in(kept)
         # A table stores VARIANT as JSON text, and a source cannot return VARIANT.
-        texts = [StructField(name, StringType()) for name in variants]
-        stored = StructType(list({one.name: one for one in (*kept, *texts)}.values()))
+        stored = tables.stored_schema(parsed_fields(kept.json()))
         if streaming is None:
             rows = spark.read.format(TABLE_FORMAT).schema(stored).load(str(table.path))
         else:
-            reader = spark.readStream.format(TABLE_FORMAT).schema(_nullable(stored))
+            reader = spark.readStream.format(TABLE_FORMAT).schema(stored)
             rows = reader.options(**streaming).load()
         return tables.with_variants(rows, variants)
 
