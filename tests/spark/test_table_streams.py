@@ -17,6 +17,7 @@ import pytest
 from driver_kit import RunningDriver, descendants
 from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json
 from spark_kit import RunningBus, eventually, running_bus
+from standard_kit import Pipe, Topics
 
 from polybus.lake.compact import compact
 from polybus.lake.fields import JSON_MARK
@@ -86,6 +87,23 @@ def test_a_flow_takes_the_rows_of_a_table_and_then_what_is_added(pipelines: Pipe
     pipelines.run()
     expected += [(n, n, str(n)) for n in (5, 6, 7)]
     assert pipelines.rows("shop.copied", "n", "inner", "k") == expected
+
+
+def test_a_stream_of_silver_has_all_its_columns(pipelines: PipelineFolder) -> None:
+    pipe, topics = Pipe(pipelines.spark, pipelines.bus.data), Topics()
+    headers = {"event-time": "2026-03-01T11:59:00Z", "message-id": "m-1"}
+    first = [topics.message("orders", '{"id": 1}', headers=headers), topics.message("chat", "hi")]
+    pipe.run(0, first)
+    pipelines.write("shop.sql", "CREATE STREAMING TABLE copied AS SELECT * FROM STREAM(silver);")
+    pipelines.run()
+    pipe.run(1, [topics.message("raw", b"\xff\x00"), topics.message("orders", '{"id": 2}')])
+    pipelines.run()
+    silver = silver_of(pipelines)
+    assert silver.schema is not None and silver.rows == 4
+    copied = open_table(pipelines.bus.data, "shop.copied")
+    assert copied.state.fields == silver.state.fields
+    columns = silver.schema.names
+    assert pipelines.rows("shop.copied", *columns) == pipelines.rows("silver", *columns)
 
 
 def test_a_batch_that_was_stored_and_not_noted_is_not_stored_again(
