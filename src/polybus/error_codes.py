@@ -135,7 +135,11 @@ lake.conflict: another writer changed the table meanwhile → try again
 lake.busy: other writers keep changing the table, or another run publishes its dead letters
     → try again
 lake.version: the table has no such version, or its files were removed already
-    → older versions can be read for an hour; use a newer one
+    → older versions can be read for an hour; use a newer one, or start the flow over (--reset)
+lake.rows-changed: a stream reads a table whose rows were changed or removed
+    → start the flow over (--reset), or set option skipChangeCommits
+lake.recreated: a table that a stream reads was dropped and created again, or restored
+    → start the flow over (--reset)
 lake.old-format: an earlier version of Polybus wrote the table
     → stop the pipeline, then run `polybus tables migrate` once
 lake.library-missing: the library of the tables is missing → pip install 'polybus[sql]'

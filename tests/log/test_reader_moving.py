@@ -18,10 +18,21 @@ from polybus.log.files import FileLog
 from polybus.log.history.handover import compact, hand_over
 from polybus.log.history.retention import retain
 from polybus.log.journal.segment import delete_segments
+from polybus.log.reading import folder as reader_folder
 from polybus.log.reading import pieces as reader_pieces
+from polybus.log.reading import reader as log_reader
 from polybus.log.reading.reader import LogReader
 
 __all__ = ["data", "log"]
+
+
+@pytest.fixture(autouse=True, params=["few topics", "many topics"])
+def topics_looked_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of many topics is believed for a while; a moving log must correct it."""
+    if request.param == "many topics":
+        monkeypatch.setattr(log_reader, "FRESH_TOPICS", 0)
+        monkeypatch.setattr(log_reader, "KNOWN_S", 3600.0)
+        monkeypatch.setattr(reader_folder, "SETTLED_NS", 0)
 
 
 def test_messages_without_an_fsync_are_not_seen(log: FileLog) -> None:

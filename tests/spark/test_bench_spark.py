@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polybus.bench import BenchError
 from polybus.bench.report import BenchFigure, Target, quantiles, summary
-from polybus.bench.spark import reading
+from polybus.bench.spark import planning, reading
 from polybus.bench.spark.reading import TOPIC, Corpus, write_corpus
 from polybus.log.reading.reader import LogReader
 
@@ -54,6 +55,20 @@ def test_a_way_that_misses_messages_is_an_error(spark: Any, corpus: Corpus) -> N
     wrong = replace(corpus, messages=MESSAGES + 1)
     with pytest.raises(BenchError, match=f"{MESSAGES} rows of {MESSAGES + 1}"):
         reading.measure_reading(spark, wrong, rounds=1, tell=lambda text: None)
+
+
+def test_planning_is_measured_for_each_number_of_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "TOPICS", (1, 20))
+    monkeypatch.setattr(planning, "BATCHES", 2)
+    figures = planning.measure_planning(tmp_path, lambda text: None)
+    assert [(one.work, one.who) for one in figures] == [
+        (work, who)
+        for work in (planning.LOOK, planning.PLAN, planning.REPORT)
+        for who in ("1 topic", "20 topics")
+    ]
+    assert all(one.value and one.value > 0 for one in figures)
 
 
 def figure(**changes: Any) -> BenchFigure:

@@ -8,9 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from source_kit import WrittenLog, offsets_of, source_options, written_log
 
+from polybus.errors import StorageError, UsageError
+from polybus.log import layout
+from polybus.log.history.manifest import Manifest
+from polybus.log.reading import folder
+from polybus.log.reading import reader as log_reader
+from polybus.log.reading.folder import TopicNotes
 from polybus.spark.pipelines.lag import LogEnds
 from polybus.spark.source.readers import PolybusStreamReader
 
@@ -78,3 +85,58 @@ def test_a_batch_opens_the_same_files_among_few_and_many_topics(tmp_path: Path) 
     few = opens_of_a_batch(tmp_path / "few", 1)
     assert few, "opens are counted"
     assert opens_of_a_batch(tmp_path / "many", MANY) == few
+
+
+def looks(log: WrittenLog, reader: PolybusStreamReader, start: dict[str, Any]) -> list[str]:
+    """The topics whose notes a look for messages reads, after one message in one topic."""
+    log.append("t0", 1)
+    looked: list[str] = []
+    manifest = TopicNotes.manifest
+
+    def noted(self: TopicNotes, topic: str) -> Manifest:
+        looked.append(topic)
+        return manifest(self, topic)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TopicNotes, "manifest", noted)
+        assert reader.latestOffset(start, ReadAllAvailable()) != start
+    return looked
+
+
+def test_a_look_for_messages_looks_at_the_topics_that_have_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "KNOWN_S", 3600.0)
+    monkeypatch.setattr(folder, "SETTLED_NS", 0)
+    with written_log(tmp_path / "data") as log:
+        filled(log, MANY)
+        options = source_options(
+            log.data, streaming=True, subscribePattern="t.*", startingOffsets="earliest"
+        )
+        reader = PolybusStreamReader(options)
+        start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert looks(log, reader, start) == ["t0"]
+        # Of topics that were created, and after a hand-over, nothing is known.
+        log.create("t-new")
+        assert len(looks(log, reader, start)) == MANY + 1
+        assert looks(log, reader, start) == ["t0"]
+        log.hand_over()
+        assert len(looks(log, reader, start)) == MANY + 1
+        log.recreate("t1")
+        with pytest.raises(UsageError, match="'t1' was deleted and created again"):
+            looks(log, reader, start)
+
+
+def test_what_is_known_of_topics_is_not_believed_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "KNOWN_S", -1.0)
+    monkeypatch.setattr(folder, "SETTLED_NS", 0)
+    with written_log(tmp_path / "data") as log:
+        names = filled(log, MANY)
+        reader = log_reader.LogReader(log.data)
+        assert len(reader.all_bounds(names)) == MANY
+        note = layout.topic_folder(log.data, "t1") / "topic.json"
+        note.write_bytes(b"damaged")
+        with pytest.raises(StorageError, match="topic.json"):
+            reader.all_bounds(names)

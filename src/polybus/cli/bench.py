@@ -25,7 +25,7 @@ QUICK_S = 0.5
 QUICK_MESSAGES = 1_000_000
 MESSAGES = 10_000_000
 KINDS = "--only, --queues, --msgstream, --blobs, --cluster, --spark"
-SPARK_STEPS = ("reading", "following", "delays")
+SPARK_STEPS = ("reading", "following", "planning", "delays")
 QUICK_SESSIONS = {"idle": 2_000, "listeners": 500}
 
 NAMES = [scenario.name for scenario in SCENARIOS]

@@ -56,7 +56,7 @@ def metadata(
 ) -> list[Action]:
     """The columns, and the protocol that they need."""
     configuration = identity["configuration"]
-    is_fed = configuration.get(_FED) == "true"
+    is_fed = has_feed(configuration)
     protocol: Action = {"minReaderVersion": 1, "minWriterVersion": 4 if is_fed else 2}
     if '"timestamp_ntz"' in schema_string(fields):
         features = ["timestampNtz", *(["changeDataFeed"] if is_fed else [])]
@@ -71,9 +71,14 @@ def metadata(
     return [{"protocol": protocol}, {"metaData": described}]
 
 
+def has_feed(settings: Mapping[str, str]) -> bool:
+    """Whether a table with these settings has a change data feed."""
+    return settings.get(_FED) == "true"
+
+
 def add_feed(identity: dict[str, Any], *, is_fed: bool) -> bool:
     """Give a table a change data feed if it should have one; whether it had none."""
-    is_missing = is_fed and identity["configuration"].get(_FED) != "true"
+    is_missing = is_fed and not has_feed(identity["configuration"])
     if is_missing:
         identity["configuration"] = {**identity["configuration"], _FED: "true"}
     return is_missing

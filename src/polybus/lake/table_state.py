@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from polybus.errors import StorageError
 from polybus.lake.fields import TableFields, parsed_fields
 from polybus.lake.files import TableFile
-from polybus.log.delta import version_path
+from polybus.log.delta import Action, is_intact, version_path
 
 # delta-rs cuts times in the statistics of files that it compacts to milliseconds.
 _CUT_US = 999
@@ -90,9 +91,22 @@ def writers_in(log: Path, version: int) -> set[str]:
         found = {one["appId"] for one in known if one}
         first = int(path.name.partition(".")[0]) + 1
     for number in range(first, version + 1):
-        actions = map(json.loads, version_path(log, number).read_text().splitlines())
-        found |= {one["txn"]["appId"] for one in actions if "txn" in one}
+        found |= {one["txn"]["appId"] for one in actions_in(log, number) if "txn" in one}
     return found
+
+
+def actions_in(log: Path, version: int) -> list[Action]:
+    """The actions of a version.
+
+    Raises:
+        FileNotFoundError: it was removed.
+        StorageError: `lake.damaged`.
+    """
+    path = version_path(log, version)
+    content = path.read_bytes()
+    if not is_intact(content):
+        raise StorageError("lake.damaged", f"{path}: its checksum is wrong")
+    return [json.loads(line) for line in content.splitlines()]
 
 
 def appended(log: Path, since: int, until: int) -> list[str] | None:
@@ -104,10 +118,10 @@ def appended(log: Path, since: int, until: int) -> list[str] | None:
     found = []
     for number in range(since + 1, until + 1):
         try:
-            text = version_path(log, number).read_text()
+            actions = actions_in(log, number)
         except FileNotFoundError:
             return None
-        for action in map(json.loads, text.splitlines()):
+        for action in actions:
             if "metaData" in action or action.get("remove", {}).get("dataChange"):
                 return None
             if action.get("add", {}).get("dataChange"):

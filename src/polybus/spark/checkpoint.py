@@ -18,6 +18,8 @@ is put back to messages that an earlier batch left out.
     {"group": "", "topics": {"orders": {"epoch": 1767225600000, "offset": 42}},
      "damaged": {"orders": "…/history/….parquet: its checksum is wrong"}}
 
+That of a stream of a lake table is a position in the table's log (lake/following.py).
+
 Spark writes `offsets/N` before it runs batch N and `commits/N` after it, and fsyncs neither. A
 batch that has a plan and no commit runs again, over the same messages, when the query restarts.
 Whoever stores results of a batch outside of the checkpoint calls `sync_batch` first: otherwise a
@@ -39,7 +41,7 @@ import msgspec
 from polybus.errors import StorageError, UsageError
 from polybus.log.disk import Disk, replace_file, sync_path
 from polybus.spark.internals import BATCH_ID, QUERY_ID, checkpoint_root, java_errors
-from polybus.structs import convert
+from polybus.structs import convert, decode
 
 
 class TopicOffset(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,6 +88,10 @@ def from_json(found: Any) -> StreamOffset:
 
 def our_offset(text: Any) -> StreamOffset | None:
     """The offset in a JSON text of Spark's; None if it is of a source of another format."""
+    try:
+        return decode(text, StreamOffset)
+    except (TypeError, msgspec.DecodeError, UnicodeDecodeError):
+        pass  # of another format, or without a group, as earlier versions wrote it
     try:
         return from_json(msgspec.json.decode(text))
     except (TypeError, msgspec.DecodeError, UnicodeDecodeError, UsageError):

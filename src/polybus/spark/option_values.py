@@ -30,6 +30,7 @@ _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _NUMBER_MAX = (1 << 63) - 1
 _DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)?")
 _UNITS_MS = {"m": 60_000, "s": 1000, "h": 3_600_000, "d": 86_400_000}
+_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _OFFSETS = 'it must be earliest, latest or JSON like {"topic": 23}'
 _TOPICS = 'it must be a JSON list of topics like ["orders"]'
 
@@ -130,6 +131,14 @@ def number(text: str) -> int:
     if not re.fullmatch("[0-9]{1,19}", text.strip()) or not 0 < int(text) <= _NUMBER_MAX:
         raise ValueError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
+
+
+def size(text: str) -> int:
+    """A number of bytes: 1048576, or like 512k, 64m or 1g, as in Spark."""
+    found = re.fullmatch("([0-9]{1,12})([kmg]?)b?", text.strip().lower())
+    if found is None or not int(found[1]):
+        raise ValueError(f"{text!r} is not a size like 1048576, 512k, 64m or 1g")
+    return int(found[1]) << _SHIFTS[found[2]]
 
 
 def boolean(text: str) -> bool:

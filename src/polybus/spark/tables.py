@@ -212,13 +212,18 @@ def read(
     paths = list(state.files if files is None else files)
     if state.version < 0:
         raise unknown_table(table.name)
-    plain = [field | {"metadata": {}} for field in state.fields]
-    schema = T.StructType.fromJson({"type": "struct", "fields": plain})
+    schema = stored_schema(state.fields)
     if not paths:
         rows = spark.createDataFrame([], schema)
     else:
         rows = read_files(spark, schema, table.path, [table.path / path for path in paths])
     return with_variants(rows, [field["name"] for field in state.fields if is_json(field)])
+
+
+def stored_schema(fields: TableFields) -> T.StructType:
+    """Columns as Spark reads them from the files: JSON is text."""
+    plain = [field | {"metadata": {}} for field in fields]
+    return T.StructType.fromJson({"type": "struct", "fields": plain})
 
 
 def with_variants(rows: DataFrame, columns: Sequence[str]) -> DataFrame:

@@ -79,28 +79,33 @@ class TopicNotes:
         self._by_topic: dict[str, _TopicFiles] = {}
         """The same: to make the path of a folder takes longer than to look at its files."""
         self._listed: list[str] = []
+        self._plain: list[str] = []
+        """Those that are not of the system."""
         self._listed_at: list[_Seen] | None = None
 
     def names(self, *, system: bool) -> list[str]:
         """All topics, sorted. One with a damaged topic.json is among them; reading it raises."""
-        changes = self._changes()
-        seen = [_seen_in(status) for status in changes]
+        seen, is_settled = self.changes()
         if seen != self._listed_at:
             found = [self._name_in(folder) for folder in layout.topic_folders(self._data)]
             self._listed = sorted(name for name in found if name is not None)
-            changed_ns = max((status.st_mtime_ns for status in changes), default=0)
-            settled = time.time_ns() - changed_ns > SETTLED_NS
-            self._listed_at = seen if settled and None not in found else None
-        return [name for name in self._listed if system or not names.is_reserved(name)]
+            self._plain = [name for name in self._listed if not names.is_reserved(name)]
+            self._listed_at = seen if is_settled and None not in found else None
+        return list(self._listed if system else self._plain)
 
-    def _changes(self) -> list[os.stat_result]:
-        """The state of every folder in which a new topic or account would appear."""
+    def changes(self) -> tuple[list[_Seen], bool]:
+        """What differs when a topic or an account is created or removed.
+
+        And whether the last change is so old that the next one certainly differs.
+        """
         accounts = layout.accounts_folder(self._data)
         found = []
         for folder in (accounts, *(one / "topics" for one in layout.folders_in(accounts))):
             with suppress(FileNotFoundError):
                 found.append(os.stat(folder))
-        return found
+        changed_ns = max((status.st_mtime_ns for status in found), default=0)
+        is_settled = time.time_ns() - changed_ns > SETTLED_NS
+        return [_seen_in(status) for status in found], is_settled
 
     def _name_in(self, folder: Path) -> str | None:
         try:
@@ -156,24 +161,32 @@ class FollowedIndex:
         self._end = 0
         self._tail = b""
 
-    def refresh(self) -> None:
-        """Read what was added. A missing index counts as empty."""
+    def refresh(self) -> set[TopicKey] | None:
+        """Read what was added; the topics that got commits, or None if others were lost.
+
+        A missing index counts as empty.
+        """
+        is_lost = False
         try:
             with self._path.open("rb", buffering=0) as file:
                 seen = _seen_in(os.fstat(file.fileno()))
                 if seen == self._seen:
-                    return
+                    return set()
                 tail_at = self._end - len(self._tail)
                 if os.pread(file.fileno(), len(self._tail), tail_at) != self._tail:
                     self._forget()
+                    is_lost = True
                 added = os.pread(file.fileno(), seen[1] - self._end, self._end)
         except FileNotFoundError:
+            is_lost = self._end > 0
             self._forget()
-            return
+            return None if is_lost else set()
         index = parse_index(added)
+        changed: set[TopicKey] = set()
         for entry in index.entries:
             for rows in entry.topics:
                 key = (rows.topic, rows.epoch)
+                changed.add(key)
                 found = self.topics.get(key)
                 if found is None:
                     found = self.topics[key] = SegmentCommits(self.segment)
@@ -181,6 +194,7 @@ class FollowedIndex:
         self._end += index.intact_bytes
         self._tail = (self._tail + added[: index.intact_bytes])[-_TAIL_BYTES:]
         self._seen = seen
+        return None if is_lost else changed
 
 
 class JournalIndex:
@@ -193,15 +207,20 @@ class JournalIndex:
             layout.journal_folder(data), floors.NAME, lambda folder: floors.load(folder.parent)
         )
 
-    def refresh(self) -> None:
+    def refresh(self) -> set[TopicKey] | None:
+        """Read what was added; the topics that got commits, or None if a segment was removed."""
+        changed: set[TopicKey] | None = set()
         # A segment appears only when those before it are complete, so the result has no gap even
         # if commits are added meanwhile.
         found = {}
         for segment in layout.segments(self._data):
             followed = self._indexes.get(segment) or FollowedIndex(segment)
-            followed.refresh()
+            added = followed.refresh()
+            changed = None if changed is None or added is None else changed | added
             found[segment] = followed
+        is_kept = self._indexes.keys() <= found.keys()
         self._indexes = found
+        return changed if is_kept else None
 
     def commits(self, key: TopicKey) -> Iterator[SegmentCommits]:
         """The topic's commits in each segment that has any, oldest first."""

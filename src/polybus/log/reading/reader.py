@@ -10,6 +10,7 @@ safe: journal first, manifest second, because rows are in the manifest before th
 deleted.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,10 @@ from polybus.log.reading.pieces import (
 )
 from polybus.log.topics import read_data_note, was_deleted
 
+FRESH_TOPICS = 16
+"""The bounds of this many topics are never from an earlier look: it takes less than 1 ms."""
+KNOWN_S = 1.0
+"""How long bounds are believed of which nothing shows that they have changed."""
 _ATTEMPTS_MAX = 5
 
 
@@ -55,26 +60,52 @@ class LogReader(OffsetReader):
             raise UsageError("data.not-found", text)
         self._notes = TopicNotes(data)
         self._journal = JournalIndex(data)
+        self._known: dict[str, Bounds] = {}
+        self._known_at: object = None
+        self._known_until_s = 0.0
 
     def topics(self, *, system: bool = False) -> list[str]:
         return self._notes.names(system=system)
 
     def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
-        self._journal.refresh()
+        """Of many topics, only those are looked at that may have changed.
+
+        Commits and removed segments are in the index of the journal, and new and deleted topics in
+        the state of their parent folder. What retention has removed from history, and damage, are
+        noticed within `KNOWN_S`.
+        """
+        wanted = list(topics)
+        self._refresh()
+        seen, is_settled = self._notes.changes()
+        is_known = is_settled and seen == self._known_at
+        if not is_known or time.monotonic() > self._known_until_s:
+            self._known = {}
+            self._known_at = seen
+            self._known_until_s = time.monotonic() + KNOWN_S
+        known = self._known if len(wanted) > FRESH_TOPICS else {}
         found = {}
-        for topic in topics:
+        for topic in wanted:
             try:
-                found[topic] = self._bounds(topic, self._manifest(topic))
+                found[topic] = known.get(topic) or self._bounds(topic, self._manifest(topic))
             except UsageError:
                 continue
+        self._known |= found
         return found
+
+    def _refresh(self) -> None:
+        """Look at the journal. The bounds of topics with new commits are not known any more."""
+        changed = self._journal.refresh()
+        if changed is None:
+            self._known = {}
+        for topic, _ in changed or ():
+            self._known.pop(topic, None)
 
     def _bounds(self, topic: str, manifest: Manifest) -> Bounds:
         stop = max(manifest.handed_over, self._journal.stop((topic, manifest.epoch)))
         return Bounds(manifest.epoch, manifest.start, stop)
 
     def history(self, topic: str) -> Manifest:
-        self._journal.refresh()
+        self._refresh()
         return self._manifest(topic)
 
     def _manifest(self, topic: str) -> Manifest:
@@ -88,7 +119,7 @@ class LogReader(OffsetReader):
             raise
         if self._seems_lost(topic, manifest):
             # Unless its first rows came, and went to history, since the look at the journal.
-            self._journal.refresh()
+            self._refresh()
             manifest = self._notes.manifest(topic)
             if self._seems_lost(topic, manifest):
                 path = layout.topic_folder(self.place, topic) / manifests.NAME
@@ -110,7 +141,7 @@ class LogReader(OffsetReader):
 
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
         """Also raises StorageError `log.damaged`, naming the offsets that no file has."""
-        self._journal.refresh()
+        self._refresh()
         manifest = self._manifest(topic)
         bounds = self._bounds(topic, manifest)
         check_range(topic, start, stop, bounds)

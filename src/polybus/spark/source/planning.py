@@ -60,6 +60,19 @@ def partitions(
     size = sum(piece.bytes for plan in plans for piece in plan.pieces)
     if not rows:
         return []
+    count = task_count(rows, size, count_min, cores=cores)
+    per_task = max(1, -(-rows // count)) if count_min is None else max(1, rows // count)
+    exact = count_min is not None or rows_max is not None
+    if rows_max is not None:
+        per_task = min(per_task, rows_max)
+    parts = _parts(plans, per_task, snap=0 if exact else per_task // 3)
+    return [LogPartition(tuple(part)) for part in parts]
+
+
+def task_count(
+    rows: int, size: int, count_min: int | None = None, *, cores: int | None = None
+) -> int:
+    """How many tasks read this many rows and bytes."""
     if cores is None:
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -70,13 +83,7 @@ def partitions(
         count_min or 1,
     )
     # A last round of tasks that leaves cores idle takes as long as a full one.
-    count = -(-count // cores) * cores if count > cores and count_min is None else count
-    per_task = max(1, -(-rows // count)) if count_min is None else max(1, rows // count)
-    exact = count_min is not None or rows_max is not None
-    if rows_max is not None:
-        per_task = min(per_task, rows_max)
-    parts = _parts(plans, per_task, snap=0 if exact else per_task // 3)
-    return [LogPartition(tuple(part)) for part in parts]
+    return -(-count // cores) * cores if count > cores and count_min is None else count
 
 
 def _parts(plans: Sequence[ReadPlan], rows: int, snap: int) -> Iterator[list[ReadPlan]]:

@@ -12,6 +12,7 @@ batch until the file is restored, because a batch that ran once must not change.
 """
 
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -21,7 +22,7 @@ from polybus.lake import stopped as stopped_topics
 from polybus.lake.stopped import StoppedTopic
 from polybus.log.interface import Bounds
 from polybus.log.reading.offset_reader import OffsetReader, next_offset
-from polybus.spark.checkpoint import StreamOffset, TopicOffset
+from polybus.spark.checkpoint import TopicOffset
 from polybus.spark.option_values import EARLIEST, LATEST
 from polybus.spark.origin import BATCH_BYTES_MAX, open_origin
 from polybus.spark.source.options import SourceOptions
@@ -85,7 +86,9 @@ class HeldTopics:
     def bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
         """The bounds of the topics whose bounds can be read."""
         selected = list(topics)
-        asked = [topic for topic in selected if not self._has_unknown_bounds(topic)]
+        asked = selected
+        if self._damages:
+            asked = [topic for topic in selected if not self._has_unknown_bounds(topic)]
         try:
             found = self._origin.all_bounds(asked)
         except StorageError as error:
@@ -207,8 +210,9 @@ class TopicPositions:
         selected: Collection[str] = options.topics
         if options.pattern is not None:
             every = self.origin.topics(system=options.system)
-            selected = [topic for topic in every if options.matches(topic)]
-        selected = [topic for topic in selected if topic not in options.left_out]
+            selected = list(filter(re.compile(options.pattern).fullmatch, every))
+        if options.left_out:
+            selected = [topic for topic in selected if topic not in options.left_out]
         bounds = self.held.bounds(selected)
         missing = [one for one in selected if one not in bounds and one not in self.held.texts]
         if missing and strict and options.pattern is None:
@@ -247,8 +251,25 @@ class TopicPositions:
             self.loss.note(f"{text} holds {bounds.start} to {bounds.stop}")
         return max(bounds.start, min(offset, bounds.stop))
 
+    def resting(
+        self, ends: Mapping[str, TopicOffset], found: Mapping[str, Bounds]
+    ) -> dict[str, TopicOffset]:
+        """Those of the topics that were read to their end and have got nothing since."""
+        stopped = self.stopped(ends)
+        return {
+            topic: end
+            for topic, end in ends.items()
+            if (bounds := found.get(topic)) is not None
+            and (bounds.stop, bounds.epoch) == (end.offset, end.epoch)
+            and end.begin is None
+            and topic not in stopped
+        }
+
     def resumed(
-        self, start: StreamOffset, found: Mapping[str, Bounds], left_out: Collection[str]
+        self,
+        ends: Mapping[str, TopicOffset],
+        found: Mapping[str, Bounds],
+        left_out: Collection[str],
     ) -> dict[str, TopicOffset]:
         """Where the next batch begins, in the topics of the last one and in those that joined.
 
@@ -258,14 +279,14 @@ class TopicPositions:
             UsageError: `spark.data-loss`, messages that were not read yet no longer exist.
         """
         begun = {}
-        for topic, end in start.topics.items():
+        for topic, end in ends.items():
             # A topic that is no longer selected was left on purpose.
-            if topic not in left_out and self.options.matches(topic):
+            if topic not in left_out and (topic in found or self.options.matches(topic)):
                 begin = self.resumed_in(topic, end, found.get(topic))
                 if begin is not None:
                     begun[topic] = begin
         for topic, bounds in found.items():
-            if topic not in start.topics:
+            if topic not in ends:
                 begun[topic] = TopicOffset(bounds.epoch, bounds.start, bounds.start)
         return begun
 

@@ -192,10 +192,14 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         positions, before = self._positions, from_json(start)
-        held = positions.held
-        found = held.complete(positions.matching(), before.topics)
+        held, every = positions.held, positions.matching()
+        # Of many topics most have nothing new: these cost a comparison each, and nothing else.
+        resting = positions.resting(before.topics, every)
+        moving = {topic: end for topic, end in before.topics.items() if topic not in resting}
+        fresh = {topic: bounds for topic, bounds in every.items() if topic not in resting}
+        found = held.complete(fresh, moving)
         left_out = (held.texts.keys() - found.keys()) | self._options.left_out
-        begun = positions.resumed(before, found, left_out)
+        begun = positions.resumed(moving, found, left_out)
         stopped = positions.rewind_stopped(begun, found)
         available = {
             topic: max(0, self._stop_of(topic, begin, found[topic]) - begin.offset)
@@ -207,17 +211,18 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
         if isinstance(limit, ReadMaxRows):
             available = shares(available, limit.max_rows)
         for topic, count in available.items():
-            first = begun[topic].offset
-            available[topic] = held.intact_stop(topic, first, first + count) - first
+            if count:
+                first = begun[topic].offset
+                available[topic] = held.intact_stop(topic, first, first + count) - first
         topics = {
-            topic: replaced(begin, offset=begin.offset + available[topic])
+            topic: replaced(begin, offset=begin.offset + count) if count else begin
             for topic, begin in begun.items()
             # A topic without messages joins when it has some.
-            if available[topic] or topic in before.topics
+            if (count := available[topic]) or topic in before.topics
         }
         # Topics that are left out keep their offsets.
-        staying = {one: end for one, end in before.topics.items() if one in left_out}
-        topics |= positions.kept(staying)
+        staying = {one: end for one, end in moving.items() if one in left_out}
+        topics |= resting | positions.kept(staying)
         if any(available.values()):
             self._batch_at_s = monotonic()
         end = StreamOffset(self._options.group, topics, held.texts, stopped)

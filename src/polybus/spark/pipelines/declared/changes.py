@@ -26,7 +26,9 @@ from polybus.spark.pipelines.declared.reset import Reset, begun_reset, start_ove
 
 FILE = "flow.json"
 # Options that select what is read. Others (rates, locations, names) may change at any time.
-_SELECTING = ("subscribe", "subscribepattern", "assign", "path", "columns", "includeheaders")
+_SELECTING = (
+    *("subscribe", "subscribepattern", "assign", "path", "table", "columns", "includeheaders"),
+)
 _EXPRESSION_IDS = re.compile(r"#\d+L?|-T\d+ms|\bplan_id=\d+")
 _STRING_FIELDS_MAX = 1000
 

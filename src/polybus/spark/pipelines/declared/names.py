@@ -4,9 +4,9 @@ A stream of a streaming table of the same pipeline is replaced by the queries th
 Both flows then read the topics, neither waits for files of the other, and each has its own
 checkpoint.
 
-A stream that is joined with a lake table reads it in the format `polybus-table`, which has the
-newest version for each batch. Spark's own Parquet reader lists a table's files once, when a stream
-starts, and would never see later rows; everything else reads tables natively.
+A stream of any other lake table, or with `format("delta")` of one of the same pipeline, has the
+rows that are added to the table. It and a table that is joined with a stream are read in the format
+`polybus-table` (lake_source.py); everything else reads tables natively.
 """
 
 import dataclasses
@@ -15,17 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
+from polybus.lake.delta_actions import has_feed
 from polybus.lake.dimension import DELETED, SEQUENCE
+from polybus.lake.fields import parsed_fields
 from polybus.lake.sql.text import time_in, version_in
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.table_state import TableState
@@ -37,9 +36,9 @@ from polybus.spark.internals import (
     Sink,
     StreamingTable,
     TemporaryView,
-    arrow_schema_of,
 )
 from polybus.spark.internals import Flow as Query
+from polybus.spark.lake_source import TABLE_FORMAT, LakeTableSource, checked_options
 from polybus.spark.location import BusLocation
 from polybus.spark.origin import open_origin
 from polybus.spark.pipelines.declared import readers
@@ -51,7 +50,6 @@ from polybus.spark.pipelines.declared.registry import (
     place_of,
 )
 
-TABLE_FORMAT = "polybus-table"
 # RocksDB's files are saved by a call that requires Hadoop's checksummed file system, and our
 # sessions use the raw one. Uncached, so that only the flow that needs it gets it.
 _ROCKSDB_FILES = {
@@ -211,29 +209,44 @@ class _Call(readers.Resolver):
             schemas[output] = schema if rule is None else rule.shown(schema)
         return schemas[output]
 
-    def stream(self, name: str, options: dict[str, Any]) -> Any:
-        output = self.names.pipeline.outputs.get(name)
+    def stream(self, name: str, options: dict[str, Any], *, is_table: bool = False) -> Any:
+        pipeline = self.names.pipeline
+        if name not in pipeline.outputs:
+            if not is_table and name.lower() in self.names.topics():
+                given = {"subscribe": name.lower(), "startingOffsets": "earliest", **options}
+                return self.names.spark.readStream.format(readers.FORMAT).options(**given).load()
+            own = [one for one in pipeline.outputs if pipeline.table_name(one) == name.lower()]
+            name, is_table = own[0] if own else name, True
+        output = pipeline.outputs.get(name)
         if isinstance(output, MaterializedView | Sink):
             kind = "sink" if isinstance(output, Sink) else "materialized view"
             text = f"{name} is a {kind} and cannot be read as a stream"
             raise UsageError("pipeline.query", f"{text}; read a view with spark.read.table")
-        if name in self.names.pipeline.rules:
-            text = f"the rows of {name} change, so it cannot be read as a stream"
-            raise UsageError("pipeline.query", f"{text}; read it with spark.read.table")
-        if output is not None:
-            queries = self.names.pipeline.queries_into(name)
-            self._note("dataset", name, streaming=True)
-            return united([self.frame_of(query) for query in queries], output)
-        if name.lower() not in self.names.topics():
-            if name.lower() in table_names(self.bus.data):
-                text = f"{name} is a lake table, and only topics can be read as a stream"
-                advice = (
-                    "read it with spark.read.table, or read a stream of the topic that fills it"
-                )
-                raise UsageError("pipeline.query", f"{text}; {advice}")
+        if name in pipeline.rules:
+            raise _changing(name)
+        if is_table and not isinstance(output, TemporaryView):
+            return self._table_stream(name, options)
+        queries = pipeline.queries_into(name)
+        self._note("dataset", name, streaming=True)
+        return united([self.frame_of(query) for query in queries], output)
+
+    def _table_stream(self, name: str, options: dict[str, Any]) -> Any:
+        """The rows that a lake table gets, after those that it has."""
+        pipeline = self.names.pipeline
+        is_own = name in pipeline.outputs
+        table = pipeline.table_name(name) if is_own else name.lower()
+        if not is_own and table not in table_names(self.bus.data):
             return self._unknown(name)
-        given = {"subscribe": name.lower(), "startingOffsets": "earliest", **options}
-        return self.names.spark.readStream.format(readers.FORMAT).options(**given).load()
+        lake_table = open_table(self.bus.data, table)
+        checked = checked_options(options)
+        if has_feed(lake_table.settings) and not checked.get("skips_changes"):
+            raise _changing(name)
+        self._note("table", table, streaming=True)
+        kept = self._schema_of(name) if is_own else None
+        given = {"data": str(self.bus.data), "table": table, **options}
+        if self.root.target in pipeline.rules:
+            given["maxRowsPerTrigger"] = str(CHANGES_PER_BATCH_MAX)
+        return self._in_table_format(lake_table, kept, streaming=given)
 
     def batch(self, name: str, options: dict[str, Any]) -> Any:
         name, at = version_in(name)
@@ -275,14 +288,7 @@ class _Call(readers.Resolver):
 
         spark = self.names.spark
         if self.names.is_streaming(self.root):
-            kept = tables.read(spark, table).schema if schema is None else schema
-            variants = tables.variants_in(kept)
-            # A table stores VARIANT as JSON text, and a source cannot return VARIANT.
-            texts = [StructField(name, StringType()) for name in variants]
-            fields = {one.name: one for one in (*kept, *texts)}
-            stored = StructType(list(fields.values()))
-            rows = spark.read.format(TABLE_FORMAT).schema(stored).load(str(table.path))
-            return tables.with_variants(rows, variants)
+            return self._in_table_format(table, schema)
         self.read[source] = table.version
         if schema is not None and (not self.run or not table.exists):
             return spark.createDataFrame([], schema)
@@ -292,6 +298,24 @@ class _Call(readers.Resolver):
         frame = tables.read(spark, table, state, files)
         self.read[source] = state.version
         return frame if schema is None else frame.to(_nullable(schema))
+
+    def _in_table_format(
+        self, table: LakeTable, schema: StructType | None, streaming: dict[str, str] | None = None
+    ) -> Any:
+        """A table in a streaming query: as the stream, with its options, or joined with one."""
+        from polybus.spark import tables
+
+        spark = self.names.spark
+        kept = tables.read(spark, table).schema if schema is None else schema
+        variants = tables.variants_in(kept)
+        # A table stores VARIANT as JSON text, and a source cannot return VARIANT.
+        stored = tables.stored_schema(parsed_fields(kept.json()))
+        if streaming is None:
+            rows = spark.read.format(TABLE_FORMAT).schema(stored).load(str(table.path))
+        else:
+            reader = spark.readStream.format(TABLE_FORMAT).schema(stored)
+            rows = reader.options(**streaming).load()
+        return tables.with_variants(rows, variants)
 
     def _topic(self, topic: str, options: dict[str, Any]) -> Any:
         self._note("topic", topic, streaming=False)
@@ -331,6 +355,11 @@ class _Call(readers.Resolver):
         return noted
 
 
+def _changing(name: str) -> UsageError:
+    text = f"the rows of {name} change, so it cannot be read as a stream"
+    return UsageError("pipeline.query", f"{text}; read it with spark.read.table")
+
+
 def _explained(error: Exception, place: dict[str, Any]) -> PolybusError:
     """The error with its line, and with our text for a name that Spark does not know."""
     name = readers.missing_relation(error)
@@ -365,38 +394,3 @@ def _nullable(schema: StructType) -> StructType:
 def writes_rows(output: Any) -> bool:
     """Whether the output has flows of its own; a temporary view is part of other queries."""
     return isinstance(output, StreamingTable | MaterializedView | Sink)
-
-
-class LakeTableSource(DataSource):
-    """Options: `path`, the table's folder. The schema is required."""
-
-    @classmethod
-    def name(cls) -> str:
-        return TABLE_FORMAT
-
-    def reader(self, schema: Any) -> DataSourceReader:
-        return LakeTableReader(self.options["path"], arrow_schema_of(schema))
-
-
-class LakeTableReader(DataSourceReader):
-    """Reads the newest version in one task: tables that streams are joined with are small."""
-
-    def __init__(self, path: str, schema: pa.Schema) -> None:
-        self._path = path
-        self._schema = schema
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(0)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The table's rows in exactly these columns; missing columns are null."""
-        table = LakeTable(Path(self._path))
-        if table.exists:
-            rows = table.read()
-            columns = [
-                rows[field.name].cast(field.type)
-                if field.name in rows.column_names
-                else pa.nulls(rows.num_rows, field.type)
-                for field in self._schema
-            ]
-            yield from pa.table(columns, schema=self._schema).to_batches()

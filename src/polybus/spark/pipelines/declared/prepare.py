@@ -253,12 +253,16 @@ class _Preparation:
         return f"table:{self._pipeline.table_name(given.name)}"
 
     def _after(self, analysed: Analysed) -> tuple[str, ...]:
-        """The flows that fill the tables that a query reads as tables."""
+        """The flows that fill the tables that a query reads as tables, or as streams of these."""
+        streamed = {one.name for one in analysed.inputs if one.kind == "table" and one.streaming}
         tables = {
             one.name
             for one in analysed.inputs
             if one.kind == "dataset" and not one.streaming
             if writes_rows(self._pipeline.outputs[one.name])
+        }
+        tables |= {
+            one for one in self._pipeline.outputs if self._pipeline.table_name(one) in streamed
         }
         filling = [one.name for one in self._pipeline.queries.values() if one.target in tables]
         return tuple(sorted(filling))

@@ -24,6 +24,8 @@ from polybus.spark.location import BusLocation
 from polybus.spark.variants import with_paths
 
 FORMAT = "polybus"
+TABLES = "delta"
+"""The format with which a name in `readStream` is that of a lake table, whatever else has it."""
 # SQL strings, quoted names and comments: nothing inside them is a word of the statement.
 OPAQUE = r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/"
 _STREAM = re.compile(
@@ -52,8 +54,8 @@ class Resolver:
 
     bus: BusLocation
 
-    def stream(self, name: str, options: dict[str, Any]) -> Any:
-        """The stream of that name; None leaves the name to Spark."""
+    def stream(self, name: str, options: dict[str, Any], *, is_table: bool = False) -> Any:
+        """The stream of that name, of a table if it must be one; None leaves it to Spark."""
         return None
 
     def batch(self, name: str, options: dict[str, Any]) -> Any:
@@ -132,8 +134,10 @@ class _Reader(_SparkReader):
 
     def table(self, name: str, *more: Any, **options: Any) -> Any:
         given = {**self._given, **options}
-        find = self._resolver.stream if self._streaming else self._resolver.batch
-        found = find(name, given)
+        if self._streaming:
+            found = self._resolver.stream(name, given, is_table=self._source == TABLES)
+        else:
+            found = self._resolver.batch(name, given)
         return super().table(name, *more, **options) if found is None else found
 
 

@@ -1,0 +1,186 @@
+"""A lake table as a stream: which files have the rows that a table has got since a position.
+
+A stream begins with all files of the table's newest version, and then takes the files that each
+later version adds. Versions never change, so two positions always have the same files between
+them, also after a restart. A version that only moves rows to other files, as compaction does, says
+so (`dataChange` is false) and has nothing for a stream.
+
+A stream fails instead of missing or repeating rows without notice: at a version that removes or
+changes rows, unless it is to be skipped; if upkeep has removed a version or file before it was
+read; and if the table was dropped and created again, which gives it another id.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import msgspec
+from msgspec.structs import replace
+
+from polybus.errors import UsageError
+from polybus.lake.files import TableFile
+from polybus.lake.table import LakeTable
+from polybus.lake.table_state import actions_in
+from polybus.log.delta import CHECKPOINT_EVERY, version_path
+
+FILES_MAX = 1000
+_START_OVER = "start the flow over with --reset FLOW to read the table as it is now"
+
+
+class TablePosition(msgspec.Struct, frozen=True):
+    """Everything before `version`, and the first `file` files of it, are read.
+
+    `table` is the id of the table, empty before it exists. The stream began with all files of the
+    version `first`.
+    """
+
+    table: str = ""
+    version: int = 0
+    file: int = 0
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimit:
+    """The most that a batch has, but at least one file."""
+
+    files: int = FILES_MAX
+    bytes: int | None = None
+    rows: int | None = None
+
+    def is_reached(self, files: int, size: int, rows: int) -> bool:
+        """Whether so much is more than a batch has."""
+        is_large = self.bytes is not None and size > self.bytes
+        return files > self.files or is_large or (self.rows is not None and rows > self.rows)
+
+
+class FollowedTable:
+    """A table in a folder that a stream follows; it need not exist yet."""
+
+    def __init__(self, path: Path, *, skips_changes: bool = False) -> None:
+        """With `skips_changes` versions that remove or change rows are left out completely."""
+        self._path = path
+        self._log = LakeTable(path).folder
+        self._name = LakeTable(path).name
+        self._skips_changes = skips_changes
+        self._whole: tuple[int, list[TableFile]] = (-1, [])
+
+    def newest(self) -> int:
+        """The newest version; -1 if there is no table."""
+        return LakeTable(self._path).version
+
+    def end_of_batch(
+        self, start: TablePosition, limit: BatchLimit, until: int | None = None
+    ) -> TablePosition:
+        """Where a batch ends that begins at `start`: there, if there is nothing to read.
+
+        Versions after `until` are not read.
+
+        Raises:
+            UsageError: `lake.rows-changed`, `lake.version`, `lake.recreated`: see above.
+            StorageError: `lake.damaged`.
+        """
+        if not self._may_have_news(start):
+            return start
+        identity, newest = self._look()
+        if start.table:
+            self._check(start, identity, newest)
+        newest = newest if until is None else min(newest, until)
+        if newest < 0:
+            return start
+        begin = start if start.table else TablePosition(identity, newest, 0, newest)
+        files = size = rows = 0
+        version, index = begin.version, begin.file
+        while version <= newest:
+            for file in self._files_of(version, begin.first)[index:]:
+                files, size, rows = files + 1, size + file.bytes, rows + file.rows
+                if files > 1 and limit.is_reached(files, size, rows):
+                    return replace(begin, version=version, file=index)
+                index += 1
+            version, index = version + 1, 0
+        # A batch without rows costs as much as another. But a position must not stay at a version
+        # that a checkpoint sums up, because upkeep may remove it.
+        is_summed_up = version // CHECKPOINT_EVERY > begin.version // CHECKPOINT_EVERY
+        if not files and start.table and not is_summed_up:
+            return start
+        return replace(begin, version=version, file=0)
+
+    def files(self, start: TablePosition, end: TablePosition) -> list[TableFile]:
+        """The files between two positions, all of which exist. Raises as `end_of_batch`."""
+        if not end.table:
+            return []
+        self._check(end, *self._look())
+        begin = start if start.table else replace(end, version=end.first, file=0)
+        found: list[TableFile] = []
+        for version in range(begin.version, end.version + (end.file > 0)):
+            first = begin.file if version == begin.version else 0
+            last = end.file if version == end.version else None
+            found += self._files_of(version, end.first)[first:last]
+        for file in found:
+            if not (self._path / file.path).exists():
+                raise self._removed(f"file {file.path}")
+        return found
+
+    def _may_have_news(self, start: TablePosition) -> bool:
+        """Whether it is worth to open the table, which takes longer than to look for two files."""
+        is_waiting = start.table and start.version > start.first
+        return not (
+            is_waiting
+            and not version_path(self._log, start.version).exists()
+            and version_path(self._log, start.version - 1).exists()
+        )
+
+    def _look(self) -> tuple[str, int]:
+        """The id and the newest version; an object that is open may miss that both are others."""
+        state = LakeTable(self._path).state
+        return str((state.identity or {}).get("id", "")), state.version
+
+    def _check(self, position: TablePosition, identity: str, newest: int) -> None:
+        if identity != position.table or position.version > newest + 1:
+            text = f"table {self._name} is not the one that was read: it was dropped, created again"
+            raise UsageError("lake.recreated", f"{text} or restored; {_START_OVER}")
+
+    def _files_of(self, version: int, first: int) -> list[TableFile]:
+        """What a stream reads of a version."""
+        if version != first:
+            return self._added(version)
+        if self._whole[0] != version:
+            try:
+                state = LakeTable(self._path, at=version).state
+            except UsageError as error:
+                raise self._removed(f"version {version}") from error
+            if state.version != version:
+                raise self._removed(f"version {version}")
+            self._whole = (version, list(state.files.values()))
+        return self._whole[1]
+
+    def _added(self, version: int) -> list[TableFile]:
+        try:
+            actions = actions_in(self._log, version)
+        except FileNotFoundError as error:
+            raise self._removed(f"version {version}") from error
+        if any(one["remove"].get("dataChange", True) for one in actions if "remove" in one):
+            if self._skips_changes:
+                return []
+            text = f"table {self._name}: version {version} removes or changes rows, and a stream"
+            advice = "or set option skipChangeCommits to true to leave out such versions"
+            raise UsageError(
+                "lake.rows-changed", f"{text} reads rows that are added; {_START_OVER}, {advice}"
+            )
+        found = [one["add"] for one in actions if "add" in one]
+        return [
+            TableFile(
+                path=unquote(one["path"]),
+                uri=one["path"],
+                rows=json.loads(one.get("stats") or "{}").get("numRecords", 0),
+                bytes=one["size"],
+            )
+            for one in found
+            if one["dataChange"]
+        ]
+
+    def _removed(self, what: str) -> UsageError:
+        text = f"table {self._name}: {what} was removed before it was read"
+        advice = f"polybus tables keep {self._name} HOURS keeps older versions for longer"
+        return UsageError("lake.version", f"{text}; {_START_OVER}. {advice}")
