@@ -240,3 +240,28 @@ def test_only_versions_up_to_a_bound_are_read(table: LakeTable) -> None:
     end = followed.end_of_batch(START, BatchLimit(), until=0)
     assert numbers(table, START, end) == [1]
     assert followed.end_of_batch(end, BatchLimit(), until=0) == end
+
+
+def test_a_look_without_news_does_not_open_the_table(
+    table: LakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(table, 1)
+    add(table, 2)
+    followed = FollowedTable(table.path)
+    end = followed.end_of_batch(START, BatchLimit())
+    table.commit([], writer="w", batch_id=7)
+    compact(table)
+    assert followed.end_of_batch(end, BatchLimit()) == end
+    looks: list[None] = []
+    look = followed._look
+
+    def counted() -> tuple[str, int]:
+        looks.append(None)
+        return look()
+
+    monkeypatch.setattr(followed, "_look", counted)
+    assert followed.end_of_batch(end, BatchLimit()) == end
+    assert not looks
+    add(table, 3)
+    assert numbers(table, end, followed.end_of_batch(end, BatchLimit())) == [3]
+    assert looks

@@ -133,12 +133,29 @@ def test_damage_and_foreign_offsets_are_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=str(path)):
         list(one.read(task))
     path.unlink()
-    with pytest.raises(UsageError, match="was removed while a stream read it"):
+    with pytest.raises(UsageError, match="was removed before it was read; start the flow over"):
         list(one.read(task))
     path.write_bytes(content)
     assert sum(batch.num_rows for batch in one.read(task)) == 1
     with pytest.raises(UsageError, match="no position in a table"):
-        one.latestOffset({"group": "", "topics": {}, "version": "x"}, LIMIT)
+        one.latestOffset({"group": "", "topics": {}}, LIMIT)
+
+
+def test_times_in_the_names_of_folders_are_in_utc(tmp_path: Path) -> None:
+    """Spark writes them without a zone."""
+    table = open_table(tmp_path, "shop.orders")
+    noon = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+    written = pa.table({"n": [1], "ts": pa.array([noon], pa.timestamp("us", "UTC"))})
+    table.append(written, writer="w", batch_id=None, partition_by=["ts"])
+    schema = T.StructType([SCHEMA["n"], T.StructField("ts", T.TimestampType())])
+    one = LakeTableSource({"data": str(tmp_path), "table": "shop.orders"}).streamReader(schema)
+    assert isinstance(one, LakeTableStreamReader)
+    start = one.initialOffset()
+    end = one.latestOffset(start, LIMIT)
+    for task in one.partitions(start, end):
+        assert [row["ts"] for batch in one.read(task) for row in batch.to_pylist()] == [noon]
+    for name in ("2026-03-01 12:00:00", "2026-03-01 12:00:00.0", "2026-03-01T12:00:00Z"):
+        assert lake_source._constant(name, pa.timestamp("us", "UTC")).as_py() == noon
 
 
 def test_the_number_of_tasks_depends_on_rows_and_bytes() -> None:

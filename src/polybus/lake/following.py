@@ -25,10 +25,10 @@ from polybus.lake.table_state import actions_in
 from polybus.log.delta import CHECKPOINT_EVERY, version_path
 
 FILES_MAX = 1000
-_START_OVER = "start the flow over with --reset FLOW to read the table as it is now"
+START_OVER = "start the flow over with --reset FLOW to read the table as it is now"
 
 
-class TablePosition(msgspec.Struct, frozen=True):
+class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything before `version`, and the first `file` files of it, are read.
 
     `table` is the id of the table, empty before it exists. The stream began with all files of the
@@ -65,6 +65,8 @@ class FollowedTable:
         self._name = LakeTable(path).name
         self._skips_changes = skips_changes
         self._whole: tuple[int, list[TableFile]] = (-1, [])
+        self._passed = (TablePosition(), 0)
+        """A position, and the version before which there is nothing to read from there."""
 
     def newest(self) -> int:
         """The newest version; -1 if there is no table."""
@@ -86,6 +88,8 @@ class FollowedTable:
         identity, newest = self._look()
         if start.table:
             self._check(start, identity, newest)
+            if start.version > start.first:
+                self._whole = (-1, [])
         newest = newest if until is None else min(newest, until)
         if newest < 0:
             return start
@@ -103,6 +107,7 @@ class FollowedTable:
         # that a checkpoint sums up, because upkeep may remove it.
         is_summed_up = version // CHECKPOINT_EVERY > begin.version // CHECKPOINT_EVERY
         if not files and start.table and not is_summed_up:
+            self._passed = (start, version)
             return start
         return replace(begin, version=version, file=0)
 
@@ -124,11 +129,13 @@ class FollowedTable:
 
     def _may_have_news(self, start: TablePosition) -> bool:
         """Whether it is worth to open the table, which takes longer than to look for two files."""
-        is_waiting = start.table and start.version > start.first
+        known, passed = self._passed
+        version = passed if known == start else start.version
+        is_waiting = start.table and version > start.first
         return not (
             is_waiting
-            and not version_path(self._log, start.version).exists()
-            and version_path(self._log, start.version - 1).exists()
+            and not version_path(self._log, version).exists()
+            and version_path(self._log, version - 1).exists()
         )
 
     def _look(self) -> tuple[str, int]:
@@ -139,7 +146,7 @@ class FollowedTable:
     def _check(self, position: TablePosition, identity: str, newest: int) -> None:
         if identity != position.table or position.version > newest + 1:
             text = f"table {self._name} is not the one that was read: it was dropped, created again"
-            raise UsageError("lake.recreated", f"{text} or restored; {_START_OVER}")
+            raise UsageError("lake.recreated", f"{text} or restored; {START_OVER}")
 
     def _files_of(self, version: int, first: int) -> list[TableFile]:
         """What a stream reads of a version."""
@@ -166,7 +173,7 @@ class FollowedTable:
             text = f"table {self._name}: version {version} removes or changes rows, and a stream"
             advice = "or set option skipChangeCommits to true to leave out such versions"
             raise UsageError(
-                "lake.rows-changed", f"{text} reads rows that are added; {_START_OVER}, {advice}"
+                "lake.rows-changed", f"{text} reads rows that are added; {START_OVER}, {advice}"
             )
         found = [one["add"] for one in actions if "add" in one]
         return [
@@ -181,6 +188,11 @@ class FollowedTable:
         ]
 
     def _removed(self, what: str) -> UsageError:
-        text = f"table {self._name}: {what} was removed before it was read"
-        advice = f"polybus tables keep {self._name} HOURS keeps older versions for longer"
-        return UsageError("lake.version", f"{text}; {_START_OVER}. {advice}")
+        return removed_error(self._name, what)
+
+
+def removed_error(table: str, what: str) -> UsageError:
+    """The error of a stream that comes too late."""
+    text = f"table {table}: {what} was removed before it was read"
+    advice = f"polybus tables keep {table} HOURS keeps older versions for longer"
+    return UsageError("lake.version", f"{text}; {START_OVER}. {advice}")

@@ -48,7 +48,7 @@ class TableState:
             (time_ms, TableFile(unquote(uri), uri, count or 0, size, ranges[index]))
             for index, (uri, count, size, time_ms) in enumerate(rows)
         ]
-        found.sort(key=lambda one: (one[0], one[1].path.rpartition("/")[2]))
+        found.sort(key=lambda one: (one[0], one[1].path.rpartition("/")[2], one[1].path))
         return {file.path: file for _, file in found}
 
     def _ranges(self) -> list[dict[str, tuple[int, int]]]:

@@ -30,7 +30,13 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from polybus.errors import StorageError, UsageError
 from polybus.lake.files import partition_values
 from polybus.lake.folders import table_folder
-from polybus.lake.following import FILES_MAX, BatchLimit, FollowedTable, TablePosition
+from polybus.lake.following import (
+    FILES_MAX,
+    BatchLimit,
+    FollowedTable,
+    TablePosition,
+    removed_error,
+)
 from polybus.lake.table import LakeTable
 from polybus.spark import option_values as values
 from polybus.spark.internals import arrow_schema_of
@@ -139,8 +145,11 @@ class LakeTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(partition, FilesPartition):  # Spark has its own when there is nothing to read
             for path in partition.files:
                 constants = partition_values(path)
-                for rows in _rows_of(self._folder / path, self._schema.names):
-                    yield from _shaped(rows, self._schema, constants).to_batches()
+                try:
+                    for rows in _rows_of(self._folder / path, self._schema.names):
+                        yield from _shaped(rows, self._schema, constants).to_batches()
+                except FileNotFoundError as error:
+                    raise removed_error(LakeTable(self._folder).name, f"file {path}") from error
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: the position is in the checkpoint."""
@@ -171,8 +180,8 @@ def _rows_of(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
                 size = max(1, min(BATCH_ROWS_MAX, BATCH_BYTES_MAX // row_bytes))
                 for rows in file.iter_batches(size, row_groups=[group], columns=stored):
                     yield pa.Table.from_batches([rows])
-    except FileNotFoundError as error:
-        raise UsageError("lake.version", f"{path} was removed while a stream read it") from error
+    except FileNotFoundError:
+        raise
     except (OSError, pa.ArrowException) as error:
         raise StorageError("lake.damaged", f"{path}: {error}") from error
 
@@ -189,5 +198,16 @@ def _shaped(
         elif constant is None:
             columns.append(pa.nulls(rows.num_rows, field.type))
         else:
-            columns.append(pa.repeat(pa.scalar(constant).cast(field.type), rows.num_rows))
+            columns.append(pa.repeat(_constant(constant, field.type), rows.num_rows))
     return pa.table(columns, schema=schema)
+
+
+def _constant(text: str, kind: pa.DataType) -> pa.Scalar:
+    """A value from the name of a folder, where Spark writes times in UTC without a zone."""
+    value = pa.scalar(text)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        try:
+            return value.cast(kind)
+        except pa.ArrowInvalid:
+            return value.cast(pa.timestamp(kind.unit)).cast(kind)
+    return value.cast(kind)

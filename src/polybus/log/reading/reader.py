@@ -80,16 +80,17 @@ class LogReader(OffsetReader):
         is_known = is_settled and seen == self._known_at
         if not is_known or time.monotonic() > self._known_until_s:
             self._known = {}
-            self._known_at = seen
+            self._known_at = seen if is_settled else None
             self._known_until_s = time.monotonic() + KNOWN_S
         known = self._known if len(wanted) > FRESH_TOPICS else {}
         found = {}
         for topic in wanted:
             try:
-                found[topic] = known.get(topic) or self._bounds(topic, self._manifest(topic))
+                # At once: a look at the journal in `_manifest` may make an earlier one outdated.
+                bounds = known.get(topic) or self._bounds(topic, self._manifest(topic))
+                self._known[topic] = found[topic] = bounds
             except UsageError:
                 continue
-        self._known |= found
         return found
 
     def _refresh(self) -> None:

@@ -243,7 +243,7 @@ class _Call(readers.Resolver):
             raise _changing(name)
         self._note("table", table, streaming=True)
         kept = self._schema_of(name) if is_own else None
-        given = {"data": str(self.bus.data), "table": table, **options}
+        given = {**options, "data": str(self.bus.data), "table": table}
         if self.root.target in pipeline.rules:
             given["maxRowsPerTrigger"] = str(CHANGES_PER_BATCH_MAX)
         return self._in_table_format(lake_table, kept, streaming=given)
