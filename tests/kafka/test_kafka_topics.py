@@ -106,7 +106,7 @@ def test_a_record_that_arrives_late_brings_no_deleted_topic_back(
     reader = ClusterReader(ClusterPlace(log=brokers.url, prefix=prefix))
     try:
         # The answer to the creation was lost, so its record is sent again.
-        a.link.run(KafkaTopics(a.link, a._options).write(record))
+        a.link.run(KafkaTopics(a.link, a._options).write([record]))
         a.create_topic("other")
         b.catch_up("other")
         assert "t" not in a.topics() and "t" not in b.topics()

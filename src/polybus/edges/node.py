@@ -6,7 +6,7 @@ import errno
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -323,16 +323,13 @@ class Node:
 
     async def _create_topics(self) -> None:
         """Create what is declared and missing; another node may be faster."""
-        missing = [(topic.name, settings_of(topic)) for topic in self._missing_topics()]
         if not self.config.is_cluster:
-            self._log.create_topics(dict(missing))
+            self._log.create_topics(self._missing_topics())
             return
-        known = set(self._log.topics())
-        system = system_settings(self.config.system)
-        missing += [(name, system) for name in names.SYSTEM_TOPICS if name not in known]
-        for name, settings in missing:
+        system = dict.fromkeys(names.SYSTEM_TOPICS, system_settings(self.config.system))
+        while missing := self._missing_topics(system):
             try:
-                await asyncio.to_thread(self._log.create_topic, name, settings)
+                await asyncio.to_thread(self._log.create_topics, missing)
             except UsageError as error:
                 if error.code != "topic.exists":
                     raise
@@ -370,13 +367,18 @@ class Node:
             self._log.set_retention(config.retention)
         self.services.consumers.set_retention(config.retention)
         self.http.reconfigure(self.config)
-        self.bus.create_topics({one.name: settings_of(one) for one in self._missing_topics()})
+        self.bus.create_topics(self._missing_topics())
         pipeline_settings.write(self.data, self.config)
         return config_file.differences(self.config, config)
 
-    def _missing_topics(self) -> list[DeclaredTopic]:
+    def _missing_topics(
+        self, more: Mapping[str, TopicSettings] | None = None
+    ) -> dict[str, TopicSettings]:
+        """The topics that are declared, or wanted beside them, and do not exist."""
+        wanted = {topic.name: settings_of(topic) for topic in self.config.topic_list()}
         existing = set(self._log.topics())
-        return [topic for topic in self.config.topic_list() if topic.name not in existing]
+        wanted |= more or {}
+        return {name: settings for name, settings in wanted.items() if name not in existing}
 
     def _build(self, loop: asyncio.AbstractEventLoop, accounts: AccountStore) -> None:
         config, limits = self.config, self.config.limits

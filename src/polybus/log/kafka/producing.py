@@ -61,6 +61,10 @@ class UnderWay:
     data: bytes
     count: int
 
+    def set_time(self, time_ms: int) -> None:
+        for one in self.taken:
+            one.batch.timestamp_us = time_ms * 1000
+
 
 class TopicQueue:
     """What a topic has yet to send, and the next sequence number there."""
@@ -234,9 +238,12 @@ class Producing:
             return False
         queues = {queue.name: (queue, part) for queue, part in parts}
         is_done = True
-        for name, ((_, error, offset, *_),) in answer.topics:
+        for name, ((_, error, offset, *more),) in answer.topics:
             queue, part = queues[name]
             if queue.under_way is part:
+                if more and more[0] >= 0:
+                    # The topic has the times of its leader.
+                    part.set_time(more[0])
                 is_done &= await self._act(queue, part, error, offset)
         # Topics that have more go behind those that were left out.
         for queue, _ in parts:
@@ -253,9 +260,11 @@ class Producing:
         if error in (0, DUPLICATE):
             queue.answered_s = self._link.loop.time()
             for taken in queue.advance():
-                taken.batch.epoch = queue.epoch
-                taken.batch.first_offset = offset
-                offset += len(taken.batch)
+                batch = taken.batch
+                batch.epoch, batch.first_offset = queue.epoch, offset
+                # Kafka's times are milliseconds, and all nodes show the same.
+                batch.timestamp_us -= batch.timestamp_us % 1000
+                offset += len(batch)
             self._tell.acked(part.taken)
             return True
         if error == UNKNOWN_TOPIC and self._queue_of(queue.topic) is not queue:

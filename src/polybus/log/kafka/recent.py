@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from polybus.batch import Batch
 from polybus.log.columns import copy_of, weight_of
-from polybus.log.kafka.following import Followed, from_offset
+from polybus.log.kafka.fetch_session import Followed
+from polybus.log.kafka.following import from_offset
 from polybus.log.kafka.producing import TopicQueue
 from polybus.log.kafka.registry import TopicRecord
 
@@ -33,7 +34,6 @@ class KafkaTopic(Followed):
         self.tail: deque[Batch] = deque()
         self.tail_start = record.first
         self.queue = TopicQueue(record.topic, name, record.epoch)
-        self.acked_stop = 0
         self.missing_since_s = 0.0
 
 

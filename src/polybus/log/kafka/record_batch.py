@@ -7,7 +7,7 @@ and the batch's sequence number let the broker drop a batch that is sent again a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from aiokafka import codec
@@ -93,17 +93,28 @@ def _framed(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A RecordBatch from a fetch. `batches` is empty if it has no messages (a marker)."""
+    """A RecordBatch from a fetch. `batches` is empty if it has no messages, or none is wanted."""
 
     batches: list[Batch]
+    first_offset: int
     next_offset: int
     producer_id: int
     is_transactional: bool
     is_marker: bool
 
 
-def decode_batches(topic: str, data: bytes) -> Iterator[Fetched]:
+IsKnown = Callable[[int, int], bool]
+"""Whether the messages from an offset on, up to another, are known."""
+
+
+def nothing_known(first: int, stop: int) -> bool:
+    return False
+
+
+def decode_batches(topic: str, data: bytes, is_known: IsKnown = nothing_known) -> Iterator[Fetched]:
     """The whole RecordBatches in the bytes of a fetch; the last one may be cut off.
+
+    The messages of those that are known are not read.
 
     Raises:
         StorageError: `log.damaged`, a checksum or the records are wrong.
@@ -119,17 +130,19 @@ def decode_batches(topic: str, data: bytes) -> Iterator[Fetched]:
             raise StorageError("log.damaged", text)
         if end > len(data):
             return
-        if calc_crc32c(data[at + CHECKED_FROM : end]) != checksum:
-            raise _damaged(topic, base_offset, "its checksum is wrong")
+        next_offset = base_offset + last_delta + 1
         is_marker = bool(attributes & CONTROL)
         found: list[Batch] = []
-        if count and not is_marker:
-            found = _messages(topic, data[at + HEADER.size : end], fields)
+        if not is_known(base_offset, next_offset):
+            if calc_crc32c(data[at + CHECKED_FROM : end]) != checksum:
+                raise _damaged(topic, base_offset, "its checksum is wrong")
+            if count and not is_marker:
+                found = _messages(topic, data[at + HEADER.size : end], fields)
         if attributes & LOG_APPEND_TIME:
             for batch in found:
                 batch.timestamp_us = max_ms * 1000
         is_transactional = bool(attributes & TRANSACTIONAL)
-        yield Fetched(found, base_offset + last_delta + 1, producer_id, is_transactional, is_marker)
+        yield Fetched(found, base_offset, next_offset, producer_id, is_transactional, is_marker)
         at = end
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from polybus.batch import Batch
 from polybus.log.interface import SHARED
-from polybus.log.kafka.following import Followed, read_to
+from polybus.log.kafka.fetch_session import Followed
+from polybus.log.kafka.following import read_to
 from polybus.log.kafka.link import LATEST, KafkaLink
 from polybus.log.kafka.producing import TopicQueue
 from polybus.log.kafka.record_batch import encode_tombstones
