@@ -4,7 +4,7 @@ One fetch per broker is under way, for all topics that it leads. Fetches are `re
 a transaction has not committed, or aborted, is not there. A topic's fetched batches are handed on
 together, with their epoch and offsets.
 
-What this node has published need not be fetched. When the cluster has confirmed it, its offset says
+What this node has published is handed on without fetching it. When the cluster has confirmed it, its offset says
 where it belongs: if all before it is here, it is handed on at once, and the next fetch begins
 behind it. Otherwise it waits until the fetch is there, which skips it. All before the position of a
 topic is committed or aborted, so no open transaction is before such messages. Messages of

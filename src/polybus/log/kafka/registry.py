@@ -3,6 +3,7 @@
 Two stores must agree, the registry and Kafka's own list of topics. The order of writes:
 
     create:  1. the Kafka topic    2. its record, with Kafka's id of the topic and a new epoch
+             Many topics are created together: all of 1, then all of 2.
     delete:  1. a record `deleted`, with the id    2. the Kafka topic, by its id
     import:  1. the Kafka topic, without messages    2. a record `deleted`, with its id
              3. empty messages up to the first offset    4. their removal
