@@ -4,11 +4,11 @@ One fetch per broker is under way, for all topics that it leads. Fetches are `re
 a transaction has not committed, or aborted, is not there. A topic's fetched batches are handed on
 together, with their epoch and offsets.
 
-What this node has published is handed on without fetching it. When the cluster has confirmed it, its offset says
-where it belongs: if all before it is here, it is handed on at once, and the next fetch begins
-behind it. Otherwise it waits until the fetch is there, which skips it. All before the position of a
-topic is committed or aborted, so no open transaction is before such messages. Messages of
-transactions are always fetched: they count when the marker behind them says so.
+What this node has published is handed on without fetching it. When the cluster has confirmed it,
+its offset says where it belongs: if all before it is here, it is handed on at once, and the next
+fetch begins behind it. Otherwise it waits until the fetch is there, which skips it. All before the
+position of a topic is committed or aborted, so no open transaction is before such messages.
+Messages of transactions are always fetched: they count when the marker behind them says so.
 """
 
 from __future__ import annotations
