@@ -17,6 +17,7 @@ from polybus.log.kafka import following
 from polybus.log.kafka.fetch_session import TOPIC_BYTES_MAX, Followed, SessionFetch
 from polybus.log.kafka.following import Following, fetch_at
 from polybus.log.kafka.link import KafkaLink
+from polybus.log.kafka.producing import Taken, TopicQueue
 from polybus.log.kafka.record_batch import ProducerState, encode_batch
 
 FORGOTTEN = 70
@@ -281,6 +282,35 @@ async def test_messages_of_this_node_wait_while_the_bus_has_no_room_and_not_all_
         node.following.hold(is_full=False)
         await node.fetched(following.OWN_MAX + 5)
     assert node.arrived["t"] == [b"%d" % offset for offset in range(following.OWN_MAX + 3)]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_messages_under_way_that_a_fetch_brings_are_shown_without_decoding_them(
+    is_ours: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = PlayedBroker()
+    queue = TopicQueue("t", "t", 1)
+    batch = Batch.of("t", [b"a", b"b"])
+    batch.timestamp_us = 5_432_100
+    queue.waiting.append(Taken(1, batch, 2))
+    part = queue.next((7, 0))
+    assert part is not None
+    sent = part.data
+    if not is_ours:
+        sent = encode_batch([batch], ProducerState(8, 0, 0))
+    broker.logs["t"] = {0: sent}
+    unreadable(broker, "t", 0)
+    async with Node(broker, "t") as node:
+        node.followed["t"].stored = queue.stored
+        await node.fetched(3)
+        assert node.arrived["t"] == ([b"a", b"b"] if is_ours else [])
+        if is_ours:
+            # The answer to the publish changes nothing.
+            assert (batch.first_offset, batch.timestamp_us) == (0, 5_432_000)
+            queue.place(part, 0)
+            node.following.acked(node.followed["t"], [one.batch for one in queue.advance()])
+            assert node.arrived["t"] == [b"a", b"b"]
+    assert ("checksum" in caplog.text) != is_ours
 
 
 KINDS = st.sampled_from(["own", "other", "aborted"])

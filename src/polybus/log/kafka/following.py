@@ -4,11 +4,12 @@ One fetch per broker is under way, for all topics that it leads. Fetches are `re
 a transaction has not committed, or aborted, is not there. A topic's fetched batches are handed on
 together, with their epoch and offsets.
 
-What this node has published is handed on without fetching it. When the cluster has confirmed it,
-its offset says where it belongs: if all before it is here, it is handed on at once, and the next
-fetch begins behind it. Otherwise it waits until the fetch is there, which skips it. All before the
-position of a topic is committed or aborted, so no open transaction is before such messages.
-Messages of transactions are always fetched: they count when the marker behind them says so.
+What this node has published is handed on without decoding what was fetched of it. If the answer to
+the publish comes first, its offset says where it belongs: if all before it is here, it is handed on
+at once, and the next fetch begins behind it; otherwise it waits until the fetch is there. If the
+fetch comes first, the producer and the sequence number say what it is. All before the position of a
+topic is committed or aborted, so no open transaction is before such messages. Messages of
+transactions are always decoded: they count when the marker behind them says so.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from polybus.log.kafka.link import (
     RETRY_S,
     KafkaLink,
 )
-from polybus.log.kafka.record_batch import Fetched, IsKnown, decode_batches, nothing_known
+from polybus.log.kafka.record_batch import Fetched, Known, decode_batches, nothing_known
 
 logger = logging.getLogger("polybus.server")
 
@@ -136,10 +137,9 @@ class Following:
         found: list[Batch] = []
         stop = one.position
         try:
-            for fetched in committed(one.topic, data, aborted, one.has):
+            for fetched in committed(one.topic, data, aborted, one.known):
                 if fetched.next_offset > stop:
-                    batches = one.own.pop(fetched.first_offset, fetched.batches)
-                    found += from_offset(batches, stop, one.epoch)
+                    found += from_offset(fetched.batches, stop, one.epoch)
                     stop = fetched.next_offset
         except StorageError as error:
             is_good = False
@@ -175,7 +175,7 @@ class Following:
 
 
 def committed(
-    topic: str, data: bytes, aborted: list[Any], is_known: IsKnown = nothing_known
+    topic: str, data: bytes, aborted: list[Any], known: Known = nothing_known
 ) -> Iterator[Fetched]:
     """The RecordBatches of a fetch, without messages of transactions that were aborted.
 
@@ -183,7 +183,7 @@ def committed(
     """
     waiting = sorted(aborted, key=lambda one: one[1])
     open_ids: set[int] = set()
-    for fetched in decode_batches(topic, data, is_known):
+    for fetched in decode_batches(topic, data, known):
         while waiting and waiting[0][1] < fetched.next_offset:
             open_ids.add(waiting.pop(0)[0])
         if fetched.is_marker:

@@ -108,6 +108,24 @@ class TopicQueue:
         if self.under_way is not None:
             self.under_way = self._encoded(self.under_way.taken, producer)
 
+    def stored(self, first: int, stop: int, sender: ProducerState) -> list[Batch] | None:
+        """What is under way, with its offsets, if this RecordBatch is it."""
+        part = self.under_way
+        is_ours = part is not None and part.count == stop - first
+        if part is None or not is_ours or sender != ProducerState(*self.producer, self.sequence):
+            return None
+        self.place(part, first)
+        return [one.batch for one in part.taken]
+
+    def place(self, part: UnderWay, offset: int) -> None:
+        """Give what is under way its offsets."""
+        for one in part.taken:
+            batch = one.batch
+            batch.epoch, batch.first_offset = self.epoch, offset
+            # Kafka's times are milliseconds, and all nodes show the same.
+            batch.timestamp_us -= batch.timestamp_us % 1000
+            offset += len(batch)
+
     def advance(self) -> list[Taken]:
         """What is under way has its answer."""
         assert self.under_way is not None
@@ -259,13 +277,8 @@ class Producing:
             return True
         if error in (0, DUPLICATE):
             queue.answered_s = self._link.loop.time()
-            for taken in queue.advance():
-                batch = taken.batch
-                batch.epoch, batch.first_offset = queue.epoch, offset
-                # Kafka's times are milliseconds, and all nodes show the same.
-                batch.timestamp_us -= batch.timestamp_us % 1000
-                offset += len(batch)
-            self._tell.acked(part.taken)
+            queue.place(part, offset)
+            self._tell.acked(queue.advance())
             return True
         if error == UNKNOWN_TOPIC and self._queue_of(queue.topic) is not queue:
             self.refuse_all(queue, unknown(queue.topic))

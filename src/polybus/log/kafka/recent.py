@@ -38,6 +38,7 @@ class KafkaTopic(Followed):
         self.tail_start = record.first
         self.queue = TopicQueue(record.topic, name, record.epoch)
         self.missing_since_s = 0.0
+        self.stored = self.queue.stored
 
 
 class RecentMessages:

@@ -93,28 +93,27 @@ def _framed(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A RecordBatch from a fetch. `batches` is empty if it has no messages, or none is wanted."""
+    """A RecordBatch from a fetch. `batches` is empty if it has no messages (a marker)."""
 
     batches: list[Batch]
-    first_offset: int
     next_offset: int
     producer_id: int
     is_transactional: bool
     is_marker: bool
 
 
-IsKnown = Callable[[int, int], bool]
-"""Whether the messages from an offset on, up to another, are known."""
+Known = Callable[[int, int, ProducerState], list[Batch] | None]
+"""The messages from an offset on, up to another, of a producer; None if they must be decoded."""
 
 
-def nothing_known(first: int, stop: int) -> bool:
-    return False
+def nothing_known(first: int, stop: int, sender: ProducerState) -> None:
+    return None
 
 
-def decode_batches(topic: str, data: bytes, is_known: IsKnown = nothing_known) -> Iterator[Fetched]:
+def decode_batches(topic: str, data: bytes, known: Known = nothing_known) -> Iterator[Fetched]:
     """The whole RecordBatches in the bytes of a fetch; the last one may be cut off.
 
-    The messages of those that are known are not read.
+    Those that are known are not decoded.
 
     Raises:
         StorageError: `log.damaged`, a checksum or the records are wrong.
@@ -123,7 +122,7 @@ def decode_batches(topic: str, data: bytes, is_known: IsKnown = nothing_known) -
     while len(data) - at >= HEADER.size:
         fields = HEADER.unpack_from(data, at)
         base_offset, length, _, magic, checksum, attributes, last_delta, base_ms = fields[:8]
-        max_ms, producer_id, _, _, count = fields[8:]
+        max_ms, *sender, count = fields[8:]
         end = at + LENGTH_END + length
         if magic != MAGIC:
             text = f"topic {topic!r}, offset {base_offset}: Kafka message format {magic} is not 2"
@@ -132,17 +131,17 @@ def decode_batches(topic: str, data: bytes, is_known: IsKnown = nothing_known) -
             return
         next_offset = base_offset + last_delta + 1
         is_marker = bool(attributes & CONTROL)
-        found: list[Batch] = []
-        if not is_known(base_offset, next_offset):
+        found = known(base_offset, next_offset, ProducerState(*sender))
+        if found is None:
             if calc_crc32c(data[at + CHECKED_FROM : end]) != checksum:
                 raise _damaged(topic, base_offset, "its checksum is wrong")
-            if count and not is_marker:
-                found = _messages(topic, data[at + HEADER.size : end], fields)
+            has_messages = count and not is_marker
+            found = _messages(topic, data[at + HEADER.size : end], fields) if has_messages else []
         if attributes & LOG_APPEND_TIME:
             for batch in found:
                 batch.timestamp_us = max_ms * 1000
         is_transactional = bool(attributes & TRANSACTIONAL)
-        yield Fetched(found, base_offset, next_offset, producer_id, is_transactional, is_marker)
+        yield Fetched(found, next_offset, sender[0], is_transactional, is_marker)
         at = end
 
 
