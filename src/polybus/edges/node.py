@@ -6,6 +6,7 @@ import errno
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -247,8 +248,9 @@ class Node:
         self.data = Path(config.data)
         self._open_log = open_log
         self._run_note = RunNote(self.data)
-        self._early: list[object] = []
-        """What arrived before the log was open."""
+        self._arrivals: deque[object] = deque()
+        """What has arrived from the log of a cluster, and not been delivered yet."""
+        self._is_arriving = False
 
     async def start(self) -> None:
         """Accept connections when this returns.
@@ -267,13 +269,20 @@ class Node:
                 # The loop is closed; nobody waits for this.
                 pass
 
+        def note_arrival(arrival: object) -> None:
+            """One call for all that arrives in a turn of the log's thread."""
+            self._arrivals.append(arrival)
+            if not self._is_arriving:
+                self._is_arriving = True
+                in_loop(self._arrive)
+
         # The log calls the first two only after something was appended: by then `tcp` is there.
         callbacks = LogCallbacks(
             on_durable=lambda ticket: in_loop(self._settle, ticket),
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
             on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
             held_from=self._held_from,
-            on_arrived=lambda arrival: in_loop(self._arrive, arrival),
+            on_arrived=note_arrival,
             on_refused=lambda batch, error: in_loop(self._refuse_late, (batch, error)),
             on_topic=lambda topic, exists: in_loop(self._topic_changed, topic, exists),
             on_shared=lambda batches: in_loop(self._cluster_table.arrive, batches),
@@ -283,9 +292,7 @@ class Node:
         open_it = self._open_log or open_log
         if self.config.is_cluster:
             self._log = await asyncio.to_thread(open_it, self.config, callbacks)
-            for arrival in self._early:
-                self._log.admit(arrival)
-            self._early.clear()
+            self._arrive()
         else:
             self._log = open_it(self.config, callbacks)
         self._cluster_table.connect(self._log.cluster)
@@ -334,14 +341,15 @@ class Node:
                 if error.code != "topic.exists":
                     raise
 
-    def _arrive(self, arrival: object) -> None:
+    def _arrive(self) -> None:
+        if not hasattr(self, "_log"):
+            # What arrives before the log is open waits.
+            return
+        self._is_arriving = False
         # What arrives before the bus is there has nobody to go to.
-        if hasattr(self, "bus"):
-            self.bus.arrive(arrival)
-        elif hasattr(self, "_log"):
-            self._log.admit(arrival)
-        else:
-            self._early.append(arrival)
+        admit = self.bus.arrive if hasattr(self, "bus") else self._log.admit
+        while self._arrivals:
+            admit(self._arrivals.popleft())
 
     def _topic_changed(self, topic: str, exists: bool) -> None:
         if hasattr(self, "bus"):

@@ -102,6 +102,7 @@ class KafkaLog:
         self._durable = 0
         self._taken_bytes = self._done_bytes = self._fetched_bytes = self._admitted_bytes = 0
         self._open_tickets: deque[int] = deque()
+        self._answered_tickets: list[int] = []
         self._settled: set[int] = set()
         self._lock: DataLock | None = None
         addresses = brokers_of(url)
@@ -269,7 +270,14 @@ class KafkaLog:
         """A broker has said what becomes of batches of a topic."""
         self._done_bytes += sum(one.value_bytes for one in taken)
         self._failing.pop(taken[-1].batch.topic, None)
-        self._settle([one.ticket for one in taken])
+        if not self._answered_tickets:
+            # With those of the other topics in the same answer: the bus's thread is woken once.
+            self.link.loop.call_soon(self._settle_answered)
+        self._answered_tickets += [one.ticket for one in taken]
+
+    def _settle_answered(self) -> None:
+        tickets, self._answered_tickets = self._answered_tickets, []
+        self._settle(tickets)
 
     def _refused(self, taken: Sequence[Taken], error: PolybusError) -> None:
         for one in taken:
