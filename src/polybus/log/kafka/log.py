@@ -3,7 +3,7 @@
 `append` only takes a batch. The link's thread sends it to the leader of its topic; the answer gives
 it its offset and makes its ticket durable. Every node follows all topics and hands on what the
 cluster has confirmed (`on_arrived`), so that all nodes have one order, and no reader sees a message
-that the cluster may still lose. What the node has published itself is not fetched.
+that the cluster may still lose. What the node has published itself it has already.
 
 Threads: the bus's thread appends and admits; the link's thread owns topics, queues and fetches; any
 thread reads. Tickets are settled in their order, although leaders answer independently.
