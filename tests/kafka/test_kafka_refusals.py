@@ -44,7 +44,7 @@ class RefusingLink:
     def stale(self) -> None:
         pass
 
-    async def refreshed(self) -> None:
+    async def refreshed(self, tries: int = 0) -> None:
         await asyncio.sleep(0)
 
     async def coordinator(self, kind: Any, name: str) -> int:

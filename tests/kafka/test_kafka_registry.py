@@ -50,7 +50,7 @@ class PlayedLink:
 
     def stale(self) -> None: ...
 
-    async def refreshed(self) -> None:
+    async def refreshed(self, tries: int = 0) -> None:
         await asyncio.sleep(0)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -229,7 +229,7 @@ class MakingLink(PlayedLink):
             self.requests.append(asked)
         return SimpleNamespace(topic_errors=errors)
 
-    async def refreshed(self) -> None:
+    async def refreshed(self, tries: int = 0) -> None:
         self.looks += 1
         await super().refreshed()
 
@@ -242,14 +242,14 @@ async def test_a_thousand_topics_are_created_with_few_requests() -> None:
     left = [f"t{number}" for number in range(100)]
     for name in left:
         link.make(name)
-    wanted = {f"t{number}": TopicSettings() for number in range(1000)}
+    wanted = {f"t{number}": TopicSettings() for number in range(1200)}
     created = await node.directory.create(wanted)
     assert created.keys() == wanted.keys() == node.directory.topics.keys()
-    assert [len(asked) for asked in link.requests] == [500, 500]
+    assert [len(asked) for asked in link.requests] == [1000, 200]
     assert sorted(link.adopted) == sorted(left)
     assert link.looks <= 2
     ids = {record.id for record in link.written}
-    assert len(ids) == len(link.written) == 1000
+    assert len(ids) == len(link.written) == 1200
 
 
 async def test_topics_that_another_node_has_created_meanwhile_are_left_to_it() -> None:

@@ -300,6 +300,7 @@ class KafkaTopics:
         Raises StorageError `log.unreachable`.
         """
         found: dict[str, str] = {}
+        tries = 0
         deadline = self._link.loop.time() + ANSWER_TIMEOUT_S
         while self._link.loop.time() < deadline:
             for name in old_ids.keys() - found.keys():
@@ -310,7 +311,8 @@ class KafkaTopics:
                         found[name] = shown
             if len(found) == len(old_ids):
                 return found
-            await self._link.refreshed()
+            await self._link.refreshed(tries)
+            tries += 1
         missing = min(old_ids.keys() - found.keys())
         text = f"Kafka does not list the topic {missing} after {ANSWER_TIMEOUT_S:.0f} s"
         raise StorageError("log.unreachable", f"{text}; check its brokers")
