@@ -269,20 +269,13 @@ class Node:
                 # The loop is closed; nobody waits for this.
                 pass
 
-        def note_arrival(arrival: object) -> None:
-            """One call for all that arrives in a turn of the log's thread."""
-            self._arrivals.append(arrival)
-            if not self._is_arriving:
-                self._is_arriving = True
-                in_loop(self._arrive)
-
         # The log calls the first two only after something was appended: by then `tcp` is there.
         callbacks = LogCallbacks(
             on_durable=lambda ticket: in_loop(self._settle, ticket),
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
             on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
             held_from=self._held_from,
-            on_arrived=note_arrival,
+            on_arrived=partial(self._note_arrival, in_loop),
             on_refused=lambda batch, error: in_loop(self._refuse_late, (batch, error)),
             on_topic=lambda topic, exists: in_loop(self._topic_changed, topic, exists),
             on_shared=lambda batches: in_loop(self._cluster_table.arrive, batches),
@@ -340,6 +333,13 @@ class Node:
             except UsageError as error:
                 if error.code != "topic.exists":
                     raise
+
+    def _note_arrival(self, in_loop: Callable[..., None], arrival: object) -> None:
+        """From the log's thread: one call on the loop for all that arrives in a turn."""
+        self._arrivals.append(arrival)
+        if not self._is_arriving:
+            self._is_arriving = True
+            in_loop(self._arrive)
 
     def _arrive(self) -> None:
         if not hasattr(self, "_log"):
