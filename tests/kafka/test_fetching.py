@@ -313,35 +313,6 @@ async def test_messages_under_way_that_a_fetch_brings_are_shown_without_decoding
     assert ("checksum" in caplog.text) != is_ours
 
 
-async def test_fetches_become_rarer_until_another_node_publishes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noting(delay_s: float) -> None:
-        if delay_s:
-            pauses.append(delay_s)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", noting)
-    broker = PlayedBroker()
-    for offset in range(7):
-        broker.write("t", offset, b"%d" % offset)
-    broker.write("t", 7, b"of another")
-    broker.write("t", 8, b"8")
-    async with Node(broker, "t") as node:
-        under_way = {offset: Batch.of("t", [b"%d" % offset]) for offset in (*range(7), 8)}
-        for offset, batch in under_way.items():
-            batch.first_offset = offset
-        node.followed["t"].stored = lambda first, stop, sender: (
-            [under_way.pop(first)] if first in under_way else None
-        )
-        await node.fetched(12)
-    assert node.arrived["t"] == [b"%d" % offset for offset in range(7)] + [b"of another", b"8"]
-    assert pauses == [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02, 0.001]
-
-
 KINDS = st.sampled_from(["own", "other", "aborted"])
 
 

@@ -41,8 +41,6 @@ class Followed:
         self.damaged_at = -1
         self.own: dict[int, list[Batch]] = {}
         """What this node has published behind messages that are not fetched yet, by offset."""
-        self.decoded = 0
-        """How many RecordBatches of others were fetched."""
         self.stored: Known = nothing_known
         """What this node has under way to the topic, if the cluster has stored it there."""
         self.acked_stop = 0
@@ -53,10 +51,8 @@ class Followed:
         if stop <= self.position:
             return []
         own = self.own.get(first)
-        if own is None or own[-1].last_offset + 1 != stop:
-            own = self.stored(first, stop, sender)
-        self.decoded += own is None
-        return own
+        is_own = own is not None and own[-1].last_offset + 1 == stop
+        return own if is_own else self.stored(first, stop, sender)
 
 
 class SessionFetch(Request[FetchRequest_v7]):  # type: ignore[misc]  # aiokafka has no types
@@ -84,8 +80,6 @@ class FetchSession:
         """What the broker knows: the position of each topic."""
         self._moved: set[str] = set()
         self._left: list[str] = []
-        self.brought_own_only = False
-        """Whether the last answer had messages, and all of them were published by this node."""
         self._session = self._number = 0
 
     def __bool__(self) -> bool:

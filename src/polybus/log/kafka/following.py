@@ -43,12 +43,6 @@ logger = logging.getLogger("polybus.server")
 
 OFFSET_OUT_OF_RANGE = 1
 READ_BYTES = 1 << 20
-PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.02
-"""How long the next fetch waits after answers with nothing but messages of this node.
-
-A fetch under way is answered as soon as the broker has such messages, which costs it and the node
-as much as the publish itself. So while only this node publishes, fetches become less frequent.
-"""
 OWN_MAX = 8
 """How many RecordBatches of its own a node keeps for their place in a topic; others it fetches."""
 
@@ -93,7 +87,6 @@ class Following:
             session.follow(led.get(broker, {}))
 
     async def _follow(self, broker: int, session: FetchSession) -> None:
-        pause_s = 0.0
         while True:
             await self._has_room.wait()
             is_good = False
@@ -101,11 +94,6 @@ class Following:
                 is_good = bool(session) and await self._fetch(broker, session)
             if not is_good:
                 await asyncio.sleep(RETRY_S)
-            elif session.brought_own_only:
-                pause_s = min(max(PAUSE_MIN_S, 2 * pause_s), PAUSE_MAX_S)
-                await asyncio.sleep(pause_s)
-            else:
-                pause_s = 0.0
 
     async def _fetch(self, broker: int, session: FetchSession) -> bool:
         try:
@@ -116,22 +104,17 @@ class Following:
             return False
         news = session.answered(answer)
         is_good = news is not None
-        has_data = has_others = False
         for one, (_, error, _, _, start, aborted, data) in news or ():
             if self._followed.get(one.name) is not one:
                 continue
             if error == 0:
                 one.start = max(one.start, start)
-                decoded = one.decoded
                 is_good &= self._take(one, data or b"", aborted or [])
-                has_data |= bool(data)
-                has_others |= one.decoded > decoded
             elif error == OFFSET_OUT_OF_RANGE:
                 is_good &= await self._find_start(one)
             else:
                 self._link.stale()
                 is_good = False
-        session.brought_own_only = has_data and not has_others
         return is_good
 
     async def _find_start(self, one: Followed) -> bool:
