@@ -8,12 +8,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polybus.batch import Batch
 from polybus.errors import StorageError
-from polybus.log.kafka.following import Followed, Following, fetch_at
+from polybus.log.kafka import following
+from polybus.log.kafka.fetch_session import TOPIC_BYTES_MAX, Followed, SessionFetch
+from polybus.log.kafka.following import Following, fetch_at
 from polybus.log.kafka.link import KafkaLink
-from polybus.log.kafka.record_batch import encode_batch
+from polybus.log.kafka.producing import Taken, TopicQueue
+from polybus.log.kafka.record_batch import ProducerState, encode_batch
+
+FORGOTTEN = 70
 
 
 class Leader:
@@ -56,17 +63,27 @@ def test_a_leader_that_never_has_what_was_confirmed_is_an_error() -> None:
     assert caught.value.code == "log.unreachable"
 
 
-class BrokerWithLimits:
+class PlayedBroker:
     """Leads all topics. Gives a RecordBatch over the limit to the first topic with messages only.
 
-    `busy` always has messages, `large` has one RecordBatch over the limit.
+    `logs` has the RecordBatches of each topic, by their offset. It remembers fetches if it has
+    sessions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_sessions: bool = True) -> None:
         self.broker_ids = [1]
         self.on_refreshed: list[Any] = []
         self.tasks: list[asyncio.Task[None]] = []
-        self.large = encode_batch([Batch.of("large", [os.urandom(3 << 20)])])
+        self.logs: dict[str, dict[int, bytes]] = {}
+        self.requests: list[SessionFetch] = []
+        self.has_sessions = has_sessions
+        self.session: dict[str, tuple[int, int]] = {}
+        self.asked = asyncio.Event()
+
+    def write(self, topic: str, offset: int, *values: bytes) -> bytes:
+        data = offset.to_bytes(8) + encode_batch([Batch.of(topic, values)])[8:]
+        self.logs.setdefault(topic, {})[offset] = data
+        return data
 
     def leader_of(self, name: str) -> int:
         return 1
@@ -76,35 +93,256 @@ class BrokerWithLimits:
     def start(self, work: Any) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
 
-    async def send(self, broker: int, request: Any, group: str) -> Any:
+    def forget(self) -> None:
+        self.session = {}
+
+    async def send(self, broker: int, request: SessionFetch, group: str) -> Any:
+        self.requests.append(request)
+        self.asked.set()
         await asyncio.sleep(0)
-        answers = []
-        has_none = True
-        for name, ((_, position, limit),) in request._topics:
-            data = self.large if position == 0 else b""
-            if name == "busy":
-                data = position.to_bytes(8) + encode_batch([Batch.of("busy", [b"y"])])[8:]
-            if len(data) > limit and not has_none:
-                data = b""
-            has_none &= not data
-            answers.append((name, [(0, 0, 0, 0, 0, None, data)]))
-        return SimpleNamespace(topics=answers)
+        wanted = {name: (offset, limit) for name, ((_, offset, _, limit),) in request.wanted}
+        if request.number == 0:
+            self.session = wanted
+        elif not self.session:
+            return SimpleNamespace(error_code=FORGOTTEN, session_id=0, topics=[])
+        else:
+            self.session.update(wanted)
+            for name, _ in request.left:
+                del self.session[name]
+        answers: list[Any] = []
+        for name, (position, limit) in list(self.session.items()):
+            data = self.logs.get(name, {}).get(position, b"")
+            if data and (not answers or len(data) <= limit):
+                answers.append((name, [(0, 0, 0, 0, 0, None, data)]))
+                self.session[name] = self.session.pop(name)
+        return SimpleNamespace(error_code=0, session_id=int(self.has_sessions), topics=answers)
 
 
-async def test_a_large_batch_beside_a_topic_that_always_has_messages_is_delivered() -> None:
-    broker = BrokerWithLimits()
-    followed = {name: Followed(name, name, 1, 0) for name in ("busy", "large")}
-    arrived: list[str] = []
-    is_there = asyncio.Event()
+class Node:
+    """Follows topics of a broker; `arrived` has the values of each."""
 
-    def arrive(one: Followed, batches: list[Batch]) -> None:
-        arrived.append(one.topic)
-        if one.topic == "large" or len(arrived) > 100:
-            is_there.set()
+    def __init__(self, broker: PlayedBroker, *topics: str) -> None:
+        self.broker = broker
+        self.followed = {name: Followed(name, name, 1, 0) for name in topics}
+        self.arrived: dict[str, list[bytes]] = {name: [] for name in topics}
+        self.following = Following(cast(KafkaLink, broker), self.followed, self._arrive)
 
-    Following(cast(KafkaLink, broker), followed, arrive).open()
-    await is_there.wait()
-    for task in broker.tasks:
-        task.cancel()
-    assert "large" in arrived
-    assert "busy" in arrived
+    def _arrive(self, one: Followed, batches: list[Batch]) -> None:
+        values = self.arrived.setdefault(one.topic, [])
+        for batch in batches:
+            assert batch.epoch == one.epoch
+            values += batch.values()
+
+    async def __aenter__(self) -> Node:
+        self.following.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self.broker.tasks:
+            task.cancel()
+        await asyncio.gather(*self.broker.tasks, return_exceptions=True)
+
+    async def fetched(self, count: int = 2) -> None:
+        """Wait for some more requests."""
+        stop = len(self.broker.requests) + count
+        while len(self.broker.requests) < stop:
+            self.broker.asked.clear()
+            await self.broker.asked.wait()
+
+    def acked(self, topic: str, offset: int, *values: bytes) -> None:
+        batch = Batch.of(topic, values)
+        batch.epoch, batch.first_offset = 1, offset
+        self.following.acked(self.followed[topic], [batch])
+
+
+@pytest.mark.parametrize("has_sessions", [True, False])
+async def test_a_large_batch_beside_a_topic_that_always_has_messages_is_delivered(
+    has_sessions: bool,
+) -> None:
+    broker = PlayedBroker(has_sessions=has_sessions)
+    broker.write("large", 0, os.urandom(3 << 20))
+    for offset in range(100):
+        broker.write("busy", offset, b"y")
+    async with Node(broker, "busy", "large") as node:
+        await node.fetched(8)
+    assert len(node.arrived["large"]) == 1
+    assert len(node.arrived["busy"]) > 1
+
+
+async def test_a_fetch_names_only_topics_whose_position_has_changed() -> None:
+    broker = PlayedBroker()
+    names = [f"t{number}" for number in range(1000)]
+    async with Node(broker, *names) as node:
+        await node.fetched()
+        assert len(broker.requests[0].wanted) == 1000
+        broker.write("t7", 0, b"a", b"b")
+        await node.fetched(3)
+        del node.followed["t8"]
+        node.followed["new"] = Followed("new", "new", 1, 5)
+        for look in broker.on_refreshed:
+            look()
+        await node.fetched(3)
+    assert node.arrived["t7"] == [b"a", b"b"]
+    later = [request for request in broker.requests[1:] if request.wanted or request.left]
+    assert [[name for name, _ in one.wanted] for one in later] == [["t7"], ["new"]]
+    assert later[0].wanted == [("t7", [(0, 2, -1, TOPIC_BYTES_MAX)])]
+    assert [one.left for one in later] == [[], [("t8", [0])]]
+
+
+async def test_a_session_that_its_broker_forgot_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "RETRY_S", 0)
+    broker = PlayedBroker()
+    async with Node(broker, "t", "u") as node:
+        broker.write("t", 0, b"a")
+        await node.fetched(3)
+        broker.forget()
+        broker.write("t", 1, b"b")
+        await node.fetched(4)
+    assert node.arrived["t"] == [b"a", b"b"]
+    assert [len(one.wanted) for one in broker.requests if one.number == 0] == [2, 2]
+
+
+async def test_an_answer_for_a_topic_that_was_recreated_meanwhile_is_not_taken() -> None:
+    broker = PlayedBroker()
+    async with Node(broker, "t") as node:
+        await node.fetched(1)
+        broker.write("t", 0, b"of the old one")
+        node.followed["t"] = Followed("t", "t", 2, 0)
+        for look in broker.on_refreshed:
+            look()
+        await node.fetched(1)
+        broker.write("t", 0, b"new")
+        await node.fetched(3)
+    assert node.arrived["t"] == [b"new"]
+
+
+# What the node has published itself
+
+
+def unreadable(broker: PlayedBroker, topic: str, offset: int) -> None:
+    """Whoever decodes this RecordBatch finds that it is damaged."""
+    data = bytearray(broker.logs[topic][offset])
+    data[-1] ^= 1
+    broker.logs[topic][offset] = bytes(data)
+
+
+async def test_messages_of_this_node_are_shown_when_they_are_safe_and_not_decoded() -> None:
+    broker = PlayedBroker()
+    async with Node(broker, "t") as node:
+        await node.fetched()
+        node.acked("t", 0, b"a", b"b")
+        assert node.arrived["t"] == [b"a", b"b"]
+        # The answer of a fetch that began before has them, too.
+        broker.write("t", 0, b"a", b"b")
+        unreadable(broker, "t", 0)
+        await node.fetched()
+        broker.write("t", 2, b"c")
+        await node.fetched(3)
+    assert node.arrived["t"] == [b"a", b"b", b"c"]
+
+
+async def test_messages_of_this_node_wait_for_those_of_others_before_them() -> None:
+    broker = PlayedBroker()
+    async with Node(broker, "t") as node:
+        await node.fetched()
+        node.acked("t", 1, b"own")
+        node.acked("t", 2, b"own too")
+        await node.fetched()
+        assert node.arrived["t"] == []
+        other, own = broker.write("t", 0, b"other"), broker.write("t", 1, b"own")
+        unreadable(broker, "t", 1)
+        broker.logs["t"][0] = other + own[:-1] + b"?"
+        await node.fetched(3)
+        assert node.arrived["t"] == [b"other", b"own", b"own too"]
+        assert not node.followed["t"].own
+
+
+async def test_messages_that_were_fetched_before_their_answer_are_shown_once() -> None:
+    broker = PlayedBroker()
+    async with Node(broker, "t") as node:
+        broker.write("t", 0, b"own")
+        await node.fetched(3)
+        node.acked("t", 0, b"own")
+        node.acked("t", 1, b"next")
+    assert node.arrived["t"] == [b"own", b"next"]
+
+
+async def test_messages_of_this_node_wait_while_the_bus_has_no_room_and_not_all_are_kept() -> None:
+    broker = PlayedBroker()
+    async with Node(broker, "t") as node:
+        await node.fetched()
+        node.following.hold(is_full=True)
+        for offset in range(following.OWN_MAX + 3):
+            node.acked("t", offset, b"%d" % offset)
+            broker.write("t", offset, b"%d" % offset)
+        assert node.arrived["t"] == []
+        assert len(node.followed["t"].own) == following.OWN_MAX
+        node.following.hold(is_full=False)
+        await node.fetched(following.OWN_MAX + 5)
+    assert node.arrived["t"] == [b"%d" % offset for offset in range(following.OWN_MAX + 3)]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_messages_under_way_that_a_fetch_brings_are_shown_without_decoding_them(
+    is_ours: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = PlayedBroker()
+    queue = TopicQueue("t", "t", 1)
+    batch = Batch.of("t", [b"a", b"b"])
+    batch.timestamp_us = 5_432_100
+    queue.waiting.append(Taken(1, batch, 2))
+    part = queue.next((7, 0))
+    assert part is not None
+    sent = part.data
+    if not is_ours:
+        sent = encode_batch([batch], ProducerState(8, 0, 0))
+    broker.logs["t"] = {0: sent}
+    unreadable(broker, "t", 0)
+    async with Node(broker, "t") as node:
+        node.followed["t"].stored = queue.stored
+        await node.fetched(3)
+        assert node.arrived["t"] == ([b"a", b"b"] if is_ours else [])
+        if is_ours:
+            # The answer to the publish changes nothing.
+            assert (batch.first_offset, batch.timestamp_us) == (0, 5_432_000)
+            queue.place(part, 0)
+            node.following.acked(node.followed["t"], [one.batch for one in queue.advance()])
+            assert node.arrived["t"] == [b"a", b"b"]
+    assert ("checksum" in caplog.text) != is_ours
+
+
+KINDS = st.sampled_from(["own", "other", "aborted"])
+
+
+@given(st.lists(KINDS, max_size=12), st.data())
+def test_however_answers_come_each_message_is_shown_once_and_in_order(
+    kinds: list[str], data: Any
+) -> None:
+    """Acknowledgements of a topic come in order; fetches answer with any part of the topic."""
+    broker = PlayedBroker()
+    node = Node(broker, "t")
+    one = node.followed["t"]
+    parts: list[bytes] = []
+    aborted: list[tuple[int, int]] = []
+    for offset, kind in enumerate(kinds):
+        sender = ProducerState(9, 0, 0) if kind == "aborted" else ProducerState(1, 0, offset)
+        batch = Batch.of("t", [b"%d" % offset])
+        part = encode_batch([batch], sender, is_transactional=kind == "aborted")
+        parts.append(offset.to_bytes(8) + part[8:])
+        if kind == "aborted":
+            aborted.append((9, offset))
+    unacked = [offset for offset, kind in enumerate(kinds) if kind == "own"]
+    stop = len(parts)
+    while one.position < stop or unacked:
+        if unacked and data.draw(st.booleans()):
+            offset = unacked.pop(0)
+            node.acked("t", offset, b"%d" % offset)
+        elif one.position < stop:
+            begin = data.draw(st.integers(0, one.position))
+            end = data.draw(st.integers(begin, stop))
+            node.following._take(one, b"".join(parts[begin:end]), aborted)
+    shown = [b"%d" % offset for offset, kind in enumerate(kinds) if kind != "aborted"]
+    assert node.arrived["t"] == shown
+    assert not one.own

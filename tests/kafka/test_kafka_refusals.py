@@ -44,7 +44,7 @@ class RefusingLink:
     def stale(self) -> None:
         pass
 
-    async def refreshed(self) -> None:
+    async def refreshed(self, tries: int = 0) -> None:
         await asyncio.sleep(0)
 
     async def coordinator(self, kind: Any, name: str) -> int:
@@ -122,8 +122,8 @@ async def test_a_transaction_names_what_kafka_refused(
 async def test_topics_that_kafka_does_not_create_change_or_delete_are_refused() -> None:
     """None of it is about the name of the topic, or about a disk."""
     kafka = KafkaTopics(cast(KafkaLink, RefusingLink(TOPIC_DENIED)), KafkaOptions(node="n"))
-    configs = kafka.configs(TopicSettings())
-    calls = kafka.make("t", configs), kafka.change("t", configs), kafka.remove("t", "00" * 16)
+    wanted = {"t": kafka.configs(TopicSettings())}
+    calls = kafka.make(wanted), kafka.change(wanted), kafka.remove("t", "00" * 16)
     for call in calls:
         with pytest.raises(StorageError) as caught:
             await call
@@ -150,5 +150,5 @@ async def test_a_topic_that_kafka_does_not_list_counts_as_unreachable(
     monkeypatch.setattr(registry, "ANSWER_TIMEOUT_S", 0.02)
     kafka = KafkaTopics(cast(KafkaLink, RefusingLink(0)), KafkaOptions(node="n"))
     with pytest.raises(StorageError) as caught:
-        await kafka.id_of("t")
+        await kafka.ids_of({"t": ""})
     assert caught.value.code == "log.unreachable"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import pytest
 
 from polybus.batch import Batch
 from polybus.errors import UsageError
+from polybus.log.interface import TopicSettings
 from polybus.log.kafka.directory import TopicDirectory
 from polybus.log.kafka.link import KafkaLink
 from polybus.log.kafka.metadata import PartitionState
@@ -49,7 +50,7 @@ class PlayedLink:
 
     def stale(self) -> None: ...
 
-    async def refreshed(self) -> None:
+    async def refreshed(self, tries: int = 0) -> None:
         await asyncio.sleep(0)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -110,15 +111,15 @@ class PlayedTopics(KafkaTopics):
     arrived: Any
     unfit = False
 
-    async def adopt(self, name: str, configs: dict[str, str]) -> None:
-        cast(PlayedLink, self._link).adopted.append(name)
+    async def adopt(self, wanted: Mapping[str, dict[str, str]]) -> None:
+        cast(PlayedLink, self._link).adopted += wanted
         if self.unfit:
             raise UsageError("cluster.topic", "it has fewer replicas")
 
-    async def write(self, record: TopicRecord) -> int:
+    async def write(self, records: Sequence[TopicRecord]) -> int:
         link = cast(PlayedLink, self._link)
-        link.written.append(record)
-        self.arrived(record)
+        link.written += records
+        self.arrived(*records)
         return 0
 
 
@@ -204,3 +205,59 @@ async def test_a_topic_never_returns_to_an_id_that_it_had_before() -> None:
     node.link.show(OLD)
     await node.link.look()
     assert (node.found, node.link.written) == ((6, NEW), [])
+
+
+class MakingLink(PlayedLink):
+    """Creates Kafka topics, which get an id each; `requests` has the names in each request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[list[str]] = []
+        self.looks = 0
+
+    def make(self, name: str) -> None:
+        number = len(self.partitions)
+        self.partitions[name] = PartitionState(number.to_bytes(16), 0, 3, 3)
+
+    async def ask(self, request: Any) -> Any:
+        asked = [name for name, *_ in request.create_topic_requests]
+        errors = [(name, 36 if name in self.partitions else 0, "") for name in asked]
+        for name in asked:
+            if name not in self.partitions:
+                self.make(name)
+        if REGISTRY not in asked:
+            self.requests.append(asked)
+        return SimpleNamespace(topic_errors=errors)
+
+    async def refreshed(self, tries: int = 0) -> None:
+        self.looks += 1
+        await super().refreshed()
+
+
+async def test_a_thousand_topics_are_created_with_few_requests() -> None:
+    link = MakingLink()
+    node = Directory(link)
+    await node.directory.open()
+    # A node that died before it wrote the records has left these.
+    left = [f"t{number}" for number in range(100)]
+    for name in left:
+        link.make(name)
+    wanted = {f"t{number}": TopicSettings() for number in range(1200)}
+    created = await node.directory.create(wanted)
+    assert created.keys() == wanted.keys() == node.directory.topics.keys()
+    assert [len(asked) for asked in link.requests] == [1000, 200]
+    assert sorted(link.adopted) == sorted(left)
+    assert link.looks <= 2
+    ids = {record.id for record in link.written}
+    assert len(ids) == len(link.written) == 1200
+
+
+async def test_topics_that_another_node_has_created_meanwhile_are_left_to_it() -> None:
+    link = MakingLink()
+    node = Directory(link)
+    await node.directory.open()
+    link.make("t")
+    node.arrive(live(5, link.partitions["t"].topic_id.hex()))
+    created = await node.directory.create({"t": TopicSettings(), "u": TopicSettings()})
+    assert list(created) == ["u"]
+    assert [record.topic for record in link.written] == ["u"]

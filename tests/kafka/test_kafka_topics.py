@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -77,6 +78,34 @@ class Writes:
         return crashing
 
 
+# Creating many
+
+
+def test_hundreds_of_topics_are_created_in_seconds_also_by_two_nodes_at_once(
+    open_kafka: OpenKafka,
+) -> None:
+    nodes = [open_kafka(replicas=1, insync_min=1) for _ in range(2)]
+    wanted = {f"t{number}": TopicSettings() for number in range(300)}
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        for one in [threads.submit(node.create_topics, wanted) for node in nodes]:
+            with contextlib.suppress(UsageError):
+                # The other one was so much faster that they exist already.
+                one.result(60)
+    assert time.monotonic() - began_s < 30
+    for node in nodes:
+        until(lambda: set(node.topics()) == wanted.keys())  # noqa: B023
+    epochs = {node.bounds(topic).epoch for node in nodes for topic in wanted}
+    assert len(epochs) == 1
+    for topic in ("t0", "t299"):
+        append(nodes[0], topic, b"x")
+        nodes[1].catch_up(topic)
+        assert values_of(nodes[1], topic) == [b"x"]
+    with pytest.raises(UsageError) as caught:
+        nodes[0].create_topics({"t7": TopicSettings()})
+    assert caught.value.code == "topic.exists"
+
+
 # Deletions
 
 
@@ -106,7 +135,7 @@ def test_a_record_that_arrives_late_brings_no_deleted_topic_back(
     reader = ClusterReader(ClusterPlace(log=brokers.url, prefix=prefix))
     try:
         # The answer to the creation was lost, so its record is sent again.
-        a.link.run(KafkaTopics(a.link, a._options).write(record))
+        a.link.run(KafkaTopics(a.link, a._options).write([record]))
         a.create_topic("other")
         b.catch_up("other")
         assert "t" not in a.topics() and "t" not in b.topics()

@@ -6,7 +6,8 @@ import errno
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -247,8 +248,9 @@ class Node:
         self.data = Path(config.data)
         self._open_log = open_log
         self._run_note = RunNote(self.data)
-        self._early: list[object] = []
-        """What arrived before the log was open."""
+        self._arrivals: deque[object] = deque()
+        """What has arrived from the log of a cluster, and not been delivered yet."""
+        self._is_arriving = False
 
     async def start(self) -> None:
         """Accept connections when this returns.
@@ -273,7 +275,7 @@ class Node:
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
             on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
             held_from=self._held_from,
-            on_arrived=lambda arrival: in_loop(self._arrive, arrival),
+            on_arrived=partial(self._note_arrival, in_loop),
             on_refused=lambda batch, error: in_loop(self._refuse_late, (batch, error)),
             on_topic=lambda topic, exists: in_loop(self._topic_changed, topic, exists),
             on_shared=lambda batches: in_loop(self._cluster_table.arrive, batches),
@@ -283,9 +285,7 @@ class Node:
         open_it = self._open_log or open_log
         if self.config.is_cluster:
             self._log = await asyncio.to_thread(open_it, self.config, callbacks)
-            for arrival in self._early:
-                self._log.admit(arrival)
-            self._early.clear()
+            self._arrive()
         else:
             self._log = open_it(self.config, callbacks)
         self._cluster_table.connect(self._log.cluster)
@@ -323,28 +323,33 @@ class Node:
 
     async def _create_topics(self) -> None:
         """Create what is declared and missing; another node may be faster."""
-        missing = [(topic.name, settings_of(topic)) for topic in self._missing_topics()]
         if not self.config.is_cluster:
-            self._log.create_topics(dict(missing))
+            self._log.create_topics(self._missing_topics())
             return
-        known = set(self._log.topics())
-        system = system_settings(self.config.system)
-        missing += [(name, system) for name in names.SYSTEM_TOPICS if name not in known]
-        for name, settings in missing:
+        system = dict.fromkeys(names.SYSTEM_TOPICS, system_settings(self.config.system))
+        while missing := self._missing_topics(system):
             try:
-                await asyncio.to_thread(self._log.create_topic, name, settings)
+                await asyncio.to_thread(self._log.create_topics, missing)
             except UsageError as error:
                 if error.code != "topic.exists":
                     raise
 
-    def _arrive(self, arrival: object) -> None:
+    def _note_arrival(self, in_loop: Callable[..., None], arrival: object) -> None:
+        """From the log's thread: one call on the loop for all that arrives in a turn."""
+        self._arrivals.append(arrival)
+        if not self._is_arriving:
+            self._is_arriving = True
+            in_loop(self._arrive)
+
+    def _arrive(self) -> None:
+        if not hasattr(self, "_log"):
+            # What arrives before the log is open waits.
+            return
+        self._is_arriving = False
         # What arrives before the bus is there has nobody to go to.
-        if hasattr(self, "bus"):
-            self.bus.arrive(arrival)
-        elif hasattr(self, "_log"):
-            self._log.admit(arrival)
-        else:
-            self._early.append(arrival)
+        admit = self.bus.arrive if hasattr(self, "bus") else self._log.admit
+        while self._arrivals:
+            admit(self._arrivals.popleft())
 
     def _topic_changed(self, topic: str, exists: bool) -> None:
         if hasattr(self, "bus"):
@@ -370,13 +375,18 @@ class Node:
             self._log.set_retention(config.retention)
         self.services.consumers.set_retention(config.retention)
         self.http.reconfigure(self.config)
-        self.bus.create_topics({one.name: settings_of(one) for one in self._missing_topics()})
+        self.bus.create_topics(self._missing_topics())
         pipeline_settings.write(self.data, self.config)
         return config_file.differences(self.config, config)
 
-    def _missing_topics(self) -> list[DeclaredTopic]:
+    def _missing_topics(
+        self, more: Mapping[str, TopicSettings] | None = None
+    ) -> dict[str, TopicSettings]:
+        """The topics that are declared, or wanted beside them, and do not exist."""
+        wanted = {topic.name: settings_of(topic) for topic in self.config.topic_list()}
         existing = set(self._log.topics())
-        return [topic for topic in self.config.topic_list() if topic.name not in existing]
+        wanted |= more or {}
+        return {name: settings for name, settings in wanted.items() if name not in existing}
 
     def _build(self, loop: asyncio.AbstractEventLoop, accounts: AccountStore) -> None:
         config, limits = self.config, self.config.limits

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from polybus.batch import Batch
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
+from polybus.log.kafka.fetch_session import Followed
 from polybus.log.kafka.filling import fill, has_messages
-from polybus.log.kafka.following import Arrived, Followed, read_to
+from polybus.log.kafka.following import Arrived, read_to
 from polybus.log.kafka.kafka_names import REGISTRY, kafka_name
 from polybus.log.kafka.link import (
     ADMIN,
@@ -40,8 +42,19 @@ logger = logging.getLogger("polybus.server")
 
 EPOCH_BYTES = 5
 CREATE_TRIES = 5
+CREATED_AT_ONCE = 1000
+"""Topics in one request. A controller writes 10,000 records at once at most, about six for each."""
 MISSING_S = 60.0
 """A topic that Kafka has not shown for this long was deleted by another program."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTopic:
+    """A Kafka topic that has no record yet: its id, and the last record of the topic."""
+
+    id: str
+    is_new: bool
+    last: TopicRecord | None
 
 
 class TopicDirectory:
@@ -163,66 +176,91 @@ class TopicDirectory:
 
         Raises UsageError `topic.exists`, the topic, or messages of its name in Kafka; StorageError.
         """
-        name = kafka_name(topic, self._prefix)
-        topic_id, is_new, last = await self._made(topic, settings)
+        made = (await self._make({topic: settings})).get(topic)
+        if made is None:
+            raise topic_exists(topic)
+        last, name = made.last, kafka_name(topic, self._prefix)
         if last is not None and epoch <= last.epoch:
             text = f"the topic '{topic}' was deleted here with a later epoch; use another prefix"
             raise UsageError("topic.exists", text)
-        if not is_new and (await self._link.offsets([name], LATEST, READ_UNCOMMITTED))[name]:
+        if not made.is_new and (await self._link.offsets([name], LATEST, READ_UNCOMMITTED))[name]:
             raise has_messages(name)
         below = 0 if last is None else last.epoch
-        await self._write(TopicRecord(topic, below, topic_id, deleted=True))
+        await self._write([TopicRecord(topic, below, made.id, deleted=True)])
         await fill(self._link, self._kafka, name, start)
-        await self._write(_record(topic, epoch, topic_id, settings))
+        await self._write([_record(topic, epoch, made.id, settings)])
 
-    async def create(self, topic: str, settings: TopicSettings) -> KafkaTopic:
-        """Raises UsageError `topic.exists`, `topic.invalid`; StorageError."""
-        name = kafka_name(topic, self._prefix)
+    async def create(self, wanted: Mapping[str, TopicSettings]) -> dict[str, KafkaTopic]:
+        """Create the topics that do not exist, and return them; another node may be faster.
+
+        Raises UsageError `topic.invalid`, `cluster.topic`; StorageError.
+        """
+        created: dict[str, KafkaTopic] = {}
+        topics = list(wanted)
+        for first in range(0, len(topics), CREATED_AT_ONCE):
+            part = topics[first : first + CREATED_AT_ONCE]
+            created |= await self._create({topic: wanted[topic] for topic in part})
+        return created
+
+    async def _create(self, wanted: Mapping[str, TopicSettings]) -> dict[str, KafkaTopic]:
+        created: dict[str, KafkaTopic] = {}
         for _ in range(CREATE_TRIES):
-            topic_id, is_new, last = await self._made(topic, settings)
-            first = 0
-            if not is_new:
-                first = (await self._link.offsets([name], LATEST)).get(name, 0)
-            await self._write(_record(topic, self._next_epoch(last), topic_id, settings, first))
-            made = self.topics.get(topic)
-            if made is not None and made.record.id == topic_id:
-                return made
-            # Another node has deleted it meanwhile.
-        text = f"other nodes delete the topic {topic!r} while it is created; try again"
+            made = await self._make(wanted)
+            old = [kafka_name(topic, self._prefix) for topic in made if not made[topic].is_new]
+            firsts = await self._link.offsets(old, LATEST)
+            await self._write(
+                [
+                    _record(
+                        topic,
+                        self._next_epoch(one.last),
+                        one.id,
+                        wanted[topic],
+                        firsts.get(kafka_name(topic, self._prefix), 0),
+                    )
+                    for topic, one in made.items()
+                ]
+            )
+            for topic, one in made.items():
+                found = self.topics.get(topic)
+                if found is not None and found.record.id == one.id:
+                    created[topic] = found
+            # Others were deleted meanwhile, by another node.
+            wanted = {topic: wanted[topic] for topic in made if topic not in created}
+            if not wanted:
+                return created
+        text = f"other nodes delete the topic {min(wanted)!r} while it is created; try again"
         raise StorageError("log.refused", text)
 
-    async def _made(
-        self, topic: str, settings: TopicSettings
-    ) -> tuple[str, bool, TopicRecord | None]:
-        """Make the Kafka topic of a topic that does not exist.
-
-        Returns its id, whether it is new, and the last record of the topic.
-        """
-        name = kafka_name(topic, self._prefix)
-        if topic in self.topics:
-            raise topic_exists(topic)
-        configs = self._kafka.configs(settings, topic)
-        is_new = await self._kafka.make(name, configs)
+    async def _make(self, wanted: Mapping[str, TopicSettings]) -> dict[str, MadeTopic]:
+        """Make the Kafka topics of those topics that do not exist."""
+        wanted = {topic: one for topic, one in wanted.items() if topic not in self.topics}
+        if not wanted:
+            return {}
+        names = {topic: kafka_name(topic, self._prefix) for topic in wanted}
+        configs = {names[topic]: self._kafka.configs(one, topic) for topic, one in wanted.items()}
+        new = await self._kafka.make(configs)
         await self._catch_up()
-        if topic in self.topics:
-            raise topic_exists(topic)
-        last = self._records.get(topic)
-        old_id = last.id if last is not None else ""
-        if not is_new:
+        last = {topic: self._records.get(topic) for topic in wanted if topic not in self.topics}
+        old_ids = {names[topic]: "" if one is None else one.id for topic, one in last.items()}
+        if not new.issuperset(old_ids):
             await self._link.refreshed()
+        for name in old_ids.keys() - new:
             state = self._link.partitions.get(name)
-            if state is not None and state.topic_id.hex() == old_id:
+            if state is not None and state.topic_id.hex() == old_ids[name]:
                 # The deletion, or the import, did not get that far.
-                await self._kafka.remove(name, old_id)
-                is_new = await self._kafka.make(name, configs)
-        topic_id = await self._kafka.id_of(name, other_than=old_id)
-        if not is_new:
-            await self._kafka.adopt(name, configs)
-        return topic_id, is_new, last
+                await self._kafka.remove(name, old_ids[name])
+                new |= await self._kafka.make({name: configs[name]})
+        ids = await self._kafka.ids_of(old_ids)
+        await self._kafka.adopt({name: configs[name] for name in ids if name not in new})
+        return {
+            topic: MadeTopic(ids[names[topic]], names[topic] in new, last[topic]) for topic in last
+        }
 
-    async def _write(self, record: TopicRecord) -> None:
-        """Return when the record has arrived here, whether it counts or not."""
-        offset = await self._kafka.write(record)
+    async def _write(self, records: Sequence[TopicRecord]) -> None:
+        """Return when the records have arrived here, whether they count or not."""
+        if not records:
+            return
+        offset = await self._kafka.write(records)
         await self._wait_for(lambda: self._registry.position > offset)
 
     def _next_epoch(self, last: TopicRecord | None) -> int:
@@ -238,7 +276,7 @@ class TopicDirectory:
         if known is None:
             raise unknown(topic)
         record = known.record
-        await self._write(TopicRecord(topic, record.epoch, record.id, deleted=True))
+        await self._write([TopicRecord(topic, record.epoch, record.id, deleted=True)])
         await self._kafka.remove(known.name, record.id)
 
     async def change(self, topic: str, settings: TopicSettings) -> None:
@@ -246,9 +284,9 @@ class TopicDirectory:
         known = self.topics.get(topic)
         if known is None:
             raise unknown(topic)
-        await self._kafka.change(known.name, self._kafka.configs(settings, topic))
+        await self._kafka.change({known.name: self._kafka.configs(settings, topic)})
         record = known.record
-        await self._write(_record(topic, record.epoch, record.id, settings, record.first))
+        await self._write([_record(topic, record.epoch, record.id, settings, record.first)])
         if self.topics.get(topic) is not known:
             # Another node has deleted it meanwhile.
             raise unknown(topic)
@@ -291,7 +329,7 @@ class TopicDirectory:
             if shown is None or await self._ids_at_brokers(shown.name) == {expected}:
                 if shown is not None and not record.deleted:
                     await self._strengthen(shown)
-                await self._write(record)
+                await self._write([record])
         except (PolybusError, *LINK_ERRORS):
             # The next look at Kafka's topics finds it again.
             pass
@@ -305,7 +343,7 @@ class TopicDirectory:
         """
         try:
             configs = self._kafka.configs(topic.record.settings, topic.topic)
-            await self._kafka.adopt(topic.name, configs)
+            await self._kafka.adopt({topic.name: configs})
         except PolybusError as error:
             logger.warning("a receipt of topic %r promises less: %s", topic.topic, error)
 

@@ -3,6 +3,13 @@
 One fetch per broker is under way, for all topics that it leads. Fetches are `read_committed`: what
 a transaction has not committed, or aborted, is not there. A topic's fetched batches are handed on
 together, with their epoch and offsets.
+
+What this node has published is handed on without decoding what was fetched of it. If the answer to
+the publish comes first, its offset says where it belongs: if all before it is here, it is handed on
+at once, and the next fetch begins behind it; otherwise it waits until the fetch is there. If the
+fetch comes first, the producer and the sequence number say what it is. All before the position of a
+topic is committed or aborted, so no open transaction is before such messages. Messages of
+transactions are always decoded: they count when the marker behind them says so.
 """
 
 from __future__ import annotations
@@ -12,12 +19,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from aiokafka.protocol.fetch import FetchRequest
 
 from polybus.batch import Batch
 from polybus.errors import StorageError
+from polybus.log.kafka.fetch_session import FETCH_BYTES_MAX, WAIT_MS, FetchSession, Followed
 from polybus.log.kafka.link import (
     ANSWER_TIMEOUT_S,
     EARLIEST,
@@ -28,36 +37,14 @@ from polybus.log.kafka.link import (
     RETRY_S,
     KafkaLink,
 )
-from polybus.log.kafka.record_batch import decode_batches
+from polybus.log.kafka.record_batch import Fetched, Known, decode_batches, nothing_known
 
 logger = logging.getLogger("polybus.server")
 
-WAIT_MS = 250
-"""How long a broker holds a fetch without messages; a new topic may wait as long."""
-TOPIC_BYTES_MAX = 2 << 20
-"""More than a full RecordBatch of a node has in most cases (`producing.RECORDS_BYTES_MAX`).
-
-A broker gives a larger one only to the first topic of a fetch that has messages. So topics that
-have got something go behind those that have not, and every topic is the first one some time.
-"""
-FETCH_BYTES_MAX = 8 << 20
 OFFSET_OUT_OF_RANGE = 1
 READ_BYTES = 1 << 20
-
-
-class Followed:
-    """A topic that is fetched: where the next fetch begins, and where its messages go."""
-
-    def __init__(self, topic: str, name: str, epoch: int, position: int) -> None:
-        self.topic = topic
-        self.name = name
-        self.epoch = epoch
-        self.position = position
-        self.start = 0
-        self.damaged_at = -1
-        self.served = 0
-        """The number of the fetch that brought its last messages."""
-        self.answered_by = -1
+OWN_MAX = 8
+"""How many RecordBatches of its own a node keeps for their place in a topic; others it fetches."""
 
 
 Arrived = Callable[[Followed, list[Batch]], None]
@@ -72,8 +59,7 @@ class Following:
         self._link = link
         self._followed = followed
         self._arrived = arrived
-        self._brokers: set[int] = set()
-        self._fetches = 0
+        self._sessions: dict[int, FetchSession] = {}
         self._has_room = asyncio.Event()
         self._has_room.set()
 
@@ -89,43 +75,39 @@ class Following:
             self._has_room.set()
 
     def _begin(self) -> None:
-        for broker in set(self._link.broker_ids) - self._brokers:
-            self._brokers.add(broker)
-            self._link.start(self._follow(broker))
+        """After each look at the brokers: who leads which topic?"""
+        led: dict[int | None, dict[str, Followed]] = {}
+        for name, one in self._followed.items():
+            led.setdefault(self._link.leader_of(name), {})[name] = one
+        for broker in self._link.broker_ids:
+            if broker not in self._sessions:
+                self._sessions[broker] = FetchSession()
+                self._link.start(self._follow(broker, self._sessions[broker]))
+        for broker, session in self._sessions.items():
+            session.follow(led.get(broker, {}))
 
-    async def _follow(self, broker: int) -> None:
+    async def _follow(self, broker: int, session: FetchSession) -> None:
         while True:
             await self._has_room.wait()
-            its_topics = [
-                one
-                for one in list(self._followed.values())
-                if self._link.leader_of(one.name) == broker
-            ]
             is_good = False
             with contextlib.suppress(StorageError):
-                is_good = bool(its_topics) and await self._fetch(broker, its_topics)
+                is_good = bool(session) and await self._fetch(broker, session)
             if not is_good:
                 await asyncio.sleep(RETRY_S)
 
-    async def _fetch(self, broker: int, its_topics: list[Followed]) -> bool:
-        its_topics.sort(key=lambda one: one.served)
-        wanted = [(one.name, [(0, one.position, TOPIC_BYTES_MAX)]) for one in its_topics]
-        request = FetchRequest(WAIT_MS, 1, FETCH_BYTES_MAX, READ_COMMITTED, wanted)
-        self._fetches += 1
-        number = self._fetches
+    async def _fetch(self, broker: int, session: FetchSession) -> bool:
         try:
-            answer = await self._link.send(broker, request, FOLLOW)
+            answer = await self._link.send(broker, session.request(), FOLLOW)
         except LINK_ERRORS:
+            session.begin_again()
             self._link.stale()
             return False
-        asked = {one.name: one for one in its_topics}
-        is_good = True
-        for name, ((_, error, _, _, start, aborted, *_, data),) in answer.topics:
-            one = asked[name]
-            if self._followed.get(name) is not one:
+        news = session.answered(answer)
+        is_good = news is not None
+        for one, (_, error, _, _, start, aborted, data) in news or ():
+            if self._followed.get(one.name) is not one:
                 continue
             if error == 0:
-                one.served = number if data else one.served
                 one.start = max(one.start, start)
                 is_good &= self._take(one, data or b"", aborted or [])
             elif error == OFFSET_OUT_OF_RANGE:
@@ -145,44 +127,69 @@ class Following:
             self._link.stale()
             return False
         logger.warning("topic %r: messages %d to %d are gone", one.topic, one.position, start)
-        one.position = one.start = start
-        self._arrived(one, [])
+        one.start = start
+        self._advance(one, start, [])
         return True
 
     def _take(self, one: Followed, data: bytes, aborted: list[Any]) -> bool:
         """Hand on what was fetched; False if it is damaged: the topic stops there."""
         is_good = True
         found: list[Batch] = []
+        stop = one.position
         try:
-            for batches, next_offset in committed(one.topic, data, aborted):
-                if next_offset <= one.position:
-                    continue
-                found += from_offset(batches, one.position, one.epoch)
-                one.position = next_offset
+            for fetched in committed(one.topic, data, aborted, one.known):
+                if fetched.next_offset > stop:
+                    found += from_offset(fetched.batches, stop, one.epoch)
+                    stop = fetched.next_offset
         except StorageError as error:
             is_good = False
-            if one.damaged_at != one.position:
-                one.damaged_at = one.position
+            if one.damaged_at != stop:
+                one.damaged_at = stop
                 logger.error("%s", error)
-        if found or (data and is_good):
-            self._arrived(one, found)
+        if stop > one.position:
+            self._advance(one, stop, found)
         return is_good
 
+    def acked(self, one: Followed, batches: list[Batch]) -> None:
+        """Show messages of this node, which are safe, without fetching them.
 
-def committed(topic: str, data: bytes, aborted: list[Any]) -> Iterator[tuple[list[Batch], int]]:
-    """The committed messages of a fetch, and the offset behind each RecordBatch.
+        If others come before them, or the bus has no room, they are kept for their place.
+        """
+        first = batches[0].first_offset
+        if first == one.position and self._has_room.is_set():
+            self._advance(one, batches[-1].last_offset + 1, batches)
+        elif first >= one.position and len(one.own) < OWN_MAX:
+            one.own[first] = batches
+
+    def _advance(self, one: Followed, stop: int, batches: list[Batch]) -> None:
+        """Hand messages on, the last of which is before an offset; then what is known behind it."""
+        while (own := one.own.pop(stop, None)) is not None:
+            batches = batches + own
+            stop = own[-1].last_offset + 1
+        one.position = stop
+        for first in [first for first in one.own if first < stop]:
+            del one.own[first]
+        for session in self._sessions.values():
+            session.moved(one)
+        self._arrived(one, batches)
+
+
+def committed(
+    topic: str, data: bytes, aborted: list[Any], known: Known = nothing_known
+) -> Iterator[Fetched]:
+    """The RecordBatches of a fetch, without messages of transactions that were aborted.
 
     Raises StorageError `log.damaged`.
     """
     waiting = sorted(aborted, key=lambda one: one[1])
     open_ids: set[int] = set()
-    for fetched in decode_batches(topic, data):
+    for fetched in decode_batches(topic, data, known):
         while waiting and waiting[0][1] < fetched.next_offset:
             open_ids.add(waiting.pop(0)[0])
         if fetched.is_marker:
             open_ids.discard(fetched.producer_id)
         is_aborted = fetched.is_transactional and fetched.producer_id in open_ids
-        yield ([] if is_aborted else fetched.batches), fetched.next_offset
+        yield replace(fetched, batches=[]) if is_aborted else fetched
 
 
 def from_offset(batches: list[Batch], offset: int, epoch: int) -> list[Batch]:
@@ -238,9 +245,9 @@ async def fetch_at(
             continue
         one.answered_by = -1 if leader is None else leader
         found: list[Batch] = []
-        for batches, next_offset in committed(one.topic, data or b"", aborted or []):
-            found += from_offset(batches, offset, one.epoch)
-            position = max(position, next_offset)
+        for fetched in committed(one.topic, data or b"", aborted or []):
+            found += from_offset(fetched.batches, offset, one.epoch)
+            position = max(position, fetched.next_offset)
         if found or position >= stop:
             return found
     raise StorageError("log.unreachable", f"topic {one.topic!r}: Kafka's leader does not answer")

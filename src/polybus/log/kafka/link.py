@@ -225,8 +225,12 @@ class KafkaLink:
         """A broker or leader may have changed: ask soon."""
         self._is_stale.set()
 
-    async def refreshed(self) -> None:
-        """Wait until the metadata was asked for again."""
+    async def refreshed(self, tries: int = 0) -> None:
+        """Wait until the metadata was asked for again; longer after each try.
+
+        A broker needs seconds to make a thousand topics, and each answer lists all of them.
+        """
+        await asyncio.sleep(min(tries * RETRY_S, REFRESH_S / 2))
         self._refreshed.clear()
         self.stale()
         await self._refreshed.wait()
@@ -266,6 +270,7 @@ class KafkaLink:
         found: dict[str, int] = {}
         missing = set(names)
         deadline = self.loop.time() + ANSWER_TIMEOUT_S
+        tries = 0
         while missing:
             by_leader: dict[int, list[str]] = {}
             for name in missing:
@@ -285,6 +290,7 @@ class KafkaLink:
             if missing:
                 if self.loop.time() > deadline:
                     raise StorageError("log.unreachable", f"no leader for {sorted(missing)[:3]}")
-                await self.refreshed()
+                await self.refreshed(tries)
+                tries += 1
                 missing &= set(self.partitions)
         return found

@@ -1,9 +1,9 @@
 """KafkaLog: the Log in a Kafka cluster that several nodes share.
 
 `append` only takes a batch. The link's thread sends it to the leader of its topic; the answer gives
-it its offset and makes its ticket durable. Independently every node follows all topics and hands
-on what the cluster has confirmed (`on_arrived`), so that all nodes have one order, and no reader
-sees a message that the cluster may still lose.
+it its offset and makes its ticket durable. Every node follows all topics and hands on what the
+cluster has confirmed (`on_arrived`), so that all nodes have one order, and no reader sees a message
+that the cluster may still lose. What the node has published itself it has already.
 
 Threads: the bus's thread appends and admits; the link's thread owns topics, queues and fetches; any
 thread reads. Tickets are settled in their order, although leaders answer independently.
@@ -35,7 +35,8 @@ from polybus.log.interface import (
     TopicSettings,
 )
 from polybus.log.kafka.directory import TopicDirectory
-from polybus.log.kafka.following import READ_BYTES, Followed, Following, fetch_at
+from polybus.log.kafka.fetch_session import Followed
+from polybus.log.kafka.following import READ_BYTES, Following, fetch_at
 from polybus.log.kafka.link import (
     ANSWER_TIMEOUT_S,
     LATEST,
@@ -55,7 +56,6 @@ UNADMITTED_BYTES_MAX = 32 << 20
 """What was fetched and not yet given to subscribers; beyond it nothing more is fetched."""
 CATCH_UP_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 8.0
-CREATED_AT_ONCE = 32
 LONG_S = 3600.0
 """For what has a time limit of its own."""
 
@@ -102,6 +102,7 @@ class KafkaLog:
         self._durable = 0
         self._taken_bytes = self._done_bytes = self._fetched_bytes = self._admitted_bytes = 0
         self._open_tickets: deque[int] = deque()
+        self._answered_tickets: list[int] = []
         self._settled: set[int] = set()
         self._lock: DataLock | None = None
         addresses = brokers_of(url)
@@ -175,7 +176,10 @@ class KafkaLog:
 
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
         """Waits for the cluster: not for the bus's thread while it runs."""
-        made = self.link.run(self._directory.create(topic, settings or TopicSettings()))
+        wanted = {topic: settings or TopicSettings()}
+        made = self.link.run(self._directory.create(wanted)).get(topic)
+        if made is None:
+            raise topic_exists(topic)
         return Bounds(made.epoch, made.start, made.stop)
 
     def import_topic(self, topic: str, settings: TopicSettings, bounds: Bounds) -> None:
@@ -191,20 +195,7 @@ class KafkaLog:
         for topic in wanted:
             if topic in self._directory.topics:
                 raise topic_exists(topic)
-        self.link.run(self._create_all(wanted), LONG_S)
-
-    async def _create_all(self, wanted: Mapping[str, TopicSettings]) -> None:
-        """Several at a time: each waits for its Kafka topic and for its record."""
-        at_once = asyncio.Semaphore(CREATED_AT_ONCE)
-
-        async def create(topic: str, settings: TopicSettings) -> None:
-            async with at_once:
-                await self._directory.create(topic, settings)
-
-        work = [create(topic, settings) for topic, settings in wanted.items()]
-        for failure in await asyncio.gather(*work, return_exceptions=True):
-            if failure is not None:
-                raise failure
+        self.link.run(self._directory.create(wanted), LONG_S)
 
     def delete_topic(self, topic: str) -> None:
         """Waits for the cluster, as `create_topic`."""
@@ -272,16 +263,26 @@ class KafkaLog:
         return self._ticket
 
     def _acked(self, taken: Sequence[Taken]) -> None:
-        topic = self._directory.topics.get(taken[-1].batch.topic)
-        if topic is not None:
-            topic.acked_stop = max(topic.acked_stop, taken[-1].batch.last_offset + 1)
+        batches = [one.batch for one in taken]
+        topic, epoch = batches[-1].topic, batches[-1].epoch
+        found = self._shared if topic == SHARED else self._directory.topics.get(topic)
+        if found is not None and found.epoch == epoch:
+            found.acked_stop = max(found.acked_stop, batches[-1].last_offset + 1)
+            self._following.acked(found, batches)
         self._answered(taken)
 
     def _answered(self, taken: Sequence[Taken]) -> None:
         """A broker has said what becomes of batches of a topic."""
         self._done_bytes += sum(one.value_bytes for one in taken)
         self._failing.pop(taken[-1].batch.topic, None)
-        self._settle([one.ticket for one in taken])
+        if not self._answered_tickets:
+            # With those of the other topics in the same answer: the bus's thread is woken once.
+            self.link.loop.call_soon(self._settle_answered)
+        self._answered_tickets += [one.ticket for one in taken]
+
+    def _settle_answered(self) -> None:
+        tickets, self._answered_tickets = self._answered_tickets, []
+        self._settle(tickets)
 
     def _refused(self, taken: Sequence[Taken], error: PolybusError) -> None:
         for one in taken:

@@ -31,7 +31,8 @@ from polybus.log.cluster_place import ClusterPlace
 from polybus.log.history.topic_history import NextAndRows
 from polybus.log.interface import Bounds
 from polybus.log.journal.message import GroupedRows, MessageWriter, read_rows
-from polybus.log.kafka.following import Followed, fetch_at, read_to
+from polybus.log.kafka.fetch_session import Followed
+from polybus.log.kafka.following import fetch_at, read_to
 from polybus.log.kafka.kafka_names import REGISTRY, kafka_name
 from polybus.log.kafka.link import (
     ANSWER_TIMEOUT_S,

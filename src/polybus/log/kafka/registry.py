@@ -3,6 +3,7 @@
 Two stores must agree, the registry and Kafka's own list of topics. The order of writes:
 
     create:  1. the Kafka topic    2. its record, with Kafka's id of the topic and a new epoch
+             Many topics are created together: all of 1, then all of 2.
     delete:  1. a record `deleted`, with the id    2. the Kafka topic, by its id
     import:  1. the Kafka topic, without messages    2. a record `deleted`, with its id
              3. empty messages up to the first offset    4. their removal
@@ -34,6 +35,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +60,7 @@ from polybus.log.kafka.record_batch import encode_batch
 from polybus.structs import decode
 
 NONE, INVALID_TOPIC, ALREADY_EXISTS, UNKNOWN_ID = 0, 17, 36, 100
+MADE = (NONE, ALREADY_EXISTS)
 DENIED = (29, 31)
 POLICY = 44
 TOPIC_RESOURCE = 2
@@ -74,6 +77,8 @@ COMPACTED = {
     "min.cleanable.dirty.ratio": "0.2",
     "min.compaction.lag.ms": str(60_000),
 }
+Configs = dict[str, str]
+"""The settings of a topic in Kafka's words."""
 KEPT_BY_KEY = ("$commits",)
 """Topics of the bus whose last message of each key is kept forever, and no other."""
 
@@ -155,12 +160,11 @@ class KafkaTopics:
 
     async def ensure_compacted(self, name: str) -> None:
         """Create a Kafka topic that keeps the last record of each key. Raises StorageError."""
-        await self.make(name, {**self.configs(TopicSettings()), **COMPACTED})
+        await self.make({name: {**self.configs(TopicSettings()), **COMPACTED}})
         while self._link.leader_of(name) is None:
             await self._link.refreshed()
 
-    def configs(self, settings: TopicSettings, topic: str = "") -> dict[str, str]:
-        """The settings of a topic in Kafka's words."""
+    def configs(self, settings: TopicSettings, topic: str = "") -> Configs:
         found = {
             "min.insync.replicas": str(self._options.insync_min),
             # With what surrounds the messages of a batch.
@@ -175,35 +179,65 @@ class KafkaTopics:
             found["retention.bytes"] = str(size)
         return {**found, **COMPACTED} if topic in KEPT_BY_KEY else found
 
-    async def make(self, name: str, configs: dict[str, str]) -> bool:
-        """Create a Kafka topic; False if it exists.
+    async def make(self, wanted: Mapping[str, Configs]) -> set[str]:
+        """Create Kafka topics with one request; return those that are new.
 
         Raises:
             UsageError: `topic.invalid`.
-            StorageError: `log.refused`, Kafka does not accept it; `log.unreachable`.
+            StorageError: `log.refused`, Kafka does not accept one; `log.unreachable`.
         """
-        topic: tuple[Any, ...] = (name, 1, self._options.replicas, [], list(configs.items()))
-        error, said = NONE, ""
+        new: set[str] = set()
+        failures = dict.fromkeys(wanted, (NONE, ""))
         deadline = self._link.loop.time() + ANSWER_TIMEOUT_S
         while self._link.loop.time() < deadline:
-            request = CreateTopicsRequest([topic], ADMIN_TIMEOUT_MS, False)
-            answer = await self._link.ask(request)
-            ((_, error, said),) = answer.topic_errors
-            if error in (NONE, ALREADY_EXISTS):
+            topics: list[tuple[Any, ...]] = [
+                (name, 1, self._options.replicas, [], list(wanted[name].items()))
+                for name in failures
+            ]
+            answer = await self._link.ask(CreateTopicsRequest(topics, ADMIN_TIMEOUT_MS, False))
+            for name, error, said in answer.topic_errors:
+                if error == INVALID_TOPIC:
+                    text = f"Kafka refuses the name of the topic: {said}"
+                    raise UsageError("topic.invalid", text)
+                if error in (POLICY, *DENIED):
+                    raise _refused(f"create the topic {name}", error, said)
+                failures[name] = (error, said)
+            done = [name for name, (error, _) in failures.items() if error in MADE]
+            new.update(name for name in done if failures[name][0] == NONE)
+            for name in done:
+                del failures[name]
+            if not failures:
                 self._link.stale()
-                return bool(error == NONE)
-            if error == INVALID_TOPIC:
-                raise UsageError("topic.invalid", f"Kafka refuses the name of the topic: {said}")
-            if error in (POLICY, *DENIED):
-                raise _refused(f"create the topic {name}", error, said)
+                return new
             await asyncio.sleep(RETRY_S)
+        (name, (error, said)), *_ = failures.items()
         raise _refused(f"create the topic {name} within {ANSWER_TIMEOUT_S:.0f} s", error, said)
 
-    async def adopt(self, name: str, configs: dict[str, str]) -> None:
-        """Take a Kafka topic that exists: correct settings with which receipts would promise less.
+    async def adopt(self, wanted: Mapping[str, Configs]) -> None:
+        """Take Kafka topics that exist: correct settings with which receipts would promise less.
 
-        Other settings of it stay. Raises StorageError `log.refused`; UsageError `cluster.topic`.
+        Other settings of them stay. Raises StorageError `log.refused`; UsageError `cluster.topic`.
         """
+        if not wanted:
+            return
+        for name in wanted:
+            self._check_fits(name)
+        resources = [(TOPIC_RESOURCE, name, None) for name in wanted]
+        answer = await self._link.ask(DescribeConfigsRequest(resources))
+        changed: dict[str, Configs] = {}
+        for error, said, _, name, entries in answer.resources:
+            if error:
+                raise _refused(f"show the settings of the topic {name}", error, said)
+            found = {one: value for one, value, *_ in entries}
+            needed = wanted[name]
+            weak = {one: needed[one] for one in AT_LEAST if int(found[one]) < int(needed[one])}
+            if weak:
+                own = {one: value for one, value, _, source, *_ in entries if source == OF_TOPIC}
+                changed[name] = own | weak
+        await self.change(changed)
+
+    def _check_fits(self, name: str) -> None:
+        """Raises UsageError `cluster.topic`: this Kafka topic cannot be one of the bus."""
         state = self._link.partitions.get(name)
         if state is None:
             raise StorageError("log.unreachable", f"Kafka no longer lists the topic {name}")
@@ -218,23 +252,16 @@ class KafkaTopics:
             )
         if unfit:
             raise UsageError("cluster.topic", f"the topic {name!r} exists in Kafka and {unfit}")
-        answer = await self._link.ask(DescribeConfigsRequest([(TOPIC_RESOURCE, name, None)]))
-        ((error, said, _, _, entries),) = answer.resources
-        if error:
-            raise _refused(f"show the settings of the topic {name}", error, said)
-        found = {one: value for one, value, *_ in entries}
-        weak = {one: configs[one] for one in AT_LEAST if int(found[one]) < int(configs[one])}
-        if weak:
-            own = {one: value for one, value, _, source, *_ in entries if source == OF_TOPIC}
-            await self.change(name, own | weak)
 
-    async def change(self, name: str, configs: dict[str, str]) -> None:
-        """Replace the configs of a Kafka topic. Raises StorageError `log.refused`."""
-        wanted = [(TOPIC_RESOURCE, name, list(configs.items()))]
-        answer = await self._link.ask(AlterConfigsRequest(wanted, False))
-        ((error, said, *_),) = answer.resources
-        if error:
-            raise _refused(f"change the settings of the topic {name}", error, said)
+    async def change(self, wanted: Mapping[str, Configs]) -> None:
+        """Replace the configs of Kafka topics. Raises StorageError `log.refused`."""
+        if not wanted:
+            return
+        resources = [(TOPIC_RESOURCE, name, list(one.items())) for name, one in wanted.items()]
+        answer = await self._link.ask(AlterConfigsRequest(resources, False))
+        for error, said, _, name in answer.resources:
+            if error:
+                raise _refused(f"change the settings of the topic {name}", error, said)
 
     async def remove(self, name: str, topic_id: str) -> None:
         """Delete the Kafka topic with this id; no other one of the name.
@@ -267,32 +294,41 @@ class KafkaTopics:
             await self._link.refreshed()
         raise StorageError("log.refused", f"Kafka does not remove old messages of {name}")
 
-    async def id_of(self, name: str, *, other_than: str = "") -> str:
-        """Kafka's id of a topic, once the brokers list it.
+    async def ids_of(self, old_ids: Mapping[str, str]) -> dict[str, str]:
+        """Kafka's ids of topics, other than these, once the brokers list all of them.
 
         Raises StorageError `log.unreachable`.
         """
+        found: dict[str, str] = {}
+        tries = 0
         deadline = self._link.loop.time() + ANSWER_TIMEOUT_S
         while self._link.loop.time() < deadline:
-            state = self._link.partitions.get(name)
-            if state is not None and state.leader is not None:
-                found = state.topic_id.hex()
-                if found != other_than:
-                    return found
-            await self._link.refreshed()
-        text = f"Kafka does not list the topic {name} after {ANSWER_TIMEOUT_S:.0f} s"
+            for name in old_ids.keys() - found.keys():
+                state = self._link.partitions.get(name)
+                if state is not None and state.leader is not None:
+                    shown = state.topic_id.hex()
+                    if shown != old_ids[name]:
+                        found[name] = shown
+            if len(found) == len(old_ids):
+                return found
+            await self._link.refreshed(tries)
+            tries += 1
+        missing = min(old_ids.keys() - found.keys())
+        text = f"Kafka does not list the topic {missing} after {ANSWER_TIMEOUT_S:.0f} s"
         raise StorageError("log.unreachable", f"{text}; check its brokers")
 
-    async def write(self, record: TopicRecord) -> int:
-        """Add a record, once or twice; return its offset when it is safe.
+    async def write(self, records: Sequence[TopicRecord]) -> int:
+        """Add records, each once or twice; return the offset of the last when they are safe.
 
         Raises StorageError `log.refused`, `log.unreachable`.
         """
-        batch = Batch.of(REGISTRY, [msgspec.json.encode(record)], keys=[record.topic.encode()])
+        values = [msgspec.json.encode(record) for record in records]
+        batch = Batch.of(REGISTRY, values, keys=[record.topic.encode() for record in records])
         batch.protocol = "polybus"
         # A compacted topic is not removed by age; any time will do.
         batch.timestamp_us = time.time_ns() // 1000
-        return await self.produce(self.registry, encode_batch([batch]))
+        first = await self.produce(self.registry, encode_batch([batch]))
+        return first + len(records) - 1
 
     async def produce(self, name: str, data: bytes) -> int:
         """Add a RecordBatch, once or twice; once if it has a sequence number. Return its offset.

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from polybus.batch import Batch
 from polybus.log.interface import SHARED
-from polybus.log.kafka.following import Followed, read_to
+from polybus.log.kafka.fetch_session import Followed
+from polybus.log.kafka.following import read_to
 from polybus.log.kafka.link import LATEST, KafkaLink
 from polybus.log.kafka.producing import TopicQueue
 from polybus.log.kafka.record_batch import encode_tombstones
@@ -31,6 +32,7 @@ class SharedTopic(Followed):
         self._kafka = kafka
         self.hand_on = hand_on
         self.queue = TopicQueue(SHARED, self.name, 0)
+        self.stored = self.queue.stored
 
     async def open(self) -> None:
         """Hand on all existing entries. Raises StorageError."""
