@@ -315,6 +315,7 @@ def test_an_administrator_shares_topics_and_makes_narrow_tokens(
         console.click("Share", within="dialog")
         console.sees("orders.*", within="td code")
         console.click("End", within="td")
+        console.click("End it", within="dialog")
         console.until(lambda: "orders.*" not in console.texts("td code"), "it is not shared")
         console.click("New token")
         console.fill("dialog input[name=topics]", "news.*")
@@ -450,21 +451,15 @@ def test_names_are_completed_and_results_and_queries_are_kept(
 
 def test_names_are_completed_when_they_are_here_before_the_editor(console: Console) -> None:
     early = """
-        const real = window.fetch;
         const names = { topics: [{ name: "earliest", columns: [] }], tables: [] };
         window.fetch = (url, ...rest) => String(url).includes("/v1/sql/names")
             ? Promise.resolve(Response.json(names)) : real(url, ...rest);
     """
-    added = console.browser.execute_cdp_cmd(
-        "Page.addScriptToEvaluateOnNewDocument", {"source": early}
-    )
-    try:
+    with console.answering(early):
         console.open("sql")
         console.until(lambda: console.run(EDITOR_IS_READY), "the editor to have the focus")
         console.keys("SELECT * FROM earl")
         console.until(lambda: console.run(OFFERED) == "earliest", "the topic to be offered")
-    finally:
-        console.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 def test_a_filter_is_saved_used_and_forgotten(console: Console) -> None:

@@ -169,8 +169,9 @@ function Progress({ id, done }) {
     if (data.state !== "running") done();
   }, [id]);
   const replay = live ?? first.data;
-  if (!replay) return null;
-  return html`<${Card} title="Redrive" note=${replay.state} actions=${replay.state === "running" && html`<button type="button" onClick=${() => remove(path`/v1/replays/${id}`)}>Stop</button>`}>
+  if (!replay) return html`<${Failure} error=${first.error} retry=${first.reload} />`;
+  return html`<${Card} title="Redrive" note=${replay.state} actions=${replay.state === "running" ? html`<button type="button" disabled=${stop.running} onClick=${stop.run}>Stop</button>` : html`<button type="button" class="quiet" aria-label="Close the redrive" onClick=${() => change({ redrive: "" })}>✕</button>`}>
+    <${Failure} error=${stop.error} />
     <progress max=${Math.max(1, replay.messages)} value=${replay.published} aria-label="Published again"></progress>
     <p role="status">${format.count(replay.published)} of ${format.plural(replay.messages, "message")} published again${replay.error ? `: ${format.safe(replay.error)}` : ""}</p>
   <//>`;

@@ -45,16 +45,12 @@ function Actions({ pipeline, reload }) {
 function useRefresh(pipeline, done) {
   const [table, setTable] = useState("");
   const [reset, setReset] = useState(false);
-  const start = async () => {
-    await post("/v1/pipelines/refresh", { table, reset });
-    say("The driver starts, for one pass into the table");
-    done();
-  };
   const text = html`The flows into <${Name}>${table}<//> run once, over what is new.
     <label class="check"><input type="checkbox" checked=${reset} onChange=${(event) => setReset(event.target.checked)} /> Drop its rows first, and fill it from the start</label>`;
   return {
     ask: pipeline?.actions.includes("refresh") ? setTable : null,
-    shown: table && html`<${Confirm} title="Refresh the table" text=${text} does="Refresh" close=${() => setTable("")} act=${start} />`,
+    shown: table && html`<${Confirm} title="Refresh the table" text=${text} does="Refresh" close=${() => setTable("")}
+      act=${async () => { await post("/v1/pipelines/refresh", { table, reset }); say("The driver starts, for one pass into the table"); done(); }} />`,
   };
 }
 

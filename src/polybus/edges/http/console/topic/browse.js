@@ -191,9 +191,9 @@ function Export({ topic, rows }) {
     event.target.value = "";
     if (kind) run.run(kind);
   };
-  return html`<select aria-label="Export what is shown" disabled=${run.running || !count} onChange=${choose} title=${run.error?.message}>
-    <option value="">${run.running ? "Exporting" : run.error ? "Export failed" : "Export"}</option><option value="csv">CSV</option><option value="jsonl">JSON lines</option><option value="parquet">Parquet</option>
-  </select>`;
+  return html`<span class="stack"><select aria-label="Export what is shown" disabled=${run.running || !count} onChange=${choose}>
+    <option value="">${run.running ? "Exporting" : "Export"}</option><option value="csv">CSV</option><option value="jsonl">JSON lines</option><option value="parquet">Parquet</option>
+  </select><${Failure} error=${run.error} /></span>`;
 }
 
 function Rows({ topic, rows, opened }) {
