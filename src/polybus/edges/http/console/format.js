@@ -9,6 +9,11 @@ export function count(value) {
   return value === null || value === undefined ? "–" : whole.format(value);
 }
 
+const exact = new Intl.NumberFormat(undefined, { maximumFractionDigits: 3, maximumSignificantDigits: 3, roundingPriority: "morePrecision" });
+
+/** Any number: small ones keep three digits, large ones three decimals. */
+export const number = (value) => (value === null || value === undefined ? "–" : exact.format(value));
+
 /** A large count in few characters: 1.2 M. */
 export function short(value) {
   if (value === null || value === undefined) return "–";
@@ -98,13 +103,13 @@ export const safe = (text) => String(text ?? "").replace(STRANGE, visible);
 /** The same, with its lines and tabs. */
 export const safeLines = (text) => String(text ?? "").replace(STRANGE_BUT_BREAKS, visible);
 
-/** What a message holds, on one line. */
 /** A query for the rows of a topic or table. */
 export const selectFrom = (name) => `SELECT *\nFROM "${name.replaceAll('"', '""')}"\nLIMIT 100`;
 
 export function preview(message, characters_max = 300) {
   const text = textOf(message);
   return safe(text.length > characters_max ? `${text.slice(0, characters_max)}…` : text);
+/** What a message holds, on one line. */
 }
 
 export function textOf(message) {

@@ -31,8 +31,9 @@ export default function Sql() {
   <//>`;
 }
 
+/** The query that runs, its result or error. After a run the address has `run`: whoever opens it sees the same rows. */
 function useQuery(text) {
-  const [state, setState] = useState({ running: false, error: null, result: null });
+  const [shown, setShown] = useState(null);
   const id = useRef("");
   const asking = useAction(async (query) => {
     id.current = newId();
@@ -47,18 +48,10 @@ function useQuery(text) {
   const start = () => {
     const query = text.current.trim();
     if (!query || id.current) return;
-    id.current = crypto.randomUUID();
-    change({ query });
+    change({ query, run: true });
     noteQuery(query);
-    setState({ running: true, error: null, result: null, since: Date.now() });
-    try {
-      const answer = await ask("POST", "/v1/sql", { body: JSON.stringify({ query, id: id.current, "rows-max": ROWS_MAX }), type: "application/json" });
-      const result = await answer.json();
-      setState({ running: false, error: null, result, query });
-    } catch (error) {
-      setState({ running: false, error, result: null });
-    }
-    id.current = "";
+    stopping.clear();
+    asking.run(query);
   };
   useEffect(() => {
     // A query only reads, with the rights of who opens the address, within the limits of the bus.
@@ -122,6 +115,8 @@ function Bar({ run, text, choose }) {
 function Results({ run }) {
   if (run.running) return html`<${Card} label="Results"><${Waiting} text="The query runs" /><${Failure} error=${run.stopError} /><//>`;
   if (run.error) return html`<${Failure} error=${run.error} />`;
+  const { query, run: ran } = route.value.params;
+  if (!run.result && query && !ran) return html`<${Empty} title="This query has not run yet">It came with the link. Read it, then press <b>Run</b>.<//>`;
   if (!run.result) return html`<${Empty} title="Ask something">Every topic and table is a table of the same name: <code>SELECT * FROM news LIMIT 100</code><//>`;
   return html`<${Shown} result=${run.result} query=${run.query} />`;
 }
@@ -164,13 +159,16 @@ function chartOf({ columns, rows }) {
   const name = columns.findIndex((one) => !isNumber(one.type));
   if (!numbers.length || rows.length > 50) return null;
   const number = numbers.find((one) => one.index !== name);
-  return { kind: "bars", label: number.name, bars: rows.map((row, index) => ({ label: name < 0 ? String(index + 1) : String(row[name]), value: Number(row[number.index]) })) };
+  return { kind: "bars", label: number.name, bars: rows.map((row, index) => ({ label: name < 0 ? String(index + 1) : String(row[name]), value: row[number.index] === null ? null : Number(row[number.index]) })) };
 }
 
 function Drawn({ chart }) {
-  if (chart.kind === "lines") return html`<${TimeChart} title="Results" times=${chart.times} series=${chart.series} write=${format.short} latest=${false} />`;
-  const most = Math.max(...chart.bars.map((one) => Math.abs(one.value)), 1e-9);
-  return html`<table class="bars"><caption class="hidden">${format.safe(chart.label)}</caption><tbody>${chart.bars.map((one, index) => html`<tr key=${index}><th scope="row">${format.safe(one.label).slice(0, 60)}</th><td class="wide"><div class="bar-fill" style=${{ width: `${(Math.abs(one.value) / most) * 100}%` }}></div></td><td class="end">${format.count(one.value)}</td></tr>`)}</tbody></table>`;
+  if (chart.kind === "lines") return html`<${TimeChart} title="Results" times=${chart.times} series=${chart.series} write=${format.number} latest=${false} least=${0} />`;
+  const values = chart.bars.map((one) => one.value ?? 0);
+  const low = Math.min(0, ...values);
+  const length = Math.max(0, ...values) - low || 1;
+  const place = (value) => ({ marginLeft: `${((Math.min(0, value) - low) / length) * 100}%`, width: `${(Math.abs(value) / length) * 100}%` });
+  return html`<table class="bars"><caption class="hidden">${format.safe(chart.label)}</caption><tbody>${chart.bars.map((one, index) => html`<tr key=${index}><th scope="row">${format.safe(one.label).slice(0, 60)}</th><td class="wide"><div class="bar-fill" data-below=${one.value < 0 || undefined} style=${place(one.value ?? 0)}></div></td><td class="end">${format.number(one.value)}</td></tr>`)}</tbody></table>`;
 }
 
 function Download({ query }) {
