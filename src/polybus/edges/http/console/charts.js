@@ -1,7 +1,7 @@
 // Charts over time, each with its table for those who cannot see it.
 import { html, useEffect, useRef } from "./vendor/preact.js";
 import uPlot from "./vendor/uplot.js";
-import { TableBelow } from "./components.js";
+import { TableBelow, Time } from "./components.js";
 import * as format from "./format.js";
 
 const TABLE_ROWS_MAX = 30;
@@ -116,6 +116,6 @@ function ChartTable({ title, times, series, write }) {
   return html`<${TableBelow} label=${title}>${() => html`<table>
     <caption class="hidden">${title}</caption>
     <thead><tr><th scope="col">Time</th>${series.map((one) => html`<th scope="col" class="end">${format.safe(one.label)}</th>`)}</tr></thead>
-    <tbody>${indexes().map((index) => html`<tr key=${index}><th scope="row">${format.time(times[index] * 1000, { milliseconds: false })}</th>${series.map((one) => html`<td class="end">${write(one.values[index])}</td>`)}</tr>`)}</tbody>
+    <tbody>${indexes().map((index) => html`<tr key=${index}><th scope="row"><${Time} at=${times[index] * 1000} milliseconds=${false} /></th>${series.map((one) => html`<td class="end">${write(one.values[index])}</td>`)}</tr>`)}</tbody>
   </table>`}<//>`;
 }

@@ -53,6 +53,9 @@ export function span(seconds) {
   return rest ? `${most} ${unit} ${rest} ${next[0]}` : `${most} ${unit}`;
 }
 
+/** A number of messages in few characters, with its unit. */
+export const messages = (value) => (value === null || value === undefined ? "–" : `${short(value)} ${value === 1 ? "message" : "messages"}`);
+
 export const plural = (value, word, many = `${word}s`) => `${count(value)} ${value === 1 ? word : many}`;
 
 const two = (value) => String(value).padStart(2, "0");
@@ -106,10 +109,10 @@ export const safeLines = (text) => String(text ?? "").replace(STRANGE_BUT_BREAKS
 /** A query for the rows of a topic or table. */
 export const selectFrom = (name) => `SELECT *\nFROM "${name.replaceAll('"', '""')}"\nLIMIT 100`;
 
+/** What a message holds, on one line. */
 export function preview(message, characters_max = 300) {
   const text = textOf(message);
   return safe(text.length > characters_max ? `${text.slice(0, characters_max)}…` : text);
-/** What a message holds, on one line. */
 }
 
 export function textOf(message) {

@@ -106,7 +106,7 @@ function Groups({ rows, reload }) {
     { id: "state", label: "State", cell: (one) => html`<${GroupState} group=${one} />` },
     { id: "topics", label: "Reads", wide: true, minor: true, cell: (one) => topicList(one.topics.map((each) => each.topic)) },
     { id: "position", label: "Position", end: true, minor: true, cell: (one) => (one.topics.length === 1 ? format.count(one.topics[0].offset) : html`<span title=${one.topics.map((each) => `${format.safe(each.topic)} ${each.offset}`).join("\n")}>${format.plural(one.topics.length, "topic")}</span>`) },
-    { id: "lag", label: "Lag", end: true, value: (one) => one.lag, cell: (one) => format.count(one.lag) },
+    { id: "lag", label: "Lag", end: true, value: (one) => one.lag, cell: (one) => format.plural(one.lag, "message") },
     { id: "seconds", label: "Behind", end: true, value: (one) => one["lag-s"], cell: (one) => format.span(one["lag-s"]) },
     { id: "rows", label: "Rows", end: true, value: (one) => one["rows-per-s"], cell: (one) => format.perSecond(one["rows-per-s"]) },
     { id: "batch", label: "Batch", end: true, minor: true, value: (one) => one["batch-ms"], cell: (one) => (one["batch-ms"] ? format.span(one["batch-ms"] / 1000) : "–") },
