@@ -469,12 +469,27 @@ def test_names_are_completed_when_they_are_here_before_the_editor(console: Conso
 def test_a_filter_is_saved_used_and_forgotten(console: Console) -> None:
     console.open("topic", name="orders", path="$.customer", equals="c-5")
     console.click("Save this filter")
-    console.open("topic", name="orders")
-    name = "path $.customer, equals c-5"
-    console.choose("select[aria-label='Saved filters']", name)
+    console.sees("Name", within="dialog")
+    offered = console.run("return document.querySelector('dialog input').value")
+    assert offered == "path $.customer, equals c-5"
+    console.fill("dialog input", "the fifth customer")
+    console.keys(Keys.ENTER)
+    console.sees("Saved the filter")
+    console.open("topic", name="orders", text="c-6")
+    console.click("Save this filter")
+    console.click("Save", within="dialog")
+    console.choose("select[aria-label='Saved filters']", "the fifth customer")
     console.sees("Searched all", f"{len(range(5, ORDERS, 7))} found")
+    console.click("Rename this filter")
+    console.fill("dialog input", "number five")
+    console.click("Save", within="dialog")
+    names = "select[aria-label='Saved filters'] option"
+    known = ["number five", "text c-6"]
+    console.until(lambda: sorted(console.texts(names))[2:] == known, "its new name")
+    console.click("Forget this filter")
+    console.until(lambda: "number five" not in console.texts(names), "it to be forgotten")
     console.choose("select[aria-label='Saved filters']", "forget")
-    console.until(lambda: name not in str(console.texts("option")), "it to be forgotten")
+    console.until(lambda: console.texts(names) == [], "all to be forgotten")
 
 
 def test_consumers_are_in_one_list_and_each_kind_can_be_ended(
