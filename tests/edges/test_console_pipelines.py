@@ -15,7 +15,7 @@ from polybus.lake.table import open_table
 from polybus.services.pipeline_watch import DRIVER_VARIABLE
 
 pytestmark = pytest.mark.slow
-# Says what it was asked for, answers on its socket, and ends when it is told to stop.
+# Says what it was asked for, answers on its socket, and ends when somebody asks it to stop.
 DRIVER = """
 import json, os, pathlib, socket, sys
 data = pathlib.Path(sys.argv[sys.argv.index("--data") + 1])
